@@ -98,16 +98,22 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             out of 100.
         tolerance_frac: the tolerance at the time of recording.
         launches: how many launches of a run would decide; 0 if no reasonable number does.
+        nights: how many nights together would decide; 0 if no number does.
     """
 
     decides: bool
     mde_frac: float
     tolerance_frac: float
     launches: int
+    nights: int = 0
 
     @classmethod
     def of(
-        cls, mde_frac_by_launches: Mapping[int, float], tolerance_frac: float, run_launches: int
+        cls,
+        mde_frac_by_launches: Mapping[int, float],
+        tolerance_frac: float,
+        run_launches: int,
+        nights: int,
     ) -> "Detectable":
         """Return what a run can detect.
 
@@ -115,6 +121,7 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             mde_frac_by_launches: by number of launches, from 1, their minimum detectable effect.
             tolerance_frac: the loss that is tolerated, 0..1.
             run_launches: the most launches that a run takes.
+            nights: how many nights together hold the tolerance, 0 if no number does.
         """
         enough = [
             launches
@@ -127,11 +134,14 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             mde_frac=mde_frac_by_launches[run_launches],
             tolerance_frac=tolerance_frac,
             launches=launches,
+            nights=nights,
         )
 
     def __str__(self) -> str:
         """Say what is tolerated in percent, and what can be detected instead."""
-        enough = f"{self.launches or 'not even 12'} launches would"
+        enough = "no number of nights will"
+        if self.nights:
+            enough = f"about {self.nights} nights will"
         return f"{100 * self.tolerance_frac:.3g} % (detects {self.mde_frac:.1%}, {enough})"
 
 

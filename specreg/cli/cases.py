@@ -86,12 +86,14 @@ def prepare(
 
 
 def selftest(
-    nights: Annotated[int, typer.Option(help="how many identical nights to simulate")] = 200,
+    series: Annotated[
+        int, typer.Option(help="how many machines to simulate for each kind of nights")
+    ] = 10,
 ) -> None:
     """Simulate nights with and without planted changes, and print how often verdicts err."""
     from specreg.verdicts.selftest import run_selftest  # noqa: PLC0415 - seconds of simulation
 
-    text, holds = run_selftest(nights)
+    text, holds = run_selftest(series)
     say(text)
     raise typer.Exit(0 if holds else 1)
 

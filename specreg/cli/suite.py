@@ -80,7 +80,8 @@ def merge(
         typer.Option(help="why baselines are recorded (default: the reason of the shards)"),
     ] = None,
     inconclusive: Annotated[
-        str, typer.Option(help="what INCONCLUSIVE does to the status: fail, warn or warn-speed")
+        str,
+        typer.Option(help="what INCONCLUSIVE does to the status: nights, fail, warn or warn-speed"),
     ] = USUAL.inconclusive,
     matrix: Annotated[
         str, typer.Option(help="the folder of the tiers, relative to the root")
@@ -89,7 +90,10 @@ def merge(
         str, typer.Option(help="the folder of the baselines, relative to the root")
     ] = USUAL.baselines,
     history: Annotated[
-        str | None, typer.Option(help="the folder of the history, relative to the root")
+        str | None,
+        typer.Option(
+            help="the folder of the history, relative to the root, or none to leave it out"
+        ),
     ] = USUAL.history,
     *,
     update_baselines: Annotated[

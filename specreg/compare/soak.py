@@ -308,7 +308,8 @@ class Soak:
 
         PASS where the interval, which misses the truth on either side with `level`, excludes a loss
         beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it;
-        UNDECIDABLE where the whole soak is too short to find a loss as small as the tolerance.
+        INCONCLUSIVE, and no failure, where the whole soak is too short to find a loss as small as
+        the tolerance.
         """
         points = self._points(figure)
         tolerance_frac = self._tolerance_frac(figure)
@@ -332,6 +333,7 @@ class Soak:
         low, high = change.bounds(level)
         outcome = outcome_of(change.estimate_frac, low, high, tolerance_frac)
         drift_reason: Reason | None = None
+        is_too_short = False
         if outcome is Outcome.REGRESSED:
             drift_reason = Reason(
                 text=f"worse by {-change.estimate_frac:.1%} in an hour",
@@ -342,7 +344,7 @@ class Soak:
             trend = _trend_of(figure, points)
             sight = None if trend is None else self._sight(figure, trend, level)
             if sight is not None and not sight.is_enough:
-                outcome = Outcome.UNDECIDABLE
+                is_too_short = True
                 drift_reason = Reason(
                     text=str(sight), remedy=f"it is no more than {-low:.1%} worse in an hour"
                 )
@@ -359,6 +361,7 @@ class Soak:
                 p_worse=change.p_worse,
             ),
             reason=drift_reason,
+            softened=is_too_short,
         )
 
     def _points(self, figure: Figure) -> list[tuple[float, float]]:

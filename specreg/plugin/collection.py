@@ -4,6 +4,7 @@ Nothing here writes a file or takes a lock; that happens when the run starts.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -84,6 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests = [(case_of(item), subject_of(item)) for item in suite_items]
     with usage_errors(config):
         selection = select(tests, context, asks_hub=not only_lists)
+    shards = config.stash.get(SHARDS, ())
+    selection = replace(selection, shard_cases=sum(len(shard.case_ids) for shard in shards))
     config.stash[SELECTION] = selection
     _skip(suite_items, selection)
     if not only_lists:

@@ -37,7 +37,10 @@ class OutcomeText(NamedTuple):
 
 OUTCOMES: Mapping[Outcome, OutcomeText] = {
     Outcome.REGRESSED: OutcomeText(
-        "▼", Tone.BAD, "worse", "worse for sure, by more than is tolerated, on two launches"
+        "▼",
+        Tone.BAD,
+        "worse",
+        "worse for sure: by more than is tolerated, or since an earlier night",
     ),
     Outcome.WRONG: OutcomeText(
         "✗",
@@ -51,12 +54,8 @@ OUTCOMES: Mapping[Outcome, OutcomeText] = {
         "invalid",
         "the meter or the machine was not in order: the figures mean nothing",
     ),
-    Outcome.INCONCLUSIVE: OutcomeText("?", Tone.DOUBT, "undecided", "the measurements can't tell"),
-    Outcome.UNDECIDABLE: OutcomeText(
-        "≈",
-        Tone.DOUBT,
-        "undecidable here",
-        "launches of this machine differ too much for what is tolerated, as was recorded",
+    Outcome.INCONCLUSIVE: OutcomeText(
+        "?", Tone.DOUBT, "undecided", "one night can't tell; the nights together may"
     ),
     Outcome.NO_BASELINE: OutcomeText(
         "∅", Tone.DOUBT, "without a baseline", "nothing was recorded to compare with"

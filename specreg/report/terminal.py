@@ -149,7 +149,7 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
         ]
         if undecidable:
             lines.append(f"  {record.path.stem}: {', '.join(undecidable)}")
-    head = "a run can't decide these here, so they will be skipped where there is doubt:"
+    head = "one run can't decide these here, the nights together do:"
     return "\n".join((head, *lines)) if lines else ""
 
 
@@ -217,7 +217,9 @@ def render_next(
     undecided = [
         verdict
         for verdict in verdicts
-        if verdict.outcome is Outcome.INCONCLUSIVE and verdict.needed_launches != 0
+        if verdict.fails
+        and verdict.outcome is Outcome.INCONCLUSIVE
+        and verdict.needed_launches != 0
     ]
     needed_launches = max((verdict.needed_launches or 0 for verdict in undecided), default=0)
     launch_options: tuple[str, ...] = ()

@@ -330,7 +330,13 @@ class CaseRunner:
         except BaselineError:  # the verdicts of the case say so
             return None
         needs_speed = self.selection.needs_speed(case)
-        return enough_for(case, acceptance, known, may_stop_early=not needs_speed)
+        return enough_for(
+            case,
+            acceptance[0],
+            known,
+            may_stop_early=not needs_speed,
+            cases=self.selection.run_cases,
+        )
 
     def _recording_rule(self, case: Case, launch: int) -> StoppingRule:
         """Return what says whether a launch to be recorded needs no extension.

@@ -15,8 +15,9 @@ from specreg.matrix.case import Case, CaseSettings, Tier
 from specreg.measurement.metrics import METRICS
 from specreg.servers.launch import Launch, launches_of
 from specreg.servers.provision import Provision
-from specreg.suite.options import LAUNCHES_TO_RECORD, Options, options_to_repeat
+from specreg.suite.options import LAUNCHES_TO_RECORD, WITHOUT_HISTORY, Options, options_to_repeat
 from specreg.telemetry.identity import Environment, ProcessorLoad
+from specreg.verdicts.history import NO_HISTORY, History, load_history
 
 _NS_PER_US = 1000
 
@@ -127,6 +128,20 @@ class RunContext:
         if self.options.inconclusive == "warn-speed":
             return {name for name, metric in METRICS.items() if metric.by_launch}
         return set()
+
+    @property
+    def has_history(self) -> bool:
+        """Whether earlier runs on this machine count, and this one counts for later ones."""
+        return self.options.history != WITHOUT_HISTORY
+
+    @property
+    def holds_by_nights(self) -> bool:
+        """Whether what one night can't tell passes, because the nights to come will tell it."""
+        return self.has_history and self.options.inconclusive == "nights"
+
+    def load_history(self) -> History:
+        """Return what earlier runs on this machine did; nothing if the user leaves it out."""
+        return load_history(self.history_path) if self.has_history else NO_HISTORY
 
     @property
     def history_path(self) -> Path:

@@ -25,7 +25,7 @@ from specreg.suite.measured import shown_launch
 from specreg.suite.options import MOST_LAUNCHES_ASKED
 from specreg.suite.result import RunResult
 from specreg.verdicts.detection import MOST_LAUNCHES
-from specreg.verdicts.history import RunRecord, load_history
+from specreg.verdicts.history import RunRecord
 
 LOGS_FOLDER = "logs"
 """The folder of a run that has the logs of its servers."""
@@ -74,7 +74,7 @@ def report_of(
         remarks: what else a reader should know.
     """
     context = result.context
-    history = load_history(context.history_path)
+    history = context.load_history()
     judged_ids = {verdict.case_id for verdict in result.verdicts}
     cases = [case for case in context.tier.cases if case.id in judged_ids]
     return Report(

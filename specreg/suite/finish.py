@@ -15,7 +15,7 @@ from specreg.suite.benchmarks import round_times_s
 from specreg.suite.document import exact_baseline, report_of
 from specreg.suite.remarks import remarks_of
 from specreg.suite.result import RunResult
-from specreg.verdicts.history import RunRecord, load_history, record_history, run_record
+from specreg.verdicts.history import RunOrigin, RunRecord, record_history, run_record
 from specreg.verdicts.verdict import Outcome
 
 VERDICT_FILE = "verdict.json"
@@ -85,7 +85,8 @@ def _write_report(result: RunResult, report: Report, folder: Path) -> list[str]:
 def add_to_history(result: RunResult) -> None:
     """Add a run that judged to the history of its machine.
 
-    A run that records, one on an attached server and a part of another run aren't added.
+    One on an attached server and a part of another run aren't added. What a run records is added
+    when its baselines are written.
 
     Raises:
         ReportError: the disk refuses.
@@ -93,7 +94,9 @@ def add_to_history(result: RunResult) -> None:
     context = result.context
     if context.is_recording or context.provision.url is not None or context.is_part:
         return
-    history = load_history(context.history_path)
+    if not context.has_history:
+        return
+    history = context.load_history()
     records: list[RunRecord] = []
     for case in result.cases:
         was_merged_before = any(record.run == context.name for record in history.of(case.id))
@@ -104,7 +107,8 @@ def add_to_history(result: RunResult) -> None:
         if measurements and verdicts and not was_merged_before:
             baseline = exact_baseline(context, case)
             settings = context.settings(case)
-            records.append(run_record(context.name, measurements, verdicts, settings, baseline))
+            origin = RunOrigin(run=context.name, host=result.hosts.get(case.id, ""))
+            records.append(run_record(origin, measurements, verdicts, settings, baseline))
     record_history(context.history_path, records)
 
 

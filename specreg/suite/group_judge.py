@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from specreg.baselines.schema import Baseline
 from specreg.core.errors import MemoryHeldError, SpecregError
 from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase, Timeline
@@ -19,6 +20,8 @@ from specreg.suite.selection import Selection
 from specreg.suite.server_set import ServerSet
 from specreg.verdicts.confirmation import Confirmation
 from specreg.verdicts.detection import MOST_LAUNCHES
+from specreg.verdicts.history import NO_HISTORY
+from specreg.verdicts.nights import MachineNights
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _NS_PER_S = 10**9
@@ -66,13 +69,29 @@ class GroupJudge:
             measure_afresh=lambda cases, further: self.cases.measure_afresh(
                 cases, first_further + further
             ),
+            nights=self._nights(),
             softened=self.context.softened,
+            holds_by_nights=self.context.holds_by_nights,
+        )
+
+    def _nights(self) -> MachineNights:
+        """Return the nights of this machine, as its baselines and its history tell them."""
+        baselines: dict[str, Baseline] = {}
+        history = NO_HISTORY
+        if not self.selection.is_recording and self.context.provision.url is None:
+            baselines = {path.stem: baseline for path, baseline in self.context.store.own().items()}
+            history = self.context.load_history()
+        return MachineNights(
+            baselines=baselines,
+            history=history,
+            cases=self.selection.run_cases,
+            hosts=self.cases.hosts,
         )
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """All verdicts so far, in the order of the run."""
-        return tuple(self.confirmation.verdicts)
+        return self.confirmation.verdicts
 
     def judge(self, metric: Metric, case: Case, servers: ServerSet) -> Verdict:
         """Judge a metric of a case, and with it the whole group of cases that share its server.
@@ -121,13 +140,12 @@ class GroupJudge:
         with self.timeline.during(Phase.JUDGING, launch.id):
             for metric in metrics:
                 row_key = (case.id, metric.name, launch.number)
-                self._rows[row_key] = len(self.confirmation.verdicts)
-                self._judge_metric(metric, case, launch.number)
+                self._rows[row_key] = self._judge_metric(metric, case, launch.number)
         for check in self.selection.checks_of(case, launch.number):
             self.check(check, case, servers)
 
-    def _judge_metric(self, metric: Metric, case: Case, number: int) -> None:
-        """Judge a metric of a launch.
+    def _judge_metric(self, metric: Metric, case: Case, number: int) -> int:
+        """Judge a metric of a launch, and return the row of its verdict.
 
         Speeds are judged with the last launch, on all of them. While recording, only validity
         counts.
@@ -142,10 +160,9 @@ class GroupJudge:
         waits = metric.by_launch and number < self.context.launches
         if value is not None and (self.selection.is_recording or waits):
             verdict = Verdict(case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED)
-            self.confirmation.verdicts.append(dataclasses.replace(verdict, value=value))
-            return
+            return self.confirmation.add(dataclasses.replace(verdict, value=value))
         earlier = [launch for launch in launches[:-1] if metric.family not in launch.invalid]
-        self.confirmation.judge(metric, [*earlier, measurement])
+        return self.confirmation.judge(metric, [*earlier, measurement])
 
     def _record_further_launches(self, launch: Launch) -> None:
         """Measure more launches of a server while that lets later runs judge more.
@@ -188,7 +205,7 @@ class GroupJudge:
         if check_key not in self._checks:
             verdict = self.cases.check(check, case, servers)
             self._checks[check_key] = verdict
-            self.confirmation.verdicts.append(verdict)
+            self.confirmation.add(verdict)
         return self._checks[check_key]
 
     def note_failure(self, case: Case, metric: str, reason: Reason, error: str = "") -> Verdict:
@@ -203,7 +220,7 @@ class GroupJudge:
         if error:
             self.errors.setdefault(case.id, error)
         verdict = Verdict(case_id=case.id, metric=metric, outcome=Outcome.INVALID, reason=reason)
-        self.confirmation.verdicts.append(verdict)
+        self.confirmation.add(verdict)
         return verdict
 
     def note_skip(self, case: Case, reason: str) -> None:
@@ -213,7 +230,7 @@ class GroupJudge:
     def conclude(self) -> tuple[VerdictChange, ...]:
         """Look at all verdicts together, and return those whose outcome changes."""
         before = self.verdicts
-        self.confirmation.conclude(self.cases.hosts)
+        self.confirmation.conclude()
         return tuple(
             VerdictChange(earlier, later)
             for earlier, later in zip(before, self.verdicts, strict=True)

@@ -125,6 +125,7 @@ def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
         no_power=merged.plan.no_power,
         is_recording=context.is_recording,
         covers_tier=covers_tier(names, context),
+        shard_cases=sum(map(len, merged.plan.shards)),
     )
 
 

@@ -11,11 +11,23 @@ from specreg.core.commands import record_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS
 from specreg.report import terminal
 from specreg.suite.recording import speed_spreads
 from specreg.suite.result import RunResult
+from specreg.verdicts.confirmation import Confirmation
 from specreg.verdicts.detection import detects_against
-from specreg.verdicts.history import identical_to, load_history, noise_of
+from specreg.verdicts.history import (
+    History,
+    RunOrigin,
+    identical_to,
+    noise_of,
+    record_history,
+    run_record,
+)
+from specreg.verdicts.multiple_testing import draw_of
+from specreg.verdicts.nights import MachineNights
 from specreg.verdicts.verdict import Outcome
 
 
@@ -80,10 +92,13 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
         count = f"{len(measurements)} of {context.launches} launches were measured"
         raise SpecregError(f"baseline of '{case.id}': not written, {count}; select the whole case")
     settings = context.settings(case)
+    history = context.load_history()
+    reason = (context.options.reason or "").strip()
+    if not reason:
+        _check_nothing_lost(result, case, measurements, history)
     first = measurements[0]
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
-    history = load_history(context.history_path).of(case.id)
-    identical = identical_to(history, settings, first.engine_version, draft_sha256)
+    identical = identical_to(history.of(case.id), settings, first.engine_version, draft_sha256)
     spreads = speed_spreads(result.measurements, context.store)
 
     def complete(baseline: Baseline) -> Baseline:
@@ -92,14 +107,59 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
         noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
         return msgspec.structs.replace(baseline, noise=noise, detects=detects)
 
-    return record_measurements(
+    recorded = record_measurements(
         measurements,
         settings,
         context.store,
         RecordingNotes(
-            reason=(context.options.reason or "").strip(),
+            reason=reason,
             torch_version=result.torch_version_of(case),
             driver_version=result.driver_version,
         ),
         complete=complete,
     )
+    if context.has_history and context.provision.url is None:
+        origin = RunOrigin(
+            run=context.name,
+            host=result.hosts.get(case.id, ""),
+            recorded=True,
+            accepted=bool(reason),
+        )
+        verdicts = result.verdicts_of(case.id)
+        record = run_record(origin, measurements, verdicts, settings, recorded.new)
+        record_history(context.history_path, [record])
+    return recorded
+
+
+def _check_nothing_lost(
+    result: RunResult, case: Case, measurements: Sequence[Measurement], history: History
+) -> None:
+    """Check that a new baseline hides no loss: recording a proven one takes a reason.
+
+    Raises:
+        BaselineError: a metric is proven to be worse than in the baseline or on the nights since.
+    """
+    context = result.context
+    known = context.baselines_of(case)
+    if known.exact is None:
+        return
+    baselines = {path.stem: baseline for path, baseline in context.store.own().items()}
+    confirmation = Confirmation(
+        known_of=context.baselines_of,
+        measure_afresh=lambda _cases, _number: {},
+        nights=MachineNights(baselines=baselines, history=history),
+    )
+    for metric in result.selection.metrics_of(case):
+        confirmation.judge(metric, measurements)
+    for verdict in confirmation.verdicts:
+        if verdict.outcome is Outcome.REGRESSED and verdict.metric == draw_of(
+            METRICS[verdict.metric]
+        ):
+            change_frac = verdict.comparison.change_frac or 0.0
+            lost = f"{verdict.metric} is proven to be worse, {change_frac:+.1%}"
+            if verdict.since:
+                lost = f"{lost}, {verdict.explanation}"
+            raise BaselineError(
+                f"baseline of '{case.id}': not written, {lost}; if it is meant to be so from now"
+                " on, say why with --reason"
+            )

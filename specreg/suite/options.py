@@ -19,8 +19,10 @@ MOST_RECORD_MINUTES = 100_000
 MOST_SHARDS = 10_000
 LAUNCHES_TO_RECORD = 3
 """How many launches of each server a recording measures unless an option says otherwise."""
-Inconclusive = Literal["fail", "warn", "warn-speed"]
+Inconclusive = Literal["nights", "fail", "warn", "warn-speed"]
 """What a test does if its metric is INCONCLUSIVE."""
+WITHOUT_HISTORY = "none"
+"""In place of the folder of the history: no earlier run counts."""
 _SHARD = re.compile(r"(?:(?P<list>list)|(?P<number>\d{1,5}))(?:/(?P<of>\d{1,5}))?")
 
 
@@ -99,9 +101,10 @@ class Options:
         type=int,
     )
     inconclusive: str = _option(
-        "what a test does if its metric is INCONCLUSIVE: fail, or warn and pass; warn-speed passes"
-        " speeds only, for a machine that is shared with others",
-        "fail",
+        "what a test does if its metric is INCONCLUSIVE: nights passes with a remark while some"
+        " number of nights decides it, warn passes always, warn-speed passes speeds always and"
+        " acceptance never, fail never passes",
+        "nights",
         choices=get_args(Inconclusive),
     )
     shard: str | None = _once(
@@ -120,7 +123,7 @@ class Options:
     )
     history: str | None = _option(
         "the folder of the history, which has a line for each case and run, relative to the root"
-        " (default: history, beside the folder of the runs)"
+        " (default: history, beside the folder of the runs); none judges by the baselines alone"
     )
     no_wait: bool = _option(
         "fail at once if another run of specreg has the GPU (default: wait until it ends)",

@@ -44,7 +44,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     num_prompts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROMPTS_ASKED)] | None = None
-    inconclusive: Inconclusive = "fail"
+    inconclusive: Inconclusive = "nights"
     oracle: bool = False
     engine: Name | None = None
     engine_version: _Word | None = None

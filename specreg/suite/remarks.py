@@ -17,7 +17,7 @@ from specreg.report.vocabulary import render_unhidden
 from specreg.suite.context import RunContext
 from specreg.suite.document import exact_baseline
 from specreg.suite.result import RunResult
-from specreg.verdicts.history import RunRecord, headroom_frac, load_history
+from specreg.verdicts.history import RunRecord, headroom_frac
 from specreg.verdicts.verdict import Outcome
 
 _SPEEDS = frozenset(name for name, metric in METRICS.items() if metric.by_launch)
@@ -39,7 +39,7 @@ def remarks_of(result: RunResult) -> Iterator[str]:
     if result.context.is_recording:
         return
     yield from _fewer_prompts(result.cases)
-    history = load_history(result.context.history_path)
+    history = result.context.load_history()
     if history.problem:
         yield history.problem
     yield from _changed_facts(result)

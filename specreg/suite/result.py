@@ -34,6 +34,7 @@ class RunResult:
         driver_version: of the GPUs, empty without one.
         torch_version_of: asks the engine of a case for the torch that it ran with; empty if that
             isn't known.
+        hosts: by the id of a case, the machine that measured it, where several did.
         is_merged: whether it joins what several processes measured.
     """
 
@@ -48,6 +49,7 @@ class RunResult:
     ended_at: str
     driver_version: str = ""
     torch_version_of: Callable[[Case], str] = lambda _: ""
+    hosts: Mapping[str, str] = field(default_factory=dict)
     is_merged: bool = False
 
     @property
@@ -106,6 +108,7 @@ class Run(Generic[CasesT]):
             ended_at=self.ended_at or _now(self.context),
             driver_version=self.cases.driver_version,
             torch_version_of=self.cases.torch_version,
+            hosts=self.cases.hosts,
             is_merged=self.is_merged,
         )
 

@@ -29,6 +29,7 @@ class Selection:
         no_power: all reasons why power isn't measured; empty if it is, or if no test needs it.
         is_recording: whether baselines are recorded, and nothing is judged.
         covers_tier: whether everything is judged that the tier has, on all its prompts.
+        shard_cases: how many cases all shards of the run have together; 0 if it isn't cut.
     """
 
     names: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
@@ -38,6 +39,12 @@ class Selection:
     no_power: str = ""
     is_recording: bool = False
     covers_tier: bool = False
+    shard_cases: int = 0
+
+    @property
+    def run_cases(self) -> int:
+        """How many cases the run judges, in all its shards; 1 at least."""
+        return max(len(self.names), self.shard_cases, 1)
 
     @property
     def measured_ids(self) -> AbstractSet[str]:

@@ -7,19 +7,26 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.baselines.comparison import BaselineComparison, CaseBaselines, compare
+from specreg.baselines.comparison import (
+    BaselineComparison,
+    CaseBaselines,
+    compare,
+    differing_settings,
+)
 from specreg.core.errors import BaselineError
 from specreg.core.reasons import Reason
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement, StoppingRule, values_of
 from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.stats.intervals import MORE_LAUNCHES, Look
-from specreg.verdicts.judge import judge
-from specreg.verdicts.multiple_testing import blame_machine, confirm, hold_together
-from specreg.verdicts.verdict import Lack, Outcome, Verdict
+from specreg.stats.variance import Variance
+from specreg.verdicts.history import night_values
+from specreg.verdicts.judge import JudgedBy, judge, tolerance_of
+from specreg.verdicts.multiple_testing import confirm, follow, seen_on
+from specreg.verdicts.nights import MachineNights, NightEvidence
+from specreg.verdicts.verdict import JUDGED, Lack, Outcome, Verdict
 
 MeasureAfresh = Callable[[Sequence[Case], int], Mapping[str, Measurement | Reason]]
 """Takes cases and the number of a further launch, from 1, and measures the cases on it.
@@ -35,86 +42,102 @@ class Confirmation:
     Attributes:
         known_of: gives the baselines of a case; raises BaselineError.
         measure_afresh: measures cases on a further launch.
+        nights: the nights of the machine, to which what was measured is added; None to judge by
+            the baselines alone.
         softened: the metrics whose tests pass although an effect is INCONCLUSIVE.
-        verdicts: all so far, in the order of the run, including those that need no comparison. A
-            verdict that waits is among them as it looked.
-        _waiting: by row of a verdict that waits, the launches that it judged.
-        _compared: by figure of a speed, the launch that its verdict is about.
+        holds_by_nights: whether an INCONCLUSIVE metric passes that some number of nights decides.
+        _decided: the verdicts so far, in the order of the run, including those that need no
+            comparison; a verdict that waits is among them as it looked.
+        _launches: by row of a verdict of `_decided`, the launches that it judges.
+        _waiting: the rows that wait for another launch.
         _latest: the last comparison that was made, because the metrics of a case share one.
     """
 
     known_of: Callable[[Case], CaseBaselines]
     measure_afresh: MeasureAfresh
+    nights: MachineNights = field(default_factory=lambda: MachineNights(baselines={}))
     softened: AbstractSet[str] = frozenset()
-    verdicts: list[Verdict] = field(default_factory=list)
-    _waiting: dict[int, tuple[Measurement, ...]] = field(default_factory=dict)
-    _compared: dict[tuple[str, str], BaselineComparison] = field(default_factory=dict)
+    holds_by_nights: bool = True
+    _decided: list[Verdict] = field(default_factory=list)
+    _launches: dict[int, tuple[Measurement, ...]] = field(default_factory=dict)
+    _waiting: list[int] = field(default_factory=list)
     _latest: BaselineComparison | None = None
 
-    def judge(self, metric: Metric, launches: Sequence[Measurement]) -> None:
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """All verdicts so far, those of one draw as its first figure decides."""
+        return follow(self._decided)
+
+    def add(self, verdict: Verdict) -> int:
+        """Add a verdict that needs no comparison, and return its row among the verdicts."""
+        self._decided.append(verdict)
+        return len(self._decided) - 1
+
+    def judge(self, metric: Metric, launches: Sequence[Measurement]) -> int:
         """Judge a metric of a case's launches: acceptance by the last one, a speed by all.
 
-        A verdict that looks worse, or a speed that these launches can't decide, waits for
-        `confirm`.
+        A verdict that looks worse waits for `confirm`, unless the nights have proven the loss.
+
+        Returns:
+            Its row among the verdicts.
         """
         verdict = self._look(metric, launches, Look.LAUNCH)
-        if verdict.outcome is Outcome.REGRESSED or _is_undecided(metric, verdict):
-            self._waiting[len(self.verdicts)] = tuple(launches)
-        self.verdicts.append(verdict)
+        row = self.add(verdict)
+        self._launches[row] = tuple(launches)
+        if self._needs_launch(row):
+            self._waiting.append(row)
+        return row
 
     def confirm(self) -> None:
-        """Look at the verdicts that wait on fresh launches, MORE_LAUNCHES at most.
-
-        What the control beside a case did too is the machine's doing.
-        """
+        """Look at the verdicts that wait on fresh launches, MORE_LAUNCHES at most."""
         for number in range(1, MORE_LAUNCHES + 1):
-            cases = {launches[-1].case.id: launches[-1].case for launches in self._waiting.values()}
+            cases = {self._case_of(row).id: self._case_of(row) for row in self._waiting}
             if not cases:
                 return
             fresh = self.measure_afresh(list(cases.values()), number)
             for row in tuple(self._waiting):
-                if not self._look_again(row, fresh[self.verdicts[row].case_id]):
-                    self._settle(row)
-        for row in tuple(self._waiting):
-            if self.verdicts[row].outcome is Outcome.REGRESSED:
-                self._leave_open(row, "no launch was left to confirm it")
-            self._settle(row)
+                if not self._look_again(row, fresh[self._decided[row].case_id]):
+                    self._waiting.remove(row)
+        self._waiting.clear()
 
-    def conclude(self, hosts: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Look at all verdicts of the run together, which never makes a red one green.
+    def conclude(self) -> None:
+        """Look at all speeds again, beside everything that the run has measured.
 
-        A verdict that still waits, because the run was cut short, is INCONCLUSIVE.
-
-        Args:
-            hosts: by case's id the machine that measured it, if there were several. Each machine
-                is blamed for its own cases only.
+        What all cases did alike is known only now. What was REGRESSED stays so. A verdict that
+        still waits, because the run was cut short, is INCONCLUSIVE.
         """
         for row in self._waiting:
-            self._leave_open(row, "the run ended before another")
-        concluded = list(self.verdicts)
-        verdict_hosts = [hosts.get(verdict.case_id, "") for verdict in concluded]
-        for host in dict.fromkeys(verdict_hosts):
-            rows = [row for row, name in enumerate(verdict_hosts) if name == host]
-            blamed = blame_machine([concluded[row] for row in rows], self._compared)
-            for row, verdict in zip(rows, blamed, strict=True):
-                concluded[row] = verdict
-        self.verdicts[:] = [self._soften(verdict) for verdict in hold_together(concluded)]
+            before = self._decided[row]
+            reason = Reason(text=f"{before.outcome} at a look, and the run ended before another")
+            self._decided[row] = dataclasses.replace(
+                before, outcome=Outcome.INCONCLUSIVE, reason=reason
+            )
+        for row, launches in self._launches.items():
+            before = self._decided[row]
+            metric = METRICS[before.metric]
+            if row in self._waiting or before.outcome is Outcome.REGRESSED or not metric.by_launch:
+                continue
+            if before.outcome in JUDGED:
+                look = Look.LAUNCH if len(launches) == 1 else Look.FURTHER_LAUNCH
+                self._decided[row] = self._look(metric, launches, look)
+        self._waiting.clear()
 
-    def _settle(self, row: int) -> None:
-        """Take a verdict off those that wait."""
-        launch = self._waiting.pop(row)[-1]
-        verdict = self.verdicts[row]
-        if METRICS[verdict.metric].by_launch:
-            self._compared[verdict.figure] = compare([launch], self.known_of(launch.case))
-            (self.verdicts[row],) = blame_machine([verdict], self._compared)
+    def _case_of(self, row: int) -> Case:
+        return self._launches[row][-1].case
 
-    def _leave_open(self, row: int, why: str) -> None:
-        """Make a verdict that waits INCONCLUSIVE."""
-        verdict = self.verdicts[row]
-        reason = Reason(text=f"{verdict.outcome} at a look, and {why}")
-        self.verdicts[row] = dataclasses.replace(
-            verdict, outcome=Outcome.INCONCLUSIVE, reason=reason
-        )
+    def _needs_launch(self, row: int) -> bool:
+        """Return whether another launch may confirm a loss, or decide what looks like one."""
+        verdict = self._decided[row]
+        metric = METRICS[verdict.metric]
+        if verdict.outcome is Outcome.REGRESSED:
+            seen_twice = metric.by_launch and len(self._launches[row]) > 1
+            return not verdict.since and not seen_twice
+        if verdict.outcome is not Outcome.INCONCLUSIVE or not metric.by_launch:
+            return False
+        change_frac = verdict.comparison.change_frac or 0.0
+        tolerance_frac = verdict.comparison.tolerance_frac or 0.0
+        lost_frac = abs(change_frac) if metric.two_sided else -change_frac
+        return lost_frac > tolerance_frac
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
         """Return the verdict at one look; for acceptance at the look its measurement had."""
@@ -124,20 +147,59 @@ class Confirmation:
                 self._latest = compare(launches, self.known_of(last.case))
         except BaselineError as error:
             return _unreadable(metric, last, error)
-        its_look = look if metric.by_launch else last.look
-        return self._soften(judge(metric, self._latest, its_look))
+        evidence = self._latest
+        if not metric.by_launch:
+            look = last.look
+        judged_by = JudgedBy(nights=self._nights_of(metric, evidence), cases=self.nights.cases)
+        verdict = self._soften(judge(metric, evidence, look, judged_by))
+        if len(launches) > 1 and metric.by_launch and verdict.outcome in JUDGED:
+            alone = [self._alone(metric, launch, evidence.known) for launch in launches]
+            verdict = self._soften(seen_on(verdict, alone))
+            self._nights_of(metric, evidence)  # all launches are tonight's level
+        return verdict
+
+    def _alone(self, metric: Metric, launch: Measurement, known: CaseBaselines) -> Verdict:
+        """Return the verdict on one launch alone."""
+        evidence = compare((launch,), known)
+        nights = self._nights_of(metric, evidence)
+        return judge(
+            metric, evidence, Look.LAUNCH, JudgedBy(nights=nights, cases=self.nights.cases)
+        )
+
+    def _nights_of(self, metric: Metric, evidence: BaselineComparison) -> NightEvidence | None:
+        """Add a figure to tonight's, and return what the nights say of it."""
+        case = evidence.measurement.case
+        known = evidence.known
+        if known.exact is None or differing_settings(known.exact.case, known.settings):
+            return None
+        self.nights.know(case.id, known.exact)
+        values = night_values(metric, evidence.launches)
+        self.nights.add(case.id, metric, values)
+        of_prompts: Variance | None = None
+        if not metric.by_launch:
+            change = evidence.ratio_change(metric)
+            if isinstance(change, Reason):
+                return None
+            # Both sides of a change are draws, of which a night is one.
+            error_frac = change.effect.error_frac
+            of_prompts = Variance(value=error_frac**2 / 2, freedom=change.effect.freedom)
+        return self.nights.evidence(
+            case.id, metric, tolerance_frac=tolerance_of(metric, case, known), of_prompts=of_prompts
+        )
 
     def _soften(self, verdict: Verdict) -> Verdict:
-        return dataclasses.replace(verdict, softened=verdict.metric in self.softened)
+        """Return a verdict that passes if the user, or the nights to come, let it."""
+        softened = verdict.metric in self.softened
+        if self.holds_by_nights and verdict.outcome is Outcome.INCONCLUSIVE:
+            softened = softened or verdict.needed_nights != 0
+        return dataclasses.replace(verdict, softened=softened)
 
     def _look_again(self, row: int, fresh: Measurement | Reason) -> bool:
         """Judge a figure with a fresh launch, and return whether it needs another.
 
-        A loss must be repeated by the fresh launch alone, and what it doesn't repeat is forgotten,
-        because the launch that had it was picked for it. What was undecided is judged by all
-        launches so far; a loss that shows then is one to be repeated.
+        An acceptance must be lost on the fresh launch too; a speed is judged by all launches.
         """
-        before = self.verdicts[row]
+        before = self._decided[row]
         metric = METRICS[before.metric]
         if isinstance(fresh, Reason):
             reason = Reason(
@@ -145,19 +207,20 @@ class Confirmation:
                 text=f"{before.outcome} at a first look, and no further launch: {fresh.text}",
                 remedy=fresh.remedy,
             )
-            after = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
-        elif metric.family in fresh.invalid:
-            self._waiting[row] = (fresh,)
-            after = self._look(metric, self._waiting[row], Look.LAUNCH)
-        elif before.outcome is Outcome.REGRESSED:
-            self._waiting[row] = (fresh,)
-            after = confirm(before, self._look(metric, self._waiting[row], Look.LAUNCH))
-        else:
-            self._waiting[row] = (*self._waiting[row], fresh)
-            after = self._look(metric, self._waiting[row], Look.FURTHER_LAUNCH)
-        self.verdicts[row] = after
-        is_new_loss = before.outcome is not Outcome.REGRESSED and after.outcome is Outcome.REGRESSED
-        return is_new_loss or _is_undecided(metric, after)
+            self._decided[row] = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
+            return False
+        if metric.family in fresh.invalid:
+            self._launches[row] = (fresh,)
+            self._decided[row] = self._look(metric, (fresh,), Look.LAUNCH)
+            return False
+        if not metric.by_launch:
+            self._launches[row] = (fresh,)
+            second = self._look(metric, (fresh,), Look.LAUNCH)
+            self._decided[row] = self._soften(confirm(before, second))
+            return False
+        self._launches[row] = (*self._launches[row], fresh)
+        self._decided[row] = self._look(metric, self._launches[row], Look.FURTHER_LAUNCH)
+        return self._needs_launch(row)
 
 
 def _unreadable(metric: Metric, launch: Measurement, error: BaselineError) -> Verdict:
@@ -181,23 +244,19 @@ def _unreadable(metric: Metric, launch: Measurement, error: BaselineError) -> Ve
     )
 
 
-def _is_undecided(metric: Metric, verdict: Verdict) -> bool:
-    """Return whether another launch may decide a verdict; acceptance has had its extension."""
-    return metric.by_launch and verdict.outcome is Outcome.INCONCLUSIVE
-
-
 def enough_for(
-    case: Case, metrics: Sequence[Metric], known: CaseBaselines, *, may_stop_early: bool
+    case: Case, metric: Metric, known: CaseBaselines, *, may_stop_early: bool, cases: int
 ) -> StoppingRule:
-    """Return a function that says whether the prompts measured so far decide some metrics.
+    """Return a function that says whether the prompts measured so far decide acceptance.
 
     Few prompts may show a loss; that there is none takes all of them.
 
     Args:
         case: the case that is measured.
-        metrics: metrics of acceptance, one at least; the first may show a loss early.
+        metric: the metric that decides about its acceptance.
         known: the baselines that apply to the case.
         may_stop_early: whether nothing else is judged that takes all prompts.
+        cases: how many cases the run judges.
     """
 
     def is_enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
@@ -207,11 +266,10 @@ def enough_for(
         if is_early and not may_stop_early:
             return False
         evidence = compare((measured_prompts(case, acceptance),), known)
-        looked_at = metrics[:1] if is_early else metrics
-        outcomes = {judge(metric, evidence, look).outcome for metric in looked_at}
+        outcome = judge(metric, evidence, look, JudgedBy(cases=cases)).outcome
         if is_early:
-            return outcomes == {Outcome.REGRESSED}
-        return Outcome.INCONCLUSIVE not in outcomes
+            return outcome is Outcome.REGRESSED
+        return outcome is not Outcome.INCONCLUSIVE
 
     return is_enough
 

@@ -1,5 +1,6 @@
 """The minimum detectable effect of launches of a speed, by how they differ."""
 
+import bisect
 import math
 from collections.abc import Mapping
 
@@ -7,6 +8,7 @@ from specreg.baselines.schema import Baseline, Detectable
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import (
+    LEVEL,
     LEVELS,
     MORE_LAUNCHES,
     Effect,
@@ -15,18 +17,25 @@ from specreg.stats.intervals import (
     change_of_launches,
     t_quantile,
 )
+from specreg.stats.nights import DIFFERENCE_FREEDOM, MOST_TOGETHER, NightSpread
+from specreg.stats.variance import Variance, sum_of
+from specreg.verdicts.nights import NightEvidence, usual_night_frac
 
 RUN_LAUNCHES = 1 + MORE_LAUNCHES
 """The most launches that a run takes of an undecided case."""
 MOST_LAUNCHES = 12
 """The most launches of a case to record; each takes minutes."""
+MOST_NIGHTS_TO_HOLD = 2 * MOST_TOGETHER
+"""What so many nights don't hold isn't held in a season."""
 _POWER_LEVEL = 0.01
 """The minimum detectable effect is proven 99 times out of 100."""
 _FURTHEST = 50.0
 """Differences of logarithms are clipped to ± this."""
 
 
-def detectable(metric: Metric, allowed_frac: float, recorded: int, spread: Spread) -> Detectable:
+def detectable(
+    metric: Metric, allowed_frac: float, recorded: int, spread: Spread, *, kind: str
+) -> Detectable:
     """Return what a run can detect of a speed.
 
     Args:
@@ -34,12 +43,18 @@ def detectable(metric: Metric, allowed_frac: float, recorded: int, spread: Sprea
         allowed_frac: the loss that is tolerated, 0..1.
         recorded: how many launches the baseline has, 1 or more.
         spread: how launches differ.
+        kind: the kind of machine, "cpu" or "gpu".
     """
     mde_frac_by_launches = {
         launches: mde_of_launches(metric, launches, recorded, spread)
         for launches in range(1, MOST_LAUNCHES + 1)
     }
-    return Detectable.of(mde_frac_by_launches, allowed_frac, RUN_LAUNCHES)
+    launch = Variance(value=spread.within_frac**2, freedom=spread.freedom)
+    between_frac = spread.between_frac or usual_night_frac(metric, kind)
+    between = Variance(value=between_frac**2, freedom=spread.freedom)
+    night_spread = NightSpread(night=sum_of(launch, between), launch=launch)
+    nights = nights_to_hold(metric, allowed_frac, night_spread)
+    return Detectable.of(mde_frac_by_launches, allowed_frac, RUN_LAUNCHES, nights)
 
 
 def detects_against(
@@ -52,7 +67,9 @@ def detects_against(
         if metric is not None and name in spreads and metric.is_judged(case):
             recorded = len(baseline.launch_values(metric))
             allowed_frac = metric.allowed_frac(case)
-            detectables[name] = detectable(metric, allowed_frac, recorded, spreads[name])
+            detectables[name] = detectable(
+                metric, allowed_frac, recorded, spreads[name], kind=baseline.environment.kind
+            )
     return detectables
 
 
@@ -61,6 +78,38 @@ def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread
     change = change_of_launches((1.0,) * launches, (1.0,) * recorded, spread, 1)
     look = Look.LAUNCH if launches == 1 else Look.FURTHER_LAUNCH
     return mde_frac(metric, change, LEVELS[look])
+
+
+def nights_to_hold(metric: Metric, tolerance_frac: float, spread: NightSpread) -> int:
+    """Return how many nights together hold a tolerance if nothing changes, 0 if no number does.
+
+    Half of the nights are held against the other half. The more nights are known, the better is
+    their spread.
+    """
+
+    def is_held(nights: int) -> bool:
+        last = nights // 2
+        error = math.sqrt(spread.of(1) * (1 / last + 1 / (nights - last)))
+        freedom = round(spread.night.freedom + DIFFERENCE_FREEDOM * nights)
+        reach = t_quantile(LEVEL, freedom)
+        return -to_frac(metric, -reach * error) <= tolerance_frac
+
+    counts = range(2, MOST_NIGHTS_TO_HOLD + 1)
+    row = bisect.bisect_left(counts, True, key=is_held)  # noqa: FBT003 - False before True
+    return counts[row] if row < len(counts) else 0
+
+
+def launches_to_hold(
+    metric: Metric, tolerance_frac: float, nights: NightEvidence, *, launches: int
+) -> int:
+    """Return how many launches of one night hold a tolerance, 0 if no reasonable number does."""
+    reach = t_quantile(LEVELS[Look.FURTHER_LAUNCH], nights.spread.night.freedom)
+    reference = max(nights.effect.error_frac**2 - nights.spread.of(launches), 0.0)
+    for count in range(launches + 1, MOST_LAUNCHES + 1):
+        error = math.sqrt(nights.spread.of(count) + reference)
+        if -to_frac(metric, -reach * error) <= tolerance_frac:
+            return count
+    return 0
 
 
 def mde_frac(metric: Metric, effect: Effect, level: float) -> float:

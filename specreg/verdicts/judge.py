@@ -1,5 +1,6 @@
 """Judge a metric of a case: its launches against what the baselines know of it."""
 
+import dataclasses
 import math
 import statistics
 from dataclasses import dataclass
@@ -20,16 +21,26 @@ from specreg.core.reasons import Invalidity, Reason
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, SPOILS, Family, Metric, acceptance_value
-from specreg.stats.intervals import LEVELS, Effect, Look
+from specreg.stats.intervals import LEVEL, LEVELS, Effect, Look
 from specreg.verdicts.changed_lengths import weigh_changed_lengths
 from specreg.verdicts.detection import (
-    MOST_LAUNCHES,
-    RUN_LAUNCHES,
+    MOST_NIGHTS_TO_HOLD,
+    launches_to_hold,
     mde_frac,
-    mde_of_launches,
+    nights_to_hold,
     to_frac,
 )
+from specreg.verdicts.nights import KNOWN_NIGHTS, LastingLoss, NightEvidence
 from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict
+
+HELD_BY_NIGHTS = "HELD_BY_NIGHTS"
+"""The code of what one night can't tell and the last nights together hold."""
+LASTING = "LASTING"
+"""The code of a loss that the nights prove, with the night that it began on."""
+MACHINE_MOVED = "MACHINE_MOVED"
+"""The code of a loss of all cases alike."""
+COMMON_LEVEL = LEVEL / 20
+"""How often chance may show a loss of all cases alike: it is red for many tests at once."""
 
 _OTHER_CARD_FRAC = 0.1
 """How much the sensors of cards of one kind may differ: ±5 % each."""
@@ -49,21 +60,43 @@ def first_look(metric: Metric) -> Look:
     return Look.LAUNCH if metric.by_launch else Look.FULL
 
 
-def judge(metric: Metric, evidence: BaselineComparison, look: Look) -> Verdict:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedBy:
+    """What a figure is judged by, besides the comparison with its baseline.
+
+    Attributes:
+        nights: what the nights of the figure say; None without a night before tonight.
+        cases: how many cases the run judges. Each of them may look worse by chance, so that a loss
+            must be so many times clearer (Bonferroni).
+    """
+
+    nights: NightEvidence | None = None
+    cases: int = 1
+
+
+BY_BASELINE_ALONE = JudgedBy()
+
+
+def judge(
+    metric: Metric,
+    evidence: BaselineComparison,
+    look: Look,
+    judged_by: JudgedBy = BY_BASELINE_ALONE,
+) -> Verdict:
     """Judge one metric of a case at one look, which has its share of the level to spend.
 
     What the prompts of the case decided stays decided, whatever made the extension necessary.
     """
     if look is Look.EXTENDED:
-        verdict = judge(metric, evidence.without_extension, Look.FULL)
+        verdict = judge(metric, evidence.without_extension, Look.FULL, judged_by)
         if verdict.outcome is not Outcome.INCONCLUSIVE:
             return verdict
     refusal = _why_not_compared(metric, evidence)
     if refusal is not None:
         return _refused(metric, evidence, refusal)
     if metric.by_launch:
-        return _judge_speed(metric, evidence, look)
-    return _judge_acceptance(metric, evidence, look)
+        return _judge_speed(metric, evidence, look, judged_by)
+    return _judge_acceptance(metric, evidence, look, judged_by)
 
 
 def outcome_of(
@@ -145,7 +178,7 @@ def judge_effect(
     return outcome, comparison
 
 
-def allowed_frac(metric: Metric, case: Case, known: CaseBaselines) -> float:
+def tolerance_of(metric: Metric, case: Case, known: CaseBaselines) -> float:
     """Return the tolerance; it is wider for the acceptance of another machine or of a paper."""
     own_frac = metric.allowed_frac(case)
     if metric.by_launch or known.exact is not None:
@@ -339,9 +372,6 @@ def _refuse_speed(metric: Metric, evidence: BaselineComparison) -> Refusal | Non
         return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if not known.exact.launch_values(metric):
         return Refusal(Outcome.NO_BASELINE, Reason(text="the baseline holds none"), Lack.BASELINE)
-    if metric.name not in known.spreads:
-        reason = Reason(text="its spread takes two launches or more")
-        return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
     if metric.family is Family.POWER and evidence.unlike_devices:
         reason = Reason(text=evidence.unlike_devices)
         return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
@@ -352,43 +382,60 @@ def _against(known: CaseBaselines) -> str:
     return known.baseline.environment.name if known.baseline else "published"
 
 
-def _judge_acceptance(metric: Metric, evidence: BaselineComparison, look: Look) -> Verdict:
+def _judge_acceptance(
+    metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
+) -> Verdict:
     """Judge acceptance by all prompts, and without those whose answers are of another length."""
-    verdict = _judge_ratio(metric, evidence, look)
+    verdict = _judge_ratio(metric, evidence, look, judged_by)
     changes = evidence.length_changes
     if evidence.measured is None or not changes:
         return verdict
     unchanged = evidence.without({change.prompt_id for change in changes})
     prompts = len(evidence.measured.prompt_ids)
-    return weigh_changed_lengths(verdict, _judge_ratio(metric, unchanged, look), changes, prompts)
+    without = _judge_ratio(metric, unchanged, look, judged_by)
+    return weigh_changed_lengths(verdict, without, changes, prompts)
 
 
-def _judge_ratio(metric: Metric, evidence: BaselineComparison, look: Look) -> Verdict:
+def _judge_ratio(
+    metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
+) -> Verdict:
     case = evidence.measurement.case
     known = evidence.known
-    tolerance_frac = allowed_frac(metric, case, known)
-    against = _against(known)
+    reference = Reference(None, _against(known), tolerance_of(metric, case, known))
     change = evidence.ratio_change(metric)
+    nights = judged_by.nights
     if isinstance(change, Reason):
-        return Verdict(
+        verdict = Verdict(
             case_id=case.id,
             metric=metric.name,
             outcome=Outcome.INCONCLUSIVE,
             value=evidence.measurement.values.get(metric.name),
-            comparison=Comparison(against=against, tolerance_frac=tolerance_frac),
+            comparison=Comparison(
+                against=reference.against, tolerance_frac=reference.tolerance_frac
+            ),
             reason=change,
-            needed_launches=0,
+            needed_nights=0,
         )
-    reference = Reference(change.expected, against, tolerance_frac)
-    outcome, comparison = judge_effect(metric, change.effect, reference, LEVELS[look])
+        return _with_lasting_loss(metric, verdict, nights)
+    reference = dataclasses.replace(reference, expected=change.expected)
+    level = LEVELS[look]
+    outcome, comparison = judge_effect(
+        metric, change.effect, reference, level, level / judged_by.cases
+    )
     prompt_ids = evidence.measured.prompt_ids if evidence.measured is not None else ()
-    reason: Reason | None = None
-    needed_launches: int | None = None
+    verdict = Verdict(
+        case_id=case.id,
+        metric=metric.name,
+        outcome=outcome,
+        value=change.value,
+        comparison=comparison,
+    )
+    if nights is not None:
+        verdict = dataclasses.replace(verdict, nights=nights.nights)
     if outcome is Outcome.INCONCLUSIVE:
-        reason = _too_few_prompts(comparison, len(prompt_ids))
-        needed_launches = 0
+        verdict = _undecided_acceptance(metric, verdict, len(prompt_ids), nights)
     elif evidence.counted_otherwise:
-        reason = Reason(text=_counted_otherwise(evidence))
+        verdict = dataclasses.replace(verdict, reason=Reason(text=_counted_otherwise(evidence)))
     elif outcome is Outcome.REGRESSED:
         recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
         measured = evidence.measurement.acceptance
@@ -397,14 +444,26 @@ def _judge_ratio(metric: Metric, evidence: BaselineComparison, look: Look) -> Ve
             measured.only(set(prompt_ids)) if measured else None,
             recorded.only(set(prompt_ids)) if recorded else None,
         )
-    return Verdict(
-        case_id=case.id,
-        metric=metric.name,
-        outcome=outcome,
-        value=change.value,
-        comparison=comparison,
-        reason=reason,
-        needed_launches=needed_launches,
+        verdict = dataclasses.replace(verdict, reason=reason)
+    return _with_lasting_loss(metric, verdict, nights)
+
+
+def _undecided_acceptance(
+    metric: Metric, verdict: Verdict, prompts: int, nights: NightEvidence | None
+) -> Verdict:
+    """Say how many prompts would detect a loss as large as tolerated, and what the nights say.
+
+    The error falls with the root of the number of prompts.
+    """
+    comparison = verdict.comparison
+    ratio = (comparison.mde_frac or 0.0) / (comparison.tolerance_frac or 1.0)
+    enough = max(2.0, ratio**2) * prompts
+    reason = Reason(
+        text=f"{_can_not_tell(comparison)} with {prompts} prompts",
+        remedy=f"raise prompts in the matrix to about {enough:.0f}",
+    )
+    return _by_nights(
+        metric, dataclasses.replace(verdict, reason=reason, needed_launches=0), nights
     )
 
 
@@ -420,50 +479,75 @@ def _counted_otherwise(evidence: BaselineComparison) -> str:
     )
 
 
-def _too_few_prompts(comparison: Comparison, prompts: int) -> Reason:
-    """Say how many prompts would detect a loss as large as tolerated; the error falls with √n."""
-    ratio = (comparison.mde_frac or 0.0) / (comparison.tolerance_frac or 1.0)
-    enough = max(2.0, ratio**2) * prompts
-    remedy = f"raise prompts in the matrix to about {enough:.0f}"
-    return _undecided(comparison, f"{prompts} prompts", remedy)
-
-
-def _judge_speed(metric: Metric, evidence: BaselineComparison, look: Look) -> Verdict:
+def _judge_speed(
+    metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
+) -> Verdict:
     case = evidence.measurement.case
     known = evidence.known
     values = evidence.launch_values(metric)
     recorded = known.exact.launch_values(metric) if known.exact else ()
     other_card = evidence.other_card if metric.family is Family.POWER else ""
-    tolerance_frac = allowed_frac(metric, case, known)
+    tolerance_frac = tolerance_of(metric, case, known)
     if other_card:
         tolerance_frac = max(tolerance_frac, _OTHER_CARD_FRAC)
-    effect = evidence.speed_change(metric)
-    if effect is None:
+    nights = judged_by.nights
+    if nights is None:
         return _judge_standstill(metric, evidence, tolerance_frac)
     reference = Reference(_geometric_mean(recorded), _against(known), tolerance_frac)
-    outcome, comparison = judge_effect(metric, effect, reference, LEVELS[look])
-    reason: Reason | None = None
-    needed_launches: int | None = None
-    if other_card and outcome is not Outcome.PASS:
-        outcome = Outcome.NOT_COMPARABLE
-        reason = Reason(
-            text=f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
-        )
-    elif outcome is Outcome.INCONCLUSIVE:
-        outcome, reason, needed_launches = _explain_undecided_speed(
-            metric, comparison, known, launches=len(values), recorded=len(recorded)
-        )
-    return Verdict(
+    level = LEVELS[look]
+    outcome, comparison = judge_effect(
+        metric, nights.effect, reference, level, level / judged_by.cases
+    )
+    verdict = Verdict(
         case_id=case.id,
         metric=metric.name,
         outcome=outcome,
         value=_geometric_mean(values),
         comparison=comparison,
-        cause=_cause(metric, evidence, effect),
-        reason=reason,
+        cause=_cause(metric, evidence, nights.effect),
         launches=len(evidence.launches),
-        needed_launches=needed_launches,
+        nights=nights.nights,
     )
+    if other_card and outcome is not Outcome.PASS:
+        reason = Reason(
+            text=f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
+        )
+        return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
+    if outcome is Outcome.INCONCLUSIVE:
+        verdict = _undecided_speed(metric, verdict, nights)
+    elif outcome is Outcome.REGRESSED and nights.nights < KNOWN_NIGHTS:
+        verdict = _beside_control(metric, verdict, evidence)
+    verdict = _with_lasting_loss(metric, verdict, nights)
+    return _beside_all_cases(metric, verdict, nights)
+
+
+def _beside_control(metric: Metric, verdict: Verdict, evidence: BaselineComparison) -> Verdict:
+    """Return a loss as INVALID if the control became worse too, and no nights tell why.
+
+    The control beside a case shows what the machine, or the engine, did in the same minutes. The
+    speedup has it taken off.
+    """
+    change = evidence.control_change(metric)
+    if metric.family is Family.SPEEDUP or change is None:
+        return verdict
+    moved_frac = to_frac(metric, change.estimate_frac)
+    low, high = change.bounds(LEVELS[Look.LAUNCH])
+    if metric.two_sided and (verdict.comparison.change_frac or 0.0) > 0:
+        # Both may have risen alike, which is for the worse here.
+        moved_frac = -moved_frac
+        high = -low
+    tolerance_frac = verdict.comparison.tolerance_frac or 0.0
+    if high >= 0 or moved_frac >= -tolerance_frac:
+        return verdict
+    verb = "changed by" if metric.two_sided else "became"
+    adverb = "alike" if metric.two_sided else "worse too"
+    reason = Reason(
+        code=MACHINE_MOVED,
+        text=f"the server without speculation beside it {verb} {-moved_frac:.1%} {adverb}, so it"
+        " isn't this case's doing",
+        remedy="quieten the machine and run again, or compare two engines side by side",
+    )
+    return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
 
 def _judge_standstill(
@@ -490,60 +574,142 @@ def _judge_standstill(
         ),
         reason=reason,
         launches=len(evidence.launches),
+        needed_nights=0,
     )
 
 
-def _explain_undecided_speed(
-    metric: Metric, comparison: Comparison, known: CaseBaselines, *, launches: int, recorded: int
-) -> tuple[Outcome, Reason, int]:
-    """Say why a speed is undecided, and how many launches would decide it.
-
-    It is UNDECIDABLE where the baseline said beforehand that so many launches wouldn't decide it.
-    That doesn't hold if more is tolerated now than was then, because how many launches would
-    decide that wasn't computed.
-
-    Returns:
-        The outcome, the reason, and the launches that would decide it, 0 where no number would.
-    """
-    tolerance_frac = comparison.tolerance_frac or 0.0
-    recorded_sight = known.exact.detects.get(metric.name) if known.exact else None
-    if (
-        recorded_sight is not None
-        and not recorded_sight.decides
-        and tolerance_frac <= recorded_sight.tolerance_frac
-        and (not recorded_sight.launches or launches < recorded_sight.launches)
-    ):
-        enough = "would" if recorded_sight.launches else "wouldn't be enough"
-        reason = Reason(
-            text=f"this machine can't tell {tolerance_frac:.1%} with {RUN_LAUNCHES} launches, which"
-            f" detect {recorded_sight.mde_frac:.1%}, {recorded_sight.launches or MOST_LAUNCHES}"
-            f" launches {enough}",
-            remedy=f"it is no more than {-(comparison.low_frac or 0.0):.1%} worse",
-        )
-        return Outcome.UNDECIDABLE, reason, recorded_sight.launches
-    spread = known.spreads[metric.name]
-    needed = 0
-    remedy = (
-        f"{MOST_LAUNCHES} launches would still be too few: record it anew from more launches,"
-        " raise its tolerance in the matrix, or measure on a quieter machine"
-    )
-    for count in range(launches + 1, MOST_LAUNCHES + 1):
-        detected_frac = mde_of_launches(metric, count, recorded, spread)
-        if detected_frac <= tolerance_frac:
-            needed = count
-            remedy = f"measure {count} launches, which detect {detected_frac:.1%}"
-            break
-    many = f"{launches} launch{'es' if launches > 1 else ''} against {recorded}"
-    return Outcome.INCONCLUSIVE, _undecided(comparison, many, remedy), needed
-
-
-def _undecided(comparison: Comparison, evidence: str, remedy: str) -> Reason:
+def _can_not_tell(comparison: Comparison) -> str:
     """Say what some evidence can detect: a tolerance finer than that can't be kept."""
-    return Reason(
-        text=f"its minimum detectable effect is {comparison.mde_frac:.1%} with {evidence}, its"
-        f" tolerance {comparison.tolerance_frac:.1%}",
-        remedy=remedy,
+    return (
+        f"tonight detects {comparison.mde_frac:.1%}, and its tolerance is"
+        f" {comparison.tolerance_frac:.1%}"
     )
+
+
+def _undecided_speed(metric: Metric, verdict: Verdict, nights: NightEvidence) -> Verdict:
+    """Say what one night can't tell, and what further launches or nights would."""
+    launches = verdict.launches
+    plural = "" if launches == 1 else "es"
+    reason = Reason(text=f"{_can_not_tell(verdict.comparison)} with {launches} launch{plural}")
+    tolerance_frac = verdict.comparison.tolerance_frac or 0.0
+    needed = launches_to_hold(metric, tolerance_frac, nights, launches=launches)
+    if needed:
+        reason = dataclasses.replace(reason, remedy=f"measure {needed} launches")
+    verdict = dataclasses.replace(verdict, reason=reason, needed_launches=needed)
+    return _by_nights(metric, verdict, nights)
+
+
+def _by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | None) -> Verdict:
+    """Say whether the nights together hold what one night can't tell, or how many would.
+
+    This is the one rule for what can't be told: a figure that one night doesn't decide fails
+    nothing as long as some number of nights decides it.
+    """
+    reason = verdict.reason
+    if nights is None or reason is None:
+        return dataclasses.replace(verdict, needed_nights=0)
+    tolerance_frac = verdict.comparison.tolerance_frac or 0.0
+    if nights.together is not None:
+        low, high = nights.together.bounds(LEVEL)
+        low_frac = to_frac(metric, low)
+        holds = low_frac > -tolerance_frac
+        if metric.two_sided:
+            holds = holds and to_frac(metric, high) < tolerance_frac
+        if holds:
+            text = (
+                f"{reason.text}; it holds over the last {nights.nights_together} nights together,"
+                f" which lost no more than {max(-low_frac, 0.0):.1%}"
+            )
+            reason = Reason(code=HELD_BY_NIGHTS, text=text)
+            return dataclasses.replace(verdict, reason=reason, needed_nights=nights.nights + 1)
+    needed = nights_to_hold(metric, tolerance_frac, nights.spread)
+    if needed:
+        clause = f"about {needed} nights would tell, {nights.nights + 1} are known"
+    else:
+        clause = f"not even {MOST_NIGHTS_TO_HOLD} nights would tell"
+    if needed:
+        remedy = reason.remedy
+    else:
+        remedy = (
+            "raise its tolerance in the matrix, name it under shown, or measure on a quieter"
+            " machine"
+        )
+    reason = Reason(code=reason.code, text=f"{reason.text}; {clause}", remedy=remedy)
+    return dataclasses.replace(verdict, reason=reason, needed_nights=needed)
+
+
+def _with_lasting_loss(metric: Metric, verdict: Verdict, nights: NightEvidence | None) -> Verdict:
+    """Name a loss that the nights prove, whatever one night can tell."""
+    lasting = nights.lasting if nights is not None else None
+    if lasting is None or verdict.outcome is Outcome.REGRESSED:
+        if lasting is None:
+            return verdict
+        return dataclasses.replace(verdict, since=lasting.since)
+    reason = Reason(code=LASTING, text=_describe_lasting(metric, lasting))
+    return dataclasses.replace(
+        verdict, outcome=Outcome.REGRESSED, reason=reason, since=lasting.since
+    )
+
+
+def _describe_lasting(metric: Metric, lasting: LastingLoss) -> str:
+    """Say since when something is worse: `-6.1 % since the night of 20261121T0300`."""
+    changed_frac = metric.sign * to_frac(metric, lasting.effect.estimate_frac)
+    text = f"{changed_frac:+.1%} since the night of {lasting.since}, over {lasting.nights} nights"
+    before, after = lasting.versions
+    if before and after and before != after:
+        text = f"{text}; the engine went from {before} to {after} on that night"
+    return text
+
+
+def _beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEvidence) -> Verdict:
+    """Say what all cases did alike, which the verdict on a case leaves out, and judge it.
+
+    A loss of all cases is the machine's or the engine's. With nights that tell how much the machine
+    itself varies it is REGRESSED, because a nightly run is there to find that an engine became
+    slower. Without them nobody can tell the two apart, and the figure is INVALID.
+    """
+    common = nights.common
+    if common is None or verdict.outcome is Outcome.REGRESSED:
+        return verdict
+    tolerance_frac = verdict.comparison.tolerance_frac or 0.0
+    change_frac = to_frac(metric, common.effect.estimate_frac)
+    p_worse = common.effect.p_worse
+    if metric.two_sided:
+        p_worse = min(p_worse, 1 - p_worse)
+    is_beyond = change_frac < -tolerance_frac
+    if metric.two_sided:
+        is_beyond = abs(change_frac) > tolerance_frac
+    shown_frac = metric.sign * change_frac
+    alike = f"all {common.cases + 1} cases changed by {shown_frac:+.1%} alike tonight"
+    if common.lasting is not None:
+        described = _describe_lasting(metric, common.lasting)
+        reason = Reason(
+            code=LASTING,
+            text=f"all {common.cases + 1} cases alike: {described}",
+            remedy="compare the two engines side by side, which tells the machine from the engine",
+        )
+        return dataclasses.replace(
+            verdict, outcome=Outcome.REGRESSED, reason=reason, since=common.lasting.since
+        )
+    if is_beyond and p_worse < COMMON_LEVEL:
+        if common.nights >= KNOWN_NIGHTS:
+            outcome = Outcome.REGRESSED
+            text = f"{alike}, further than on any of {common.nights} nights by chance"
+        else:
+            outcome = Outcome.INVALID
+            text = f"{alike}, and {common.nights} nights don't tell how much the machine varies"
+        reason = Reason(
+            code=MACHINE_MOVED,
+            text=text,
+            remedy="quieten the machine and run again, or compare two engines side by side",
+        )
+        return dataclasses.replace(verdict, outcome=outcome, reason=reason)
+    if abs(change_frac) < tolerance_frac / 2:
+        return verdict
+    if verdict.reason is None:
+        return dataclasses.replace(verdict, reason=Reason(text=f"{alike}, which is left out"))
+    text = f"{verdict.reason.text}; {alike}, which is left out"
+    return dataclasses.replace(verdict, reason=dataclasses.replace(verdict.reason, text=text))
 
 
 def _cause(metric: Metric, evidence: BaselineComparison, effect: Effect) -> Cause | None:

@@ -1,8 +1,9 @@
-"""Send simulated measurements through the real judging, and count how often it errs.
+"""Send simulated nights through the real judging, and count how often it errs.
 
-They look like those of real drafters: three positions are accepted with 0.73, 0.71 and 0.68 each
-given the one before (AL 2.6), prompts differ by 0.55 in logit and have 98 steps each, and a run
-shares no text with its baseline, which is the worst case. Launches differ by 1 %.
+Acceptance looks like that of real drafters: three positions are accepted with 0.73, 0.71 and 0.68
+each given the one before (AL 2.6), prompts differ by 0.55 in logit and have 98 steps each, and a
+run shares no text with its baseline, which is the worst case. Speeds differ from launch to launch
+and, for all cases alike, from night to night. A night has 72 cases.
 """
 
 import dataclasses
@@ -10,14 +11,14 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import msgspec
 import numpy as np
 
 from specreg.acceptance.record import AcceptanceRecord, PromptAcceptance, Source, StepCounts, View
-from specreg.baselines.comparison import CaseBaselines, spreads_of
+from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.schema import (
     SCHEMA_VERSION,
     Baseline,
@@ -27,45 +28,44 @@ from specreg.baselines.schema import (
 )
 from specreg.baselines.store import settings_of
 from specreg.matrix.case import Case, Load, ServerSpec
-from specreg.measurement.measure import Measurement, has_all_prompts
-from specreg.measurement.metrics import METRICS, Metric
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS
 from specreg.stats.intervals import PARTS, Column, Look
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.confirmation import Confirmation, enough_for, measured_prompts
-from specreg.verdicts.detection import detects_against
-from specreg.verdicts.verdict import GOOD, Comparison, Outcome, Verdict
+from specreg.verdicts.history import History, RunOrigin, RunRecord, run_record
+from specreg.verdicts.nights import MachineNights
+from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 RATES = (0.73, 0.71, 0.68)
 PROMPTS = 80
 PROMPT_SPREAD = 0.55
 STEPS = 98
-LAUNCH_SPREAD_FRAC = 0.01
-_CASES = 72
-"""How many cases a night has, and the machine whose launches give the spread."""
-_MOST_ALARMS_FRAC = 0.02
-"""How many identical nights may raise an alarm."""
-_NIGHTS_PER_BASELINE = 10
+CASES = 72
+"""How many cases a night has."""
 _ONCE_IN_A_THOUSAND = 0.001
+_BASELINE_LAUNCHES = 3
+_DATED_WITHIN_NIGHTS = 2
+_ACCEPTANCE_LENGTH = METRICS["acceptance_length_tokens"]
 _THROUGHPUT = METRICS["throughput_tokens_per_s"]
-_SPEEDS = {_THROUGHPUT.name: 1000.0, "ttft_p50_ms": 40.0, "tpot_p50_ms": 8.0}
+_TTFT = METRICS["ttft_p50_ms"]
+_SPEEDS = {_THROUGHPUT.name: 1000.0, _TTFT.name: 40.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Plant:
-    """A change that is planted in every case, and what must come of it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceLoss:
+    """A loss of acceptance that is planted in one case of a night, and what must come of it.
 
     Attributes:
-        acceptance_frac, speed_frac: by how much AL - 1 and throughput fall, 0..1.
-        metric: whose verdict counts; tolerance_frac: what it may lose, None for its own 5 %.
-        most_used_frac: prompts measured, as a share of the case's; the others are shares of the
-            verdicts.
+        name: what is planted.
+        loss_frac: by how much AL - 1 falls, 0..1.
+        most_passed_frac, most_undecided_frac, most_regressed_frac, least_regressed_frac: limits
+            for the shares of the verdicts.
+        most_used_frac: a limit for the prompts measured, as a share of the case's.
     """
 
     name: str
-    acceptance_frac: float = 0.0
-    speed_frac: float = 0.0
-    metric: Metric = METRICS["acceptance_length_tokens"]
-    tolerance_frac: float | None = None
+    loss_frac: float = 0.0
     most_passed_frac: float = 0.01
     most_undecided_frac: float = 1.0
     most_regressed_frac: float = 1.0
@@ -73,70 +73,219 @@ class Plant:
     most_used_frac: float = 2.0
 
 
-NOTHING = Plant(
-    "nothing",
+NOTHING = AcceptanceLoss(
+    name="nothing",
     most_passed_frac=1.0,
     most_undecided_frac=0.01,
-    most_regressed_frac=0.001,
+    most_regressed_frac=0.0005,
     most_used_frac=1.03,
 )
-PLANTS = (
+LOSSES = (
     NOTHING,
-    Plant("AL - 1: -5 % (AL: -3 %)", acceptance_frac=0.05),
-    Plant("AL - 1: -7.5 %", acceptance_frac=0.075, least_regressed_frac=0.95),
-    Plant("AL: -5 % (AL - 1: -8.1 %)", acceptance_frac=0.081, least_regressed_frac=0.95),
-    Plant("AL - 1: -15 %", acceptance_frac=0.15, least_regressed_frac=0.95, most_used_frac=0.5),
-    Plant("speed: -3 %, tolerated 3 %", speed_frac=0.03, metric=_THROUGHPUT, tolerance_frac=0.03),
-    Plant("speed: -5 %", speed_frac=0.05, metric=_THROUGHPUT),
-    Plant("speed: -10 %", speed_frac=0.1, metric=_THROUGHPUT, least_regressed_frac=0.95),
+    AcceptanceLoss(name="AL - 1: -5 % (AL: -3 %)", loss_frac=0.05),
+    AcceptanceLoss(name="AL - 1: -7.5 %", loss_frac=0.075, least_regressed_frac=0.8),
+    AcceptanceLoss(name="AL - 1: -10 %", loss_frac=0.1, least_regressed_frac=0.95),
+    AcceptanceLoss(
+        name="AL - 1: -15 %", loss_frac=0.15, least_regressed_frac=0.95, most_used_frac=0.6
+    ),
 )
 """No more than 1 % may pass with a loss as large as tolerated, or larger."""
 
 
-def run_selftest(nights: int, trials: int = 300) -> tuple[str, bool]:
-    """The table of what is caught of planted changes, and whether the error rates are kept.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nights:
+    """A series of nights of speeds, and what must come of it.
+
+    Attributes:
+        name: what the machine is like and what is planted.
+        launch_frac: how launches differ, as a standard deviation of logarithms.
+        day_frac: how nights differ beyond that, for all cases alike.
+        own_frac: how nights differ beyond that, for each case on its own.
+        loss_frac: by how much the throughput of one case falls, 0..1.
+        everything_frac: by how much that of all cases falls.
+        since: the first night with the loss, from 1.
+        drift_frac: by how much it falls further on each night, instead of once.
+        nights: how many nights there are.
+        rerecorded: whether the baseline is recorded anew each night.
+        most_red_frac: of nights without a loss, how many may have anything red.
+        named_by: by which night after it began a loss must be named.
+        least_named_frac: in how many series it must be.
+    """
+
+    name: str
+    launch_frac: float
+    day_frac: float = 0.0
+    own_frac: float = 0.0
+    loss_frac: float = 0.0
+    everything_frac: float = 0.0
+    since: int = 1
+    drift_frac: float = 0.0
+    nights: int = 12
+    rerecorded: bool = False
+    most_red_frac: float = 0.01
+    named_by: int = 10
+    least_named_frac: float = 0.9
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether anything is lost."""
+        return bool(self.loss_frac or self.drift_frac)
+
+    def left_frac(self, night: int) -> float:
+        """Return what is left of the throughput on a night, 1 if nothing is lost."""
+        if self.drift_frac:
+            return (1 - self.drift_frac) ** night
+        return 1 - self.loss_frac if night >= self.since else 1.0
+
+    def all_left_frac(self, night: int) -> float:
+        """Return what is left of the throughput of all cases on a night."""
+        return 1 - self.everything_frac if night >= self.since else 1.0
+
+
+IDENTICAL = (
+    Nights(name="launches 1 %", launch_frac=0.01),
+    Nights(name="launches 1 %, nights 2 %", launch_frac=0.01, day_frac=0.02),
+    Nights(name="launches 2.6 %, nights 3.2 %", launch_frac=0.026, day_frac=0.032),
+    Nights(name="launches 5 %, nights 7 %", launch_frac=0.05, day_frac=0.07),
+    Nights(name="launches 2 %, nights 2 % of each case", launch_frac=0.02, own_frac=0.02),
+)
+STEPS_OF_SPEED = (
+    Nights(
+        name="-5 %, launches 2 %, nights 2 %",
+        launch_frac=0.02,
+        day_frac=0.02,
+        loss_frac=0.05,
+        since=11,
+        nights=20,
+    ),
+    # Where each case has nights of its own, false alarms bound what can be found: see judging.md.
+    Nights(
+        name="-5 %, launches 2 %, nights 2 % of each case",
+        launch_frac=0.02,
+        own_frac=0.02,
+        loss_frac=0.05,
+        since=11,
+        nights=20,
+        least_named_frac=0.3,
+    ),
+    Nights(name="-10 %, launches 5 %", launch_frac=0.05, loss_frac=0.1, since=11, nights=20),
+    Nights(
+        name="-30 %, launches 1 %, nights 2 %",
+        launch_frac=0.01,
+        day_frac=0.02,
+        loss_frac=0.3,
+        nights=1,
+        named_by=1,
+        least_named_frac=0.95,
+    ),
+    Nights(
+        name="-30 %, launches 5 %, nights 7 %",
+        launch_frac=0.05,
+        day_frac=0.07,
+        loss_frac=0.3,
+        nights=1,
+        named_by=1,
+        least_named_frac=0.95,
+    ),
+    Nights(
+        name="-0.5 % a night, launches 1 %",
+        launch_frac=0.01,
+        drift_frac=0.005,
+        nights=9,
+        named_by=9,
+        least_named_frac=0.5,
+    ),
+    Nights(
+        name="-0.5 % a night, recorded anew each night",
+        launch_frac=0.01,
+        drift_frac=0.005,
+        nights=15,
+        rerecorded=True,
+        named_by=15,
+        least_named_frac=0.5,
+    ),
+)
+
+
+@dataclass(slots=True)
+class NightCounts:
+    """What came of the nights of some series.
+
+    Attributes:
+        series: how many series there were.
+        nights: how many nights they had together.
+        red: on how many of them anything was red.
+        regressed: on how many of them something was REGRESSED.
+        named_on: of each series whose loss was named, on which night after it began, from 1.
+        dated: how many of them dated it within two nights.
+    """
+
+    series: int = 0
+    nights: int = 0
+    red: int = 0
+    regressed: int = 0
+    named_on: list[int] = field(default_factory=list)
+    dated: int = 0
+
+    def named_by(self, night: int) -> float:
+        """Return in which share of the series the loss was named by a night."""
+        return sum(named <= night for named in self.named_on) / max(self.series, 1)
+
+
+def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[str, bool]:
+    """Return the table of what is caught of planted losses, and whether the error rates are kept.
 
     Args:
-        nights: identical nights of 72 cases of 80 prompts; a quarter as many of 20 prompts.
-        trials: cases for each planted change.
+        series: how many series of nights are simulated of each kind.
+        trials: cases for each planted loss of acceptance.
+        cases: how many cases a night has.
     """
-    lines = [f"{'planted':36}{'PASS':>7}{'undecided':>14}{'REGRESSED':>11}{'prompts':>9}"]
+    lines = [f"{'planted':44}{'PASS':>7}{'undecided':>14}{'REGRESSED':>11}{'prompts':>9}"]
     kept = True
-    for seed, plant in enumerate(PLANTS, start=1):
-        outcomes, used_frac = try_plant(plant, trials, World(seed))
-        kept = kept and is_kept(plant, outcomes, used_frac)
+    for seed, loss in enumerate(LOSSES, start=1):
+        outcomes, used_frac = try_loss(loss, trials, World(seed))
+        kept = kept and is_kept(loss, outcomes, used_frac)
         passed, undecided, regressed = (count / trials for count in _counts(outcomes))
         lines.append(
-            f"{plant.name:36}{passed:>7.1%}{undecided:>14.1%}{regressed:>11.1%}{used_frac:>9.0%}"
+            f"{loss.name:44}{passed:>7.1%}{undecided:>14.1%}{regressed:>11.1%}{used_frac:>9.0%}"
         )
-    lines.append("")
-    for prompts, many in ((PROMPTS, nights), (20, math.ceil(nights / 4))):
-        alarms, verdicts = try_nights(many, prompts=prompts, seed=0)
-        kept = kept and alarms <= _MOST_ALARMS_FRAC * many
-        undecided_frac = _counts(verdicts)[1] / verdicts.total()
+    lines += ["", f"{'identical nights':44}{'nights':>7}{'red':>14}{'REGRESSED':>11}"]
+    for nights in IDENTICAL:
+        counts = try_nights(nights, series, cases=cases)
+        kept = kept and counts.red <= most_by_chance(counts.nights, nights.most_red_frac)
         lines.append(
-            f"{many} identical nights of {_CASES} cases of {prompts} prompts: {alarms} raised an"
-            f" alarm (at most {_MOST_ALARMS_FRAC:.0%} may); {undecided_frac:.2%} of"
-            f" {verdicts.total()} verdicts were undecided"
+            f"{nights.name:44}{counts.nights:>7}{counts.red / counts.nights:>14.1%}"
+            f"{counts.regressed / counts.nights:>11.1%}"
+        )
+    heads = f"{'series':>7}{'named':>14}{'dated':>11}{'by night':>9}"
+    lines += ["", f"{'a case that is slower':44}{heads}"]
+    for nights in STEPS_OF_SPEED:
+        counts = try_nights(nights, series, cases=cases)
+        named_frac = counts.named_by(nights.named_by)
+        missed = counts.series - round(named_frac * counts.series)
+        kept = kept and missed <= most_by_chance(counts.series, 1 - nights.least_named_frac)
+        lines.append(
+            f"{nights.name:44}{counts.series:>7}{named_frac:>14.0%}"
+            f"{counts.dated / counts.series:>11.0%}{nights.named_by:>9}"
         )
     lines.append("the error rates are kept" if kept else "THE ERROR RATES ARE NOT KEPT")
     return "\n".join(lines), kept
 
 
-def is_kept(plant: Plant, outcomes: Mapping[Outcome, int], used_frac: float) -> bool:
-    """Whether the outcomes of a plant are within its limits, allowing for chance."""
+def is_kept(loss: AcceptanceLoss, outcomes: Mapping[Outcome, int], used_frac: float) -> bool:
+    """Return whether the outcomes of a planted loss are within its limits, allowing for chance."""
     trials = sum(outcomes.values())
     passed, undecided, regressed = _counts(outcomes)
     chances = (
-        (passed, plant.most_passed_frac),
-        (undecided, plant.most_undecided_frac),
-        (regressed, plant.most_regressed_frac),
-        (trials - regressed, 1 - plant.least_regressed_frac),
+        (passed, loss.most_passed_frac),
+        (undecided, loss.most_undecided_frac),
+        (regressed, loss.most_regressed_frac),
+        (trials - regressed, 1 - loss.least_regressed_frac),
         # An extended case took as many prompts again.
-        (round((used_frac - 1) * trials), max(plant.most_used_frac - 1, 0.0)),
+        (round((used_frac - 1) * trials), max(loss.most_used_frac - 1, 0.0)),
     )
-    within = all(seen <= most_by_chance(trials, frac) for seen, frac in chances)
-    return within and (plant.most_used_frac > 1 or used_frac <= plant.most_used_frac)
+    within = all(count <= most_by_chance(trials, frac) for count, frac in chances)
+    return within and (loss.most_used_frac > 1 or used_frac <= loss.most_used_frac)
 
 
 def most_by_chance(trials: int, frac: float) -> int:
@@ -151,147 +300,207 @@ def most_by_chance(trials: int, frac: float) -> int:
 
 def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:
     """How many passed, were inconclusive, and regressed."""
-    passed = sum(outcomes.get(one, 0) for one in GOOD)
-    undecided = sum(outcomes.get(one, 0) for one in (Outcome.INCONCLUSIVE, Outcome.UNDECIDABLE))
+    passed = sum(outcomes.get(outcome, 0) for outcome in GOOD)
+    undecided = outcomes.get(Outcome.INCONCLUSIVE, 0)
     return passed, undecided, outcomes.get(Outcome.REGRESSED, 0)
 
 
-def try_plant(plant: Plant, trials: int, world: "World") -> tuple[Counter[Outcome], float]:
-    """The outcomes of a planted change, and the mean share of a case's prompts that they took.
-
-    Each is judged among the other figures of a night, among which it must stand out.
-    """
-    outcomes, used_frac = Counter[Outcome](), 0.0
-    night = [
-        Verdict(
-            case_id=f"other-{number}",
-            metric=metric.name,
-            outcome=Outcome.PASS,
-            comparison=Comparison(p_worse=0.5),
-        )
-        for number in range(world.cases - 1)
-        for metric in _metrics_of(simulated_case(0))
-    ]
+def try_loss(loss: AcceptanceLoss, trials: int, world: "World") -> tuple[Counter[Outcome], float]:
+    """Return the outcomes of a planted loss, and the mean share of a case's prompts they took."""
+    outcomes = Counter[Outcome]()
+    used_frac = 0.0
     for number in range(trials):
         case = simulated_case(number)
-        if plant.tolerance_frac is not None:
-            allowed = (plant.metric.name, plant.tolerance_frac)
-            case = dataclasses.replace(case, tolerances=(allowed,))
-        knowns = {case.id: world.known_of(case)}
-        launch = world.launch(case, knowns[case.id], plant, asked=[plant.metric])
+        known = world.known_of(case)
+        launch = world.launch(case, known, loss)
         used_frac += len(launch.acceptance.prompts if launch.acceptance else ()) / case.prompts
-        *_, verdict = world.judged([launch], knowns, plant, [plant.metric], night)
+        verdict = world.judged(launch, known)
         outcomes[verdict.outcome] += 1
     return outcomes, used_frac / trials
 
 
-def try_nights(nights: int, *, prompts: int, seed: int) -> tuple[int, Counter[Outcome]]:
-    """How many identical nights raised an alarm, and the outcomes of all verdicts."""
-    world = World(seed)
-    cases = [simulated_case(number, prompts=prompts) for number in range(_CASES)]
-    metrics = _metrics_of(cases[0])
-    alarms, outcomes = 0, Counter[Outcome]()
-    knowns: Mapping[str, CaseBaselines] = {}
-    for night in range(nights):
-        if night % _NIGHTS_PER_BASELINE == 0:
-            knowns = {case.id: world.known_of(case) for case in cases}
-        launches = [world.launch(case, knowns[case.id], NOTHING, asked=metrics) for case in cases]
-        found = Counter(one.outcome for one in world.judged(launches, knowns, NOTHING, metrics))
-        alarms += Outcome.REGRESSED in found
-        outcomes += found
-    return alarms, outcomes
+def try_nights(nights: Nights, series: int, *, cases: int) -> NightCounts:
+    """Return what comes of some series of nights, each on a machine of its own."""
+    counts = NightCounts(series=series)
+    for seed in range(series):
+        machine = Machine(seed, nights, cases)
+        for night in range(1, nights.nights + 1):
+            verdicts = machine.night(night)
+            counts.nights += 1
+            counts.red += any(verdict.fails for verdict in verdicts)
+            counts.regressed += any(verdict.outcome is Outcome.REGRESSED for verdict in verdicts)
+            named = [verdict for verdict in verdicts if machine.is_named(verdict)]
+            if named and nights.has_loss and night >= nights.since:
+                counts.named_on.append(night - nights.since + 1)
+                counts.dated += machine.is_dated(named[0], night)
+                break
+    return counts
+
+
+class Machine:
+    """Draws nights of speeds on a machine, judges them, and keeps their history.
+
+    Attributes:
+        nights: what the machine is like, and what is planted in its first case.
+        cases: the cases of a night.
+    """
+
+    def __init__(self, seed: int, nights: Nights, cases: int) -> None:
+        self.nights = nights
+        self.cases = [simulated_case(number) for number in range(cases)]
+        self._random = np.random.default_rng(seed)
+        self._records: dict[str, list[RunRecord]] = {case.id: [] for case in self.cases}
+        self._day = self._random.normal(0, nights.day_frac)
+        self._baselines = {
+            case.id: _baseline(self._recorded_launches(nights.own_frac)) for case in self.cases
+        }
+
+    def _recorded_launches(self, own_frac: float) -> tuple[dict[str, float], ...]:
+        """Draw the launches of a baseline, in one night."""
+        level = math.exp(self._random.normal(0, own_frac))
+        return tuple(self._speeds(level) for _ in range(_BASELINE_LAUNCHES))
+
+    def night(self, number: int) -> Sequence[Verdict]:
+        """Measure and judge all cases on a night, from 1, and keep it."""
+        self._day = self._random.normal(0, self.nights.day_frac)
+        launches: dict[str, list[Measurement]] = {}
+        own_levels = {case.id: self._random.normal(0, self.nights.own_frac) for case in self.cases}
+
+        def measure(case: Case) -> Measurement:
+            left_frac = self.nights.all_left_frac(number)
+            if case == self.cases[0]:
+                left_frac *= self.nights.left_frac(number)
+            left_frac *= math.exp(own_levels[case.id])
+            measurement = _measurement(case, self._speeds(left_frac))
+            launches.setdefault(case.id, []).append(measurement)
+            return measurement
+
+        confirmation = Confirmation(
+            known_of=self._known_of,
+            measure_afresh=lambda cases, _number: {case.id: measure(case) for case in cases},
+            nights=MachineNights(
+                baselines=self._baselines,
+                history=History({key: tuple(rows) for key, rows in self._records.items()}),
+                cases=len(self.cases),
+            ),
+        )
+        for case in self.cases:
+            first = measure(case)
+            for name in _SPEEDS:
+                confirmation.judge(METRICS[name], (first,))
+            confirmation.confirm()
+        confirmation.conclude()
+        verdicts = confirmation.verdicts
+        for case in self.cases:
+            of_case = [verdict for verdict in verdicts if verdict.case_id == case.id]
+            if self.nights.rerecorded:
+                speeds = [dict(launch.values) for launch in launches[case.id]]
+                while len(speeds) < _BASELINE_LAUNCHES:
+                    speeds.append(dict(measure(case).values))
+                self._baselines[case.id] = _baseline(tuple(speeds), f"{number:08}")
+            origin = RunOrigin(run=f"{number:08}", recorded=self.nights.rerecorded)
+            record = run_record(
+                origin, launches[case.id], of_case, _SETTINGS, self._baselines[case.id]
+            )
+            self._records[case.id].append(record)
+        return verdicts
+
+    def forget(self) -> None:
+        """Lose the history, as a cleaned working folder does."""
+        self._records = {case.id: [] for case in self.cases}
+
+    def is_named(self, verdict: Verdict) -> bool:
+        """Return whether a verdict names the loss that was planted."""
+        figure = (self.cases[0].id, _THROUGHPUT.name)
+        return verdict.figure == figure and verdict.outcome is Outcome.REGRESSED
+
+    def is_dated(self, verdict: Verdict, night: int) -> bool:
+        """Return whether a verdict dates the loss within two nights."""
+        since = int(verdict.since) if verdict.since.isdigit() else night
+        return abs(since - self.nights.since) <= _DATED_WITHIN_NIGHTS
+
+    def _known_of(self, case: Case) -> CaseBaselines:
+        return CaseBaselines(
+            environment=_ENVIRONMENT, settings=_SETTINGS, exact=self._baselines[case.id], spreads={}
+        )
+
+    def _speeds(self, left_frac: float) -> dict[str, float]:
+        """Draw the speeds of a launch tonight."""
+        speeds = {}
+        for name, value in _SPEEDS.items():
+            metric = METRICS[name]
+            level = self._day + self._random.normal(0, self.nights.launch_frac)
+            if metric is _THROUGHPUT:
+                level += math.log(left_frac)
+            speeds[name] = value * math.exp(metric.sign * level)
+        return speeds
+
+
+def _measurement(case: Case, speeds: Mapping[str, float]) -> Measurement:
+    return Measurement(
+        case=case, engine_version="simulated", target="", draft=None, replay=None, values=speeds
+    )
+
+
+def _baseline(
+    launches: tuple[dict[str, float], ...],
+    recorded_on: str = "0",
+    acceptance: StoredAcceptance | None = None,
+) -> Baseline:
+    return Baseline(
+        schema_version=SCHEMA_VERSION,
+        case=_SETTINGS,
+        environment=_ENVIRONMENT,
+        provenance=msgspec.structs.replace(_PROVENANCE, recorded_on=recorded_on),
+        acceptance=acceptance,
+        launches=launches,
+    )
 
 
 class World:
-    """Draws measurements on a machine, and the baselines that they are compared with.
+    """Draws acceptance, and the baselines that it is compared with."""
 
-    Launches differ by `launch_spread_frac`, a standard deviation of logarithms, which is told by
-    those of so many `cases` as a night has; `launches` is how many each baseline has.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        *,
-        launch_spread_frac: float = LAUNCH_SPREAD_FRAC,
-        launches: int = 3,
-        cases: int = _CASES,
-    ) -> None:
-        self.cases = cases
+    def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
-        self._launch_spread_frac, self._launches = launch_spread_frac, launches
         self._hardness: dict[str, Column] = {}
-        self._spreads = spreads_of(self._baseline() for _ in range(cases))
 
     def known_of(self, case: Case) -> CaseBaselines:
-        """A fresh baseline of a case, of twice its prompts."""
+        """Return a fresh baseline of a case, of twice its prompts."""
         hardness = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
         self._hardness[case.id] = hardness
-        baseline = self._baseline(stored_acceptance(self._acceptance(hardness, 0.0)))
-        detects = detects_against(baseline, case, self._spreads)
-        baseline = msgspec.structs.replace(baseline, detects=detects)
+        acceptance = stored_acceptance(self._acceptance(hardness, 0.0))
         return CaseBaselines(
-            environment=_ENVIRONMENT, settings=_SETTINGS, exact=baseline, spreads=self._spreads
-        )
-
-    def _baseline(self, acceptance: StoredAcceptance | None = None) -> Baseline:
-        return Baseline(
-            schema_version=SCHEMA_VERSION,
-            case=_SETTINGS,
             environment=_ENVIRONMENT,
-            provenance=_PROVENANCE,
-            acceptance=acceptance,
-            launches=tuple(self._speeds(1.0) for _ in range(self._launches)),
+            settings=_SETTINGS,
+            exact=_baseline((), acceptance=acceptance),
+            spreads={},
         )
 
-    def launch(
-        self, case: Case, known: CaseBaselines, plant: Plant, *, asked: Sequence[Metric]
-    ) -> Measurement:
-        """One launch of a case, measured until it is enough for what is asked."""
-        record = self._acceptance(self._hardness[case.id], shift_of(plant.acceptance_frac))
-        metrics = [metric for metric in asked if not metric.by_launch]
-        alone = len(metrics) == len(asked)
-        enough = (
-            enough_for(case, metrics, known, may_stop_early=alone) if metrics else has_all_prompts
-        )
+    def launch(self, case: Case, known: CaseBaselines, loss: AcceptanceLoss) -> Measurement:
+        """Return one launch of a case, measured until it is enough for its acceptance."""
+        record = self._acceptance(self._hardness[case.id], shift_of(loss.loss_frac))
+        enough = enough_for(case, _ACCEPTANCE_LENGTH, known, may_stop_early=True, cases=CASES)
         look = Look.EXTENDED
         for part in range(1, PARTS + 1):
             now = Look.FULL if part == PARTS else Look.EARLY
             so_far = _record(record.prompts[: case.prompts * part // PARTS])
             if enough(so_far, now):
-                look, record = now, so_far
+                look = now
+                record = so_far
                 break
-        measurement = dataclasses.replace(measured_prompts(case, record), look=look)
-        return self.again(measurement, plant)
+        return dataclasses.replace(measured_prompts(case, record), look=look)
 
-    def again(self, first: Measurement, plant: Plant) -> Measurement:
-        """A fresh launch: other speeds, and the same text, as greedy answers have."""
-        speeds = self._speeds(1 - plant.speed_frac)
-        return dataclasses.replace(first, values={**first.values, **speeds})
-
-    def judged(
-        self,
-        launches: Sequence[Measurement],
-        knowns: Mapping[str, CaseBaselines],
-        plant: Plant,
-        metrics: Sequence[Metric],
-        among: Sequence[Verdict] = (),
-    ) -> Sequence[Verdict]:
-        """Other verdicts, and those on launches after second looks at what needs them."""
-        firsts = {launch.case.id: launch for launch in launches}
+    def judged(self, launch: Measurement, known: CaseBaselines) -> Verdict:
+        """Return the verdict after a second look, where greedy answers repeat."""
         confirmation = Confirmation(
-            known_of=lambda case: knowns[case.id],
-            measure_afresh=lambda cases, _: {
-                case.id: self.again(firsts[case.id], plant) for case in cases
-            },
-            verdicts=list(among),
+            known_of=lambda _: known,
+            measure_afresh=lambda cases, _number: {case.id: launch for case in cases},
+            nights=MachineNights(baselines={}, cases=CASES),
         )
-        for launch in launches:
-            for metric in metrics:
-                confirmation.judge(metric, (launch,))
+        row = confirmation.judge(_ACCEPTANCE_LENGTH, (launch,))
         confirmation.confirm()
         confirmation.conclude()
-        return confirmation.verdicts
+        return confirmation.verdicts[row]
 
     def _acceptance(self, hardness: Column, shift: float) -> AcceptanceRecord:
         """Draw what prompts of some hardness (in logits) do; no two draws share a word."""
@@ -310,15 +519,6 @@ class World:
             for number, row in enumerate(zip(*columns, strict=True))
         ]
         return _record(prompts)
-
-    def _speeds(self, speed: float) -> dict[str, float]:
-        """The speeds of a launch that is so many times as fast as usual."""
-        return {
-            name: value
-            * (speed if METRICS[name].sign > 0 else 1 / speed)
-            * math.exp(self._random.normal(0, self._launch_spread_frac))
-            for name, value in _SPEEDS.items()
-        }
 
 
 def _record(prompts: Sequence[PromptAcceptance]) -> AcceptanceRecord:
@@ -359,12 +559,6 @@ def shift_of(loss_frac: float) -> float:
         enough = accepted(middle) / accepted(0.0) > 1 - loss_frac
         low, high = (low, middle) if enough else (middle, high)
     return high
-
-
-def _metrics_of(case: Case) -> tuple[Metric, ...]:
-    """What a simulated case can be judged by."""
-    found = (metric for metric in METRICS.values() if metric.is_judged(case))
-    return tuple(metric for metric in found if not metric.by_launch or metric.name in _SPEEDS)
 
 
 def simulated_case(number: int, *, prompts: int = PROMPTS) -> Case:

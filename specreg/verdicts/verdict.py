@@ -15,11 +15,9 @@ class Outcome(StrEnum):
     IMPROVED = "IMPROVED"
     """It is proven that the metric gained more than the tolerance. Record it to keep the gain."""
     REGRESSED = "REGRESSED"
-    """The metric is proven to be worse, and by more than the tolerance, on two launches."""
+    """The metric is proven to be worse: by more than the tolerance, or since an earlier night."""
     INCONCLUSIVE = "INCONCLUSIVE"
-    """The interval is too wide to prove either; the reason says what would decide it."""
-    UNDECIDABLE = "UNDECIDABLE"
-    """As INCONCLUSIVE, of a speed that the baseline said can't be decided on this machine."""
+    """One night proves neither. The test passes and says so, unless no number of nights would."""
     INVALID = "INVALID"
     """A check of the meter, the machine or the client failed, so the figure says nothing."""
     WRONG = "WRONG"
@@ -34,9 +32,9 @@ class Outcome(StrEnum):
 
 GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
 """Outcomes of a metric that was compared with a baseline and is no worse than tolerated."""
-JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE, Outcome.UNDECIDABLE}
+JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
 """Outcomes of a metric that was compared with a baseline."""
-SKIPPED = frozenset({Outcome.NOT_COMPARABLE, Outcome.UNDECIDABLE})
+SKIPPED = frozenset({Outcome.NOT_COMPARABLE})
 """Outcomes that are neither good nor bad. The test of such a verdict is skipped and says why."""
 
 
@@ -113,6 +111,10 @@ class Verdict:
         launches: how many launches were judged.
         needed_launches: of an undecided metric, how many launches would decide it: 0 where no
             number would, None where that isn't known.
+        nights: how many earlier runs it stands on, besides the baseline.
+        since: of a loss that has lasted, the run of its first night; empty for others.
+        needed_nights: of an undecided metric, how many nights would decide it: 0 where no number
+            would, None where that isn't known.
         softened: whether the test passes although the metric is INCONCLUSIVE.
         by_position_frac: of the oracle, by position of the draft, the share of the steps (0..1)
             that accepted so many drafts or more, and the share that must have; empty of others.
@@ -128,6 +130,9 @@ class Verdict:
     lacks: Lack | None = None
     launches: int = 1
     needed_launches: int | None = None
+    nights: int = 0
+    since: str = ""
+    needed_nights: int | None = None
     softened: bool = False
     by_position_frac: tuple[tuple[float, float], ...] = ()
 

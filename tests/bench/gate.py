@@ -17,19 +17,12 @@ from numpy.typing import NDArray
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.compare.judging import Decision, Rules, SideLaunch
 from specreg.compare.pairs import Group, Pair, Side, slots_of
-from specreg.verdicts.selftest import (
-    LAUNCH_SPREAD_FRAC,
-    PROMPT_SPREAD,
-    PROMPTS,
-    RATES,
-    STEPS,
-    accepted_frac,
-    shift_of,
-)
+from specreg.verdicts.selftest import PROMPT_SPREAD, PROMPTS, RATES, STEPS, accepted_frac, shift_of
 from tests.unit import builders
 from tests.unit.builders.gates import decision_of, launch
 
 CASES = 3
+LAUNCH_SPREAD_FRAC = 0.01
 LAUNCHES = 16
 _STEP_MS = 8.0
 _TTFT_MS = 40.0

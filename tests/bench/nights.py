@@ -1,7 +1,8 @@
 """Identical nights: records the tier `cpu` here, and runs it unchanged again and again.
 
 `nox -s nights -- 10` counts what became of the verdicts, and ends with status 1 where a night was
-red, which identical software mustn't be. Baselines and runs stay in `.specreg/nights`.
+red, which identical software mustn't be. Baselines, runs and their history stay in
+`.specreg/nights`.
 """
 
 import argparse
@@ -12,10 +13,6 @@ from collections import Counter
 from pathlib import Path
 
 from specreg.report.document import RunVerdict, load_verdict
-from specreg.verdicts.verdict import Outcome
-
-_LOSSES = {Outcome.REGRESSED, Outcome.WRONG, Outcome.INVALID}
-_MOST_INCONCLUSIVE = 1
 
 
 def suite(folder: Path, *arguments: str) -> tuple[RunVerdict | None, float]:
@@ -36,19 +33,23 @@ def main(nights: int, folder: Path, *arguments: str) -> int:
         _, took_s = suite(folder, "--update-baselines", "--reason=nights", *arguments)
         print(f"recorded in {took_s:.0f} s", flush=True)  # noqa: T201
     total = Counter[str]()
+    red_nights = 0
     for night in range(1, nights + 1):
-        verdict, took_s = suite(folder, *arguments)
-        outcomes = (
-            Counter(str(metric_verdict.outcome) for metric_verdict in verdict.verdicts)
-            if verdict
-            else Counter()
-        )
+        run, took_s = suite(folder, *arguments)
+        verdicts = run.verdicts if run else ()
+        outcomes = Counter(str(verdict.outcome) for verdict in verdicts)
         total.update(outcomes)
+        red = [verdict for verdict in verdicts if verdict.fails]
+        red_nights += bool(red) or not verdicts
+        known = max((verdict.nights for verdict in verdicts), default=0)
         summary = ", ".join(f"{count} {word}" for word, count in sorted(outcomes.items()))
-        print(f"night {night}, {took_s:.0f} s: {summary or 'no verdict'}", flush=True)  # noqa: T201
-    print(f"all: {', '.join(f'{count} {word}' for word, count in sorted(total.items()))}")  # noqa: T201
-    red = any(total[outcome] for outcome in _LOSSES) or not total
-    return int(red or total[Outcome.INCONCLUSIVE] > _MOST_INCONCLUSIVE)
+        line = f"night {night}, {took_s:.0f} s, {known} nights known: {summary or 'no verdict'}"
+        print(line, flush=True)  # noqa: T201
+        for verdict in red:
+            print(f"  red: {verdict.case_id} {verdict.metric}: {verdict.explanation}", flush=True)  # noqa: T201
+    counts = ", ".join(f"{count} {word}" for word, count in sorted(total.items()))
+    print(f"all: {counts}; {red_nights} of {nights} nights were red")  # noqa: T201
+    return int(bool(red_nights))
 
 
 if __name__ == "__main__":

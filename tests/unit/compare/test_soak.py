@@ -162,7 +162,7 @@ BURNT_IN = np.where(np.arange(BLOCKS) < BLOCKS // 10, 9.0, 3.0)
         (BURNT_IN, Outcome.PASS, ""),
         (
             3 + RNG.normal(scale=0.5, size=BLOCKS),
-            Outcome.UNDECIDABLE,
+            Outcome.INCONCLUSIVE,
             "60 min find a drift of 63.9% in an hour, about 300 min find 5.0%; it is no more than",
         ),
         (

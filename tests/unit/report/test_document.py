@@ -182,7 +182,7 @@ def test_the_status_is_that_of_the_worst_that_is_not_softened(outcomes: str, sta
 
 
 def test_properties_leave_out_what_is_absent() -> None:
-    known = {"case_id": "case", "metric": "m", "outcome": "PASS", "launches": "1"}
+    known = {"case_id": "case", "metric": "m", "outcome": "PASS", "launches": "1", "nights": "0"}
     known |= dict.fromkeys(("softened", "two_sided"), "False")
     by_name = dict(properties(verdict(Outcome.PASS)))
     assert by_name == {f"specreg.{name}": value for name, value in known.items()}

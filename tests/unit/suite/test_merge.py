@@ -96,7 +96,7 @@ def test_baselines_are_written_where_both_the_shards_and_the_merge_record(
 def test_how_to_judge_is_the_merging_side_s(machine: MergingMachine) -> None:
     shard = machine.shard(options=PlanOptions(inconclusive="warn"))
     done = machine.merge(shard)
-    words = "the shards ran with --specreg-inconclusive=warn, this merge judges with 'fail'"
+    words = "the shards ran with --specreg-inconclusive=warn, this merge judges with 'nights'"
     assert words in done.output
     assert words not in machine.merge(shard, arguments=("--inconclusive=warn",)).output
 

@@ -17,8 +17,10 @@ from specreg.core.reasons import Invalidity, Reason
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement, StoppingRule
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
-from specreg.stats.intervals import LEVELS, Look, t_quantile
+from specreg.stats.intervals import Look
 from specreg.verdicts.confirmation import Confirmation, enough_for
+from specreg.verdicts.history import History, RunRecord, settings_sha256
+from specreg.verdicts.nights import MachineNights
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders
 
@@ -26,9 +28,11 @@ SPEED = METRICS["throughput_tokens_per_s"]
 TIME = METRICS["tpot_p50_ms"]
 LENGTH = METRICS["acceptance_length_tokens"]
 USUAL = {SPEED.name: 100.0, TIME.name: 10.0}
-GOOD, BAD = builders.counts(2, 2, 2, 4), builders.counts(5, 3, 1, 1)
+GOOD = builders.counts(2, 2, 2, 4)
+BAD = builders.counts(5, 3, 1, 1)
 CASES = tuple(builders.with_concurrency(number) for number in range(1, 6))
-ONE, TWO = CASES[:2]
+ONE = CASES[0]
+TWO = CASES[1]
 
 Fresh = Mapping[Case, Sequence[Measurement | Reason]]
 """By case, what comes of each launch more."""
@@ -43,17 +47,35 @@ def launch(
     return builders.measurement(values, of=of, case=case)
 
 
-def known(within_frac: float = 0.001) -> CaseBaselines:
-    """A baseline of three usual launches, on a machine whose launches differ by so much."""
-    usual = builders.baseline(USUAL, USUAL, USUAL, of=GOOD)
-    return builders.known(usual, within_frac=within_frac, freedom=20)
+NIGHTS = 20
+USUAL_BASELINE = builders.baseline(USUAL, USUAL, USUAL, of=GOOD)
+
+
+def steady_nights(case: Case) -> tuple[RunRecord, ...]:
+    """Runs before tonight that hardly differed."""
+    return tuple(
+        RunRecord(
+            run=f"202612{night:02}",
+            case_id=case.id,
+            settings_sha256=settings_sha256(builders.SETTINGS),
+            engine_version="0.32.0",
+            draft_sha256="",
+            values={name: value * math.exp(0.003 * (-1) ** night) for name, value in USUAL.items()},
+            outcomes=dict.fromkeys(USUAL, "PASS"),
+        )
+        for night in range(1, NIGHTS + 1)
+    )
 
 
 Asked = list[tuple[list[Case], int]]
 
 
 def begin(
-    fresh: Fresh | None = None, of: CaseBaselines | None = None, *, softened: bool = False
+    fresh: Fresh | None = None,
+    *,
+    softened: bool = False,
+    holds_by_nights: bool = False,
+    nights: bool = True,
 ) -> tuple[Confirmation, Asked]:
     """A confirmation, and what it asks to be measured afresh: what is prepared, and no more."""
     asked: Asked = []
@@ -62,19 +84,32 @@ def begin(
         asked.append((list(cases), further))
         return {case.id: (fresh or {})[case][further - 1] for case in cases}
 
-    baselines, soft = of or known(), frozenset(METRICS) if softened else frozenset[str]()
-    run = Confirmation(known_of=lambda _: baselines, measure_afresh=measure, softened=soft)
+    by_case = {case.id: steady_nights(case) for case in CASES} if nights else {}
+    run = Confirmation(
+        known_of=lambda _: builders.known(USUAL_BASELINE, within_frac=0.001, freedom=20),
+        measure_afresh=measure,
+        nights=MachineNights(
+            baselines={case.id: USUAL_BASELINE for case in CASES}, history=History(by_case)
+        ),
+        softened=frozenset(METRICS) if softened else frozenset[str](),
+        holds_by_nights=holds_by_nights,
+    )
     return run, asked
 
 
-def concluded(run: Confirmation) -> list[Verdict]:
+def concluded(run: Confirmation) -> tuple[Verdict, ...]:
     """All verdicts, after fresh launches and the look at the whole run."""
     run.confirm()
     run.conclude()
     return run.verdicts
 
 
-USUALLY, FASTER, SLOWER, STALLED, OPEN = (launch(speed=one) for one in (100, 130, 80, 70, 96))
+USUALLY = launch()
+FASTER = launch(speed=130)
+SLOWER = launch(speed=80)
+STALLED = launch(speed=70)
+WITHIN = launch(speed=96)
+BEYOND = launch(speed=94.5)
 LOST = launch(of=BAD)
 FEW = dataclasses.replace(launch(), replay=Replay(acceptance=builders.acceptance(BAD)))
 BROKEN = dataclasses.replace(
@@ -83,48 +118,61 @@ BROKEN = dataclasses.replace(
     values={},
     invalid=dict.fromkeys(Family, Invalidity("REQUEST_FAILED", "prompt 'a'")),
 )
-LOST_LAST = (OPEN, OPEN, launch(speed=50))
 DIED = Reason(text="the server died, see its log")
-NO_LAUNCH_LEFT = "REGRESSED at a look, and no launch was left to confirm it"
-TWICE, NOT_TWICE = "seen on two launches, a first launch had", "which a fresh one didn't confirm"
-PASS, IMPROVED, REGRESSED = Outcome.PASS, Outcome.IMPROVED, Outcome.REGRESSED
-INCONCLUSIVE, INVALID = Outcome.INCONCLUSIVE, Outcome.INVALID
+TWICE = "seen on two launches, a first launch had"
+NOT_TWICE = "which a fresh one didn't confirm"
+PASS = Outcome.PASS
+IMPROVED = Outcome.IMPROVED
+REGRESSED = Outcome.REGRESSED
+INCONCLUSIVE = Outcome.INCONCLUSIVE
+INVALID = Outcome.INVALID
 
 
 @pytest.mark.parametrize(
-    ("metric", "first", "fresh", "within_frac", "outcome", "words"),
+    ("metric", "first", "fresh", "outcome", "words"),
     [
-        pytest.param(SPEED, USUALLY, (), 0.001, PASS, "", id="as-usual"),
-        pytest.param(SPEED, FASTER, (), 0.001, IMPROVED, "", id="faster"),
-        pytest.param(LENGTH, launch(), (), 0.001, PASS, "", id="accepts-as-usual"),
-        pytest.param(LENGTH, BROKEN, (), 0.001, INVALID, "REQUEST_FAILED", id="broken"),
-        pytest.param(LENGTH, FEW, (), 0.001, INCONCLUSIVE, "", id="had-its-extension"),
-        pytest.param(SPEED, SLOWER, (SLOWER,), 0.001, REGRESSED, TWICE, id="slower-twice"),
-        pytest.param(LENGTH, LOST, (LOST,), 0.001, REGRESSED, TWICE, id="accepts-less-twice"),
-        pytest.param(SPEED, STALLED, (FASTER,), 0.001, IMPROVED, NOT_TWICE, id="slower-once"),
-        pytest.param(LENGTH, LOST, (launch(),), 0.001, INCONCLUSIVE, NOT_TWICE, id="disagree"),
-        pytest.param(SPEED, STALLED, (USUALLY,) * 2, 0.016, PASS, "", id="stall-is-forgotten"),
-        pytest.param(SPEED, OPEN, (launch(speed=102),), 0.01, PASS, "", id="pooled"),
-        pytest.param(SPEED, OPEN, (OPEN,) * 3, 0.01, INCONCLUSIVE, "", id="three-more-at-most"),
-        pytest.param(SPEED, OPEN, (STALLED, USUALLY), 0.01, PASS, NOT_TWICE, id="late-once"),
-        pytest.param(SPEED, OPEN, (STALLED, SLOWER), 0.01, REGRESSED, TWICE, id="late-twice"),
-        pytest.param(SPEED, OPEN, LOST_LAST, 0.01, INCONCLUSIVE, NO_LAUNCH_LEFT, id="last"),
-        pytest.param(SPEED, SLOWER, (DIED,), 0.01, INVALID, str(DIED), id="loss-died"),
-        pytest.param(SPEED, OPEN, (DIED,), 0.01, INVALID, str(DIED), id="open-died"),
-        pytest.param(SPEED, SLOWER, (BROKEN,), 0.01, INVALID, "REQUEST_FAILED", id="loss-broken"),
-        pytest.param(SPEED, OPEN, (BROKEN,), 0.01, INVALID, "REQUEST_FAILED", id="open-broken"),
+        pytest.param(SPEED, USUALLY, (), PASS, "", id="as-usual"),
+        pytest.param(SPEED, FASTER, (), IMPROVED, "", id="faster"),
+        pytest.param(LENGTH, launch(), (), PASS, "", id="accepts-as-usual"),
+        pytest.param(LENGTH, BROKEN, (), INVALID, "REQUEST_FAILED", id="broken"),
+        pytest.param(LENGTH, FEW, (), INCONCLUSIVE, "", id="had-its-extension"),
+        pytest.param(SPEED, SLOWER, (SLOWER,), REGRESSED, "worse on 2 of 2", id="slower-twice"),
+        pytest.param(LENGTH, LOST, (LOST,), REGRESSED, TWICE, id="accepts-less-twice"),
+        pytest.param(LENGTH, LOST, (launch(),), INCONCLUSIVE, NOT_TWICE, id="disagree"),
+        pytest.param(
+            SPEED,
+            STALLED,
+            (FASTER,),
+            INCONCLUSIVE,
+            "1 of 2 launches",
+            id="a-stall-is-not-forgotten",
+        ),
+        pytest.param(
+            SPEED,
+            SLOWER,
+            (USUALLY,) * 3,
+            INCONCLUSIVE,
+            "worse on 1 of 4 launches",
+            id="slow-in-one-of-four",
+        ),
+        pytest.param(SPEED, WITHIN, (), INCONCLUSIVE, "", id="doubt-within-the-tolerance"),
+        pytest.param(SPEED, BEYOND, (USUALLY,), INCONCLUSIVE, "on 1 of 2", id="slow-once"),
+        pytest.param(SPEED, BEYOND, (BEYOND,), REGRESSED, "worse on 2 of 2", id="slow-twice"),
+        pytest.param(SPEED, SLOWER, (DIED,), INVALID, str(DIED), id="loss-died"),
+        pytest.param(SPEED, BEYOND, (DIED,), INVALID, str(DIED), id="open-died"),
+        pytest.param(SPEED, SLOWER, (BROKEN,), INVALID, "REQUEST_FAILED", id="loss-broken"),
+        pytest.param(SPEED, BEYOND, (BROKEN,), INVALID, "REQUEST_FAILED", id="open-broken"),
     ],
 )
 def test_a_figure_has_the_last_word_of_as_many_launches_as_it_needs(
     metric: Metric,
     first: Measurement,
     fresh: Sequence[Measurement | Reason],
-    within_frac: float,
     outcome: Outcome,
     words: str,
 ) -> None:
-    """What looks worse must do so again, alone; an open speed has further launches pooled."""
-    run, asked = begin({ONE: fresh}, known(within_frac))
+    """Launches go where something looks lost; a speed is judged by all of them together."""
+    run, asked = begin({ONE: fresh})
     run.judge(metric, [first])
     (verdict,) = concluded(run)
     assert verdict.outcome is outcome
@@ -134,51 +182,38 @@ def test_a_figure_has_the_last_word_of_as_many_launches_as_it_needs(
 
 def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> None:
     worse = {case: launch(case, speed=80.0, time_ms=12.0, of=BAD) for case in (ONE, TWO)}
-    run, asked = begin({ONE: [launch(ONE, speed=80.0, time_ms=12.0)], TWO: [launch(TWO)]})
+    run, asked = begin(
+        {ONE: [launch(ONE, speed=80.0, time_ms=12.0)], TWO: [launch(TWO, speed=80.0, time_ms=12.0)]}
+    )
     for case, metric in itertools.product((ONE, TWO), (SPEED, TIME, LENGTH)):
         run.judge(metric, [worse[case]])
     assert asked == []
-    outcomes = [one.outcome for one in concluded(run)]
+    outcomes = [verdict.outcome for verdict in concluded(run)]
     assert asked == [([ONE, TWO], 1)]
-    assert outcomes == [REGRESSED, REGRESSED, INCONCLUSIVE, PASS, PASS, INCONCLUSIVE]
+    assert outcomes == [REGRESSED, REGRESSED, INCONCLUSIVE] * 2
 
 
-def test_each_launch_more_has_its_share_of_the_level() -> None:
-    """At that of the first look two would pass; it takes a third."""
-    run, asked = begin({ONE: [launch(speed=99.5), launch(speed=98.0)]}, known(0.01))
-    run.judge(SPEED, [launch(speed=96.0)])
-    (verdict,) = concluded(run)
-    estimate, error = math.log(0.96 * 0.995) / 2, 0.01 * math.sqrt(1 / 2 + 1 / 3)
-    first, further = (
-        math.expm1(estimate - t_quantile(LEVELS[look], 20) * error)
-        for look in (Look.LAUNCH, Look.FURTHER_LAUNCH)
-    )
-    assert further < -0.05 < first
-    estimate, error = math.log(0.96 * 0.995 * 0.98) / 3, 0.01 * math.sqrt(1 / 3 + 1 / 3)
-    low = math.expm1(estimate - t_quantile(LEVELS[Look.FURTHER_LAUNCH], 20) * error)
-    assert (verdict.outcome, verdict.launches) == (PASS, 3)
-    assert verdict.comparison.low_frac == pytest.approx(low)
-    assert asked == [([ONE], 1), ([ONE], 2)]
-
-
-def test_what_chance_confirms_among_many_is_no_loss() -> None:
-    """Of five that looked worse one did so twice, at p = 0.28 %: a fifth of 1 % is needed."""
-    fresh = {case: [launch(case, speed=110.0)] for case in CASES} | {ONE: [launch(ONE, speed=93.1)]}
-    for others, outcome in (((), REGRESSED), (CASES[1:], INCONCLUSIVE)):
-        run, _ = begin(fresh, known(0.02))
-        for case in (*others, ONE):
-            run.judge(SPEED, [launch(case, speed=80.0)])
-        assert concluded(run)[-1].outcome is outcome
-
-
-def test_cases_that_all_became_slower_had_a_slow_machine() -> None:
-    slow = {case: launch(case, speed=80.0, of=BAD) for case in CASES}
+def test_what_all_cases_do_alike_is_known_when_the_run_is_over() -> None:
+    """Five cases are 40 % slower alike, and twenty nights tell that the machine never was."""
+    slow = {case: launch(case, speed=60.0) for case in CASES}
     run, _ = begin({case: [again] for case, again in slow.items()})
-    for metric, case in itertools.product((SPEED, LENGTH), CASES[:4]):
-        run.judge(metric, [slow[case]])
-    run.judge(SPEED, [launch(CASES[4])])
-    outcomes = [one.outcome for one in concluded(run)]
-    assert outcomes == [INVALID] * 4 + [REGRESSED] * 4 + [PASS]
+    for case in CASES:
+        run.judge(SPEED, [slow[case]])
+        run.confirm()
+    run.conclude()
+    assert {verdict.outcome for verdict in run.verdicts} == {REGRESSED}
+
+
+def test_a_case_that_is_slower_than_all_others_is_lost_on_a_slow_night() -> None:
+    """All cases are 4 % slower; one of them is 30 % slower, and it alone is red."""
+    launches = {case: launch(case, speed=96.0) for case in CASES}
+    launches[ONE] = launch(ONE, speed=70.0)
+    run, _ = begin({case: [measured] * 3 for case, measured in launches.items()})
+    for case in reversed(CASES):
+        run.judge(SPEED, [launches[case]])
+        run.confirm()
+    run.conclude()
+    assert [verdict.case_id for verdict in run.verdicts if verdict.outcome is REGRESSED] == [ONE.id]
 
 
 @pytest.mark.parametrize(
@@ -203,15 +238,33 @@ def test_a_baseline_that_can_not_be_read_is_none(
     assert verdict.lacks == (Lack.FILE if outcome is Outcome.NO_BASELINE else None)
 
 
-@pytest.mark.parametrize("softened", [False, True], ids=["strict", "softened"])
-def test_where_there_is_no_telling_a_test_passes_only_if_told_so(*, softened: bool) -> None:
-    fresh = {ONE: [launch(ONE, speed=96.0)] * 3, TWO: [launch(TWO, speed=80.0)]}
-    run, _ = begin(fresh, known(0.01), softened=softened)
+@pytest.mark.parametrize(
+    ("softened", "holds_by_nights", "holds"),
+    [
+        pytest.param(False, False, False, id="strict"),
+        pytest.param(True, False, True, id="softened"),
+        pytest.param(False, True, True, id="nights-will-tell"),
+    ],
+)
+def test_what_can_not_be_told_fails_where_nobody_will_tell_it(
+    *, softened: bool, holds_by_nights: bool, holds: bool
+) -> None:
+    fresh = {TWO: [launch(TWO, speed=80.0)]}
+    run, _ = begin(fresh, softened=softened, holds_by_nights=holds_by_nights)
     run.judge(SPEED, [launch(TWO, speed=80.0)])
-    run.judge(SPEED, [launch(speed=96.0)])
+    run.judge(SPEED, [WITHIN])
     loss, undecided = concluded(run)
     assert (loss.outcome, loss.holds) == (REGRESSED, False)
-    assert (undecided.outcome, undecided.holds) == (INCONCLUSIVE, softened)
+    assert (undecided.outcome, undecided.holds) == (INCONCLUSIVE, holds)
+
+
+def test_on_the_first_night_nobody_knows_how_nights_differ() -> None:
+    """A loss that would be plain after twenty nights may be the hour's."""
+    run, _ = begin({ONE: [SLOWER] * 3}, nights=False, holds_by_nights=True)
+    run.judge(SPEED, [SLOWER])
+    (verdict,) = concluded(run)
+    assert (verdict.outcome, verdict.holds) == (INCONCLUSIVE, True)
+    assert "nights would tell, 1 are known" in verdict.explanation
 
 
 def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() -> None:
@@ -229,7 +282,6 @@ def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() 
     assert verdict.explanation == "REGRESSED at a look, and the run ended before another"
 
 
-FIRST = METRICS["acceptance_pos1_frac"]
 SAME = builders.acceptance(builders.counts(8, 0, 6, 6), prompts=10)
 LESS = builders.acceptance(builders.counts(14, 0, 3, 3), prompts=10)
 
@@ -247,12 +299,12 @@ DOUBT = mixed(SAME, LESS, builders.acceptance(builders.counts(2, 0, 9, 9)))
 SUM = dataclasses.replace(DOUBT, prompts=())
 
 
-def rule(*metrics: Metric, may_stop_early: bool, recorded: bool = True) -> StoppingRule:
-    """Enough for these metrics of the case, against a baseline like SAME."""
+def rule(metric: Metric, *, may_stop_early: bool, recorded: bool = True) -> StoppingRule:
+    """Enough for a metric of the case, against a baseline like SAME."""
     baseline = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(SAME))
     known = builders.known(baseline if recorded else None)
     case = dataclasses.replace(builders.CASE, prompts=10)
-    return enough_for(case, metrics, known, may_stop_early=may_stop_early)
+    return enough_for(case, metric, known, may_stop_early=may_stop_early, cases=1)
 
 
 @pytest.mark.parametrize(
@@ -275,11 +327,3 @@ def test_a_plain_loss_stops_early_and_doubt_goes_on(
     assert rule(LENGTH, may_stop_early=may_stop_early)(acceptance, look) is enough
     unknown = rule(LENGTH, may_stop_early=may_stop_early, recorded=False)
     assert unknown(acceptance, look) is (look is Look.FULL), "more prompts tell nothing more"
-
-
-def test_the_first_metric_that_is_asked_for_decides_early() -> None:
-    counts = builders.counts(8, 0, 6, 6)
-    lost = dataclasses.replace(counts, position_counts=(10, 10, 10))  # the sum stays 30
-    record = builders.acceptance(lost, prompts=10)
-    assert not rule(LENGTH, FIRST, may_stop_early=True)(record, Look.EARLY)
-    assert rule(FIRST, may_stop_early=True)(record, Look.EARLY)

@@ -8,15 +8,27 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, RoundAcceptance, Source, StepCounts, View
 from specreg.baselines.comparison import CaseBaselines, compare
-from specreg.baselines.schema import Baseline, Detectable, stored_acceptance
+from specreg.baselines.schema import Baseline, stored_acceptance
 from specreg.core.reasons import Invalidity
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
-from specreg.stats.intervals import LEVELS, Look, Spread, t_quantile
-from specreg.verdicts.detection import detectable, detects_against
-from specreg.verdicts.judge import first_look, judge, outcome_of
+from specreg.stats.intervals import LEVELS, Effect, Look, Spread, t_quantile
+from specreg.stats.nights import NightSpread
+from specreg.stats.variance import Variance
+from specreg.verdicts.detection import detectable, detects_against, nights_to_hold
+from specreg.verdicts.judge import (
+    HELD_BY_NIGHTS,
+    LASTING,
+    MACHINE_MOVED,
+    JudgedBy,
+    first_look,
+    judge,
+    outcome_of,
+)
+from specreg.verdicts.nights import CommonEvidence, LastingLoss, NightEvidence
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders
+from tests.unit.builders.nights import nights_of
 
 LENGTH = METRICS["acceptance_length_tokens"]
 THROUGHPUT = METRICS["throughput_tokens_per_s"]
@@ -29,11 +41,20 @@ NO_BASELINE, NOT_COMPARABLE = Outcome.NO_BASELINE, Outcome.NOT_COMPARABLE
 known = builders.known
 
 
+def judged_launches(
+    metric: Metric, launches: list[Measurement], of: CaseBaselines, look: Look, cases: int = 1
+) -> Verdict:
+    """The verdict on some launches of one night."""
+    evidence = compare(launches, of)
+    judged_by = JudgedBy(nights=nights_of(metric, evidence), cases=cases)
+    return judge(metric, evidence, look, judged_by)
+
+
 def judged(
     metric: Metric, measurement: Measurement, of: CaseBaselines, look: Look | None = None
 ) -> Verdict:
     """The verdict on one launch."""
-    return judge(metric, compare([measurement], of), look or first_look(metric))
+    return judged_launches(metric, [measurement], of, look or first_look(metric))
 
 
 def of_length(length: float) -> StepCounts:
@@ -98,8 +119,7 @@ def test_a_change_either_way_is_judged_by_its_whole_interval(
 def test_a_test_is_green_only_when_something_was_compared_or_measured(outcome: Outcome) -> None:
     verdict = Verdict(case_id="case", metric="metric", outcome=outcome)
     assert verdict.holds == (outcome in {PASS, IMPROVED, Outcome.MEASURED})
-    skipped = outcome in {NOT_COMPARABLE, Outcome.UNDECIDABLE}
-    assert verdict.fails == (not verdict.holds and not skipped)
+    assert verdict.fails == (not verdict.holds and outcome is not NOT_COMPARABLE)
 
 
 @pytest.mark.parametrize(
@@ -174,9 +194,9 @@ def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     verdict = judge_speed(THROUGHPUT.name, 100.0, 100.0, 100.0, within_frac=0.03)
     reach = (t_quantile(LEVELS[Look.LAUNCH], 16) + t_quantile(0.01, 16)) * 0.03 * math.sqrt(1.5)
     assert verdict.comparison.mde_frac == pytest.approx(1 - math.exp(-reach))
-    assert verdict.explanation.startswith(
-        "its minimum detectable effect is 18.6% with 1 launch against 2, its tolerance 5.0%;"
-        " 12 launches would still be too few"
+    assert verdict.explanation == (
+        "tonight detects 18.6%, and its tolerance is 5.0% with 1 launch; about 9 nights would tell,"
+        " 1 are known"
     )
 
 
@@ -184,7 +204,7 @@ def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     ("within_frac", "launches", "recorded", "needed"),
     [
         pytest.param(0.01, 1, 6, 2, id="more-launches"),
-        pytest.param(0.02, 3, 3, 0, id="a-baseline-of-more"),
+        pytest.param(0.02, 3, 3, 4, id="one-more"),
         pytest.param(0.2, 1, 3, 0, id="a-wider-tolerance"),
     ],
 )
@@ -194,11 +214,8 @@ def test_how_many_launches_would_tell_comes_from_how_they_spread(
     baseline = builders.baseline(*({THROUGHPUT.name: 100.0} for _ in range(recorded)))
     of = known(baseline, within_frac=within_frac)
     measured = builders.measurement({THROUGHPUT.name: 96.5})
-    verdict = judge(THROUGHPUT, compare([measured] * launches, of), Look.LAUNCH)
+    verdict = judged_launches(THROUGHPUT, [measured] * launches, of, Look.LAUNCH)
     assert (verdict.outcome, verdict.needed_launches) == (INCONCLUSIVE, needed)
-    if needed:
-        again = judge(THROUGHPUT, compare([measured] * needed, of), Look.LAUNCH)
-        assert (again.comparison.mde_frac or 1) <= (again.comparison.tolerance_frac or 0)
 
 
 def spread_lengths(*accepted: int) -> AcceptanceRecord:
@@ -231,7 +248,7 @@ FEW, SUM = spread_lengths(*[15] * 4), dataclasses.replace(STEADY, prompts=())
     ("ours", "theirs", "look", "outcome", "words"),
     [
         pytest.param(ALIKE, STEADY, Look.FULL, PASS, "", id="alike"),
-        pytest.param(DOUBT, DOUBTED, Look.FULL, INCONCLUSIVE, "with 6 prompts, its", id="doubt"),
+        pytest.param(DOUBT, DOUBTED, Look.FULL, INCONCLUSIVE, "with 6 prompts", id="doubt"),
         pytest.param(WORSE, BEFORE, Look.FULL, REGRESSED, "by category: chat ", id="worse"),
         pytest.param(WORSE, BEFORE, Look.EARLY, INCONCLUSIVE, "", id="worse-and-early"),
         pytest.param(FEW, FEW, Look.FULL, INCONCLUSIVE, "4 prompts to", id="few"),
@@ -279,7 +296,7 @@ def test_a_goodput_of_nothing_regressed() -> None:
     )
     assert verdict.comparison.expected == pytest.approx(5.05, abs=0.001)
     launches = [builders.measurement({goodput.name: value}) for value in (0.0, 5.0)]
-    stalled = judge(goodput, compare(launches, of), Look.FURTHER_LAUNCH)
+    stalled = judged_launches(goodput, launches, of, Look.FURTHER_LAUNCH)
     assert stalled.outcome is INCONCLUSIVE
     assert stalled.explanation == "it is 0 in one launch, and isn't in another"
 
@@ -347,7 +364,6 @@ def tagged(**tags: str) -> Baseline:
 
 
 SGLANG = known(tagged(source=Source.SGLANG_REQUEST))
-UNSPREAD = dataclasses.replace(known(RECORDED), spreads={})
 EMPTY = known(builders.baseline())
 OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
 
@@ -364,7 +380,6 @@ OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
         (SPEEDUP, GAIN, GAIN_TOLD, NO_BASELINE, ", published is 1.5 (80 prompts); record one"),
         (THROUGHPUT, MEASURED, GAIN_TOLD, NO_BASELINE, "nothing recorded in 'cpu-intel-xeon"),
         (LENGTH, MEASURED, GAIN_TOLD, NO_BASELINE, "nothing recorded in 'cpu-intel-xeon"),
-        (THROUGHPUT, MEASURED, UNSPREAD, NO_BASELINE, "its spread takes two launches or more"),
         (THROUGHPUT, MEASURED, known(OF_TPOT), NO_BASELINE, "the baseline holds none"),
         (
             THROUGHPUT,
@@ -430,7 +445,7 @@ def test_how_many_launches_tell_follows_from_how_they_spread(
     within_frac: float, between_frac: float, recorded: int, *, decides: bool, launches: int
 ) -> None:
     spread = Spread(within_frac=within_frac, between_frac=between_frac, freedom=16)
-    found = detectable(THROUGHPUT, 0.05, recorded, spread)
+    found = detectable(THROUGHPUT, 0.05, recorded, spread, kind="gpu")
     assert (found.decides, found.launches, found.tolerance_frac) == (decides, launches, 0.05)
     assert (found.mde_frac <= 0.05) == decides
 
@@ -441,48 +456,129 @@ def test_each_speed_of_a_baseline_that_has_a_spread_is_told_of() -> None:
     del spreads[TPOT.name]
     case = dataclasses.replace(builders.CASE, tolerances=((THROUGHPUT.name, 0.2),))
     found = detects_against(builders.baseline(row, row), case, spreads)
-    assert found == {THROUGHPUT.name: detectable(THROUGHPUT, 0.2, 2, spreads[THROUGHPUT.name])}
+    assert found == {
+        THROUGHPUT.name: detectable(THROUGHPUT, 0.2, 2, spreads[THROUGHPUT.name], kind="cpu")
+    }
 
 
-def told(launches: int, tolerance_frac: float = 0.05, *, decides: bool = False) -> Baseline:
-    """A baseline that says what a run can tell of the throughput."""
-    detects = Detectable(
-        decides=decides, mde_frac=0.148, tolerance_frac=tolerance_frac, launches=launches
+def effect(change: float, error: float = 0.01) -> Effect:
+    """A change of logarithms, known well."""
+    return Effect(estimate_frac=change, error_frac=error, freedom=50)
+
+
+SINCE = LastingLoss(
+    effect=effect(-0.063), since="20261121T030000", nights=4, versions=("0.32.0", "0.33.0")
+)
+
+
+def night_evidence(change: float = 0.0, error: float = 0.01) -> NightEvidence:
+    """What nine nights say of a throughput that changed by so much."""
+    variance = Variance(value=error**2, freedom=50)
+    return NightEvidence(
+        effect=effect(change, error),
+        nights=9,
+        lasting=None,
+        together=None,
+        nights_together=1,
+        spread=NightSpread(night=variance, launch=variance),
     )
+
+
+def by_nights(evidence: NightEvidence) -> Verdict:
+    """The verdict on a throughput of one of 72 cases whose nights say so."""
     baseline = builders.baseline({THROUGHPUT.name: 100.0}, {THROUGHPUT.name: 100.0})
-    return msgspec.structs.replace(baseline, detects={THROUGHPUT.name: detects})
+    speed = 100 * math.exp(evidence.effect.estimate_frac)
+    measured = builders.measurement({THROUGHPUT.name: speed})
+    judged_by = JudgedBy(nights=evidence, cases=72)
+    return judge(THROUGHPUT, compare([measured], known(baseline)), Look.LAUNCH, judged_by)
+
+
+def test_a_loss_that_lasts_is_named_with_its_first_night_whatever_one_night_tells() -> None:
+    verdict = by_nights(dataclasses.replace(night_evidence(-0.03), lasting=SINCE))
+    assert (verdict.outcome, verdict.since) == (REGRESSED, "20261121T030000")
+    assert verdict.has_code(LASTING)
+    assert verdict.explanation == (
+        "LASTING: -6.1% since the night of 20261121T030000, over 4 nights; the engine went from"
+        " 0.32.0 to 0.33.0 on that night"
+    )
+
+
+def test_what_one_night_can_not_tell_the_nights_together_may_hold() -> None:
+    verdict = by_nights(
+        dataclasses.replace(night_evidence(error=0.03), together=effect(0.003), nights_together=5)
+    )
+    assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 10)
+    assert verdict.has_code(HELD_BY_NIGHTS)
+    assert verdict.explanation.endswith(
+        "it holds over the last 5 nights together, which lost no more than 2.1%"
+    )
 
 
 @pytest.mark.parametrize(
-    ("speed", "launches", "baseline", "outcome"),
+    ("error", "needed"),
+    [pytest.param(0.03, 8, id="some-nights"), pytest.param(0.3, 0, id="no-number-of-nights")],
+)
+def test_what_can_not_be_told_says_how_many_nights_would(error: float, needed: int) -> None:
+    """With half of the nights against the other half, within the time of a season."""
+    verdict = by_nights(night_evidence(error=error))
+    assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, needed)
+    spread = NightSpread(
+        night=Variance(value=error**2, freedom=50), launch=Variance(value=0.0, freedom=50)
+    )
+    assert nights_to_hold(THROUGHPUT, 0.05, spread) == needed
+    words = f"about {needed} nights would tell" if needed else "not even 100 nights would tell"
+    assert words in verdict.explanation
+
+
+@pytest.mark.parametrize(
+    ("change", "cases", "outcome"),
     [
-        pytest.param(100.0, 1, told(0), Outcome.UNDECIDABLE, id="said-so"),
-        pytest.param(100.0, 3, told(4), Outcome.UNDECIDABLE, id="too-few-launches"),
-        pytest.param(100.0, 4, told(4), INCONCLUSIVE, id="enough-launches"),
-        pytest.param(100.0, 1, told(1, decides=True), INCONCLUSIVE, id="said-otherwise"),
-        pytest.param(100.0, 1, told(0, 0.04), INCONCLUSIVE, id="said-so-of-less"),
-        pytest.param(100.0, 1, told(0, 0.06), Outcome.UNDECIDABLE, id="said-so-of-more"),
-        pytest.param(70.0, 1, told(0), REGRESSED, id="a-loss-is-red"),
-        pytest.param(130.0, 1, told(0), IMPROVED, id="a-gain"),
+        pytest.param(-0.075, 1, REGRESSED, id="one-case"),
+        pytest.param(-0.075, 10**9, INCONCLUSIVE, id="among-very-many"),
+        pytest.param(-0.2, 10**9, REGRESSED, id="clear-among-very-many"),
     ],
 )
-def test_what_a_baseline_said_beforehand_excuses_no_loss_and_only_doubt(
-    speed: float, launches: int, baseline: Baseline, outcome: Outcome
+def test_a_loss_is_clearer_the_more_cases_have_a_chance_to_look_worse(
+    change: float, cases: int, outcome: Outcome
 ) -> None:
-    measured = [builders.measurement({THROUGHPUT.name: speed})] * launches
-    of = known(baseline, within_frac=0.03 if speed == 100 else 0.02)
-    verdict = judge(THROUGHPUT, compare(measured, of), Look.LAUNCH)
+    baseline = builders.baseline({THROUGHPUT.name: 100.0}, {THROUGHPUT.name: 100.0})
+    measured = builders.measurement({THROUGHPUT.name: 100 * math.exp(change)})
+    of = known(baseline, within_frac=0.01, freedom=200)
+    verdict = judged_launches(THROUGHPUT, [measured], of, Look.LAUNCH, cases)
     assert verdict.outcome is outcome
 
 
-def test_an_undecidable_figure_says_the_bound_that_was_reached() -> None:
-    measured = builders.measurement({THROUGHPUT.name: 100.0})
-    verdict = judged(THROUGHPUT, measured, known(told(9), within_frac=0.03))
-    assert verdict.explanation == (
-        "this machine can't tell 5.0% with 4 launches, which detect 14.8%, 9 launches would; it"
-        " is no more than 10.5% worse"
-    )
-    assert (verdict.needed_launches, verdict.fails, verdict.holds) == (9, False, False)
+@pytest.mark.parametrize(
+    ("nights", "change", "outcome"),
+    [
+        pytest.param(9, -0.3, REGRESSED, id="nights-tell-how-much-the-machine-varies"),
+        pytest.param(2, -0.3, INVALID, id="too-few-nights-tell"),
+        pytest.param(9, -0.04, PASS, id="within-the-tolerance"),
+        pytest.param(9, 0.3, PASS, id="better"),
+    ],
+)
+def test_what_all_cases_do_alike_is_the_engines_where_nights_know_the_machine(
+    nights: int, change: float, outcome: Outcome
+) -> None:
+    """The case itself does as the others do."""
+    common = CommonEvidence(effect=effect(change, 0.03), lasting=None, nights=nights, cases=7)
+    verdict = by_nights(dataclasses.replace(night_evidence(), common=common))
+    assert verdict.outcome is outcome
+    assert verdict.has_code(MACHINE_MOVED) == (outcome in {REGRESSED, INVALID})
+
+
+def test_a_slower_night_of_the_whole_machine_is_left_out_and_said() -> None:
+    common = CommonEvidence(effect=effect(-0.08, 0.05), lasting=None, nights=9, cases=7)
+    verdict = by_nights(dataclasses.replace(night_evidence(), common=common))
+    assert verdict.outcome is PASS
+    assert verdict.explanation == "all 8 cases changed by -7.7% alike tonight, which is left out"
+
+
+def test_a_loss_of_all_cases_that_lasts_is_named() -> None:
+    common = CommonEvidence(effect=effect(-0.063, 0.05), lasting=SINCE, nights=9, cases=7)
+    verdict = by_nights(dataclasses.replace(night_evidence(), common=common))
+    assert (verdict.outcome, verdict.since) == (REGRESSED, "20261121T030000")
+    assert verdict.explanation.startswith("LASTING: all 8 cases alike: -6.1% since")
 
 
 @pytest.mark.parametrize(

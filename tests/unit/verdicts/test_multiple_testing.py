@@ -1,151 +1,165 @@
-"""A second look: what is seen twice, stands out among many, and isn't the machine's doing."""
+"""One decision for each draw of a case, and what several launches say of it."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import pytest
 
-from specreg.baselines.comparison import BaselineComparison, compare
-from specreg.measurement.metrics import Replay
-from specreg.verdicts.multiple_testing import blame_machine, hold_together
+from specreg.core.reasons import Reason
+from specreg.verdicts.multiple_testing import confirm, follow, seen_on
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
-from tests.unit import builders
 
 SPEED = "throughput_tokens_per_s"
 TIME = "tpot_p50_ms"
 LENGTH = "acceptance_length_tokens"
-WORSE, FINE = Outcome.REGRESSED, Outcome.PASS
+RATE = "acceptance_rate_frac"
+FIRST = "acceptance_pos1_frac"
+THIRD = "acceptance_pos3_frac"
+PASS = Outcome.PASS
+REGRESSED = Outcome.REGRESSED
+INCONCLUSIVE = Outcome.INCONCLUSIVE
 
 
 def verdict(
-    outcome: Outcome, *, case_id: str = "case", metric: str = SPEED, p: float = 0.001
+    metric: str, outcome: Outcome, change_frac: float = 0.0, *, case_id: str = "case"
 ) -> Verdict:
-    """A verdict on something that was compared."""
-    change = -0.2 if outcome is WORSE else 0.0
+    """A verdict on something that was compared, at a tolerance of 5 %."""
     return Verdict(
         case_id=case_id,
         metric=metric,
         outcome=outcome,
-        comparison=Comparison(change_frac=change, p_worse=p),
+        value=100.0,
+        comparison=Comparison(change_frac=change_frac, tolerance_frac=0.05),
     )
 
 
-def of_cases(*outcomes: Outcome, metric: str = SPEED) -> tuple[Verdict, ...]:
-    """A verdict for each of several cases."""
-    each = enumerate(outcomes)
-    return tuple(verdict(one, case_id=f"case-{number}", metric=metric) for number, one in each)
+def outcomes_of(*verdicts: Verdict) -> list[Outcome]:
+    return [each.outcome for each in follow(verdicts)]
 
 
-def outcomes(verdicts: Sequence[Verdict]) -> list[Outcome]:
-    return [one.outcome for one in verdicts]
-
-
-def among(chances: Sequence[float], figures: int) -> list[Verdict]:
-    """Losses of these chances, and others that hold, so many speeds in all."""
-    losses = [verdict(WORSE, case_id=f"case-{n}", p=p) for n, p in enumerate(chances)]
-    others = [verdict(FINE, case_id=f"fine-{n}", p=0.5) for n in range(figures - len(losses))]
-    return [*losses, *others]
-
-
-@pytest.mark.parametrize(
-    ("chances", "figures", "kept"),
-    [
-        pytest.param([0.009], 1, 1, id="one-alone-has-the-whole-level"),
-        pytest.param([0.006], 2, 0, id="one-of-two-has-half"),
-        pytest.param([0.004], 2, 1, id="less-than-half"),
-        pytest.param([0.002, 0.003, 0.0045, 0.009], 4, 4, id="each-has-what-the-last-left"),
-        pytest.param([0.002, 0.0035, 0.0045, 0.009], 4, 1, id="none-after-one-that-fails"),
-        pytest.param([0.0026, 0.0026, 0.0026, 0.0026], 4, 0, id="the-clearest-fails"),
-    ],
-)
-def test_what_stands_out_by_holm_is_kept(chances: list[float], figures: int, kept: int) -> None:
-    """Of four: at most 1/4, 1/3, 1/2 and the whole of 1 %, from the clearest on."""
-    held = hold_together(among(chances, figures))[: len(chances)]
-    assert outcomes(held) == [WORSE] * kept + [Outcome.INCONCLUSIVE] * (len(chances) - kept)
-
-
-def test_acceptance_and_speed_are_counted_apart_and_each_figure_once() -> None:
-    """Of 2 speeds 0.004 stands; of 3 acceptances it does not, one of them judged twice."""
-    speeds = [verdict(WORSE, p=0.004), verdict(FINE, metric=TIME, p=0.5)]
-    length = verdict(WORSE, metric=LENGTH, p=0.004)
-    others = [verdict(FINE, case_id=name, metric=LENGTH, p=0.5) for name in ("a", "b")]
-    held = hold_together([*speeds, length, length, *others])
-    assert outcomes(held) == [WORSE, FINE, *[Outcome.INCONCLUSIVE] * 2, FINE, FINE]
-
-
-@pytest.mark.parametrize("metric", [SPEED, TIME, "ttft_p50_ms", "goodput_requests_per_s"])
-def test_what_most_cases_do_alike_is_the_machines_doing(metric: str) -> None:
-    verdicts = of_cases(WORSE, FINE, WORSE, Outcome.INCONCLUSIVE, WORSE, metric=metric)
-    blamed, no = blame_machine(verdicts, {}), Outcome.INVALID
-    assert outcomes(blamed) == [no, FINE, no, Outcome.INCONCLUSIVE, no]
-    assert blamed[0].explanation == (
-        "MACHINE_MOVED: 3 of 5 cases became worse alike, so it isn't this case's doing; quieten"
-        " the machine and run again, or compare two engines side by side"
-    )
-    assert (blamed[1], blamed[3]) == (verdicts[1], verdicts[3])
-
-
-COMPARED = of_cases(WORSE, WORSE, WORSE, FINE, FINE, FINE)
-ALSO = of_cases(WORSE, WORSE, WORSE, FINE, FINE, FINE, metric=TIME)
-INVALID = (Verdict(case_id="invalid", metric=SPEED, outcome=Outcome.INVALID),)
-OTHER = of_cases(*[WORSE] * 4, metric=LENGTH)
-
-
-@pytest.mark.parametrize(
-    "verdicts",
-    [
-        pytest.param(of_cases(WORSE, WORSE, FINE, FINE), id="half-of-four"),
-        pytest.param(of_cases(WORSE, WORSE, WORSE), id="all-of-three"),
-        pytest.param(of_cases(WORSE, WORSE, WORSE) + INVALID, id="three-that-were-compared"),
-        pytest.param(COMPARED + ALSO, id="half-in-either-metric"),
-        pytest.param(of_cases(WORSE, FINE, FINE, FINE) + OTHER, id="acceptance-beside-a-speed"),
-    ],
-)
-def test_what_fewer_do_is_not(verdicts: tuple[Verdict, ...]) -> None:
-    assert blame_machine(iter(verdicts), {}) == verdicts
-
-
-def beside_control(
-    tokens: int, *, within_frac: float = 0.001, tolerance_frac: float = 0.05
-) -> BaselineComparison:
-    """A launch beside a control that delivered so many tokens in a second, of 1000 recorded."""
-    replay = Replay(control_rounds=(builders.replayed(0, 10**9, tokens),))
-    case = dataclasses.replace(builders.CASE, tolerances=((SPEED, tolerance_frac),))
-    launch = dataclasses.replace(builders.measurement({SPEED: 80.0}, case=case), replay=replay)
-    control = builders.baseline({SPEED: 1000.0})
-    known = builders.known(control=control, within_frac=within_frac, freedom=20)
-    return compare([launch], known)
-
-
-@pytest.mark.parametrize(
-    ("metric", "tokens"),
-    [
-        pytest.param(SPEED, 1000, id="a-control-that-stays"),
-        *((metric, 500) for metric in ("speedup_ratio", LENGTH, "acceptance_pos1_frac")),
-    ],
-)
-def test_what_is_no_fault_of_the_machine_stays(metric: str, tokens: int) -> None:
-    """Speculation became slower everywhere; and neither speedup nor acceptance is the machine's."""
-    losses = of_cases(*[WORSE] * 6, metric=metric)
-    comparisons = {(one.case_id, one.metric): beside_control(tokens) for one in losses}
-    assert blame_machine(losses, comparisons) == losses
-
-
-@pytest.mark.parametrize(
-    ("comparison", "outcome"),
-    [
-        pytest.param(beside_control(900), Outcome.INVALID, id="it-became-worse-too"),
-        pytest.param(beside_control(1000), WORSE, id="it-did-not-move"),
-        pytest.param(beside_control(1100), WORSE, id="it-became-better"),
-        pytest.param(beside_control(960), WORSE, id="by-less-than-tolerated"),
-        pytest.param(beside_control(900, within_frac=0.1), WORSE, id="perhaps-by-chance"),
-        pytest.param(beside_control(900, tolerance_frac=0.2), WORSE, id="a-wider-tolerance"),
-    ],
-)
-def test_what_the_server_beside_it_does_too_is_the_machines_doing(
-    comparison: BaselineComparison, outcome: Outcome
+@pytest.mark.parametrize("leader", [PASS, REGRESSED, INCONCLUSIVE, Outcome.IMPROVED])
+@pytest.mark.parametrize("follower", [PASS, REGRESSED, INCONCLUSIVE])
+def test_the_figures_of_a_draw_follow_the_one_that_decides(
+    leader: Outcome, follower: Outcome
 ) -> None:
-    (blamed,) = blame_machine([verdict(WORSE)], {("case", SPEED): comparison})
-    assert blamed.outcome is outcome
-    why = "MACHINE_MOVED: the server without speculation beside it became 10.0% worse too"
-    assert blamed.explanation.startswith(why if outcome is Outcome.INVALID else "")
+    """They are one draw, so that five figures aren't five chances to be red."""
+    decided = outcomes_of(
+        verdict(RATE, follower),
+        verdict(LENGTH, leader),
+        verdict(FIRST, follower),
+        verdict(SPEED, leader),
+        verdict(TIME, follower),
+    )
+    assert decided == [leader] * 5
+
+
+def test_each_case_and_each_draw_decides_for_itself() -> None:
+    decided = outcomes_of(
+        verdict(LENGTH, REGRESSED),
+        verdict(RATE, PASS),
+        verdict(SPEED, PASS),
+        verdict(TIME, PASS),
+        verdict(LENGTH, PASS, case_id="other"),
+        verdict(RATE, REGRESSED, case_id="other"),
+    )
+    assert decided == [REGRESSED, REGRESSED, PASS, PASS, PASS, PASS]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.INVALID, Outcome.NO_BASELINE, Outcome.NOT_COMPARABLE])
+def test_what_was_not_compared_neither_leads_nor_follows(outcome: Outcome) -> None:
+    assert outcomes_of(verdict(LENGTH, outcome), verdict(RATE, PASS)) == [outcome, PASS]
+    assert outcomes_of(verdict(LENGTH, PASS), verdict(RATE, outcome)) == [PASS, outcome]
+
+
+def test_a_figure_that_is_selected_alone_decides_for_itself() -> None:
+    assert outcomes_of(verdict(RATE, REGRESSED)) == [REGRESSED]
+
+
+@pytest.mark.parametrize(
+    ("first_change_frac", "decided"),
+    [
+        pytest.param(-0.01, REGRESSED, id="the-first-is-kept"),
+        pytest.param(-0.04, PASS, id="the-first-lost-too"),
+    ],
+)
+def test_a_later_position_is_judged_by_itself_where_the_first_is_kept(
+    first_change_frac: float, decided: Outcome
+) -> None:
+    """A drafter whose later heads broke loses less of its length than is tolerated."""
+    *_, third = follow(
+        [
+            verdict(LENGTH, PASS, -0.04),
+            verdict(FIRST, PASS, first_change_frac),
+            verdict(THIRD, REGRESSED, -0.3),
+        ]
+    )
+    assert third.outcome is decided
+
+
+def test_a_figure_that_follows_says_which_one_decided_and_why() -> None:
+    lost = dataclasses.replace(
+        verdict(LENGTH, REGRESSED, -0.1), reason=Reason(text="by category: chat 2 -> 1.5")
+    )
+    _, rate = follow([lost, verdict(RATE, PASS)])
+    assert rate.explanation == "by category: chat 2 -> 1.5; decided by acceptance_length_tokens"
+    assert not rate.holds
+
+
+def of_speed(outcome: Outcome, change_frac: float) -> Verdict:
+    return verdict(SPEED, outcome, change_frac)
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "outcome", "words"),
+    [
+        pytest.param(
+            of_speed(REGRESSED, -0.2),
+            [of_speed(REGRESSED, -0.22), of_speed(REGRESSED, -0.18)],
+            REGRESSED,
+            "worse on 2 of 2 launches",
+            id="on-both",
+        ),
+        pytest.param(
+            of_speed(REGRESSED, -0.2),
+            [of_speed(REGRESSED, -0.4), of_speed(PASS, -0.01)],
+            INCONCLUSIVE,
+            "worse on 1 of 2 launches",
+            id="on-one-which-takes-the-mean-along",
+        ),
+        pytest.param(
+            of_speed(PASS, -0.03),
+            [of_speed(REGRESSED, -0.1), of_speed(PASS, 0.04)],
+            INCONCLUSIVE,
+            "slow on 1 of 2 launches",
+            id="a-slow-launch-is-not-forgotten",
+        ),
+        pytest.param(
+            of_speed(PASS, -0.01),
+            [of_speed(INCONCLUSIVE, -0.06), of_speed(PASS, 0.04)],
+            PASS,
+            "",
+            id="no-launch-was-slow-for-sure",
+        ),
+    ],
+)
+def test_a_speed_is_lost_if_two_launches_show_it(
+    together: Verdict, alone: list[Verdict], outcome: Outcome, words: str
+) -> None:
+    judged = seen_on(together, alone)
+    assert judged.outcome is outcome
+    assert words in judged.explanation
+
+
+@pytest.mark.parametrize(
+    ("second", "outcome", "words"),
+    [
+        (REGRESSED, REGRESSED, "seen on two launches, a first launch had 100"),
+        (PASS, INCONCLUSIVE, "a first launch had 100, which a fresh one didn't confirm"),
+        (INCONCLUSIVE, INCONCLUSIVE, "which a fresh one didn't confirm"),
+    ],
+)
+def test_acceptance_is_lost_if_a_fresh_launch_loses_it_too(
+    second: Outcome, outcome: Outcome, words: str
+) -> None:
+    confirmed = confirm(verdict(LENGTH, REGRESSED, -0.2), verdict(LENGTH, second))
+    assert confirmed.outcome is outcome
+    assert words in confirmed.explanation

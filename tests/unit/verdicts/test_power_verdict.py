@@ -21,10 +21,11 @@ from specreg.report.tables import render_figures
 from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from specreg.telemetry.sensor import Scope, State
-from specreg.verdicts.judge import first_look, judge
-from specreg.verdicts.multiple_testing import confirm
+from specreg.verdicts.judge import JudgedBy, first_look, judge
+from specreg.verdicts.multiple_testing import seen_on
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
+from tests.unit.builders.nights import nights_of
 
 SPEED = "throughput_tokens_per_s"
 ENERGY, WATTS = METRICS["energy_j_per_token"], METRICS["power_w"]
@@ -52,7 +53,10 @@ KNOWN = builders.known(
 def judged(name: str, power: PowerRecord | None, *before: Measurement) -> Verdict:
     """The verdict on launches of which the last took 6,000 tokens in a minute."""
     metric = METRICS[name]
-    return judge(metric, compare([*before, measured(power)], KNOWN), first_look(metric))
+    comparison = compare([*before, measured(power)], KNOWN)
+    return judge(
+        metric, comparison, first_look(metric), JudgedBy(nights=nights_of(metric, comparison))
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,10 +163,12 @@ def test_a_slow_gpu_is_seen_though_its_meter_is_out_of_order_and_in_an_earlier_l
 def test_watts_that_go_the_other_way_on_a_fresh_launch_confirm_nothing(
     again_j: float, outcome: Outcome
 ) -> None:
-    first = judged(WATTS.name, builders.power(14_000))
+    first_record = builders.power(14_000)
+    first = judged(WATTS.name, first_record)
     second = judged(WATTS.name, builders.power(again_j))
     assert (first.outcome, second.outcome) == (Outcome.REGRESSED, Outcome.REGRESSED)
-    assert confirm(first, second).outcome is outcome
+    together = judged(WATTS.name, builders.power(again_j), measured(first_record))
+    assert seen_on(together, [first, second]).outcome is outcome
 
 
 @dataclass(slots=True)

@@ -1,0 +1,137 @@
+"""The nights of a machine: which runs count, and what the others did on the same night."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from specreg.measurement.metrics import METRICS
+from specreg.verdicts.history import History, RunRecord, baseline_sha256, settings_sha256
+from specreg.verdicts.nights import MachineNights, NightEvidence
+from tests.unit import builders
+
+SPEED = METRICS["throughput_tokens_per_s"]
+BASELINE = builders.baseline(*({SPEED.name: value} for value in (99.0, 100.0, 101.0)))
+CASES = tuple(f"case-{number}" for number in range(8))
+
+
+def record(
+    case_id: str,
+    night: int,
+    speed: float = 100.0,
+    **fields: Any,  # noqa: ANN401 - any field of a record
+) -> RunRecord:
+    """A run after the baseline was recorded, on 2026-11-21."""
+    plain = RunRecord(
+        run=f"202612{night:02}",
+        case_id=case_id,
+        settings_sha256=settings_sha256(builders.SETTINGS),
+        engine_version="0.32.0",
+        draft_sha256="",
+        values={SPEED.name: speed},
+        outcomes={SPEED.name: "PASS"},
+    )
+    return msgspec.structs.replace(plain, **fields)
+
+
+def machine(records: list[RunRecord], cases: tuple[str, ...] = CASES) -> MachineNights:
+    by_case = {
+        case_id: tuple(each for each in records if each.case_id == case_id) for case_id in cases
+    }
+    return MachineNights(
+        baselines=dict.fromkeys(cases, BASELINE), history=History(by_case), cases=len(cases)
+    )
+
+
+def tonight(nights: MachineNights, speeds: dict[str, float], case_id: str) -> NightEvidence:
+    """What the nights say of a case, after all cases were measured tonight."""
+    for name, speed in speeds.items():
+        nights.add(name, SPEED, [speed])
+    evidence = nights.evidence(case_id, SPEED, tolerance_frac=0.05)
+    assert evidence is not None
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("fields", "counts"),
+    [
+        pytest.param({}, 1, id="as-usual"),
+        pytest.param({"settings_sha256": "other"}, 0, id="other-settings"),
+        pytest.param({"outcomes": {SPEED.name: "INVALID"}}, 0, id="invalid"),
+        pytest.param({"run": "20261101"}, 0, id="before-the-baseline"),
+    ],
+)
+def test_a_run_counts_if_it_is_comparable_and_valid(fields: dict[str, Any], counts: int) -> None:
+    nights = machine([record("case-0", 1, **fields)], ("case-0",))
+    assert tonight(nights, {"case-0": 100.0}, "case-0").nights == counts
+
+
+def test_a_baseline_recorded_anew_continues_the_nights_unless_its_level_was_accepted() -> None:
+    """A slow loss would hide in a baseline that is recorded each night."""
+    anew: dict[str, Any] = {"recorded": True, "baseline_sha256": baseline_sha256(BASELINE)}
+    before = [record("case-0", night, 100.0) for night in range(1, 6)]
+    hidden = machine([*before, record("case-0", 6, 90.0, **anew)], ("case-0",))
+    assert tonight(hidden, {"case-0": 90.0}, "case-0").effect.estimate_frac < -0.08
+    accepted = machine([*before, record("case-0", 6, 90.0, accepted=True, **anew)], ("case-0",))
+    assert tonight(accepted, {"case-0": 90.0}, "case-0").effect.estimate_frac == pytest.approx(0.0)
+
+
+def steady(speed: float = 100.0) -> list[RunRecord]:
+    """Six nights of all cases, each a little faster or slower than the last."""
+    return [
+        record(case_id, night, speed * math.exp(0.004 * (-1) ** (night + number)))
+        for night in range(1, 7)
+        for number, case_id in enumerate(CASES)
+    ]
+
+
+def test_what_all_cases_do_alike_is_taken_off_and_judged_by_itself() -> None:
+    evidence = tonight(machine(steady()), dict.fromkeys(CASES, 80.0), "case-0")
+    assert evidence.effect.estimate_frac == pytest.approx(0.0, abs=0.01)
+    assert evidence.common is not None
+    assert evidence.common.effect.estimate_frac == pytest.approx(math.log(0.8), abs=0.01)
+    assert (evidence.common.cases, evidence.common.nights) == (7, 6)
+
+
+def test_a_case_is_lost_by_how_it_differs_from_the_others() -> None:
+    speeds = dict.fromkeys(CASES, 90.0) | {"case-0": 72.0}
+    evidence = tonight(machine(steady()), speeds, "case-0")
+    assert evidence.effect.estimate_frac == pytest.approx(math.log(0.8), abs=0.02)
+
+
+def test_with_too_few_others_a_case_has_its_own_nights_alone() -> None:
+    few = CASES[:4]
+    records = [each for each in steady() if each.case_id in few]
+    evidence = tonight(machine(records, few), dict.fromkeys(few, 90.0), "case-0")
+    assert evidence.common is None
+    assert evidence.effect.estimate_frac == pytest.approx(math.log(0.9), abs=0.01)
+
+
+def test_another_machine_of_the_run_tells_nothing_of_tonight() -> None:
+    nights = machine(steady())
+    nights.hosts = {"case-0": "here"} | dict.fromkeys(CASES[1:], "there")
+    evidence = tonight(nights, dict.fromkeys(CASES, 90.0), "case-0")
+    assert evidence.common is None
+
+
+def test_a_loss_that_lasts_names_the_version_that_brought_it() -> None:
+    slower = [record("case-0", night, 85.0, engine_version="0.33.0") for night in range(7, 11)]
+    others = [
+        record(case_id, night, 100.0, engine_version="0.33.0")
+        for night in range(7, 11)
+        for case_id in CASES[1:]
+    ]
+    speeds = dict.fromkeys(CASES, 100.0) | {"case-0": 85.0}
+    lasting = tonight(machine([*steady(), *slower, *others]), speeds, "case-0").lasting
+    assert lasting is not None
+    assert (lasting.since, lasting.nights) == ("20261207", 5)
+    assert lasting.versions == ("0.32.0", "0.33.0")
+
+
+def test_a_baseline_that_becomes_known_late_keeps_what_tonight_measured() -> None:
+    nights = MachineNights(baselines={})
+    nights.know("case-0", BASELINE)
+    nights.add("case-0", SPEED, [100.0])
+    nights.know("case-1", BASELINE)
+    assert nights.evidence("case-0", SPEED, tolerance_frac=0.05) is not None
