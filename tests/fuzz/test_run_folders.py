@@ -23,7 +23,8 @@ from specreg.report.exports import FORMS
 from specreg.report.page import render_page
 from specreg.report.terminal import render_report
 from specreg.stats.intervals import Spread
-from specreg.suite.merge import merge_shards, open_merged
+from specreg.suite.document import run_verdict
+from specreg.suite.merge import last_end, merge_shards, open_merged
 from specreg.suite.options import Options
 from specreg.suite.plan import JOURNAL, PLAN
 from specreg.suite.shard_runs import load_shard, with_journal
@@ -92,6 +93,16 @@ def read_merged_journal(machine: MergingMachine, shard: Path, folder: Path, cont
     msgspec.json.encode(run.judge.verdicts)
 
 
+def read_merged_report(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
+    """The report of a shard, as a merge reads it beside what the shard measured."""
+    copy = shard_with(shard, folder, FILE_NAME, content)
+    shards = [load_shard(copy)]
+    context = open_merged(machine.root, Options(), shards, folder / "merged")
+    run, _ = merge_shards(context, shards, missing_is_invalid=True, ended_at=last_end(shards))
+    assert all(isinstance(one.failed_otherwise, bool) for one in shards)
+    msgspec.json.encode(run_verdict(run.result(), 0, cut_short=False))
+
+
 def read_report(folder: Path, content: bytes) -> None:
     """A report, in each form that is rendered from it alone, and beside another one."""
     (folder / FILE_NAME).write_bytes(content)
@@ -140,7 +151,12 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
     ]
     lines = b"".join(msgspec.json.encode(record) + b"\n" for record in past)
     histories = (Sample(content=lines, wrong=rows_of, read=read_history),)
-    return plans, journals, tuple(rendered_reports()), histories
+    report = Sample(
+        content=msgspec.json.encode(reports.REPORT),
+        wrong=json_of,
+        read=functools.partial(read_merged_report, machine, shard),
+    )
+    return plans, journals, (*rendered_reports(), report), histories
 
 
 def rendered_reports() -> Iterable[Sample]:
