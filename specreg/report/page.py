@@ -107,9 +107,15 @@ def render_page(report: Report, in_progress: str = "") -> str:
         line_names={color: case_id for case_id, color in case_colors(report.cases).items()},
         loads=list(gains_over_load(report.cases)),
         notes=render_notes(held, run.environment if is_run else None),
-        next_steps=next_of(report) or f"nothing needs to be done; the same again:\n  {again}",
+        next_steps=next_of(report) or f"{_what_is_left(report)}the same again:\n  {again}",
         cases=_in_order(known, (*dict(red_first), *verdicts_by_case, *known)),
     )
+
+
+def _what_is_left(report: Report) -> str:
+    """Return what there is to do where no command would help: nothing, if all is well."""
+    has_failed = any(answer.tone is Tone.BAD for answer in answers_of(report))
+    return "" if has_failed else "nothing needs to be done; "
 
 
 def _in_order(known: dict[str, CaseReport], case_ids: Sequence[str]) -> list[CaseReport]:
@@ -205,7 +211,9 @@ def _spaced_versions(versions: Sequence[Tick]) -> list[Tick]:
 
 def _readable(value: object) -> object:
     """Return what the page shows of a value. Markup is a macro's, whose values were shown so."""
-    if isinstance(value, int | float | Markup):
+    if isinstance(value, float):
+        return f"{value:.10g}"  # places of pictures, mostly; 126.0 is 126
+    if isinstance(value, int | Markup):
         return value
     return readable_block(str(value))
 

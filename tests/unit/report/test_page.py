@@ -21,7 +21,7 @@ from specreg.report.charts import (
     positions_by_method,
     speedup_picture,
 )
-from specreg.report.document import CaseReport, Report
+from specreg.report.document import CaseReport, Headline, Report, Tone, side_by_side
 from specreg.report.drawing import CurvePicture
 from specreg.report.failures import since_when
 from specreg.report.page import render_page
@@ -469,3 +469,12 @@ def test_the_page_of_a_run_that_goes_on_says_so_and_reloads_itself() -> None:
     assert "Where that time is long past, the run was killed." in page.text
     assert "What to type next" not in page.text
     assert "refresh" not in render_page(reports.REPORT)
+
+
+def test_a_gate_that_says_no_does_not_say_that_nothing_needs_to_be_done() -> None:
+    sides = side_by_side(reports.REPORT, reports.another())
+    assert "nothing needs to be done; the same again:" in Page(render_page(sides)).text
+    refusal = Headline(subject="DON'T", tone=Tone.BAD, text="B is worse")
+    refused = Page(render_page(msgspec.structs.replace(sides, answers=(refusal,)))).text
+    assert "nothing needs to be done" not in refused
+    assert "What to type next the same again: specreg report" in refused
