@@ -24,7 +24,7 @@ from specreg.report.drawing import (
     draw_intervals,
     spaced,
 )
-from specreg.report.failures import first_bad, moment_of
+from specreg.report.failures import first_bad, is_bad, moment_of
 from specreg.report.summary import tone_of
 from specreg.report.tables import axis_of, format_number, label_of, render_change, render_interval
 from specreg.telemetry.power_record import PowerRecord
@@ -379,7 +379,11 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
                 color="now",
                 points=plot.points(enumerate(values)),
                 dots=[
-                    (plot.x(number), plot.height(run.values[metric]), "bad")
+                    (
+                        plot.x(number),
+                        plot.height(run.values[metric]),
+                        "bad" if is_bad(run, metric) else "doubt",
+                    )
                     for number, run in enumerate(runs)
                     if not run.fine(metric)
                 ],

@@ -11,7 +11,7 @@ from specreg.engines.launch_facts import changed_facts
 from specreg.report.document import CaseReport, began_at, flat_fields
 from specreg.report.tables import label_of, render_value
 from specreg.verdicts.history import RunRecord, comparable
-from specreg.verdicts.verdict import JUDGED, Comparison, Verdict
+from specreg.verdicts.verdict import JUDGED, Comparison, Outcome, Verdict
 
 _VALUES_SHOWN = {"reprfuncargs", "reprlocals"}
 """What pytest calls the values of a function's arguments and variables in a traceback."""
@@ -219,9 +219,23 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
 
 
 def first_bad(runs: Sequence[RunRecord], metric: str) -> int:
-    """Return the index of the first run after the last fine one; 0 if no run was fine."""
+    """Return the index of the first run after the last fine one.
+
+    Returns:
+        0 if no run was fine, and the number of runs if the last one was. So it is if all runs after
+        the last fine one were INCONCLUSIVE: a night that can't tell is no loss.
+    """
     fine = [index for index, run in enumerate(runs) if run.fine(metric)]
-    return fine[-1] + 1 if fine else 0
+    start = fine[-1] + 1 if fine else 0
+    if any(is_bad(run, metric) for run in runs[start:]):
+        return start
+    return len(runs)
+
+
+def is_bad(run: RunRecord, metric: str) -> bool:
+    """Return whether a run judged a metric and proved it to be worse, or wrong."""
+    is_open = run.outcomes.get(metric) == Outcome.INCONCLUSIVE
+    return run.judged(metric) and not run.fine(metric) and not is_open
 
 
 def moment_of(run: RunRecord) -> str:

@@ -20,6 +20,9 @@ from specreg.verdicts.verdict import Outcome
 FILE_NAME = "history.html"
 MOST_NIGHTS = 30
 """So many of the last nights of a machine are shown."""
+_RECORDED = "B"
+"""The symbol of a run that recorded a baseline and judged nothing."""
+_PLAIN = "plain"
 _UNKNOWN = "·"
 """The symbol of an outcome that this specreg doesn't have: another one wrote the file."""
 
@@ -134,6 +137,7 @@ def render_trend(histories: Iterable[MachineHistory], now: dt.datetime) -> str:
         symbols={cell.symbol for cell in cells},
         made_at=f"{now:%Y-%m-%d %H:%M} UTC",
         most_nights=MOST_NIGHTS,
+        recorded=_RECORDED,
         unknown=_UNKNOWN,
     )
 
@@ -211,6 +215,14 @@ def _bad_runs(records: Sequence[RunRecord]) -> Iterator[tuple[str, RunRecord]]:
 
 def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:
     """Return the cell of a case in one night: its worst outcome, and which figures had it."""
+    if record.recorded:
+        return _Cell(
+            symbol=_RECORDED,
+            tone=_PLAIN,
+            text="recorded a baseline",
+            is_first_bad=False,
+            version=version,
+        )
     order = {str(outcome): number for number, outcome in enumerate(OUTCOMES)}
     worst = min(record.outcomes.values(), key=lambda name: order.get(name, len(order)), default="")
     symbol = _UNKNOWN

@@ -57,6 +57,21 @@ def test_a_case_that_recovered_is_fine() -> None:
     assert "not fine since" not in Page(text).text
 
 
+def test_nights_that_could_not_tell_are_no_loss() -> None:
+    text = trend(*reports.judged_runs(METRIC, "PASS", "INCONCLUSIVE", "INCONCLUSIVE"))
+    assert [tone for tone, _ in cells(text)] == ["good new", "doubt", "doubt"]
+    assert "all 1 cases fine" in Page(text).text
+    lost = trend(*reports.judged_runs(METRIC, "PASS", "INCONCLUSIVE", "REGRESSED"))
+    assert [tone for tone, _ in cells(lost)] == ["good new", "doubt first", "bad"]
+
+
+def test_a_run_that_recorded_a_baseline_is_shown_as_that() -> None:
+    (run,) = reports.judged_runs(METRIC, "MEASURED")
+    text = trend(msgspec.structs.replace(run, recorded=True))
+    assert cells(text) == [("plain new", "recorded a baseline; first run with 0.32.0")]
+    assert "a baseline was recorded" in Page(text).text
+
+
 def test_a_new_version_of_the_engine_is_marked_where_it_begins() -> None:
     runs = reports.judged_runs(METRIC, "PASS", "PASS", "PASS")
     upgraded = msgspec.structs.replace(runs[2], engine_version="0.33.0")
