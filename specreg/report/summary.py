@@ -124,11 +124,18 @@ def render_answers(answers: Sequence[Headline], *, color: bool) -> str:
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     """Return the tone of the worst of some verdicts; doubt if there are none."""
-    tones = {OUTCOMES[verdict.outcome].tone for verdict in verdicts}
+    tones = {_tone_of_verdict(verdict) for verdict in verdicts}
     for tone in (Tone.BAD, Tone.DOUBT, Tone.GOOD):
         if tone in tones:
             return tone
     return Tone.DOUBT
+
+
+def _tone_of_verdict(verdict: Verdict) -> Tone:
+    """Return the tone of a verdict; one that can't tell is bad where its test fails for it."""
+    if verdict.outcome is Outcome.INCONCLUSIVE and verdict.fails:
+        return Tone.BAD
+    return OUTCOMES[verdict.outcome].tone
 
 
 def notes_of(report: Report) -> Iterator[str]:

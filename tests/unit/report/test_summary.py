@@ -49,6 +49,12 @@ def test_each_outcome_has_its_colour_and_no_verdict_is_not_green() -> None:
         assert ("holds in" in texts(report)["acceptance"]) == (tone is Tone.GOOD)
 
 
+def test_what_can_not_be_told_is_red_only_where_its_test_fails() -> None:
+    undecided = dataclasses.replace(reports.HELD, outcome=Outcome.INCONCLUSIVE)
+    assert tones(judged(undecided))[0] is Tone.BAD
+    assert tones(judged(dataclasses.replace(undecided, softened=True)))[0] is Tone.DOUBT
+
+
 def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
     report = judged(
         reports.HELD,
