@@ -45,8 +45,8 @@ def seen_on(verdict: Verdict, alone: Sequence[Verdict]) -> Verdict:
     direction = -1 if (verdict.comparison.change_frac or 0.0) < 0 else 1
     changes = [direction * (each.comparison.change_frac or 0.0) for each in alone]
     beyond = sum(change_frac > tolerance_frac for change_frac in changes)
-    noun = "worse" if direction < 0 else "changed"
-    remark = f"{noun} on {beyond} of {len(alone)} launches"
+    how = "worse on" if direction < 0 else "changed on"
+    remark = f"{how} {beyond} of {len(alone)} launches"
     if verdict.outcome is Outcome.REGRESSED and beyond <= 1:
         verdict = dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE)
     elif verdict.outcome in {Outcome.PASS, Outcome.IMPROVED}:
