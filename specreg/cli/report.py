@@ -25,6 +25,7 @@ from specreg.report.exports import ALWAYS, FORMS, write_outputs
 from specreg.report.trend import FILE_NAME as TREND_FILE
 from specreg.report.trend import MachineHistory, load_histories, render_trend
 from specreg.report.vocabulary import declare_report_vocabulary
+from specreg.suite.options import FLAGS
 
 _MOST_RUNS = 2
 _FORMS = "; ".join(f"{name}: {form.description}" for name, form in FORMS.items())
@@ -73,7 +74,7 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
         check_name("form", name, FORMS, "specreg report --to")
     run_folder = _folder_of(root / USUAL.runs, names[0] if names else None)
     document = load_report(run_folder / FILE_NAME)
-    declare_report_vocabulary(document)
+    declare_report_vocabulary(document, *FLAGS)
     target = folder or run_folder
     if len(names) == _MOST_RUNS:
         first = document

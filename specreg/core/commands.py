@@ -18,6 +18,8 @@ LAUNCHER = "SPECREG_LAUNCHER"
 LAUNCHER_OPTIONS = "SPECREG_LAUNCHER_OPTIONS"
 """The variable in which a session of nox says which options it gives pytest by itself."""
 
+RUN_THE_SUITE = "pytest tests/perf"
+"""How the suite is run without a session of nox."""
 ATTACH_OPTION = "--specreg-attach"
 _OWN_OPTION = re.compile(
     r"--(?:specreg-[a-z-]+|engine|num-prompts|reason|update-baselines)(?:=[^\x00-\x1f]*)?"
@@ -38,7 +40,7 @@ def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
     """
     names = " or ".join(f"{case_id}-" for case_id in case_ids)
     chosen = [f"-k {_quoted(names)}"] if case_ids else []
-    launcher = os.environ.get(LAUNCHER) or "pytest tests/perf"
+    launcher = os.environ.get(LAUNCHER) or RUN_THE_SUITE
     given = shlex.split(os.environ.get(LAUNCHER_OPTIONS, ""))
     typed = [option for option in options if option not in given]
     command = " ".join(filter(None, (launcher, *chosen, shlex.join(typed))))

@@ -27,10 +27,11 @@ from specreg.core.commands import is_own_command, is_own_option, specreg_command
 from specreg.core.errors import ReportError
 from specreg.core.files import MIB, UNREADABLE, replace_file
 from specreg.core.names import ReportedCase
+from specreg.core.readable import readable_block
 from specreg.core.reasons import Reason
 from specreg.core.received import read_received, write_below
 from specreg.core.timeline import RunTime
-from specreg.core.values import check_plain_names, readable_values
+from specreg.core.values import check_plain_names, readable_values, with_texts
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.figures import Figures, SpeedupFigures
@@ -326,7 +327,8 @@ def load_report(path: Path) -> Report:
         advice = "run the tier again, or use the specreg of the run"
         raise ReportError(f"report '{path}': {error}; {advice}") from error
     else:
-        return readable_values(report)
+        # Secrets are hidden where it is shown, once the words that it is read by are known.
+        return with_texts(report, lambda text: readable_block(text, secrets=()))
 
 
 def _check_commands(report: Report) -> None:

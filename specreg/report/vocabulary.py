@@ -4,6 +4,7 @@ import functools
 from collections.abc import Iterable
 
 from specreg.baselines.schema import Baseline
+from specreg.core.commands import RUN_THE_SUITE
 from specreg.core.redaction import declare_words, unhidden
 from specreg.core.values import words_in
 from specreg.correctness.checks import CHECKS
@@ -25,11 +26,14 @@ def declare_vocabulary(cases: Iterable[Case], *names: str) -> None:
     declare_words(words)
 
 
-def declare_report_vocabulary(report: Report) -> None:
-    """Have no word be hidden that a report, which may be another machine's, is read by."""
+def declare_report_vocabulary(report: Report, *names: str) -> None:
+    """Have no word be hidden that a report is read by, and no other names.
+
+    The report may be another machine's.
+    """
     run = report.run
     case_ids = {case.case_id for case in report.cases}
-    declare_words({*_own_words(), run.run, run.tier, run.environment, *case_ids})
+    declare_words({*_own_words(), run.run, run.tier, run.environment, *case_ids, *names})
 
 
 def render_unhidden() -> str:
@@ -43,4 +47,4 @@ def render_unhidden() -> str:
 @functools.cache
 def _own_words() -> frozenset[str]:
     names = frozenset().union(METRICS, CHECKS, ENGINES, METHODS)
-    return names | words_in(Report, Line, Baseline, RunRecord, Case)
+    return names | {RUN_THE_SUITE} | words_in(Report, Line, Baseline, RunRecord, Case)

@@ -20,6 +20,7 @@ from specreg.servers.provision import why_no_program
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.machine import check_usable, gpus_of, remarks_on
 from specreg.suite.options import (
+    FLAGS,
     MOST_GPU_MEMORY_GIB,
     MOST_LAUNCHES_ASKED,
     MOST_PROMPTS_ASKED,
@@ -148,7 +149,7 @@ def open_context(
     clock = RunClock.start()
     run_folder = worker_folder or _run_folder(root / options.runs, options, clock)
     whole_run = run_folder.parents[1] if worker_folder else run_folder
-    declare_vocabulary(tier.cases, tier.name, environment.name, whole_run.name)
+    declare_vocabulary(tier.cases, tier.name, environment.name, whole_run.name, *FLAGS)
     context = RunContext(
         name=run_folder.name,
         root=root,

@@ -29,7 +29,7 @@ from specreg.suite.configure import load_cases
 from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
 from specreg.suite.group_judge import GroupJudge
 from specreg.suite.merged_cases import MergedCases
-from specreg.suite.options import Options
+from specreg.suite.options import FLAGS, Options
 from specreg.suite.plan import COPIED, JOURNAL, RunPlan, matrix_sha256
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.result import Run
@@ -257,7 +257,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     for shard in shards:
         _check_names(shard, tier)
     _empty(into)
-    declare_vocabulary(tier.cases, tier.name, plan.environment.name, plan.run, into.name)
+    declare_vocabulary(tier.cases, tier.name, plan.environment.name, plan.run, into.name, *FLAGS)
     began_at = min(shard.plan.began_at for shard in shards)
     return RunContext(
         name=re.sub(r"-\d+of\d+$", "", plan.run),

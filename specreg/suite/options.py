@@ -199,6 +199,10 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
     return field.metadata["flag"] or f"--specreg-{field.name.replace('_', '-')}"
 
 
+FLAGS = tuple(flag_of(field) for field in dataclasses.fields(Options))
+"""All flags. They stand in commands that are typed again, so no part of one is hidden."""
+
+
 def options_typed(arguments: Sequence[str]) -> Options:
     """Return the options among the arguments of pytest, and ignore all other arguments.
 

@@ -29,6 +29,8 @@ WORDS = {
     "KIND_CREDENTIALS": "schema_version",
     "CHECK_PASSWD": "lossless",
     "PROMPT_SECRET": "question",
+    "OPTION_KEY": "baselines",
+    "PROGRAM_KEY": "pytest tests",
 }
 """Variables that are called like a secret, with values that stand in each of our files."""
 
