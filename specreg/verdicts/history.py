@@ -69,7 +69,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, str]
     changes: dict[str, float] = {}
     baseline_sha256: str = ""
-    launches: int = 1
+    launches: Annotated[int, msgspec.Meta(ge=1)] = 1
     launch_values: dict[str, list[float]] = {}
     host: _Text = ""
     recorded: bool = False

@@ -73,8 +73,13 @@ LINE = msgspec.json.encode(past_run())
 
 @pytest.mark.parametrize(
     "torn",
-    [LINE[:-9], b'{"run": "20261121-0730"}', LINE.replace(b"PASS", b"\xff\xfe")],
-    ids=["cut-off", "of-another-form", "no-text"],
+    [
+        LINE[:-9],
+        b'{"run": "20261121-0730"}',
+        LINE.replace(b"PASS", b"\xff\xfe"),
+        LINE.replace(b'"launches":1', b'"launches":0'),
+    ],
+    ids=["cut-off", "of-another-form", "no-text", "without-a-launch"],
 )
 def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: bytes) -> None:
     before, after = past_run(tpot_p50_ms=8.0), past_run(run="20261122-0730", tpot_p50_ms=9.0)
