@@ -42,6 +42,7 @@ MACHINE_MOVED = "MACHINE_MOVED"
 COMMON_LEVEL = LEVEL / 20
 """How often chance may show a loss of all cases alike: it is red for many tests at once."""
 
+_DATE_DIGITS = 8
 _OTHER_CARD_FRAC = 0.1
 """How much the sensors of cards of one kind may differ: ±5 % each."""
 
@@ -652,13 +653,22 @@ def _with_lasting_loss(metric: Metric, verdict: Verdict, nights: NightEvidence |
 
 
 def _describe_lasting(metric: Metric, lasting: LastingLoss) -> str:
-    """Say since when something is worse: `-6.1 % since the night of 20261121T0300`."""
+    """Say since when something is worse: `-6.1% since the night of 2026-11-21, over 4 nights`."""
     changed_frac = metric.sign * to_frac(metric, lasting.effect.estimate_frac)
-    text = f"{changed_frac:+.1%} since the night of {lasting.since}, over {lasting.nights} nights"
+    since = _date_of(lasting.since)
+    text = f"{changed_frac:+.1%} since the night of {since}, over {lasting.nights} nights"
     before, after = lasting.versions
     if before and after and before != after:
         text = f"{text}; the engine went from {before} to {after} on that night"
     return text
+
+
+def _date_of(run: str) -> str:
+    """Return the date of a run, `2026-11-21`; its name if that doesn't begin with a date."""
+    digits = run[:_DATE_DIGITS]
+    if len(digits) < _DATE_DIGITS or not digits.isdigit():
+        return run
+    return f"{digits[:4]}-{digits[4:6]}-{digits[6:]}"
 
 
 def _beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEvidence) -> Verdict:

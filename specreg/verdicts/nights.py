@@ -341,13 +341,19 @@ class MetricNights:
     ) -> LastingLoss | None:
         """Return a loss that is proven at a level and has lasted until tonight."""
         change = lasting_loss(series, spread, least_frac=least_frac)
+        sign = 1
         if change is None and self.metric.two_sided:
+            # A rise is for the worse too.
+            sign = -1
             mirrored = [dataclasses.replace(night, level=-night.level) for night in series]
             change = lasting_loss(mirrored, spread, least_frac=least_frac)
         if change is None or change.effect.p_worse > level:
             return None
+        effect = change.effect
         return LastingLoss(
-            effect=change.effect, since=series[change.since].run, nights=len(series) - change.since
+            effect=dataclasses.replace(effect, estimate_frac=sign * effect.estimate_frac),
+            since=series[change.since].run,
+            nights=len(series) - change.since,
         )
 
 

@@ -498,7 +498,7 @@ def test_a_loss_that_lasts_is_named_with_its_first_night_whatever_one_night_tell
     assert (verdict.outcome, verdict.since) == (REGRESSED, "20261121T030000")
     assert verdict.has_code(LASTING)
     assert verdict.explanation == (
-        "LASTING: -6.1% since the night of 20261121T030000, over 4 nights; the engine went from"
+        "LASTING: -6.1% since the night of 2026-11-21, over 4 nights; the engine went from"
         " 0.32.0 to 0.33.0 on that night"
     )
 

@@ -129,6 +129,29 @@ def test_a_loss_that_lasts_names_the_version_that_brought_it() -> None:
     assert lasting.versions == ("0.32.0", "0.33.0")
 
 
+def test_watts_that_rose_for_good_are_named_as_a_rise() -> None:
+    power = METRICS["power_w"]
+    baseline = builders.baseline(*({power.name: value} for value in (199.0, 200.0, 201.0)))
+    records = [
+        record(
+            "case-0",
+            night,
+            values={power.name: 200.0 if night < 7 else 240.0},
+            outcomes={power.name: "PASS"},
+        )
+        for night in range(1, 11)
+    ]
+    nights = MachineNights(
+        baselines={"case-0": baseline}, history=History({"case-0": tuple(records)})
+    )
+    nights.add("case-0", power, [240.0])
+    evidence = nights.evidence("case-0", power, tolerance_frac=0.1)
+    assert evidence is not None
+    assert evidence.lasting is not None
+    assert evidence.lasting.since == "20261207"
+    assert evidence.lasting.effect.estimate_frac > 0
+
+
 def test_a_baseline_that_becomes_known_late_keeps_what_tonight_measured() -> None:
     nights = MachineNights(baselines={})
     nights.know("case-0", BASELINE)
