@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from specreg.core.reasons import Reason
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.verdicts.judge import MACHINE_MOVED
+from specreg.verdicts.by_nights import MACHINE_MOVED
 from specreg.verdicts.verdict import JUDGED, Outcome, Verdict
 
 _MOST_KEPT = 0.5
