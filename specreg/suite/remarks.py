@@ -17,14 +17,13 @@ from specreg.report.vocabulary import render_unhidden
 from specreg.suite.context import RunContext
 from specreg.suite.document import exact_baseline
 from specreg.suite.result import RunResult
-from specreg.verdicts.history import RunRecord, headroom_frac
 from specreg.verdicts.verdict import Outcome
 
 _SPEEDS = frozenset(name for name, metric in METRICS.items() if metric.by_launch)
 
 
 def remarks_of(result: RunResult) -> Iterator[str]:
-    """Yield what a reader of a run should know: a torn history, headroom, unused baselines.
+    """Yield what a reader of a run should know: a torn history, other packages, unused baselines.
 
     For a recording, that is only what was measured twice, whether acceptance is an estimate, and
     what the workload lacks.
@@ -44,8 +43,6 @@ def remarks_of(result: RunResult) -> Iterator[str]:
         yield history.problem
     yield from _changed_facts(result)
     yield from _packages(result)
-    for case in result.cases:
-        yield from _headroom(result, case, history.of(case.id))
     is_green = bool(result.verdicts) and not any(verdict.fails for verdict in result.verdicts)
     if is_green and result.selection.covers_tier:
         yield from _unused_baselines(result.context)
@@ -122,20 +119,6 @@ def _packages(result: RunResult) -> Iterator[str]:
             folder = result.context.store.path(measurement.case.id).parent
             remarks |= dict.fromkeys(package_remarks(folder, measurement, baseline))
     yield from remarks
-
-
-def _headroom(result: RunResult, case: Case, records: Sequence[RunRecord]) -> Iterator[str]:
-    """Name the metrics whose baseline lies so far below the last runs that a loss would pass."""
-    baseline = exact_baseline(result.context, case)
-    if baseline is None:
-        return
-    for metric in result.selection.metrics_of(case):
-        if metric.two_sided:
-            continue
-        headroom = headroom_frac(metric, baseline, records)
-        if headroom is not None and headroom >= metric.allowed_frac(case) / 2:
-            low = f"{case.id}: the baseline of {metric.name} is {headroom:.1%} below the last runs"
-            yield f"{low}; a loss of {headroom:.1%} would pass, so record it anew"
 
 
 def _unused_baselines(context: RunContext) -> Iterator[str]:

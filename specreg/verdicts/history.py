@@ -30,7 +30,6 @@ from specreg.verdicts.verdict import GOOD, JUDGED, Verdict
 
 _FEWEST_RUNS = 5
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
-_LAST_RUNS = 7
 _MOST_BYTES = 1024 * MIB
 _SPEED_DEFINITION = b"short turns, all over all"
 """How speeds are measured; a record of speeds that were measured otherwise isn't compared."""
@@ -304,21 +303,3 @@ def identical_to(
         for record in records
         if (record.settings_sha256, record.engine_version, record.draft_sha256) == identity
     ]
-
-
-def headroom_frac(metric: Metric, baseline: Baseline, records: Sequence[RunRecord]) -> float | None:
-    """Return how far a baseline is below the last seven runs on average: a loss that would pass.
-
-    Returns:
-        None if fewer than five runs were judged against the baseline, or one wasn't better.
-    """
-    sha256 = baseline_sha256(baseline)
-    changes = [
-        record.changes[metric.name]
-        for record in records
-        if record.baseline_sha256 == sha256 and metric.name in record.changes
-    ]
-    last_changes = changes[-_LAST_RUNS:]
-    if len(last_changes) < _FEWEST_RUNS or min(last_changes) <= 0:
-        return None
-    return statistics.fmean(last_changes)

@@ -28,7 +28,8 @@ from specreg.suite.merge import last_end, merge_shards, open_merged
 from specreg.suite.options import Options
 from specreg.suite.plan import JOURNAL, PLAN
 from specreg.suite.shard_runs import load_shard, with_journal
-from specreg.verdicts.history import comparable, headroom_frac, load_history, noise_of
+from specreg.verdicts.history import comparable, load_history, noise_of
+from specreg.verdicts.nights import MachineNights
 from tests.fuzz.mutations import json_of, rows_of
 from tests.fuzz.trying import Sample, read_all_sound, try_all
 from tests.unit import builders
@@ -121,13 +122,16 @@ def read_report(folder: Path, content: bytes) -> None:
 
 
 def read_history(folder: Path, content: bytes) -> None:
-    """A history, as a recording and a report read it."""
+    """A history, as a run that judges, a recording and a report read it."""
     path = folder / "history.jsonl"
     path.write_bytes(content)
-    records = load_history(path).of(reports.CASE.id)
+    history = load_history(path)
+    records = history.of(reports.CASE.id)
     baseline = builders.baseline({SPEED: 100.0}, {SPEED: 101.0})
+    nights = MachineNights(baselines={reports.CASE.id: baseline}, history=history)
+    nights.add(reports.CASE.id, METRICS[SPEED], [100.0])
+    nights.evidence(reports.CASE.id, METRICS[SPEED], tolerance_frac=0.05)
     noise_of(records, {SPEED: Spread(within_frac=0.01, between_frac=0.0, freedom=2)})
-    headroom_frac(METRICS[SPEED], baseline, records)
     comparable(records, SPEED)
     with_history = reports.with_case(history=records)
     render_page(with_history)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,6 @@ from specreg.verdicts.history import (
     RunOrigin,
     RunRecord,
     baseline_sha256,
-    headroom_frac,
     identical_to,
     load_history,
     noise_of,
@@ -153,20 +151,3 @@ def test_five_runs_tell_how_hours_differ_beyond_their_launches() -> None:
     noise = noise_of(five, spreads)[SPEED.name]
     assert noise.between_frac == pytest.approx(math.sqrt(0.0015625 - 0.0009))
     assert noise.runs == 5
-
-
-@pytest.mark.parametrize(
-    ("changes", "headroom"),
-    [
-        pytest.param((8.0, 0.02, 0.04, 0.06, 0.08, 0.02, 0.04, 0.08), 0.34 / 7, id="the-last-7"),
-        pytest.param((0.1, 0.1, 0.1, 0.1), None, id="four-runs"),
-        pytest.param((0.1, 0.1, 0.1, 0.1, 0.0), None, id="one-as-usual"),
-        pytest.param((0.1, 0.1, 0.1, 0.1, 0.1, -0.01), None, id="one-worse"),
-    ],
-)
-def test_headroom_is_what_all_of_the_last_runs_were_better_by(
-    changes: Sequence[float], headroom: float | None
-) -> None:
-    plain = msgspec.structs.replace(past_run(), baseline_sha256=baseline_sha256(BASELINE))
-    better = [msgspec.structs.replace(plain, changes={SPEED.name: one}) for one in changes]
-    assert headroom_frac(SPEED, BASELINE, better) == pytest.approx(headroom)
