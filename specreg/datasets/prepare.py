@@ -54,6 +54,8 @@ _MOST_BYTES = 2**30
 _BATCH_ROWS = 32
 _MOST_MEMORY_BYTES = 6 * 2**30
 """What reading a published file may take. A row of a few bytes may stand for millions of values."""
+_MEMORY_BYTES_PER_JSON_BYTE = 20
+"""How much memory the objects of a row take at most, `{}` being the worst."""
 _ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
 # Half of the published rows of SPEED-Bench only refer to their source, and begin with this text.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
@@ -526,6 +528,9 @@ def load_published_rows(
     """
 
     def prompt_of(content: bytes, number: int) -> Prompt | None:
+        # Decoders written in C don't all survive an allocation that fails.
+        if len(content) * _MEMORY_BYTES_PER_JSON_BYTE > most_memory_bytes:
+            raise MemoryError
         return decode_row(content).prompt_of(number, prompt_set)
 
     try:
@@ -675,7 +680,8 @@ def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
             for row in batch.to_pylist():
                 number += 1
                 filled = {name: value for name, value in row.items() if value is not None}
-                content = msgspec.json.encode(filled)
+                # msgspec's encoder crashes if an allocation fails, which the limit makes happen.
+                content = json.dumps(filled, default=msgspec.to_builtins).encode()
                 read_bytes += len(content)
                 _check_size(path, read_bytes, _MOST_BYTES, "bytes of text")
                 yield f"{path}:{number}", content

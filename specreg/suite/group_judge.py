@@ -80,7 +80,7 @@ class GroupJudge:
         history = NO_HISTORY
         if not self.selection.is_recording and self.context.provision.url is None:
             baselines = {path.stem: baseline for path, baseline in self.context.store.own().items()}
-            history = self.context.load_history()
+            history = self.context.load_history().without(self.context.name)
         return MachineNights(
             baselines=baselines,
             history=history,

@@ -114,6 +114,14 @@ class History:
         """Return the records of a case; none if it never ran."""
         return self.by_case.get(case_id, ())
 
+    def without(self, run: str) -> "History":
+        """Return the records of all other runs: a run that is merged or made again isn't one."""
+        by_case = {
+            case_id: tuple(record for record in records if record.run != run)
+            for case_id, records in self.by_case.items()
+        }
+        return History(by_case, self.problem)
+
 
 NO_HISTORY = History({})
 """That of a machine on which nothing has run yet."""

@@ -45,6 +45,7 @@ def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
     assert started.stderr is not None
     lines = (line for line in started.stderr if line.startswith("launch"))
     assert next(lines) == f"launch 1, sides A, B: {SERVER}\n"
+    assert next(lines).startswith(f"launch 1, {EAGLE3}: acceptance length holds, ")
     assert next(lines) == f"launch 2, sides B, A: {SERVER}\n"
     started.send_signal(number)
     stdout, stderr = started.communicate(timeout=60)
@@ -62,7 +63,7 @@ def test_identical_sides_may_be_exchanged_with_one_server_up_at_a_time(gate: Gat
         assert started.stderr is not None
         assert started.stdout is not None
         for line in started.stderr:
-            outputs += [line.split(":")[0]] if line.startswith("launch") else []
+            outputs += [line.split(":")[0]] if line.startswith("launch 1, side") else []
             assert len(gate.servers()) <= 1
         assert "UPGRADE: B is as good as A" in started.stdout.read()
     assert started.returncode == 0
