@@ -41,18 +41,6 @@ def run_with_past(folder: Path, better_frac: float) -> Run[CaseRunner]:
     return runs.measured_run(context, launch)
 
 
-@pytest.mark.parametrize(("better_frac", "is_named"), [(0.03, True), (0.02, False), (-0.03, False)])
-def test_a_baseline_well_below_the_last_runs_is_named(
-    tmp_path: Path, better_frac: float, *, is_named: bool
-) -> None:
-    """Half the tolerance is 2.5 %."""
-    remarks = list(remarks_of(run_with_past(tmp_path, better_frac).result()))
-
-    words = "is 3.0% below the last runs; a loss of 3.0% would pass, so record it anew"
-    named = [f"{builders.CASE.id}: the baseline of {SPEED.name} {words}"]
-    assert remarks == (named if is_named else [])
-
-
 def test_a_torn_history_is_named(tmp_path: Path) -> None:
     run = run_with_past(tmp_path, 0.0)
     with run.context.history_path.open("ab") as file:
