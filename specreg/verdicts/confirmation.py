@@ -51,6 +51,7 @@ class Confirmation:
         _launches: by row of a verdict of `_decided`, the launches that it judges.
         _waiting: the rows that wait for another launch.
         _latest: the last comparison that was made, because the metrics of a case share one.
+        _is_concluding: whether everything that the run measures is known.
     """
 
     known_of: Callable[[Case], CaseBaselines]
@@ -62,6 +63,7 @@ class Confirmation:
     _launches: dict[int, tuple[Measurement, ...]] = field(default_factory=dict)
     _waiting: list[int] = field(default_factory=list)
     _latest: BaselineComparison | None = None
+    _is_concluding: bool = False
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -106,6 +108,7 @@ class Confirmation:
         What all cases did alike is known only now. What was REGRESSED stays so. A verdict that
         still waits, because the run was cut short, is INCONCLUSIVE.
         """
+        self._is_concluding = True
         for row in self._waiting:
             before = self._decided[row]
             reason = Reason(text=f"{before.outcome} at a look, and the run ended before another")
@@ -150,8 +153,13 @@ class Confirmation:
         evidence = self._latest
         if not metric.by_launch:
             look = last.look
-        judged_by = JudgedBy(nights=self._nights_of(metric, evidence), cases=self.nights.cases)
-        verdict = self._soften(judge(metric, evidence, look, judged_by))
+        nights = self._nights_of(metric, evidence)
+        judged_by = JudgedBy(nights=nights, cases=self.nights.decisions(metric))
+        verdict = judge(metric, evidence, look, judged_by)
+        may_wait = not self._is_concluding and self.nights.waits_for_others(metric, nights)
+        if may_wait and verdict.outcome is Outcome.REGRESSED:
+            verdict = _waiting_for_others(verdict)
+        verdict = self._soften(verdict)
         if len(launches) > 1 and metric.by_launch and verdict.outcome in JUDGED:
             alone = [self._alone(metric, launch, evidence.known) for launch in launches]
             verdict = self._soften(seen_on(verdict, alone))
@@ -162,9 +170,8 @@ class Confirmation:
         """Return the verdict on one launch alone."""
         evidence = compare((launch,), known)
         nights = self._nights_of(metric, evidence)
-        return judge(
-            metric, evidence, Look.LAUNCH, JudgedBy(nights=nights, cases=self.nights.cases)
-        )
+        judged_by = JudgedBy(nights=nights, cases=self.nights.decisions(metric))
+        return judge(metric, evidence, Look.LAUNCH, judged_by)
 
     def _nights_of(self, metric: Metric, evidence: BaselineComparison) -> NightEvidence | None:
         """Add a figure to tonight's, and return what the nights say of it."""
@@ -221,6 +228,14 @@ class Confirmation:
         self._launches[row] = (*self._launches[row], fresh)
         self._decided[row] = self._look(metric, self._launches[row], Look.FURTHER_LAUNCH)
         return self._needs_launch(row)
+
+
+def _waiting_for_others(verdict: Verdict) -> Verdict:
+    """Return a loss that the other cases of the run will tell from a slow machine."""
+    text = "looks worse, and the other cases of the run will tell whether the machine is slower"
+    return dataclasses.replace(
+        verdict, outcome=Outcome.INCONCLUSIVE, reason=Reason(text=text), since=""
+    )
 
 
 def _unreadable(metric: Metric, launch: Measurement, error: BaselineError) -> Verdict:

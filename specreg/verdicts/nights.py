@@ -39,6 +39,8 @@ from specreg.verdicts.history import (
 )
 from specreg.verdicts.verdict import Outcome
 
+SPEED_DRAWS = sum(metric.by_launch and not metric.follows for metric in METRICS.values())
+"""How many speeds of a case are decided, each with the figures that follow it."""
 FEWEST_OTHERS = 4
 """With fewer other cases it can't be told what most of them do."""
 KNOWN_NIGHTS = 5
@@ -56,7 +58,7 @@ _LAUNCH_PRIOR_FREEDOM = 2
 _NIGHT_PRIOR_FREEDOM = 8
 _LAUNCH_FRAC = {"cpu": 0.03, "gpu": 0.01}
 """How launches of a night differ before a machine has shown it: on two shared cores, on an H100."""
-_NIGHT_FRAC = {"cpu": 0.065, "gpu": 0.03}
+_NIGHT_FRAC = {"cpu": 0.065, "gpu": 0.05}
 """How nights differ beyond that: the committed baselines of CPUs, and three H100s."""
 _OWN_NIGHT_FRAC = {"cpu": 0.033, "gpu": 0.015}
 """The part of it that is a case's own, as its speedup beside the control shows it."""
@@ -327,7 +329,9 @@ class MetricNights:
         )
         nights = [*past, tonight]
         own = variance_of_nights(past, _NO_LAUNCH_VARIANCE)
-        night = shrunk(own, (), self._prior())
+        # One series tells its own spread badly, and its loss is red for many tests at once.
+        known = [self._prior()] if own is None else [self._prior(), own]
+        night = pooled(known) or self._prior()
         spread = NightSpread(night=night, launch=_NO_LAUNCH_VARIANCE)
         return CommonEvidence(
             effect=change_tonight(nights, spread),
@@ -449,7 +453,7 @@ class MachineNights:
         """
         least_frac = max(LEAST_LASTING_FRAC, tolerance_frac / 4)
         evidence = self.of(metric).evidence(
-            case_id, cases=self.cases, least_frac=least_frac, of_prompts=of_prompts
+            case_id, cases=self.decisions(metric), least_frac=least_frac, of_prompts=of_prompts
         )
         if evidence is None:
             return None
@@ -459,6 +463,18 @@ class MachineNights:
             common_lasting = self._with_versions(case_id, common.lasting)
             common = dataclasses.replace(common, lasting=common_lasting)
         return dataclasses.replace(evidence, lasting=lasting, common=common)
+
+    def decisions(self, metric: Metric) -> int:
+        """Return how many decisions of the run share a level with one about a metric.
+
+        Acceptance is decided once for each case, and so is each speed that leads a draw.
+        """
+        return self.cases * (SPEED_DRAWS if metric.by_launch else 1)
+
+    def waits_for_others(self, metric: Metric, evidence: NightEvidence | None) -> bool:
+        """Return whether further cases of the run will tell what all of them do alike."""
+        is_alone = evidence is not None and evidence.common is None
+        return metric.by_launch and is_alone and self.cases > FEWEST_OTHERS
 
     def of(self, metric: Metric) -> MetricNights:
         """Return the nights of a metric."""

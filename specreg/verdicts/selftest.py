@@ -166,7 +166,7 @@ STEPS_OF_SPEED = (
         loss_frac=0.05,
         since=11,
         nights=20,
-        least_named_frac=0.3,
+        least_named_frac=0.2,
     ),
     Nights(name="-10 %, launches 5 %", launch_frac=0.05, loss_frac=0.1, since=11, nights=20),
     Nights(

@@ -204,6 +204,22 @@ def test_what_all_cases_do_alike_is_known_when_the_run_is_over() -> None:
     assert {verdict.outcome for verdict in run.verdicts} == {REGRESSED}
 
 
+def test_an_early_case_of_a_run_of_many_waits_for_the_others() -> None:
+    """The first cases have nobody to be compared with; the end of the run tells."""
+    launches = {case: launch(case, speed=100.0) for case in CASES}
+    launches[ONE] = launch(ONE, speed=70.0)
+    run, _ = begin({case: [measured] * 3 for case, measured in launches.items()})
+    run.nights.cases = len(CASES)
+    for case in CASES:
+        run.judge(SPEED, [launches[case]])
+        run.confirm()
+    early = run.verdicts[0]
+    assert (early.outcome, early.holds) == (INCONCLUSIVE, False)
+    assert "the other cases of the run will tell" in early.explanation
+    run.conclude()
+    assert [verdict.outcome for verdict in run.verdicts] == [REGRESSED, *[PASS] * 4]
+
+
 def test_a_case_that_is_slower_than_all_others_is_lost_on_a_slow_night() -> None:
     """All cases are 4 % slower; one of them is 30 % slower, and it alone is red."""
     launches = {case: launch(case, speed=96.0) for case in CASES}
