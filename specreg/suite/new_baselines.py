@@ -126,7 +126,9 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
             accepted=bool(reason),
         )
         verdicts = result.verdicts_of(case.id)
-        record = run_record(origin, measurements, verdicts, settings, recorded.new)
+        # As later runs read it: what is read back may differ from what was written in a default.
+        written = context.baselines_of(case).exact
+        record = run_record(origin, measurements, verdicts, settings, written)
         record_history(context.history_path, [record])
     return recorded
 

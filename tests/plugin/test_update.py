@@ -61,3 +61,12 @@ def test_an_invalid_measurement_is_not_written(recorded_suite: Suite) -> None:
     assert done.returncode == 10
     assert "not written, SPEC_DISABLED" in done.stdout
     assert recorded_suite.recorded() == before
+
+
+def test_what_was_recorded_is_the_first_night_and_counts_once(suite: Suite) -> None:
+    """The history has the recording, and the baseline holds the same launches."""
+    command = ("tests/perf", "-q", "-k", "eagle3 and c1 and acceptance_length")
+    assert suite.run(*command, "--update-baselines", "--specreg-launches=2").returncode == 0
+    assert suite.run(*command).returncode == 0
+    (verdict,) = suite.verdict().verdicts
+    assert verdict.nights == 0
