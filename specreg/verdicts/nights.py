@@ -59,9 +59,11 @@ _NIGHT_PRIOR_FREEDOM = 8
 _LAUNCH_FRAC = {"cpu": 0.03, "gpu": 0.01}
 """How launches of a night differ before a machine has shown it: on two shared cores, on an H100."""
 _NIGHT_FRAC = {"cpu": 0.065, "gpu": 0.05}
-"""How nights differ beyond that: the committed baselines of CPUs, and three H100s."""
+"""How nights differ beyond that: by the committed baselines of CPUs, and four launches on three
+H100s."""
 _OWN_NIGHT_FRAC = {"cpu": 0.033, "gpu": 0.015}
-"""The part of it that is a case's own, as its speedup beside the control shows it."""
+"""The part of it that is a case's own, by the speedups in the committed baselines of CPUs. That of
+GPUs is an assumption: no nights of one have been recorded yet."""
 _NO_LAUNCH_VARIANCE = Variance(value=0.0, freedom=1e6)
 
 
