@@ -411,7 +411,8 @@ def pooled_spreads(
             spreads[name] = Spread(
                 within_frac=math.sqrt(squares / freedom),
                 between_frac=math.sqrt(between / runs) if runs else 0.0,
-                freedom=min(freedom, runs) if runs else freedom,
+                freedom=freedom,
+                between_freedom=runs,
             )
     return spreads
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specreg.stats.percentiles import PER_E
-from specreg.stats.variance import Variance, shrunk, variance_of
+from specreg.stats.variance import Variance, shrunk, sum_of, variance_of
 
 Column = NDArray[np.float64]
 """Of shape (prompts,): one count for each."""
@@ -137,12 +137,14 @@ class Spread:
     Attributes:
         within_frac: from launch to launch within a run.
         between_frac: from run to run, beyond that; 0 where it isn't known.
-        freedom: degrees of freedom of the lesser known of both.
+        freedom: degrees of freedom of the first.
+        between_freedom: those of the second; 0 where it isn't known.
     """
 
     within_frac: float
     between_frac: float
     freedom: int
+    between_freedom: int
 
 
 def change_of_launches(
@@ -151,7 +153,8 @@ def change_of_launches(
     """Return the change of a speed: the difference of the launches' mean logarithms.
 
     Its error is √(s_w² (1/k + 1/n) + 2 s_b²), with k launches of the run and n of the baseline. Run
-    and baseline each carry one draw of what differs from hour to hour.
+    and baseline each carry one draw of what differs from hour to hour. Its degrees of freedom are
+    those of the sum of both (Satterthwaite 1946).
 
     Args:
         measured: the speed in each launch of the run, above 0.
@@ -160,11 +163,15 @@ def change_of_launches(
         sign: 1 if more is better, -1 if less is.
     """
     difference = _mean_log(measured) - _mean_log(recorded)
-    within = spread.within_frac**2 * (1 / len(measured) + 1 / len(recorded))
+    launches = 1 / len(measured) + 1 / len(recorded)
+    variance = Variance(value=spread.within_frac**2 * launches, freedom=spread.freedom)
+    if spread.between_freedom:
+        between = Variance(value=2 * spread.between_frac**2, freedom=spread.between_freedom)
+        variance = sum_of(variance, between)
     return Effect(
         estimate_frac=sign * difference,
-        error_frac=math.sqrt(within + 2 * spread.between_frac**2),
-        freedom=spread.freedom,
+        error_frac=math.sqrt(variance.value),
+        freedom=variance.freedom,
     )
 
 

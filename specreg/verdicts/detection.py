@@ -51,7 +51,7 @@ def detectable(
     }
     launch = Variance(value=spread.within_frac**2, freedom=spread.freedom)
     between_frac = spread.between_frac or usual_night_frac(metric, kind)
-    between = Variance(value=between_frac**2, freedom=spread.freedom)
+    between = Variance(value=between_frac**2, freedom=spread.between_freedom or spread.freedom)
     night_spread = NightSpread(night=sum_of(launch, between), launch=launch)
     nights = nights_to_hold(metric, allowed_frac, night_spread)
     return Detectable.of(mde_frac_by_launches, allowed_frac, RUN_LAUNCHES, nights)

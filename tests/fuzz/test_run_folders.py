@@ -131,7 +131,9 @@ def read_history(folder: Path, content: bytes) -> None:
     nights = MachineNights(baselines={reports.CASE.id: baseline}, history=history)
     nights.add(reports.CASE.id, METRICS[SPEED], [100.0])
     nights.evidence(reports.CASE.id, METRICS[SPEED], tolerance_frac=0.05)
-    noise_of(records, {SPEED: Spread(within_frac=0.01, between_frac=0.0, freedom=2)})
+    noise_of(
+        records, {SPEED: Spread(within_frac=0.01, between_frac=0.0, freedom=2, between_freedom=0)}
+    )
     comparable(records, SPEED)
     with_history = reports.with_case(history=records)
     render_page(with_history)

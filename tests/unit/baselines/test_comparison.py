@@ -302,7 +302,7 @@ def test_what_hours_differ_by_comes_from_the_histories() -> None:
         [launched(*[100] * 20), launched(50, 50, noise=noisy), launched(20, noise=quiet)]
     )[THROUGHPUT.name]
     assert spread.between_frac == pytest.approx(math.sqrt((6 * 0.05**2 + 3 * 0.01**2) / 9))
-    assert spread.freedom == 9
+    assert (spread.freedom, spread.between_freedom) == (20, 9)
 
 
 def test_a_new_baseline_changes_what_its_prompts_do() -> None:

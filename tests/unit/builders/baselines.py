@@ -107,7 +107,7 @@ def known(
     freedom: int = 16,
 ) -> CaseBaselines:
     """What is known of the case, on a machine whose launches differ by so much."""
-    spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=freedom)
+    spread = Spread(within_frac=within_frac, between_frac=0.0, freedom=freedom, between_freedom=0)
     return CaseBaselines(
         environment=ENVIRONMENT,
         settings=SETTINGS,

@@ -162,7 +162,7 @@ def test_the_levels_of_all_looks_add_up() -> None:
     assert (of_prompts, of_launches) == pytest.approx((LEVEL, LEVEL))
 
 
-QUIET = Spread(within_frac=0.02, between_frac=0.0, freedom=6)
+QUIET = Spread(within_frac=0.02, between_frac=0.0, freedom=6, between_freedom=0)
 
 
 def test_launches_are_compared_as_factors() -> None:
@@ -173,7 +173,24 @@ def test_launches_are_compared_as_factors() -> None:
     assert change.freedom == 6
 
 
+@pytest.mark.parametrize(
+    ("between_frac", "freedom"),
+    [
+        pytest.param(0.0, 136, id="no-noise-takes-no-freedom"),
+        pytest.param(0.005, 44, id="a-little-takes-some"),
+        pytest.param(0.5, 4, id="much-is-known-as-badly-as-its-five-runs"),
+    ],
+)
+def test_what_few_runs_tell_takes_freedom_by_its_part_of_the_error(
+    between_frac: float, freedom: int
+) -> None:
+    """By the lesser of both, five runs without any noise would take 136 to 4."""
+    spread = Spread(within_frac=0.01, between_frac=between_frac, freedom=136, between_freedom=4)
+    change = change_of_launches((1.0,), (1.0,) * 3, spread, 1)
+    assert change.freedom == pytest.approx(freedom, abs=0.5)
+
+
 def test_run_and_baseline_each_carry_one_draw_of_what_hours_differ_by() -> None:
-    spread = Spread(within_frac=0.03, between_frac=0.01, freedom=4)
+    spread = Spread(within_frac=0.03, between_frac=0.01, freedom=4, between_freedom=4)
     change = change_of_launches((1.0,) * 2, (1.0,) * 3, spread, 1)
     assert change.error_frac == pytest.approx(math.sqrt(0.03**2 * (1 / 2 + 1 / 3) + 2 * 0.01**2))

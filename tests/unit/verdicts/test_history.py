@@ -146,7 +146,7 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
 def test_five_runs_tell_how_hours_differ_beyond_their_launches() -> None:
     """Logarithms of -0.05 to 0.05 have a variance of 10 · 0.025² / 4, less 0.03²."""
     five = [past_run(throughput_tokens_per_s=math.exp(0.025 * step)) for step in (-2, -1, 0, 1, 2)]
-    spreads = {SPEED.name: Spread(within_frac=0.03, between_frac=0.0, freedom=4)}
+    spreads = {SPEED.name: Spread(within_frac=0.03, between_frac=0.0, freedom=4, between_freedom=0)}
     assert noise_of(five[:4], spreads) == {}
     noise = noise_of(five, spreads)[SPEED.name]
     assert noise.between_frac == pytest.approx(math.sqrt(0.0015625 - 0.0009))

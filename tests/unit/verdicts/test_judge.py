@@ -437,7 +437,9 @@ def test_the_hint_is_a_command_that_records(options: tuple[str, ...], hint: str)
 def test_how_many_launches_tell_follows_from_how_they_spread(
     within_frac: float, between_frac: float, recorded: int, *, decides: bool, launches: int
 ) -> None:
-    spread = Spread(within_frac=within_frac, between_frac=between_frac, freedom=16)
+    spread = Spread(
+        within_frac=within_frac, between_frac=between_frac, freedom=16, between_freedom=16
+    )
     found = detectable(THROUGHPUT, 0.05, recorded, spread, kind="gpu")
     assert (found.decides, found.launches, found.tolerance_frac) == (decides, launches, 0.05)
     assert (found.mde_frac <= 0.05) == decides
@@ -445,7 +447,10 @@ def test_how_many_launches_tell_follows_from_how_they_spread(
 
 def test_each_speed_of_a_baseline_that_has_a_spread_is_told_of() -> None:
     row = {THROUGHPUT.name: 100.0, TPOT.name: 10.0, "of_another_version": 1.0}
-    spreads = {name: Spread(within_frac=0.01, between_frac=0.0, freedom=9) for name in row}
+    spreads = {
+        name: Spread(within_frac=0.01, between_frac=0.0, freedom=9, between_freedom=0)
+        for name in row
+    }
     del spreads[TPOT.name]
     case = dataclasses.replace(builders.CASE, tolerances=((THROUGHPUT.name, 0.2),))
     found = detects_against(builders.baseline(row, row), case, spreads)
