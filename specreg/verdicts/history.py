@@ -47,7 +47,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         values: by metric that was judged, the geometric mean over the launches whose value is
             above 0; 0 if there is none.
         outcomes: by metric, its outcome.
-        changes: by metric, the relative change against the baseline; positive is better.
         baseline_sha256: a checksum of that baseline, or of the one that the run recorded; empty
             without one.
         launches: how many launches had a speed, or were measured without any.
@@ -66,7 +65,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     draft_sha256: str
     values: dict[str, float]
     outcomes: dict[str, str]
-    changes: dict[str, float] = {}
     baseline_sha256: str = ""
     launches: Annotated[int, msgspec.Meta(ge=1)] = 1
     launch_values: dict[str, list[float]] = {}
@@ -207,11 +205,6 @@ def run_record(
         draft_sha256=model_sha256(first.draft) if first.draft else "",
         values=values,
         outcomes={verdict.metric: str(verdict.outcome) for verdict in verdicts},
-        changes={
-            verdict.metric: verdict.comparison.change_frac
-            for verdict in verdicts
-            if verdict.comparison.change_frac is not None
-        },
         baseline_sha256=baseline_sha256(baseline),
         launches=len(timed_launches) or len(launches),
         launch_values={name: levels for name, levels in launch_values.items() if levels},

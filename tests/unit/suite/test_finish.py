@@ -27,13 +27,12 @@ from tests.unit.builders import reports, runs
 from tests.unit.builders.runs import COUNTS, LENGTH, MEASURED, SPEED
 
 
-def run_with_past(folder: Path, better_frac: float) -> Run[CaseRunner]:
-    """A run whose last six runs were better than the baseline by so much in throughput."""
+def run_with_past(folder: Path) -> Run[CaseRunner]:
+    """A run that six others came before."""
     context = runs.context(folder)
     launch, baseline = runs.record(context)
     changes = {
         "settings_sha256": settings_sha256(context.settings(builders.CASE)),
-        "changes": {SPEED.name: better_frac},
         "baseline_sha256": baseline_sha256(baseline),
     }
     past = [msgspec.structs.replace(reports.past_run(number), **changes) for number in range(6)]
@@ -42,7 +41,7 @@ def run_with_past(folder: Path, better_frac: float) -> Run[CaseRunner]:
 
 
 def test_a_torn_history_is_named(tmp_path: Path) -> None:
-    run = run_with_past(tmp_path, 0.0)
+    run = run_with_past(tmp_path)
     with run.context.history_path.open("ab") as file:
         file.write(b'{"run": "2026')
 
@@ -115,7 +114,7 @@ def test_an_acceptance_counted_by_chunks_is_called_an_estimate(
 
 def test_baselines_that_no_case_needs_are_named_after_a_green_run(tmp_path: Path) -> None:
     (tmp_path / "tier.toml").write_text("needs_gpus = 0\nmodels = {}\ncases = []\n")
-    run = run_with_past(tmp_path, 0.0)
+    run = run_with_past(tmp_path)
     assert list(remarks_of(run.result())) == [], "nothing was judged"
 
     passed = Verdict(case_id=builders.CASE.id, metric=LENGTH.name, outcome=Outcome.PASS)

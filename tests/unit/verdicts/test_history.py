@@ -1,6 +1,5 @@
 """The history: lines that come back, and what hours differ by once there are enough of them."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from specreg.verdicts.history import (
     run_record,
     settings_sha256,
 )
-from specreg.verdicts.verdict import Comparison, Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -120,7 +119,6 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome(word))
         for name, word in outcomes.items()
     ]
-    verdicts[0] = dataclasses.replace(verdicts[0], comparison=Comparison(change_frac=0.25))
     origin = RunOrigin(run="20261121-0730")
     found = run_record(origin, launches, verdicts, builders.SETTINGS, BASELINE)
     assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, goodput: 0, rate: 0.5})
@@ -129,7 +127,6 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         settings_sha256=settings_sha256(builders.SETTINGS),
         draft_sha256="",
         outcomes=outcomes,
-        changes={SPEED.name: 0.25},
         baseline_sha256=baseline_sha256(BASELINE),
         launches=2,
         launch_values={
