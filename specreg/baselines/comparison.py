@@ -181,17 +181,8 @@ class BaselineComparison:
         effect = change_of_ratio(parts, recorded_parts, expected)
         return RatioChange(metric.origin + ratio, metric.origin + expected, effect)
 
-    def speed_change(self, metric: Metric) -> Effect | None:
-        """Return the change of a speed, better being positive.
-
-        Returns:
-            None without a spread or a baseline, and for a speed that is 0 in a launch.
-        """
-        values = self.launch_values(metric)
-        return _change_of_speed(metric, values, self.known.exact, self.known.spreads)
-
     def control_change(self, metric: Metric) -> Effect | None:
-        """Return the `speed_change` of the control beside the last launch.
+        """Return how a speed of the control beside the last launch changed, better being positive.
 
         The control is compared with the baseline of its own case. What moved it didn't come from
         speculation.

@@ -231,33 +231,8 @@ def test_acceptance_is_that_of_the_last_launch_and_speed_that_of_all() -> None:
     ]
     baseline = recorded(record(RECORDED), {THROUGHPUT.name: 80.0}, {THROUGHPUT.name: 125.0})
     comparison = compare(launches, known(baseline))
-    speed = comparison.speed_change(THROUGHPUT)
     assert ratio_change(comparison, LENGTH)[2].estimate_frac == 0.0
     assert comparison.launch_values(THROUGHPUT) == (80.0, 125.0)
-    assert speed is not None
-    assert speed.estimate_frac == pytest.approx(0.0)
-    assert speed.error_frac == pytest.approx(0.01)
-    assert speed.freedom == 8
-
-
-def test_a_speed_that_falls_and_a_time_that_grows_are_losses() -> None:
-    launch = measured(None, throughput_tokens_per_s=80.0, tpot_p50_ms=10.0)
-    baseline = recorded(None, {THROUGHPUT.name: 100.0, TPOT.name: 8.0})
-    comparison = compare([launch], known(baseline))
-    for metric in (THROUGHPUT, TPOT):
-        change = comparison.speed_change(metric)
-        assert change is not None
-        assert change.estimate_frac == pytest.approx(-math.log(1.25))
-
-
-def test_a_speed_needs_a_spread_a_baseline_and_a_value() -> None:
-    both = {THROUGHPUT.name: 100.0, TPOT.name: 8.0}
-    launch, here = measured(None, **both), recorded(None, both)
-    assert compare([launch], known(here)).speed_change(THROUGHPUT) is not None
-    assert compare([measured(None)], known(here)).speed_change(THROUGHPUT) is None
-    no_spread = dataclasses.replace(known(here), spreads={})
-    for one in (no_spread, known(nearest=here), known(recorded(None))):
-        assert compare([launch], one).speed_change(THROUGHPUT) is None
 
 
 def beside_control(tokens: int) -> Measurement:

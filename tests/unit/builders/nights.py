@@ -2,6 +2,7 @@
 
 from specreg.baselines.comparison import BaselineComparison
 from specreg.measurement.metrics import Metric
+from specreg.stats.intervals import change_of_launches
 from specreg.stats.nights import NightSpread
 from specreg.stats.variance import Variance
 from specreg.verdicts.nights import NightEvidence
@@ -9,10 +10,13 @@ from specreg.verdicts.nights import NightEvidence
 
 def nights_of(metric: Metric, comparison: BaselineComparison) -> NightEvidence | None:
     """What one night says whose launches differ as `known` has it, and nights no further."""
-    effect = comparison.speed_change(metric) if metric.by_launch else None
-    if effect is None:
+    baseline = comparison.known.exact
+    values = comparison.launch_values(metric)
+    recorded = baseline.launch_values(metric) if baseline else ()
+    if not metric.by_launch or not recorded or min(values, default=0.0) <= 0:
         return None
     spread = comparison.known.spreads[metric.name]
+    effect = change_of_launches(values, recorded, spread, metric.sign)
     variance = Variance(value=spread.within_frac**2, freedom=spread.freedom)
     return NightEvidence(
         effect=effect,

@@ -77,6 +77,18 @@ def test_a_baseline_recorded_anew_continues_the_nights_unless_its_level_was_acce
     assert tonight(accepted, {"case-0": 90.0}, "case-0").effect.estimate_frac == pytest.approx(0.0)
 
 
+@pytest.mark.parametrize(("name", "tonight_value"), [(SPEED.name, 80.0), ("tpot_p50_ms", 125.0)])
+def test_a_speed_that_falls_and_a_time_that_grows_are_losses(
+    name: str, tonight_value: float
+) -> None:
+    baseline = builders.baseline({name: 80.0}, {name: 125.0})
+    nights = MachineNights(baselines={"case-0": baseline})
+    nights.add("case-0", METRICS[name], [tonight_value])
+    evidence = nights.evidence("case-0", METRICS[name], tolerance_frac=0.05)
+    assert evidence is not None
+    assert evidence.effect.estimate_frac == pytest.approx(-math.log(1.25))
+
+
 def steady(speed: float = 100.0) -> list[RunRecord]:
     """Six nights of all cases, each a little faster or slower than the last."""
     return [
