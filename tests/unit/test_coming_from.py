@@ -2,9 +2,7 @@
 
 import dataclasses
 import re
-import shlex
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from specreg.engines.methods import Tree
 from specreg.matrix.tier import CasesTable, load_tier, tier_names
 from specreg.measurement.metrics import METRICS
 from tests.unit import builders
+from tests.unit.builders.collection import Collection, collect
 
 PAGE = (builders.ROOT / "docs/how-to/come-from-another-tool.md").read_text()
 STAND_INS = {"HOST:PORT": "127.0.0.1:1", "CASE": "vllm-eagle3-tiny-toy-c1", "TIER": "mine"}
@@ -33,10 +32,10 @@ COMMANDS = sorted(set(re.findall(r"`(pytest [^`\n]+)`", PAGE)))
 """The commands of pytest on the page, those of the text and of its tables."""
 
 
-@pytest.fixture
-def matrix(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository's tiers, and the one of the page, in a folder."""
-    folder = tmp_path / "fixtures"
+    folder = tmp_path_factory.mktemp("page") / "fixtures"
     for name in ("matrix", "models"):
         (folder / name).mkdir(parents=True)
     for path in (builders.ROOT / "fixtures/matrix").glob("*.toml"):
@@ -45,6 +44,17 @@ def matrix(tmp_path: Path) -> Path:
     (folder / "models/pairs.toml").write_text(pairs.read_text())
     (folder / "matrix/mine.toml").write_text(tier_file())
     return folder / "matrix"
+
+
+@pytest.fixture(scope="module")
+def collections(matrix: Path) -> Mapping[str, Collection]:
+    """What each command of the page would run, as typed, with the page's own tier."""
+    typed = {command: command for command in COMMANDS}
+    for command in COMMANDS:
+        for name, stand_in in STAND_INS.items():
+            typed[command] = typed[command].replace(name, stand_in)
+    listed = collect([*typed.values()], f"--specreg-matrix={matrix}")
+    return {command: listed[typed[command]] for command in COMMANDS}
 
 
 def test_the_tier_of_the_page_is_what_nemo_skills_serves(matrix: Path) -> None:
@@ -73,22 +83,13 @@ def test_the_matrix_shows_what_was_understood_of_the_pages_commands(matrix: Path
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_finds_tests_to_run(command: str, matrix: Path) -> None:
-    """As typed, but listing what it would run, and with the page's own tier."""
-    for name, stand_in in STAND_INS.items():
-        command = command.replace(name, stand_in)
-    done = subprocess.run(
-        (
-            *(sys.executable, "-m", *shlex.split(command), f"--specreg-matrix={matrix}"),
-            *("--co", "-q", "-p", "no:cacheprovider"),
-        ),
-        check=False,
-        cwd=builders.ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "tests/perf/" in done.stdout
+def test_a_command_of_the_page_finds_tests_to_run(
+    command: str, collections: Mapping[str, Collection]
+) -> None:
+    collection = collections[command]
+    assert collection.exit_code == 0, collection.output
+    assert collection.tests
+    assert all(test.startswith("tests/perf/") for test in collection.tests)
 
 
 def test_each_command_of_the_page_is_among_those_that_are_typed() -> None:

@@ -5,10 +5,8 @@ import dataclasses
 import importlib.metadata
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +24,7 @@ from specreg.core.commands import (
 )
 from specreg.suite.options import Options, flag_of
 from tests.unit import builders
+from tests.unit.builders.collection import Collection, collect
 from tests.unit.builders.library_source import texts, trees
 
 IDS = ("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4")
@@ -80,29 +79,31 @@ HINTS = {
 """By what it asks for, the cases and the options of each kind of command that runs the suite."""
 
 
-@pytest.mark.parametrize("build", [run_command, record_command])
+BUILDERS = (run_command, record_command)
+
+
+@pytest.fixture(scope="module")
+def collections() -> Mapping[str, Collection]:
+    """What each command of a hint would run."""
+    return collect([build(*arguments) for build in BUILDERS for arguments in HINTS.values()])
+
+
+@pytest.mark.parametrize("build", BUILDERS)
 @pytest.mark.parametrize("hint", HINTS)
 def test_each_command_that_a_hint_names_collects_what_it_says(
-    build: Callable[[Sequence[str], Sequence[str]], str], hint: str
+    build: Callable[[Sequence[str], Sequence[str]], str],
+    hint: str,
+    collections: Mapping[str, Collection],
 ) -> None:
     case_ids, options = HINTS[hint]
-    done = subprocess.run(
-        (
-            *(sys.executable, "-m", *shlex.split(build(case_ids, options))),
-            *("--co", "-q", "-p", "no:cacheprovider"),
-        ),
-        check=False,
-        cwd=builders.ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    listed = [line for line in done.stdout.splitlines() if "::" in line]
-    assert listed
+    collection = collections[build(case_ids, options)]
+    assert collection.exit_code == 0, collection.output
+    assert collection.tests
     for case_id in case_ids:
-        assert any(f"[{case_id}-" in line for line in listed)
+        assert any(f"[{case_id}-" in test for test in collection.tests)
     if case_ids:
-        assert all(any(f"[{case_id}-" in line for case_id in case_ids) for line in listed)
+        for test in collection.tests:
+            assert any(f"[{case_id}-" in test for case_id in case_ids)
 
 
 def test_no_case_and_no_option_of_the_launcher_is_in_a_command(
