@@ -88,24 +88,24 @@ class StepCounts(Counts[int]):
             position_counts=tuple(sum(steps_by_accepted[i:]) for i in range(1, depth + 1)),
         )
 
-    def __add__(self, other: "StepCounts") -> "StepCounts":
+    def __add__(self, addend: "StepCounts") -> "StepCounts":
         proposed = None
-        if self.proposed is not None and other.proposed is not None:
-            proposed = self.proposed + other.proposed
-        positions = itertools.zip_longest(self.position_counts, other.position_counts, fillvalue=0)
+        if self.proposed is not None and addend.proposed is not None:
+            proposed = self.proposed + addend.proposed
+        positions = itertools.zip_longest(self.position_counts, addend.position_counts, fillvalue=0)
         return StepCounts(
-            steps=self.steps + other.steps,
-            accepted=self.accepted + other.accepted,
+            steps=self.steps + addend.steps,
+            accepted=self.accepted + addend.accepted,
             proposed=proposed,
             position_counts=tuple(map(sum, positions)),
         )
 
-    def __sub__(self, other: "StepCounts") -> "StepCounts":
+    def __sub__(self, subtrahend: "StepCounts") -> "StepCounts":
         return self + StepCounts(
-            steps=-other.steps,
-            accepted=-other.accepted,
-            proposed=None if other.proposed is None else -other.proposed,
-            position_counts=tuple(-count for count in other.position_counts),
+            steps=-subtrahend.steps,
+            accepted=-subtrahend.accepted,
+            proposed=None if subtrahend.proposed is None else -subtrahend.proposed,
+            position_counts=tuple(-count for count in subtrahend.position_counts),
         )
 
     def to_depth(self, draft_tokens: int) -> "StepCounts":
@@ -323,10 +323,10 @@ class AcceptanceRecord:
         total = self.total.to_depth(draft_tokens)
         return dataclasses.replace(self, total=total, prompts=prompts, rounds=rounds)
 
-    def repeats(self, other: "AcceptanceRecord") -> bool:
+    def repeats(self, second_record: "AcceptanceRecord") -> bool:
         """Return whether each answer that both records have is as long, with the same counts."""
         answers = _answers_by_request(self)
-        other_answers = _answers_by_request(other)
+        other_answers = _answers_by_request(second_record)
         shared = answers.keys() & other_answers.keys()
         return all(answers[request] == other_answers[request] for request in shared)
 
@@ -362,7 +362,7 @@ class AcceptanceRecord:
                 undrafted_steps += prompt.undrafted_steps
         return dataclasses.replace(
             self,
-            total=sum((each.counts for each in rounds), total),
+            total=sum((round_acceptance.counts for round_acceptance in rounds), total),
             prompts=part,
             undrafted_steps=undrafted_steps,
             later_tokens=sum(prompt.completion_tokens - 1 for prompt in part),

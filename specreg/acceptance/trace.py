@@ -173,7 +173,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         tokens: the number of tokens that it adds.
         text: the text that it adds to the answer, which a later turn sends as history.
         thought: the text that it adds to the thought, if the server separates thoughts.
-        other: everything else that it adds, such as tool calls, as JSON.
+        extra_json: everything else that it adds, such as tool calls, as JSON.
         token_ids: the ids of its tokens; empty if the server doesn't report them.
         finish_reason: why the answer ended, on the last event with tokens or after it.
         usage_tokens: the number of tokens of the answer, on the final event.
@@ -185,7 +185,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: int = 0
     text: str = ""
     thought: str = ""
-    other: str = ""
+    extra_json: str = ""
     token_ids: Sequence[int] = ()
     finish_reason: str | None = None
     usage_tokens: int | None = None

@@ -35,14 +35,14 @@ _S_PER_MIN = 60.0
 
 
 def baselines(
-    what: Annotated[
+    output: Annotated[
         Literal["list", "schema"],
         typer.Argument(help="list, or schema for the JSON Schema of a file"),
     ],
     root: RootOption = HERE,
 ) -> None:
     """List the baselines with date, engine and reason; status 1 if one of them can't be read."""
-    if what == "schema":
+    if output == "schema":
         typer.echo(render_schema(), nl=False)
         return
     by_path, errors = read_baselines(baseline_files(root / USUAL.baselines))
@@ -61,7 +61,7 @@ def baselines(
         for path, baseline in by_path.items()
     ]
     head = ("baseline", "recorded", "engine", "launches", "AL", "tokens/s", "reason")
-    table = render_rows(head, rows, left=("engine",), folded=("reason",))
+    table = render_rows(head, rows, left_columns=("engine",), folded=("reason",))
     say("\n".join((table, *errors)))
     raise typer.Exit(1 if errors else 0)
 
@@ -73,7 +73,7 @@ def engines() -> None:
 
 def prepare(
     name: Annotated[str, typer.Argument(help="a prompt set, such as gsm8k")],
-    given: Annotated[Path | None, typer.Option("--from", help="your copy of the file")] = None,
+    user_file: Annotated[Path | None, typer.Option("--from", help="your copy of the file")] = None,
 ) -> None:
     """Fetch a dataset, or read your copy, check it, and write it as cases replay it.
 
@@ -81,7 +81,10 @@ def prepare(
     written to SPECREG_DATA, else to specreg's cache.
     """
     prepare_set(
-        dataset_named(name), data_dir=data_dir(), given=given, show=functools.partial(say, err=True)
+        dataset_named(name),
+        data_dir=data_dir(),
+        user_file=user_file,
+        show=functools.partial(say, err=True),
     )
 
 

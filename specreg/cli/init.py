@@ -78,8 +78,8 @@ def init(root: RootOption = HERE) -> None:
                 done = f"wrote {name}"
             else:
                 lacks = needed and needed not in there.read_text()
-                left = f"left {there.relative_to(root)} as it was"
-                done = f"{left}; it needs {needed}" if lacks else left
+                message_left = f"left {there.relative_to(root)} as it was"
+                done = f"{message_left}; it needs {needed}" if lacks else message_left
         except (OSError, UnicodeDecodeError) as error:
             message = f"repository '{root}': {name}: {error}; give --root a folder to write into"
             raise SpecregError(message) from error
@@ -91,8 +91,8 @@ def _there(root: Path, name: str) -> Path | None:
     """Return what is in the place of a file, the folder of a `.gitkeep`; None if nothing is."""
     paths = [root / name.removesuffix("/.gitkeep")]
     if name == "pytest.toml":
-        others = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-        files = (root / file for file in others if (root / file).is_file())
+        names = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+        files = (root / file for file in names if (root / file).is_file())
         paths += [path for path in files if _SETTINGS.search(path.read_text())]
     return next((path for path in paths if path.exists()), None)
 

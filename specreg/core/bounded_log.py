@@ -82,8 +82,8 @@ class BoundedLog:
             self._head_bytes += len(self._tail[:room])
             del self._tail[:room]
             cut = _LEFT_OUT % self._left_out_bytes if self._left_out_bytes else b""
-            rest = self._hide(bytes(self._waiting)) if unfinished else b""
-            self._append(cut + self._tail + rest)
+            last_line = self._hide(bytes(self._waiting)) if unfinished else b""
+            self._append(cut + self._tail + last_line)
         except OSError:
             return
 
@@ -129,10 +129,10 @@ class BoundedLog:
         """
         latest = min(latest, len(self._waiting) - self._secret_bytes)
         first = max(0, latest - 2 * self._secret_bytes)
-        whole = bytes(self._waiting[first : latest + self._secret_bytes])
-        hidden = self._hide(whole)
+        content = bytes(self._waiting[first : latest + self._secret_bytes])
+        hidden = self._hide(content)
         for end in range(latest - first, 0, -1)[: self._secret_bytes]:
-            if self._hide(whole[:end]) + self._hide(whole[end:]) == hidden:
+            if self._hide(content[:end]) + self._hide(content[end:]) == hidden:
                 return first + end
         return 0
 
@@ -140,6 +140,6 @@ class BoundedLog:
         """Replace all that follows the beginning of the file."""
         self._file.truncate(self._head_bytes)
         self._file.seek(self._head_bytes)
-        left = memoryview(bytes(content))
-        while left:
-            left = left[self._file.write(left) :]
+        unwritten = memoryview(bytes(content))
+        while unwritten:
+            unwritten = unwritten[self._file.write(unwritten) :]

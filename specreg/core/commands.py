@@ -41,8 +41,8 @@ def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
     names = " or ".join(f"{case_id}-" for case_id in case_ids)
     chosen = [f"-k {_quoted(names)}"] if case_ids else []
     launcher = os.environ.get(LAUNCHER) or RUN_THE_SUITE
-    given = shlex.split(os.environ.get(LAUNCHER_OPTIONS, ""))
-    typed = [option for option in options if option not in given]
+    launcher_options = shlex.split(os.environ.get(LAUNCHER_OPTIONS, ""))
+    typed = [option for option in options if option not in launcher_options]
     command = " ".join(filter(None, (launcher, *chosen, shlex.join(typed))))
     return command.removesuffix(" --")
 
@@ -68,8 +68,8 @@ def specreg_command(*arguments: str) -> str:
 def install_command(extra: str) -> str:
     """Return the command that installs an extra into the environment that lacks it."""
     where = f" --python {shlex.quote(_python())}" if os.environ.get(LAUNCHER) else ""
-    what = '-e ".' if (OWN_REPOSITORY / "pyproject.toml").is_file() else '"specreg'
-    return f'uv pip install{where} {what}[{extra}]"'
+    requirement = '-e ".' if (OWN_REPOSITORY / "pyproject.toml").is_file() else '"specreg'
+    return f'uv pip install{where} {requirement}[{extra}]"'
 
 
 def is_own_command(text: str) -> bool:

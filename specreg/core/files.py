@@ -102,9 +102,9 @@ def data_dir() -> Path:
     return Path(os.environ.get("SPECREG_DATA") or cache_dir() / "datasets")
 
 
-def refusal(why: str, named: PurePath | None = None) -> OSError:
+def refusal(problem: str, named: PurePath | None = None) -> OSError:
     """An error of which `strerror` says what is wrong, with the name that has to be named."""
-    return OSError(errno.EINVAL, why if named is None else f"{str(named)!a} {why}")
+    return OSError(errno.EINVAL, problem if named is None else f"{str(named)!a} {problem}")
 
 
 def check_kind(status: os.stat_result, wanted: int, named: PurePath | None = None) -> None:

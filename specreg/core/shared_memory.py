@@ -69,9 +69,9 @@ def _devices_and_inodes(process_id: int) -> Iterator[tuple[int, int]]:
 
 def remove_shared(names: Iterable[str]) -> None:
     """Remove files of processes that have ended, except those that other processes use."""
-    left = shared_files().intersection(names)
-    if not left:
+    remaining_names = shared_files().intersection(names)
+    if not remaining_names:
         return
-    for name in left - used_by():
+    for name in remaining_names - used_by():
         with contextlib.suppress(OSError):
             (FOLDER / name).unlink()

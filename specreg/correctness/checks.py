@@ -131,7 +131,7 @@ def check_answers(running: RunningCase) -> Verdict:
         rounding_nats=case.rounding_nats,
         known_equal=sum(turns_of(case, prompt) for prompt in equal),
     )
-    needs_words = losslessness.partings or losslessness.asked < losslessness.prompts
+    needs_words = losslessness.partings or losslessness.compared_by_token < losslessness.prompts
     description = losslessness.describe("without speculation", "with speculation")
     return Verdict(
         case_id=case.id,

@@ -30,7 +30,7 @@ class Parting:
         prompt_id: the prompt.
         position: the index of the first differing token of the answer.
         plain: the token without speculation there; None if that answer has ended.
-        other: the token with speculation there; None if that answer has ended.
+        speculative: the token with speculation there; None if that answer has ended.
         text: as ids, the prompt and what both answers say up to there.
         gap_nats: how much likelier `plain` is; None if an answer has ended.
     """
@@ -38,7 +38,7 @@ class Parting:
     prompt_id: str
     position: int
     plain: int | None
-    other: int | None
+    speculative: int | None
     text: tuple[int, ...] = ()
     gap_nats: float | None = None
 
@@ -49,7 +49,8 @@ class Losslessness:
 
     Attributes:
         prompts: how many answers were compared, one at least.
-        asked: how many of them were compared token by token; the others are known to be equal.
+        compared_by_token: how many of them were compared token by token; the rest are known to be
+            equal.
         partings: where the answers part from the plain ones.
         noise: where the plain ones part from themselves at another batch size; None if they weren't
             asked for again.
@@ -57,7 +58,7 @@ class Losslessness:
     """
 
     prompts: int
-    asked: int
+    compared_by_token: int
     partings: tuple[Parting, ...]
     noise: tuple[Parting, ...] | None
     rounding_nats: float
@@ -93,16 +94,18 @@ class Losslessness:
         """
         if self.noise is None:
             return None
-        return 1 - len(self.noise) / self.asked
+        return 1 - len(self.noise) / self.compared_by_token
 
-    def describe(self, plain: str, other: str) -> str:
+    def describe(self, plain: str, speculative: str) -> str:
         """Say what is equal, what rounding explains and what nothing does.
 
-        `plain` and `other` name the answers, "without speculation" for instance.
+        `plain` and `speculative` name the answers, "without speculation" for instance.
         """
         summary = f"{self.equal_frac:.1%} of {self.prompts} answers are equal"
-        if self.asked < self.prompts:
-            summary += f" ({self.asked} that differed when they were timed were asked again)"
+        if self.compared_by_token < self.prompts:
+            summary += (
+                f" ({self.compared_by_token} that differed when they were timed were asked again)"
+            )
         if self.control_equal_frac is not None:
             summary += f", {self.control_equal_frac:.1%} {plain} at another batch size"
         clauses = [summary]
@@ -111,26 +114,27 @@ class Losslessness:
             bound = f"{self.bound_nats:.2f} nats"
             clauses.append(f"{rounded} part where both tokens lie within {bound}")
         clauses += [
-            _describe_failure(failure, plain, other) for failure in self.failures[:_MOST_NAMED]
+            _describe_failure(failure, plain, speculative)
+            for failure in self.failures[:_MOST_NAMED]
         ]
         return "; ".join(clauses)
 
 
-def _describe_failure(failure: Parting, plain: str, other: str) -> str:
+def _describe_failure(failure: Parting, plain: str, speculative: str) -> str:
     """Say where two answers part, and how likely both tokens are."""
     where = f"prompt '{failure.prompt_id}', token {failure.position + 1}"
     if failure.gap_nats is not None:
         gap = f"{abs(failure.gap_nats):.2f} nats apart"
-        return f"{where}: {failure.other} {other}, {failure.plain} {plain}, {gap}"
+        return f"{where}: {failure.speculative} {speculative}, {failure.plain} {plain}, {gap}"
     if failure.plain is None:
-        return f"{where}: the answer {plain} has ended, the one {other} goes on"
-    return f"{where}: the answer {other} has ended, the one {plain} goes on"
+        return f"{where}: the answer {plain} has ended, the one {speculative} goes on"
+    return f"{where}: the answer {speculative} has ended, the one {plain} goes on"
 
 
 def check_lossless(
     prompt_ids: Sequence[str],
     plain: Sequence[Transcript],
-    other: Sequence[Transcript],
+    speculative: Sequence[Transcript],
     again: Callable[[], Sequence[Transcript]] | None,
     score: Score,
     *,
@@ -142,7 +146,7 @@ def check_lossless(
     Args:
         prompt_ids: one at least.
         plain: the answers without speculation.
-        other: the answers with speculation.
+        speculative: the answers with speculation.
         again: asks for the plain answers at another batch size; it is called only if some answers
             part. None if there is no other batch size.
         score: asks the server without speculation how likely tokens are.
@@ -153,11 +157,11 @@ def check_lossless(
         InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers are others at another batch
             size, by more than rounding.
     """
-    partings = _partings(prompt_ids, plain, other, score)
+    partings = _partings(prompt_ids, plain, speculative, score)
     noise = _partings(prompt_ids, plain, again(), score) if partings and again else None
     losslessness = Losslessness(
         prompts=len(plain) + known_equal,
-        asked=len(plain),
+        compared_by_token=len(plain),
         partings=partings,
         noise=noise,
         rounding_nats=rounding_nats,
@@ -175,29 +179,30 @@ def check_lossless(
 def score_partings(partings: Sequence[Parting], score: Score) -> tuple[Parting, ...]:
     """Return partings with their gaps, for which a server is asked how likely both tokens are."""
     questions = [
-        (parting.text, (parting.plain, parting.other))
+        (parting.text, (parting.plain, parting.speculative))
         for parting in partings
-        if parting.plain is not None and parting.other is not None
+        if parting.plain is not None and parting.speculative is not None
     ]
     log_probabilities = iter(score(questions) if questions else ())
     scored = []
     for parting in partings:
-        if parting.plain is None or parting.other is None:
+        if parting.plain is None or parting.speculative is None:
             scored.append(parting)
         else:
-            plain, other = next(log_probabilities)
-            scored.append(dataclasses.replace(parting, gap_nats=plain - other))
+            plain_nats, speculative_nats = next(log_probabilities)
+            gap_nats = plain_nats - speculative_nats
+            scored.append(dataclasses.replace(parting, gap_nats=gap_nats))
     return tuple(scored)
 
 
 def _partings(
     prompt_ids: Sequence[str],
     plain: Sequence[Transcript],
-    others: Sequence[Transcript],
+    speculative: Sequence[Transcript],
     score: Score,
 ) -> tuple[Parting, ...]:
     partings = []
-    for prompt_id, plain_answer, other_answer in zip(prompt_ids, plain, others, strict=True):
+    for prompt_id, plain_answer, other_answer in zip(prompt_ids, plain, speculative, strict=True):
         tokens = itertools.zip_longest(plain_answer.output, other_answer.output)
         for position, (plain_token, other_token) in enumerate(tokens):
             if plain_token != other_token:

@@ -147,7 +147,7 @@ def prepare(
     prompt_set: PromptSet,
     *,
     data_dir: Path,
-    given: Path | None = None,
+    user_file: Path | None = None,
     show: Callable[[str], None] = lambda _: None,
 ) -> PreparedSet:
     """Write a set's prompts and its record, from the hub or from the user's file.
@@ -157,7 +157,7 @@ def prepare(
     Args:
         prompt_set: the set.
         data_dir: the folder of the prepared sets.
-        given: the user's file; None to fetch the set from the hub.
+        user_file: the user's file; None to fetch the set from the hub.
         show: takes each line of progress.
 
     Raises:
@@ -166,12 +166,12 @@ def prepare(
     name = prompt_set.name
     if not prompt_set.licence:
         raise DatasetError(f"dataset '{name}': nothing to prepare; a case can name it as it is")
-    if given is None:
+    if user_file is None:
         kept_record = _kept_record(prompt_set, data_dir, show)
         if kept_record is not None:
             return kept_record
     show(f"{name}: {prompt_set.url}\nlicence: {prompt_set.licence}")
-    source_file = _source_file(prompt_set, given, show)
+    source_file = _source_file(prompt_set, user_file, show)
     show(f"reading {source_file.path}")
     prompts, left_out_rows = load_published_rows(source_file.path, prompt_set)
     if left_out_rows:
@@ -209,11 +209,11 @@ def _kept_record(
 
 
 def _source_file(
-    prompt_set: PromptSet, given: Path | None, show: Callable[[str], None]
+    prompt_set: PromptSet, user_file: Path | None, show: Callable[[str], None]
 ) -> _SourceFile:
     """Return the user's file, or fetch the set's file from the hub."""
-    if given is not None:
-        return _SourceFile(path=given, source=given.name, revision="")
+    if user_file is not None:
+        return _SourceFile(path=user_file, source=user_file.name, revision="")
     if not prompt_set.repo:
         command = specreg_command("prepare", prompt_set.name, "--from", "FILE")
         raise DatasetError(

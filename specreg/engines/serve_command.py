@@ -145,8 +145,10 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
         )
     targets = reading.values.pop(TARGET)
     if len(targets) != 1 or not targets[0]:
-        given = " ".join((reading.flags[TARGET], *targets))
-        raise MatrixError(f"command: {given}: needed one model; write its folder or hub id")
+        words_of_target = " ".join((reading.flags[TARGET], *targets))
+        raise MatrixError(
+            f"command: {words_of_target}: needed one model; write its folder or hub id"
+        )
     (target,) = targets
     return ReadCommand(
         engine=engine,

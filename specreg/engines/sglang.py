@@ -166,7 +166,7 @@ class SglangWireFormat(WireFormat, TokenApi):
     def parse_counters(self, page: str) -> Counters:
         """Parse the number of verify calls, which is all that SGLang counts of its steps."""
         parsed = MetricsPage(page)
-        parsed.require(_VERIFY_CALLS, why=f"is the server started with {self.counters_flag}")
+        parsed.require(_VERIFY_CALLS, reason=f"is the server started with {self.counters_flag}")
         return Counters(steps=parsed.total(_VERIFY_CALLS))
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:

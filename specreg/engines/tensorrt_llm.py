@@ -46,7 +46,7 @@ class TensorrtLlmWireFormat(WireFormat):
             parsed.by_position(f"{_PREFIX}spec_decode_{kind}_tokens_total", "token_position")
             for kind in ("drafted", "accepted")
         )
-        parsed.require(_ENDED, why=f"is the server started with {self.counters_flag}")
+        parsed.require(_ENDED, reason=f"is the server started with {self.counters_flag}")
         counts = StepCounts(
             steps=drafted[0],
             accepted=accepted.total(),

@@ -92,9 +92,9 @@ class VllmWireFormat(WireFormat, TokenApi):
                 f" {', '.join(similar_names[:4]) or 'none like them'}"
             )
             raise InvalidMeasurementError("SPEC_DISABLED", message)
-        parsed.require(*_COUNTERS, why="is the server without log stats, or newer")
+        parsed.require(*_COUNTERS, reason="is the server without log stats, or newer")
         hint = "without them requests of others don't show; is the server old"
-        parsed.require(*_REQUESTS, why=hint)
+        parsed.require(*_REQUESTS, reason=hint)
         steps, proposed, accepted = map(parsed.total, _COUNTERS[:3])
         ended, running = map(parsed.total, _REQUESTS)
         positions = parsed.by_position(_COUNTERS[3], "position")

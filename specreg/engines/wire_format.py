@@ -224,12 +224,12 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
             parts = [_channels_of_part(part) for part in value]
             text = "".join(part_text for part_text, _, _ in parts)
             thought += "".join(part_thought for _, part_thought, _ in parts)
-            if unknown := [part_other for _, _, part_other in parts if part_other]:
+            if unknown := [part_json for _, _, part_json in parts if part_json]:
                 unknown_fields[name] = unknown
         else:
             unknown_fields[name] = value
-    other_text = msgspec.json.encode(unknown_fields).decode() if unknown_fields else ""
-    return text, thought, other_text
+    extra_json = msgspec.json.encode(unknown_fields).decode() if unknown_fields else ""
+    return text, thought, extra_json
 
 
 def _channels_of_part(part: object) -> Channels:
@@ -384,12 +384,12 @@ class MetricsPage:
                 )
                 raise InvalidMeasurementError("METRICS_UNREADABLE", message)
 
-    def require(self, *names: str, why: str) -> None:
+    def require(self, *names: str, reason: str) -> None:
         """Check that there are samples of all these names.
 
         Args:
             names: the names.
-            why: what the user may have to look at if some are missing, as the end of a question.
+            reason: what the user may have to look at if some are missing, as the end of a question.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`.
@@ -397,7 +397,7 @@ class MetricsPage:
         missing = [name for name in names if name not in self.names]
         if missing:
             there = ", ".join(name for name in names if name in self.names) or "none of them"
-            message = f"looked for {', '.join(missing)}; {self._path} has {there}; {why}?"
+            message = f"looked for {', '.join(missing)}; {self._path} has {there}; {reason}?"
             raise InvalidMeasurementError("METRICS_MISSING", message)
 
     def total(self, name: str) -> int:
@@ -484,14 +484,14 @@ class WireFormat:
             token_ids = choice.token_ids or ()
             text = choice.text or ""
             thought = ""
-            other = ""
+            extra_json = ""
             if choice.delta:
-                text, thought, other = channels_of(choice.delta)
+                text, thought, extra_json = channels_of(choice.delta)
             return StreamEvent(
                 tokens=len(token_ids) if self.tells_ids else tokens - before,
                 text=text,
                 thought=thought,
-                other=other,
+                extra_json=extra_json,
                 token_ids=token_ids,
                 finish_reason=choice.finish_reason,
                 usage_tokens=usage.completion_tokens if usage else None,

@@ -67,9 +67,9 @@ class AnswerText:
             is_unseen = False
             self._append(_TEXT, event.text)
             self._look_for_end(event.text)
-        if event.other:
+        if event.extra_json:
             is_unseen = False
-            self._append(_OTHER, event.other)
+            self._append(_OTHER, event.extra_json)
         if self._repeats is not None and not is_unseen:
             self._count_repetition(event)
         if event.tokens:

@@ -44,7 +44,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """A request that has ended, with its answer.
 
     Attributes:
-        place: the place of its conversation in the round, from 0.
+        conversation_index: the index of its conversation in the round, from 0.
         trace: its times and counts.
         chunks: the chunks with a token.
         text: the answer's text, without its thought.
@@ -52,7 +52,7 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         late: whether the request didn't end in its time.
     """
 
-    place: int
+    conversation_index: int
     trace: RequestTrace
     chunks: tuple[Chunk, ...]
     text: str
@@ -137,8 +137,8 @@ class _StreamState:
             InvalidMeasurementError: `ANSWER_ENDLESS` or `TOKENS_IMPOSSIBLE`.
         """
         self.characters += len(event.text)
-        if event.thought or event.other:
-            self.characters += len(event.thought) + len(event.other)
+        if event.thought or event.extra_json:
+            self.characters += len(event.thought) + len(event.extra_json)
         if self.characters > self.most_tokens * _TOKEN_CHARACTERS:
             self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
         self.answer.take(event)
@@ -224,13 +224,13 @@ class ChatClient:
         if not self.running:
             self.idle_ns = now_ns
 
-    async def replay(self, place: int, prompt: Prompt, planned_ns: int) -> None:
+    async def replay(self, conversation_index: int, prompt: Prompt, planned_ns: int) -> None:
         """Replay one conversation, each turn after the model's own replies to those before it.
 
         A request that fails ends the conversation.
 
         Args:
-            place: the place of the conversation in the round, from 0.
+            conversation_index: the index of the conversation in the round, from 0.
             prompt: the conversation.
             planned_ns: when its first turn was due.
         """
@@ -240,7 +240,7 @@ class ChatClient:
         texts = prompt.turns[: self.case.turns] or ("",)
         for turn, text in enumerate(texts, 1):
             messages = (*messages, Message("user", text))
-            finished = await self._ask(place, prompt, turn, messages, planned_ns)
+            finished = await self._ask(conversation_index, prompt, turn, messages, planned_ns)
             if empty_replies:
                 trace = msgspec.structs.replace(finished.trace, empty_replies=empty_replies)
                 finished = msgspec.structs.replace(finished, trace=trace)
@@ -253,7 +253,12 @@ class ChatClient:
             planned_ns = self.clock()
 
     async def _ask(
-        self, place: int, prompt: Prompt, turn: int, messages: tuple[Message, ...], planned_ns: int
+        self,
+        conversation_index: int,
+        prompt: Prompt,
+        turn: int,
+        messages: tuple[Message, ...],
+        planned_ns: int,
     ) -> FinishedRequest:
         """Send the request of one turn, and return it when it has ended, in whichever way."""
         import aiohttp  # noqa: PLC0415 - imported by then, see new_client
@@ -287,7 +292,7 @@ class ChatClient:
         finally:
             self._end(stream)
         return FinishedRequest(
-            place=place,
+            conversation_index=conversation_index,
             trace=_trace_of(stream, prompt, turn, planned_ns),
             chunks=tuple(stream.chunks),
             text=stream.answer.text,

@@ -91,7 +91,7 @@ class RoundBuilder:
 
     def take(self, finished: FinishedRequest) -> None:
         """Take one more request."""
-        self.traces[finished.place, finished.trace.turn] = finished.trace
+        self.traces[finished.conversation_index, finished.trace.turn] = finished.trace
         self.late += finished.late
         times_ns = [chunk.at_ns for chunk in finished.chunks]
         # A round has many thousand chunks, so the loops are those of `map` and `filter`.

@@ -42,7 +42,9 @@ def check_request(finished: FinishedRequest) -> None:
             )
 
     # Check the counts.
-    _check_counts((finished.place, trace.first_chunk_tokens, *trace.chunk_sizes), "a request")
+    _check_counts(
+        (finished.conversation_index, trace.first_chunk_tokens, *trace.chunk_sizes), "a request"
+    )
     _check_counts(trace.thought_chunk_sizes, "a thought")
     reported_tokens = (trace.usage_tokens, trace.prompt_tokens)
     _check_counts((tokens for tokens in reported_tokens if tokens is not None), "a request")

@@ -101,7 +101,7 @@ def render_rows(
     rows: Iterable[Sequence[str | Text]],
     *,
     color: bool = False,
-    left: Collection[str] = (),
+    left_columns: Collection[str] = (),
     folded: Collection[str] = (),
 ) -> str:
     """Render rows below their heads, in 110 columns of text at most; empty without rows.
@@ -113,13 +113,13 @@ def render_rows(
         head: the names of the columns.
         rows: the cells of each row.
         color: whether to write escape sequences for colours.
-        left: columns that are set left and don't wrap; others are set right.
+        left_columns: columns that are set left and don't wrap; others are set right.
         folded: columns that are set left and wrap.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
         wraps = name == head[0] or name in folded
-        is_left = wraps or name in left
+        is_left = wraps or name in left_columns
         table.add_column(
             name, justify="left" if is_left else "right", no_wrap=not wraps, overflow="fold"
         )

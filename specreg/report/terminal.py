@@ -97,7 +97,7 @@ def render_verdicts(
         )
     head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
     rows = itertools.chain.from_iterable(rows_by_case.values())
-    return render_rows(head, rows, color=color, left=("outcome",))
+    return render_rows(head, rows, color=color, left_columns=("outcome",))
 
 
 def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str:

@@ -121,12 +121,12 @@ def load_histories(paths: Iterable[Path]) -> Iterator[tuple[str, History]]:
             yield file.stem, load_history(file)
 
 
-def render_trend(histories: Iterable[MachineHistory], now: dt.datetime) -> str:
+def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> str:
     """Return the page of the last nights, one HTML file that needs nothing else.
 
     Args:
         histories: the machines.
-        now: the time, in UTC.
+        made_at: the time, in UTC.
     """
     maps = [_map_of(history, number) for number, history in enumerate(histories, start=1)]
     cells = [cell for shown in maps for row in shown.rows for cell in row.cells if cell]
@@ -135,7 +135,7 @@ def render_trend(histories: Iterable[MachineHistory], now: dt.datetime) -> str:
         bad=[(row, shown.machine) for shown in maps for row in shown.rows if row.bad],
         cases=sum(len(shown.rows) for shown in maps),
         symbols={cell.symbol for cell in cells},
-        made_at=f"{now:%Y-%m-%d %H:%M} UTC",
+        made_at=f"{made_at:%Y-%m-%d %H:%M} UTC",
         most_nights=MOST_NIGHTS,
         recorded=_RECORDED,
         unknown=_UNKNOWN,

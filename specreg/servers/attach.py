@@ -142,8 +142,8 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
         raise AttachError(f"server at {url}: {error}; look at its log") from error
     if not probe:
         message = f"server at {url}: is not ready, or generates no token"
-        if probe.said:
-            message += f", it said last: {probe.said}"
+        if probe.server_message:
+            message += f", it said last: {probe.server_message}"
         raise AttachError(f"{message}; look at its log")
     _check_counters(server)
     return dataclasses.replace(server, facts=facts_of(server, log=""))

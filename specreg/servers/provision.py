@@ -295,9 +295,10 @@ class Provision:
         if self._needs_cache(cases):
             check_cache()
         engines = sorted({case.server.engine for case in cases})
-        asked = self._asked
-        if len(engines) > 1 and asked:
-            message = f"'{asked}' is of one engine, the run has {', '.join(engines)}; say --engine"
+        chosen_source = self._chosen_source
+        if len(engines) > 1 and chosen_source:
+            names = ", ".join(engines)
+            message = f"'{chosen_source}' is of one engine, the run has {names}; say --engine"
             raise UnsupportedError(message)
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
@@ -351,7 +352,7 @@ class Provision:
         return self.on_gpu or makes_models or (self.python is None and makes_environments)
 
     @property
-    def _asked(self) -> str:
+    def _chosen_source(self) -> str:
         """The version, interpreter or source that the user asked for; empty without any."""
         return self.version or self.python or (self.build.source if self.build else "")
 
@@ -364,9 +365,9 @@ class Provision:
         reason = why_no_program(engine)
         program = engine.program
         python = self.python
-        if program is not None and self._asked:
+        if program is not None and self._chosen_source:
             is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
-            reason = f"'{self._asked}': {is_one}; leave it out"
+            reason = f"'{self._chosen_source}': {is_one}; leave it out"
         elif python is not None and self.version is not None:
             reason = (
                 f"version '{self.version}' with python '{python}': an interpreter has the version"

@@ -181,8 +181,8 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
         if time.monotonic() <= deadline_s:
             return None
         problem = "generated no token in time"
-        if probe.said:
-            problem += f", it said last: {probe.said}"
+        if probe.server_message:
+            problem += f", it said last: {probe.server_message}"
         raise start_error(server, problem)
     settle_log(server.process)
     version = "unknown"
@@ -267,11 +267,11 @@ class Probe:
 
     Attributes:
         generated: True if the server generated a token.
-        said: The server's own words if it didn't; empty if it gave none.
+        server_message: The server's own words if it didn't; empty if it gave none.
     """
 
     generated: bool
-    said: str = ""
+    server_message: str = ""
 
     def __bool__(self) -> bool:
         return self.generated
@@ -303,22 +303,22 @@ def send_probe(server: Server, *, timeout_s: float) -> Probe:
     try:
         health = ask(url, "GET", server.engine.health_path, within_s=health_within_s)
         if health.status != HTTPStatus.OK:
-            return Probe(generated=False, said=_quote_status(health))
+            return Probe(generated=False, server_message=_quote_status(health))
         answer = ask(url, "POST", path, within_s=within_s, body=body)
     except AnswerError:
         return Probe(generated=False)
     if _is_refusal(answer.status):
         raise ServerRefusedError(f"refused to generate, {quote_answer(answer.content)}")
     if answer.status != HTTPStatus.OK:
-        return Probe(generated=False, said=_quote_status(answer))
+        return Probe(generated=False, server_message=_quote_status(answer))
     try:
         return Probe(generated=_has_token(answer.content, wire_format.new_parser(request)))
     except ServerAnswerError as error:
         if error.status is not None and _is_refusal(error.status):
             raise ServerRefusedError(f"refused to generate, {error}") from error
-        return Probe(generated=False, said=str(error))
+        return Probe(generated=False, server_message=str(error))
     except InvalidMeasurementError as error:
-        return Probe(generated=False, said=str(error))
+        return Probe(generated=False, server_message=str(error))
 
 
 def _has_token(content: bytes, parse_event: ParseEvent) -> bool:

@@ -44,7 +44,9 @@ class LivePage:
             return
         with contextlib.suppress(Exception):
             report = report_of(result, run_verdict(result, 0, cut_short=True), command="")
-            now = result.context.clock.now()
-            page = render_page(report, in_progress=f"{self.progress.place}, {now:%H:%M:%S} UTC")
+            time_now = result.context.clock.now()
+            page = render_page(
+                report, in_progress=f"{self.progress.place}, {time_now:%H:%M:%S} UTC"
+            )
             write_whole(result.context.run_folder / "report.html", page.encode())
         self._due_ns = began_ns + _TIME_SHARE * (self.clock() - began_ns)

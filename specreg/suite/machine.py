@@ -35,7 +35,7 @@ def check_usable(gpus: Gpus, options: Options, *, needs_gpus: bool) -> None:
 def remarks_on(gpus: Gpus) -> Iterator[str]:
     """Say what isn't known of the GPUs and which of them can't be used, a line each."""
     for hidden in gpus.hidden:
-        yield f"GPU {hidden.number} isn't used: {hidden.why}"
+        yield f"GPU {hidden.number} isn't used: {hidden.reason}"
     for device, memory_gib in zip(gpus.devices, gpus.memory_gib, strict=True):
         subject = f"GPU {device.number} ({device.name or 'of an unknown kind'})"
         if not device.name:

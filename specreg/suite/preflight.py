@@ -91,7 +91,7 @@ def render_findings(findings: Sequence[Finding], *, color: bool) -> str:
             text = f"{text}\n→ {finding.advice}"
         rows.append((Text(finding.state, _STYLES[finding.state]), finding.subject, text))
     head = ("state", "of", "finding")
-    table = render_rows(head, rows, color=color, left=head, folded=("finding",))
+    table = render_rows(head, rows, color=color, left_columns=head, folded=("finding",))
     states = [finding.state for finding in findings]
     obstacles = states.count(State.IN_THE_WAY)
     notes = states.count(State.NOTE)

@@ -73,11 +73,11 @@ class HiddenGpu:
 
     Attributes:
         number: its index in the driver's order.
-        why: why it can't be used, and what to do.
+        reason: why it can't be used, and what to do.
     """
 
     number: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
         raise NoGpuError("NVML: the driver shows no GPU; check the container's --gpus")
     opened, hidden = _open_all(count)
     if not opened:
-        raise SensorError(hidden[0].why)
+        raise SensorError(hidden[0].reason)
     selected = visible(opened, variables, slice_called=_slice)
     if not selected:
         message = f"NVML: {_VISIBLE}={variables.get(_VISIBLE, '')} leaves none of {len(opened)}"
@@ -171,7 +171,7 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
     with _mapped_errors():
         devices, unsliced = _with_slices(selected)
     if not devices:
-        raise SensorError(unsliced[0].why)
+        raise SensorError(unsliced[0].reason)
     return VisibleGpus(devices=devices, hidden=(*hidden, *unsliced))
 
 
@@ -185,7 +185,7 @@ def _open_all(count: int) -> tuple[list[Device], list[HiddenGpu]]:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(number)
                 devices.append(_device(handle, number))
         except SensorError as error:
-            hidden.append(HiddenGpu(number=number, why=str(error)))
+            hidden.append(HiddenGpu(number=number, reason=str(error)))
     return devices, hidden
 
 
@@ -213,7 +213,7 @@ def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[Hi
         if slices is None:
             whole_gpus.append(msgspec.structs.replace(device, memory_bytes=None))
         else:
-            unsliced.append(HiddenGpu(number=device.number, why=_UNSLICED))
+            unsliced.append(HiddenGpu(number=device.number, reason=_UNSLICED))
     return tuple(whole_gpus), unsliced
 
 

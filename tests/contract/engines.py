@@ -49,11 +49,13 @@ def modules_of(engine: str, version: str) -> Path | None:
         return None
     folder = cache_folder("modules") / f"{engine}-{version}"
     if not folder.is_dir():
-        with passing_folder(folder) as made:
+        with passing_folder(folder) as new_folder:
             pin = f"{engine_named(engine).requirement(on_gpu=True).package}=={version}"
             log_path = Path(f"{folder}.log")
-            run_uv(log_path, "pip", "install", "--no-deps", "--target", str(made / "all"), pin)
-            (made / "all").rename(folder)
+            run_uv(
+                log_path, "pip", "install", "--no-deps", "--target", str(new_folder / "all"), pin
+            )
+            (new_folder / "all").rename(folder)
     return folder
 
 

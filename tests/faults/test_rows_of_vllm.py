@@ -125,7 +125,7 @@ class HurtRun:
     listening: list[str] = dataclasses.field(default_factory=list)
     hung_s: float = 0.0
     orphan_s: float = 0.0
-    left: list[str] = dataclasses.field(default_factory=list)
+    remaining: list[str] = dataclasses.field(default_factory=list)
 
 
 @pytest.fixture(scope="session")
@@ -159,7 +159,7 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> HurtRun:
         wait_until(run.is_measuring(CASES[2]))
         pytest_run.send_signal(signal.SIGINT)
         hurt.output, _ = pytest_run.communicate(timeout=60)
-        hurt.left = run.left()
+        hurt.remaining = run.left()
     return hurt
 
 
@@ -189,7 +189,7 @@ def test_row_05_a_worker_that_survives_its_server(hurt: HurtRun) -> None:
 def test_row_07_ctrl_c_once(hurt: HurtRun) -> None:
     assert "type the same again with --specreg-resume" in hurt.output
     assert {verdict.case_id for verdict in hurt.run.verdict().verdicts} == set(CASES[:2])
-    assert hurt.left == []
+    assert hurt.remaining == []
     for case, finished in hurt.finished.items():
         assert hurt.run.finished(case, attempt=0) >= finished, "what had ended is on disk"
 

@@ -132,7 +132,7 @@ def datasets(folder: Path) -> Iterable[Sample]:
     reading = functools.partial(read_prompts, load, "rows.parquet")
     yield Sample(content=parquet.read_bytes(), wrong=bytes_of, read=reading)
     rows_path = builders.write_lines(folder / "gsm8k.jsonl", rows)
-    prepare(dataset_named("gsm8k"), data_dir=folder / "data", given=rows_path)
+    prepare(dataset_named("gsm8k"), data_dir=folder / "data", user_file=rows_path)
     record = paths_of(folder / "data", "gsm8k")[1].read_bytes()
     yield Sample(content=record, wrong=json_of, read=read_record)
 

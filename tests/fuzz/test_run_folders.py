@@ -100,7 +100,7 @@ def read_merged_report(machine: MergingMachine, shard: Path, folder: Path, conte
     shards = [load_shard(copy)]
     context = open_merged(machine.root, Options(), shards, folder / "merged")
     run, _ = merge_shards(context, shards, missing_is_invalid=True, ended_at=last_end(shards))
-    assert all(isinstance(one.failed_otherwise, bool) for one in shards)
+    assert all(isinstance(loaded_shard.failed_otherwise, bool) for loaded_shard in shards)
     msgspec.json.encode(run_verdict(run.result(), 0, cut_short=False))
 
 

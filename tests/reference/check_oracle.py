@@ -201,30 +201,32 @@ class Oracle(unittest.TestCase):
 
     def test_a_draft_of_another_vocabulary_drafts_the_shared_tokens_equally(self) -> None:
         """It is the tiny draft with other ids, and without 64 of its tokens."""
-        other = str(TINY / "other_vocabulary")
-        question = ask("draft_model_tli", "float32", other)
-        told = answer_question(question, "cpu").accepted
+        draft_folder = str(TINY / "other_vocabulary")
+        question = ask("draft_model_tli", "float32", draft_folder)
+        accepted_by_text = answer_question(question, "cpu").accepted
         # One token after another, with the draft's own tokenizer.
-        draft = load_model(other, "float32", "cpu")
-        vocabulary = json.loads((Path(other) / "tokenizer.json").read_text())["model"]["vocab"]
+        draft = load_model(draft_folder, "float32", "cpu")
+        vocabulary = json.loads((Path(draft_folder) / "tokenizer.json").read_text())["model"][
+            "vocab"
+        ]
         of_target = json.loads((Path(TARGET) / "tokenizer.json").read_text())["model"]["vocab"]
         names = {target_id: name for name, target_id in of_target.items()}
-        target_id_of = {own: of_target[name] for name, own in vocabulary.items()}
+        target_id_of = {draft_id: of_target[name] for name, draft_id in vocabulary.items()}
         end = vocabulary["<|end|>"]
-        for text, accepted in zip(texts()[:2], told, strict=False):
+        for text, accepted in zip(texts()[:2], accepted_by_text, strict=False):
             read = [vocabulary.get(names[target_id], end) for target_id in text.ids]
-            for place in range(1, len(text.ids) - DRAFT_TOKENS):
-                grown, right = read[:place], 0
-                for wanted in text.ids[place : place + DRAFT_TOKENS]:
+            for position in range(1, len(text.ids) - DRAFT_TOKENS):
+                grown, right = read[:position], 0
+                for wanted in text.ids[position : position + DRAFT_TOKENS]:
                     with torch.inference_mode():
-                        said = int(draft(input_ids=torch.tensor([grown])).logits[0, -1].argmax())
-                    if target_id_of[said] != wanted:
+                        drafted = int(draft(input_ids=torch.tensor([grown])).logits[0, -1].argmax())
+                    if target_id_of[drafted] != wanted:
                         break
                     right += 1
-                    grown = [*grown, said]
-                assert accepted[place] == right, place
+                    grown = [*grown, drafted]
+                assert accepted[position] == right, position
         same = answer_question(ask("draft_model", "float32"), "cpu").accepted
-        assert sum(map(sum, told)) > 0.8 * sum(map(sum, same))
+        assert sum(map(sum, accepted_by_text)) > 0.8 * sum(map(sum, same))
 
     def test_a_tree_of_one_branch_is_its_chain_and_one_of_more_holds_it(self) -> None:
         some_texts = texts()[:2]

@@ -94,8 +94,8 @@ def test_a_command_of_the_page_finds_tests_to_run(
 
 def test_each_command_of_the_page_is_among_those_that_are_typed() -> None:
     assert len(COMMANDS) >= 8
-    others = set(re.findall(r"`(specreg \w+)", PAGE))
-    assert others <= {"specreg matrix", "specreg prepare", "specreg report"}
+    commands = set(re.findall(r"`(specreg \w+)", PAGE))
+    assert commands <= {"specreg matrix", "specreg prepare", "specreg report"}
 
 
 def column(title: str) -> list[str]:

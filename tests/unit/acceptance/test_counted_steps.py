@@ -78,10 +78,10 @@ def recorded(folder: Path, launch: Measurement) -> Baseline:
     return baseline
 
 
-def verdicts(folder: Path, before: str, now: str, accepted_steps: int = 10) -> Sequence[Verdict]:
+def verdicts(folder: Path, before: str, runner: str, accepted_steps: int = 10) -> Sequence[Verdict]:
     """The verdicts on length, rate and first position against a baseline of another runner."""
     known = builders.known(recorded(folder, measured(before)))
-    comparison = compare([measured(now, accepted_steps)], known)
+    comparison = compare([measured(runner, accepted_steps)], known)
     return [judge(metric, comparison, Look.FULL) for metric in (LENGTH, RATE, FIRST)]
 
 
@@ -105,14 +105,16 @@ def test_steps_that_nobody_counted_are_as_many_as_the_answer_needs() -> None:
     assert prompt.over_all_steps.counts.steps == 40
 
 
-@pytest.mark.parametrize(("before", "now"), [("v1", "v2"), ("v2", "v1")])
-def test_another_runner_alone_is_no_loss_and_no_gain(tmp_path: Path, before: str, now: str) -> None:
-    length, rate, first = verdicts(tmp_path, before, now)
+@pytest.mark.parametrize(("before", "runner"), [("v1", "v2"), ("v2", "v1")])
+def test_another_runner_alone_is_no_loss_and_no_gain(
+    tmp_path: Path, before: str, runner: str
+) -> None:
+    length, rate, first = verdicts(tmp_path, before, runner)
     assert (length.outcome, length.value, length.comparison.expected) == (Outcome.PASS, 1.25, 1.25)
-    assert length.explanation.startswith(f"model runner {before} -> {now}: one counts the steps")
+    assert length.explanation.startswith(f"model runner {before} -> {runner}: one counts the steps")
     for verdict in (rate, first):
         assert verdict.outcome is Outcome.NOT_COMPARABLE
-        assert f"model runner {before} -> {now}" in verdict.explanation
+        assert f"model runner {before} -> {runner}" in verdict.explanation
 
 
 def test_what_is_lost_with_another_runner_is_found(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def finished(prompt_id: str, index: int = 0, turn: int = 1) -> FinishedRequest:
     chunks = (builders.chunk(first_ns), builders.chunk(last_ns, 3))
     trace = builders.trace(*chunks, sent_ns=sent_ns)
     trace = msgspec.structs.replace(trace, prompt_id=prompt_id, turn=turn, acceptance=COUNTS)
-    return FinishedRequest(place=index, trace=trace, chunks=chunks, text="a text")
+    return FinishedRequest(conversation_index=index, trace=trace, chunks=chunks, text="a text")
 
 
 def journaled(

@@ -128,7 +128,9 @@ def record_measurement(journal: Journal, case: Case, launch: int = 1) -> Measure
         trace = builders.trace(*chunks, sent_ns=sent_ns)
         prompt_id = f"toy-{index}"
         trace = msgspec.structs.replace(trace, prompt_id=prompt_id, acceptance=counts)
-        builder.take(FinishedRequest(place=index, trace=trace, chunks=chunks, text="a text"))
+        builder.take(
+            FinishedRequest(conversation_index=index, trace=trace, chunks=chunks, text="a text")
+        )
         prompts.append(builders.prompt_acceptance(counts, prompt_id=prompt_id))
     builder.lags.add_all((3, 4))
     replay = Replay(

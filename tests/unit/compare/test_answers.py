@@ -119,10 +119,12 @@ Answers = tuple[Transcript, ...]
 Questions = Sequence[tuple[Sequence[int], Sequence[int]]]
 FOUND_BY_B = Losslessness(
     prompts=3,
-    asked=3,
+    compared_by_token=3,
     partings=(
-        Parting(prompt_id="x", position=2, plain=70, other=7, text=(1, 2, 5, 6), gap_nats=0.1),
-        Parting(prompt_id="y", position=1, plain=90, other=9, text=(3, 8), gap_nats=0.0),
+        Parting(
+            prompt_id="x", position=2, plain=70, speculative=7, text=(1, 2, 5, 6), gap_nats=0.1
+        ),
+        Parting(prompt_id="y", position=1, plain=90, speculative=9, text=(3, 8), gap_nats=0.0),
     ),
     noise=None,
     rounding_nats=0.25,

@@ -78,10 +78,10 @@ def test_two_drafts_are_compared_by_more_prompts_of_the_dataset(
     shutil.copytree(builders.ROOT / "fixtures/models/tiny/eagle3", other_draft)
     same = dataclasses.replace(options, **scripted_sides(tmp_path))
     overrides = [*same.b_overrides, f"draft={other_draft}"]
-    other = dataclasses.replace(same, out=tmp_path / "other_gate", b_overrides=overrides)
-    (pair,) = opened(other).pairs
+    other_options = dataclasses.replace(same, out=tmp_path / "other_gate", b_overrides=overrides)
+    (pair,) = opened(other_options).pairs
     assert (pair.a.prompts, pair.b.prompts) == (160, 160)
-    named = dataclasses.replace(other, out=tmp_path / "named", prompts=30)
+    named = dataclasses.replace(other_options, out=tmp_path / "named", prompts=30)
     assert opened(named).pairs[0].a.prompts == 30
     assert opened(same).pairs[0].a.prompts == 20
 

@@ -207,13 +207,13 @@ def test_a_length_that_is_said_to_find_a_drift_finds_it() -> None:
     assert times is not None
     assert detectable_frac(part, level) == pytest.approx(0.17, abs=0.05)
     segments = round(times * segments_in_part)
-    found = 0
+    finding_soaks = 0
     for _ in range(200):
         hours = hours_of(segments)
         values = 1 - 0.05 * np.array(hours) + noise(segments)
         _, high = change_of_segments(values.tolist(), hours, 1.0).bounds(level)
-        found += high < 0
-    assert found >= 190
+        finding_soaks += high < 0
+    assert finding_soaks >= 190
 
 
 def hours_of(segments: int) -> list[float]:
@@ -225,12 +225,12 @@ def test_ten_minutes_find_a_drift_of_a_third_in_an_hour() -> None:
     """By segments of five seconds that differ by 1.5 %; eight parts would find one in ten."""
     rng = np.random.default_rng(3)
     hours = hours_of(120)
-    found = 0
+    finding_soaks = 0
     for _ in range(100):
         values = 1 - 0.3 * np.array(hours) + rng.normal(scale=0.015, size=120)
         _, high = change_of_segments(values.tolist(), hours, 1.0).bounds(LAST_LEVEL / 3)
-        found += high < 0
-    assert found >= 90
+        finding_soaks += high < 0
+    assert finding_soaks >= 90
 
 
 def test_a_soak_says_beforehand_what_it_can_find() -> None:

@@ -113,11 +113,11 @@ def test_no_case_and_no_option_of_the_launcher_is_in_a_command(
     assert "cpu_perf" in sessions
     monkeypatch.setenv(commands.LAUNCHER, "nox -s cpu_perf --")
     monkeypatch.setenv(commands.LAUNCHER_OPTIONS, f"tests/perf {LISTED_TIER}")
-    given = (LISTED_TIER,)
-    assert run_command((), given) == "nox -s cpu_perf"
-    assert record_command((), given) == "nox -s cpu_perf -- --update-baselines"
-    one = record_command(IDS[:1], (*given, "--specreg-oracle"))
-    assert one == f"nox -s cpu_perf -- -k {IDS[0]}- --specreg-oracle --update-baselines"
+    options = (LISTED_TIER,)
+    assert run_command((), options) == "nox -s cpu_perf"
+    assert record_command((), options) == "nox -s cpu_perf -- --update-baselines"
+    command = record_command(IDS[:1], (*options, "--specreg-oracle"))
+    assert command == f"nox -s cpu_perf -- -k {IDS[0]}- --specreg-oracle --update-baselines"
     other_tier = run_command((), ("--specreg-tier=gpu",))
     assert other_tier == "nox -s cpu_perf -- --specreg-tier=gpu"
 
@@ -126,8 +126,8 @@ def test_under_nox_a_command_of_specreg_is_run_by_this_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(commands.LAUNCHER, "nox -s cpu_perf --")
-    python, *rest = shlex.split(specreg_command("prepare", "gsm8k"))
-    assert rest == ["-m", "specreg", "prepare", "gsm8k"]
+    python, *arguments = shlex.split(specreg_command("prepare", "gsm8k"))
+    assert arguments == ["-m", "specreg", "prepare", "gsm8k"]
     assert (Path.cwd() / python).exists()
     assert shlex.split(install_command("datasets"))[:4] == ["uv", "pip", "install", "--python"]
 

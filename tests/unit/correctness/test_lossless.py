@@ -56,7 +56,7 @@ def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() 
     plain = answers((3, 4), (5, 6, 7, 8))
     with_it = answers((3, 4), (5, 9, 7, 1))
     check = check_lossless(["same", "other"], plain, with_it, lambda: plain, score)
-    only = Parting("other", position=1, plain=6, other=9, text=(*PROMPT, 5), gap_nats=1.5)
+    only = Parting("other", position=1, plain=6, speculative=9, text=(*PROMPT, 5), gap_nats=1.5)
     assert asked_again == [[((*PROMPT, 5), (6, 9))]]
     assert check.partings == check.failures == (only,)
     assert (check.equal_frac, check.control_equal_frac) == (0.5, 1.0)

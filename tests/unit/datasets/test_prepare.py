@@ -37,7 +37,7 @@ class Folder:
 
     def prepare(self, name: str, file: Path | None = None) -> PreparedSet:
         return prepare(
-            dataset_named(name), data_dir=self.data_dir, given=file, show=self.shown.append
+            dataset_named(name), data_dir=self.data_dir, user_file=file, show=self.shown.append
         )
 
     def load(self, name: str) -> tuple[Prompt, ...]:

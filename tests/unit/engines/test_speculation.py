@@ -130,7 +130,7 @@ def test_greedy_accepts_nothing_behind_a_rejection_and_takes_no_chance() -> None
         logits = np.eye(8)[: draft_tokens + 1]
         for right in itertools.product((True, False), repeat=draft_tokens):
             expected = (*right, False).index(False)
-            ids = tuple(place if ok else 7 for place, ok in enumerate(right))
+            ids = tuple(position if ok else 7 for position, ok in enumerate(right))
             verified = verify(Draft(token_ids=ids), logits, Sampling(), random)
             assert verified == Verified(accepted=expected, next_id=expected)
     assert random.bit_generator.state == before
@@ -190,8 +190,8 @@ def learnt(*texts: Sequence[int]) -> NGramStore:
     """A store that has read texts."""
     store = NGramStore()
     for text in texts:
-        for place in range(1, len(text)):
-            store.learn(text[:place], [text[place]])
+        for position in range(1, len(text)):
+            store.learn(text[:position], [text[position]])
     return store
 
 
@@ -226,7 +226,7 @@ def test_a_store_forgets_what_it_read_least_lately() -> None:
     store = NGramStore(max_runs=2)
     for context in ([1], [2], [1], [3]):
         store.learn(context, [7])
-    assert [store.propose([one], 1) for one in (1, 2, 3)] == [(7,), (), (7,)]
+    assert [store.propose([token_id], 1) for token_id in (1, 2, 3)] == [(7,), (), (7,)]
 
 
 @pytest.mark.parametrize(

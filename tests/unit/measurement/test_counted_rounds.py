@@ -61,19 +61,23 @@ def accepted(measurement: Measurement) -> AcceptanceRecord:
 def test_one_request_at_a_time_is_counted_prompt_by_prompt(old_server: Server) -> None:
     record = accepted(measured(builders.with_concurrency(1, SIX), old_server))
     assert (record.source, record.prompts) == (Source.VLLM_COUNTERS, ())
-    counts = {each.prompt_ids: each.counts for each in record.rounds}
+    counts = {
+        round_acceptance.prompt_ids: round_acceptance.counts for round_acceptance in record.rounds
+    }
     # With fewer than ten rounds the prompts are replayed once more, here one by one again.
     assert counts == {
         (prompt.id,): builders.counts_of([builders.truth(prompt, DEFAULTS)]) for prompt in PROMPTS
     }
-    assert record.total.steps == 2 * sum(each.steps for each in counts.values())
+    assert record.total.steps == 2 * sum(prompt_counts.steps for prompt_counts in counts.values())
 
 
 def test_several_requests_at_a_time_are_counted_in_batches(old_server: Server) -> None:
     """Six prompts of two at a time are one round, in which the load is full."""
     record = accepted(measured(builders.with_concurrency(2, SIX), old_server))
-    assert [each.prompt_ids for each in record.rounds] == [(prompt.id,) for prompt in PROMPTS]
-    assert {each.requests for each in record.rounds} == {1}
+    assert [round_acceptance.prompt_ids for round_acceptance in record.rounds] == [
+        (prompt.id,) for prompt in PROMPTS
+    ]
+    assert {round_acceptance.requests for round_acceptance in record.rounds} == {1}
 
 
 def test_a_soak_needs_no_more_than_the_sum(old_server: Server) -> None:
@@ -90,7 +94,7 @@ def test_the_extension_is_counted_in_batches_too(old_server: Server) -> None:
     record = accepted(measurement)
     assert measurement.look is Look.EXTENDED
     assert record.prompt_ids == tuple(prompt.id for prompt in PROMPTS)
-    total = sum((each.counts for each in record.rounds), NO_STEPS)
+    total = sum((round_acceptance.counts for round_acceptance in record.rounds), NO_STEPS)
     assert record.total.steps > total.steps, "the three prompts were replayed twice"
 
 

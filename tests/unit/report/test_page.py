@@ -58,9 +58,11 @@ def test_a_card_says_first_what_its_server_ran_with_other_than_its_baseline() ->
     expected = reports.CASE_REPORT.expected
     assert expected is not None
     before = LaunchFacts(model_runner="v1", attention_backend="FLASH_ATTN")
-    now = LaunchFacts(model_runner="v2", attention_backend="FLASH_ATTN", flashinfer="none")
+    facts_tonight = LaunchFacts(
+        model_runner="v2", attention_backend="FLASH_ATTN", flashinfer="none"
+    )
     report = reports.with_case(
-        figures=msgspec.structs.replace(FIGURES, facts=now),
+        figures=msgspec.structs.replace(FIGURES, facts=facts_tonight),
         expected=msgspec.structs.replace(expected, facts=before),
     )
     text = Page(render_page(report)).text

@@ -93,8 +93,8 @@ def test_acceptance_speed_and_power_are_answered_one_by_one() -> None:
     ],
 )
 def test_what_was_not_compared_says_why(outcome: Outcome, reason: str | None, words: str) -> None:
-    one = speed(outcome, change_frac=None, reason=reason)
-    report = judged(*(dataclasses.replace(one, case_id=str(n)) for n in range(2)))
+    verdict = speed(outcome, change_frac=None, reason=reason)
+    report = judged(*(dataclasses.replace(verdict, case_id=str(n)) for n in range(2)))
     assert texts(report)["speed"] == f"2 of 2 figures {words}"
 
 

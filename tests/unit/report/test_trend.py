@@ -82,8 +82,8 @@ def test_a_new_version_of_the_engine_is_marked_where_it_begins() -> None:
 
 def test_a_case_that_did_not_run_in_a_night_has_an_empty_cell() -> None:
     first, second = reports.judged_runs(METRIC, "PASS", "PASS")
-    other = msgspec.structs.replace(second, case_id="other")
-    assert [tone for tone, _ in cells(trend(first, other))] == ["", "good new", "good new", ""]
+    other_case = msgspec.structs.replace(second, case_id="other")
+    assert [tone for tone, _ in cells(trend(first, other_case))] == ["", "good new", "good new", ""]
 
 
 def test_an_outcome_of_another_specreg_is_shown_and_not_judged() -> None:

@@ -67,10 +67,10 @@ def test_a_toolkit_of_the_environments_packages_will_do(python: Path) -> None:
 def test_a_compiler_that_is_named_must_be_there(python: Path) -> None:
     folder = python.parents[2] / "system"
     program(folder, "gcc")
-    own = program(folder, "own-compiler")
+    compiler = program(folder, "own-compiler")
     path = str(folder)
     assert "a C compiler" in missing(python, PATH=path, CC="/nowhere/gcc -O2")
-    assert "a C compiler" not in missing(python, PATH=path, CC=f"{own} -O2")
+    assert "a C compiler" not in missing(python, PATH=path, CC=f"{compiler} -O2")
 
 
 def test_an_engine_that_compiles_no_kernels_needs_no_toolkit(python: Path) -> None:

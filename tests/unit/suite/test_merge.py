@@ -352,7 +352,7 @@ MISFIT_LINES = (
     ("Replayed", {"finished.trace.first_chunk_tokens": 0, "finished.trace.chunk_sizes": []}),
     ("Replayed", {"finished.trace.acceptance.steps": 10**400}),
     ("Replayed", {"finished.chunks": [{"at_ns": 10**400, "tokens": 1}]}),
-    ("Replayed", {"finished.place": 10**400}),
+    ("Replayed", {"finished.conversation_index": 10**400}),
     ("Ended", {"look": "NEVER"}),
     ("Ended", {"lags": [[{"counts": {"99999999999": 1}}], []]}),
     ("Ended", {"acceptance.total.steps": 10**400}),

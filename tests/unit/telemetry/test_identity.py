@@ -223,14 +223,14 @@ def test_a_gpu_that_cannot_be_opened_hides_itself_alone(
     assert [device.id for device in gpus.devices] == ["GPU-2"]
     assert gpus.devices[0].number == 1
     assert [hidden.number for hidden in gpus.hidden] == [0]
-    assert "; " in gpus.hidden[0].why
+    assert "; " in gpus.hidden[0].reason
     assert environment.kind == "gpu"
     assert [
         device.id for device in seen(library, first, TWO[1], CUDA_VISIBLE_DEVICES="0")[0].devices
     ] == ["GPU-2"]
     alone, _, _ = seen(library, first)
     assert alone.is_unusable
-    assert alone.why_none == gpus.hidden[0].why
+    assert alone.why_none == gpus.hidden[0].reason
 
 
 @pytest.mark.parametrize(
