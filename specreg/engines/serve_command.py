@@ -4,6 +4,7 @@ What each flag means for a case is a row of the engine's file; how the flags are
 which method they ask for, is the same for all engines.
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,14 @@ TARGET = "target"
 SPECULATION = "speculation"
 _PYTHON = "python"
 _PLACEHOLDERS = {DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, BRANCHES}
+_CONTINUED_LINE = re.compile(r"\\[ \t]*\r?\n")
+_TYPOGRAPHIC = re.compile("[\u2018\u2019\u201c\u201d]")
+_FOR_A_SHELL = re.compile(
+    r"\d*[<>]{1,2}(?![\w/])|\d?>&\d|&|\||;$|#|~|`|\$[\w{(]|[\w./]*\$\{|[A-Za-z_]\w*=\$"
+)
+"""Redirections, operators, comments, the home folder, and what stands for something else."""
+_NO = "no-"
+"""How a flag begins that switches off what is off unless it is switched on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +132,7 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
         MatrixError: it can't be read, starts none of these servers, names no model, or has a flag
             that a server which is measured can't have.
     """
-    try:
-        words = shlex.split(text.replace("\\\n", " "))
-    except ValueError as error:
-        raise MatrixError(f"command: {error}; write it as in a shell") from error
+    words = _words_of(text)
     variables = {}
     while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
         name, _, value = words.pop(0).partition("=")
@@ -162,6 +168,31 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
     )
 
 
+def _words_of(text: str) -> list[str]:
+    """Return the words of a command line.
+
+    Raises:
+        MatrixError: it isn't written as in a shell, or needs one to be understood.
+    """
+    typographic = _TYPOGRAPHIC.search(text)
+    if typographic:
+        raise MatrixError(
+            f"command: {typographic[0]} is no quotation mark of a shell; write ' or \" instead"
+        )
+    try:
+        # Blanks after the backslash at the end of a line are easily pasted along.
+        words = shlex.split(_CONTINUED_LINE.sub(" ", text))
+    except ValueError as error:
+        raise MatrixError(f"command: {error}; write it as in a shell") from error
+    for word in words:
+        if _FOR_A_SHELL.match(word):
+            raise MatrixError(
+                f"command: '{word}' is for a shell, and none reads it here; write the command that"
+                " starts the server alone, with values in place of variables"
+            )
+    return words
+
+
 def _split_program(
     words: Sequence[str], commands: Mapping[str, ServeCommand]
 ) -> tuple[str, list[str]]:
@@ -172,13 +203,8 @@ def _split_program(
     """
     starts: list[tuple[int, str]] = []
     for engine, command in commands.items():
-        for program in command.programs:
-            begins = [
-                word == begin or (begin == _PYTHON and word.rpartition("/")[2].startswith(_PYTHON))
-                for word, begin in zip(words, program, strict=False)
-            ]
-            if len(words) >= len(program) and all(begins):
-                starts.append((len(program), engine))
+        programs = [program for program in command.programs if _begins_with(words, program)]
+        starts += [(len(program), engine) for program in programs]
     if not starts:
         known = ", ".join(
             f"'{' '.join(program)} …'"
@@ -189,6 +215,17 @@ def _split_program(
         raise MatrixError(f"command: '{begin} …' starts no server; needed one of {known}")
     length, engine = max(starts)
     return engine, list(words[length:])
+
+
+def _begins_with(words: Sequence[str], program: tuple[str, ...]) -> bool:
+    """Return whether a command line begins with a program, which may be in any folder."""
+    if len(words) < len(program):
+        return False
+    executable = words[0].rpartition("/")[2]
+    is_python = program[0] == _PYTHON and executable.startswith(_PYTHON)
+    if executable != program[0] and not is_python:
+        return False
+    return tuple(words[1 : len(program)]) == program[1:]
 
 
 def _flags_of(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
@@ -237,23 +274,46 @@ def _read_flag(
         return
     section, _, key = name.partition(".")
     if key and command.keys.get(section) == SPECULATION:
-        reading.speculation[key.replace("-", "_")] = _setting_of(values)
+        settings = {key.replace("-", "_"): _setting_of(values)}
     elif name in command.speculation_names:
-        reading.speculation[command.speculation_names[name]] = _setting_of(values)
+        settings = {command.speculation_names[name]: _setting_of(values)}
     elif name.startswith(command.speculation_flags):
-        reading.speculation[name] = _setting_of(values)
+        settings = {name: _setting_of(values)}
     elif command.keys.get(name) == SPECULATION:
-        reading.speculation |= _object_of(flag, values)
-    elif name in command.keys:
-        key_of_case = command.keys[name]
-        if key_of_case in reading.values:
-            raise MatrixError(
-                f"command: {flag} says again what {reading.flags[key_of_case]} says; leave out one"
-            )
-        reading.values[key_of_case] = values
-        reading.flags[key_of_case] = flag
+        settings = _object_of(flag, values)
     else:
+        _read_setting(reading, command, flag, values)
+        return
+    for setting in settings:
+        if setting in reading.speculation:
+            raise MatrixError(
+                f"command: {flag} says again what {setting} of the speculation is; leave out one"
+            )
+    reading.speculation |= settings
+
+
+def _read_setting(
+    reading: _Reading, command: ServeCommand, flag: str, values: tuple[str, ...]
+) -> None:
+    """Take a flag that isn't one of speculation.
+
+    Raises:
+        MatrixError: another flag says the same.
+    """
+    name = flag.lstrip("-").replace("_", "-")
+    key_of_case = command.keys.get(name)
+    switched_off = command.keys.get(name.removeprefix(_NO)) if name.startswith(_NO) else None
+    known_key = key_of_case or switched_off
+    if known_key is None:
         reading.engine_args += (flag, *values)
+        return
+    if known_key in reading.flags:
+        raise MatrixError(
+            f"command: {flag} says again what {reading.flags[known_key]} says; leave out one"
+        )
+    reading.flags[known_key] = flag
+    if key_of_case is not None:
+        reading.values[key_of_case] = values
 
 
 def _setting_of(values: tuple[str, ...]) -> Setting:
@@ -311,7 +371,12 @@ def read_speculation(
     tree = None
     for key in _keys_of(spelling, BRANCHES):
         tree = Tree(branches=_count(settings[key]), drafted_tokens=_count(verified) - 1)
-    if steps is None and verified is not None and tree is None:
+    if verified is not None and tree is None:
+        if steps not in {None, _count(verified) - 1}:
+            raise MatrixError(
+                f"command: the speculation drafts one branch of {steps} tokens and verifies"
+                f" {verified}, needed {_count(steps) + 1}; mend one of the two"
+            )
         steps = _count(verified) - 1
     if steps is None:
         needed_keys = [*_keys_of(spelling, DRAFT_TOKENS), *_keys_of(spelling, VERIFIED_TOKENS)]

@@ -378,6 +378,13 @@ class Vllm(Engine):
         device = {} if options.on_gpu else on_cpu
         return {**super().environment(options), **silence, **device, **runner}
 
+    def further_speculation(
+        self, speculation: Sequence[tuple[str, Setting]]
+    ) -> Mapping[str, Setting]:
+        """Return the keys as vLLM names them; a dash counts as an underscore."""
+        settings = [(key.replace("-", "_"), value) for key, value in speculation]
+        return super().further_speculation(settings)
+
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
         """Return it with `mtp` for the names that each family of models has for it."""
         method = speculation.get("method")

@@ -193,6 +193,11 @@ def _joined(key: str, own_value: Any, value: Any) -> Any:  # noqa: ANN401 - part
         MatrixError: both have the same part, and it differs.
     """
     if isinstance(own_value, list) and isinstance(value, list):
+        flags = {word.partition("=")[0] for word in own_value if word.startswith("-")}
+        for word in value:
+            flag = str(word).partition("=")[0]
+            if flag in flags:
+                raise MatrixError(f"{key} has {flag}, which the command has too; leave out one")
         return [*own_value, *value]
     if not isinstance(own_value, dict) or not isinstance(value, dict):
         return value  # the type is refused when the table is decoded

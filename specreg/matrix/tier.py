@@ -21,9 +21,10 @@ from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling, is_name
 from specreg.core.readable import is_plain, readable_line
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
-from specreg.engines.engine import LaunchSettings, Positive, values_of_fields
+from specreg.engines.engine import LaunchSettings, Parallel, Positive, values_of_fields
 from specreg.engines.methods import METHODS, SCHEDULED, Setting, Tree
 from specreg.engines.registry import engine_named
+from specreg.engines.serve_command import read_speculation
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import (
     THINKING_SWITCHES,
@@ -508,6 +509,36 @@ def _check_table(table: CasesTable) -> None:
     Raises:
         MatrixError: Some do.
     """
+    _check_load(table)
+    _check_parallel(table.parallel)
+    if table.variant:
+        _check_ending("variant", table.variant)
+    if (table.acceptance == "pinned") != (table.pinned_length_tokens is not None):
+        raise MatrixError(
+            f"acceptance = '{table.acceptance}', pinned_length_tokens ="
+            f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
+            " or neither"
+        )
+    if table.speculation and set(table.methods) == {"none"}:
+        raise MatrixError(
+            f"speculation = {table.speculation} with methods = {table.methods}; name a method that"
+            " speculates, or leave speculation out"
+        )
+    if table.temperature == 0 and (table.top_p < 1 or table.top_k is not None):
+        raise MatrixError(
+            f"top_p = {table.top_p}, top_k = {table.top_k} with temperature = 0, where always the"
+            " likeliest token is taken; give a temperature, or leave them out"
+        )
+    if table.thinking is not None:
+        _check_thinking(table)
+
+
+def _check_load(table: CasesTable) -> None:
+    """Check that a table has one kind of load, and prompts and sequences enough for it.
+
+    Raises:
+        MatrixError: It hasn't.
+    """
     is_closed = bool(table.concurrency)
     is_open = bool(table.requests_per_s)
     has_its_arrivals = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == is_closed
@@ -529,22 +560,14 @@ def _check_table(table: CasesTable) -> None:
             f"prompts = {table.prompts} with concurrency = {in_flight}; needed one for each in"
             " flight: raise prompts, or lower concurrency"
         )
-    if (table.acceptance == "pinned") != (table.pinned_length_tokens is not None):
-        raise MatrixError(
-            f"acceptance = '{table.acceptance}', pinned_length_tokens ="
-            f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
-            " or neither"
-        )
-    if table.variant:
-        _check_ending("variant", table.variant)
-    if table.temperature == 0 and (table.top_p < 1 or table.top_k is not None):
-        raise MatrixError(
-            f"top_p = {table.top_p}, top_k = {table.top_k} with temperature = 0, where always the"
-            " likeliest token is taken; give a temperature, or leave them out"
-        )
-    if table.thinking is not None:
-        _check_thinking(table)
-    parallel = table.parallel
+
+
+def _check_parallel(parallel: Parallel) -> None:
+    """Check that a server over several nodes is one copy with as many GPUs on each.
+
+    Raises:
+        MatrixError: It isn't.
+    """
     if parallel.nodes > 1 and (parallel.data > 1 or parallel.gpus % parallel.nodes):
         raise MatrixError(
             f"parallel.nodes = {parallel.nodes} with data = {parallel.data}, tensor ="
@@ -615,7 +638,29 @@ def _server_of(
         sizes=sizes,
         variant=table.variant,
     )
-    return spec.without_speculation if method == "none" else spec
+    engine = engine_named(spec.engine)
+    engine.check(spec)
+    if method == "none":
+        return spec.without_speculation
+    if spec.speculation:
+        _check_speculation(spec)
+    return spec
+
+
+def _check_speculation(spec: ServerSpec) -> None:
+    """Check that the further keys of a speculation leave its method what it is.
+
+    Raises:
+        MatrixError: With these keys it is spelt as another method.
+    """
+    engine = engine_named(spec.engine)
+    settings = engine.canonical_speculation(spec.rendered_speculation(spec.draft))
+    spelt_method = read_speculation(settings, engine.methods).method
+    if spelt_method != spec.method:
+        raise MatrixError(
+            f"speculation = {dict(spec.speculation)} makes method '{spec.method}' the method"
+            f" '{spelt_method}'; name that instead, or leave out the key"
+        )
 
 
 def check_tree(tree: Tree | None, method: str, depth: int) -> None:

@@ -106,6 +106,31 @@ def test_a_speculation_is_understood_as_the_method_that_is_spelt_so(
     assert (server.method, server.draft, server.draft_tokens) == (method, draft, draft_tokens)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "/opt/venv/bin/vllm serve some/target -tp 2 --seed 7",
+        "vllm serve some/target -tp 2 \\ \n  --seed 7",
+        "vllm serve some/target -tp 2 \\\r\n  --seed 7",
+        "vllm serve 'some/target' \"-tp\" 2 --no-trust-remote-code --seed 7",
+        "../bin/python3 -m vllm.entrypoints.cli.main serve some/target -tp 2 --seed 7",
+    ],
+)
+def test_a_command_may_be_quoted_broken_and_begun_as_a_shell_allows(
+    tmp_path: Path, command: str
+) -> None:
+    (case,) = load(tmp_path, command).cases
+    assert case.server.target == "some/target"
+    assert case.server.parallel == Parallel(tensor=2)
+    assert case.server.engine_args == ("--seed", "7")
+
+
+def test_an_argument_may_have_what_a_shell_would_read_in_quotes(tmp_path: Path) -> None:
+    command = 'vllm serve a/b --override-generation-config \'{"a": "<b> & $c"}\''
+    (case,) = load(tmp_path, command).cases
+    assert case.server.engine_args == ("--override-generation-config", '{"a": "<b> & $c"}')
+
+
 def test_branches_are_a_tree(tmp_path: Path) -> None:
     command = (
         f"{SGLANG} EAGLE3 --speculative-draft-model-path some/head --speculative-num-steps 5"
@@ -199,6 +224,45 @@ def test_a_table_adds_to_its_command_and_replaces_the_defaults(tmp_path: Path) -
         ("vllm serve a/b --spec-tokens " + "[" * 5000, "", "no method is spelt"),
         (SGLANG + "EAGLE3 --speculative-draft-model-path a/b --speculative-eagle-topk 4"
          " --speculative-num-steps 3", "", "has None where a number from 1 on is due"),
+        # What contradicts itself.
+        ("vllm serve a/b --trust-remote-code --no-trust-remote-code", "",
+         "says again what --trust-remote-code says"),
+        ("vllm serve a/b --no-enable-expert-parallel -ep", "", "says again what --no-enable-exp"),
+        (VLLM + f"'{EAGLE3}' --spec-tokens 3", "",
+         "--spec-tokens says again what num_speculative_tokens of the speculation is"),
+        (VLLM + f"'{EAGLE3}' -sc.method mtp", "", "-sc.method says again what method of the spec"),
+        (SGLANG + "NGRAM --speculative-num-draft-tokens 4 --speculative-num-draft-tokens 6", "",
+         "says again what speculative-num-draft-tokens of the speculation is"),
+        (SGLANG + "EAGLE3 --speculative-draft-model-path a/b --speculative-num-steps 3"
+         " --speculative-num-draft-tokens 9", "", "of 3 tokens and verifies 9, needed 4; mend one"),
+        ("vllm serve a/b --seed 7", 'engine_args = ["--seed", "8"]',
+         "engine_args has --seed, which the command has too"),
+        ("vllm serve a/b --seed=7", 'engine_args = ["--seed=8"]', "engine_args has --seed, which"),
+        (VLLM + f"'{EAGLE3}'", "draft_tokens = 3", "draft_tokens = 3, the command says 5; leave"),
+        # What only a shell understands.
+        ("vllm serve a/b --seed 7 > log.txt", "", "'>' is for a shell, and none reads it here"),
+        ("vllm serve a/b --seed 7 2>&1", "", "'2>&1' is for a shell"),
+        ("vllm serve a/b --seed 7 &", "", "'&' is for a shell"),
+        ("vllm serve a/b | tee log", "", "'|' is for a shell"),
+        ("vllm serve a/b --seed 7 # mine", "", "'#' is for a shell"),
+        ("vllm serve $MODEL", "", "'$MODEL' is for a shell"),
+        ("vllm serve models/${MODEL}", "", "'models/${MODEL}' is for a shell"),
+        ("HF_HOME=$HOME vllm serve a/b", "", "'HF_HOME=$HOME' is for a shell"),
+        ("vllm serve ~/models/a", "", "'~/models/a' is for a shell"),
+        ("vllm serve \u201ca/b\u201d", "", "\u201c is no quotation mark of a shell"),
+        (VLLM + "\u2018{}\u2019", "", "\u2018 is no quotation mark of a shell"),
+        # What is no key of the speculation, or makes another method of it.
+        ("vllm serve a/b", "speculation = { disable_padded_drafter_batch = true }",
+         "with methods = ['none']; name a method that speculates"),
+        (VLLM + f"'{EAGLE3}'", "speculation = { num-speculative-tokens = 3 }",
+         "speculation.num_speculative_tokens: a case says it by draft_tokens"),
+        (VLLM + f"'{EAGLE3}'", "speculation = { parallel_drafting = true }",
+         "makes method 'eagle3' the method 'p_eagle'; name that instead"),
+        (SGLANG + "NGRAM --speculative-num-draft-tokens 4", "speculation = { nonsense = 3 }",
+         "speculation.nonsense: no flag of SGLang's speculation"),
+        (SGLANG + "EAGLE --speculative-draft-model-path a/b --speculative-num-steps 3",
+         "speculation = { enable_multi_layer_eagle = true }",
+         "makes method 'eagle' the method 'multi_layer_eagle'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_or_contradicts_is_refused_with_the_reason(
