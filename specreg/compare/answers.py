@@ -1,8 +1,8 @@
 """Compare the answers of a gate's two sides, token by token; nothing here is timed.
 
-Each side is asked once. Where two greedy answers part, B says how likely both tokens were, and so
-does A where its server is up as well: two that are as good as equally likely may change places by
-rounding, in other kernels for instance.
+Each side generates its answers once. Where two greedy answers part, B's server reports how likely
+both tokens were, and so does A's if it is up as well. Two tokens of nearly equal probability may
+change places by rounding, for instance because another version has other kernels.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ from specreg.measurement.metrics import Replay
 from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 
-_MOST_LAUNCHES = 2
-"""After so many launches without a comparison, answers aren't asked for any more."""
-_MOST_NAMED = 3
+_MAX_LAUNCHES = 2
+"""After this many launches without a comparison, the gate stops trying to compare answers."""
+_MAX_NAMED = 3
 
 
 class _Known(msgspec.Struct):
-    """What a gate's folder keeps of answers.
+    """The answers and verdicts in a gate's folder, with which a later command continues.
 
     Attributes:
         answers: by pair, what side A answered.
@@ -57,7 +57,7 @@ class _Known(msgspec.Struct):
 
 @dataclass(slots=True, kw_only=True)
 class AnswerComparison:
-    """The answers of a gate, as far as they were asked for.
+    """Compares the answers of a gate's pairs, and remembers what was compared.
 
     Attributes:
         pairs: what is compared.
@@ -99,10 +99,10 @@ class AnswerComparison:
         return _verdict_on(pair, Outcome.INVALID, reason=self._failures.get(pair.id, not_yet))
 
     def wants(self, pairs: Collection[Pair]) -> bool:
-        """Return whether a further launch may decide on answers where earlier ones couldn't."""
+        """Return whether a further launch may compare answers that earlier launches couldn't."""
         return any(
             self._verdict(pair).outcome is Outcome.INVALID
-            and len(self._launches.get(pair.id, ())) < _MOST_LAUNCHES
+            and len(self._launches.get(pair.id, ())) < _MAX_LAUNCHES
             for pair in pairs
         )
 
@@ -113,10 +113,10 @@ class AnswerComparison:
         launch: int,
         measured: Mapping[Side, Measurement],
     ) -> None:
-        """Ask side A for its answers once, and compare side B's with them once.
+        """Let side A answer once, and compare side B's answers with these once.
 
-        Where both sides were measured side by side and answered the same whenever they were timed,
-        they need not be asked again.
+        If both sides were measured at the same time, and all their timed answers were the same,
+        neither has to answer again.
 
         Args:
             pair: the case as both sides run it.
@@ -245,19 +245,22 @@ def compare_answers(
     )
     tokenized_otherwise = [f"'{turn.name}'" for turn in turns if turn.text != turn.answer.prompt]
     if tokenized_otherwise:
-        examples = ", ".join(tokenized_otherwise[:_MOST_NAMED])
+        examples = ", ".join(tokenized_otherwise[:_MAX_NAMED])
         reason = Reason(
             text=f"B makes other tokens of {len(tokenized_otherwise)} prompts: {examples}",
             remedy="look at its tokenizer and chat template",
         )
         return _verdict_on(pair, Outcome.WRONG, reason=reason)
     ask_b = functools.partial(ask_greedy, case, server, [turn.text for turn in turns])
+    ask_again = None
     batch = other_batch(case)
+    if batch:
+        ask_again = functools.partial(ask_b, batch)
     losslessness = check_lossless(
         [turn.name for turn in turns],
         ask_b(),
         answers_of_a,
-        functools.partial(ask_b, batch) if batch else None,
+        ask_again,
         functools.partial(score, server.endpoint),
         # Another version may have other kernels, whatever a case demands of speculation.
         rounding_nats=max(case.rounding_nats, ROUNDING_NATS),
@@ -266,12 +269,11 @@ def compare_answers(
     if server_of_a is not None and not losslessness.failures:
         with contextlib.suppress(InvalidMeasurementError):
             losslessness = judged_by_a(losslessness, functools.partial(score, server_of_a.endpoint))
-    return _verdict_on(
-        pair,
-        Outcome.WRONG if losslessness.failures else Outcome.PASS,
-        value=losslessness.equal_frac,
-        reason=Reason(text=losslessness.describe("of B", "of A")),
-    )
+    outcome = Outcome.PASS
+    if losslessness.failures:
+        outcome = Outcome.WRONG
+    reason = Reason(text=losslessness.describe("of B", "of A"))
+    return _verdict_on(pair, outcome, value=losslessness.equal_frac, reason=reason)
 
 
 def judged_by_a(by_b: Losslessness, ask_a: Score) -> Losslessness:

@@ -1,4 +1,4 @@
-"""What a gate has decided by now, in a line for each pair."""
+"""Render what a gate has decided so far, in one line for each pair."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,9 +9,10 @@ from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 
 def render_progress(decision: Decision, pairs: Iterable[Pair]) -> Iterator[str]:
-    """Yield what is decided of each pair, and about how many launches the rest needs.
+    """Yield a line for each pair: what is decided, and about how many launches the rest needs.
 
-    `vllm-eagle3-c1: acceptance length holds, throughput +0.3 % ± 4.1 %, about 3 more launches`
+    For example: `vllm-eagle3-c1: acceptance length holds, throughput +0.3 % ± 4.1 %, about 3 more
+    launches`.
     """
     for pair in pairs:
         deciding = [
@@ -21,8 +22,10 @@ def render_progress(decision: Decision, pairs: Iterable[Pair]) -> Iterator[str]:
         ]
         parts = [_state_of(verdict) for verdict in deciding]
         missing = max((_missing_launches(verdict) for verdict in deciding), default=0)
-        if missing:
-            parts.append(f"about {missing} more launch{'es' if missing > 1 else ''}")
+        if missing == 1:
+            parts.append("about 1 more launch")
+        elif missing:
+            parts.append(f"about {missing} more launches")
         if parts:
             yield f"{pair.id}: {', '.join(parts)}"
 
@@ -33,8 +36,10 @@ def _state_of(verdict: Verdict) -> str:
     if verdict.outcome in GOOD:
         return f"{label} holds"
     comparison = verdict.comparison
+    if comparison.change_frac is None and verdict.outcome is Outcome.INCONCLUSIVE:
+        return f"{label} open"
     if comparison.change_frac is None:
-        return f"{label} {'open' if verdict.outcome is Outcome.INCONCLUSIVE else 'invalid'}"
+        return f"{label} invalid"
     change = f"{100 * comparison.change_frac:+.1f} %"
     if comparison.low_frac is not None and comparison.high_frac is not None:
         half_percent = 50 * (comparison.high_frac - comparison.low_frac)
@@ -45,7 +50,10 @@ def _state_of(verdict: Verdict) -> str:
 
 
 def _missing_launches(verdict: Verdict) -> int:
-    """Return about how many more launches would decide a metric; 0 where none would, or it is."""
+    """Return about how many more launches would decide a metric.
+
+    It is 0 if the metric is decided, or if no number of launches would decide it.
+    """
     if verdict.outcome is not Outcome.INCONCLUSIVE or verdict.needed_launches is None:
         return 0
     return max(verdict.needed_launches - verdict.launches, 0)

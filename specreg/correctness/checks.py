@@ -1,7 +1,7 @@
-"""Check what must hold whatever a baseline says.
+"""Check what must hold without any baseline.
 
-Speculation changes no token of a greedy answer, draws as its target does, and takes the steps that
-its own models and text give.
+Speculation must not change a token of a greedy answer. It must draw from the target's distribution,
+and take the steps that follow from its own models and text.
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ _ORACLE_FRAC = 0.01
 float32. Rounding may choose another draft where two are almost equally likely."""
 _DRAWN_PROMPTS = 4
 _DRAWS = 250
-_MOST_NAMED = 3
+"""How many answers are drawn to each of these prompts, on either side."""
+_MAX_NAMED = 3
 
 ControlAnswers = MutableMapping[tuple[object, ...], tuple[Transcript, ...]]
 
@@ -50,9 +51,9 @@ class RunningCase:
     Attributes:
         case: the case.
         server: the server with speculation.
-        control: the server without; None if the case has none.
-        prompts: those of the case.
-        predict_drafts: asks the models themselves.
+        control: the server without speculation; None if the case has none.
+        prompts: the prompts of the case.
+        predict_drafts: runs the models themselves.
         models: target and draft as folders or hub ids; the target as it is, without padding.
         control_answers: the control's answers so far, kept for all cases that have this control.
         replay: what was timed of both servers; None if nothing was.
@@ -85,7 +86,11 @@ def ask_greedy(
 
 
 def other_batch(case: Case) -> int:
-    """Return another number of requests at once than the case's; 0 if there is none."""
+    """Return another number of requests in flight than the case's; 0 if there is none.
+
+    Kernels may round differently at another batch size. A server whose answers change with it shows
+    how large its own rounding is.
+    """
     if case.in_flight > 1:
         return 1
     if case.server.max_sequences > 1:
@@ -96,8 +101,9 @@ def other_batch(case: Case) -> int:
 def check_answers(running: RunningCase) -> Verdict:
     """Compare greedy answers with speculation to those without, token by token, in each turn.
 
-    Answers that were equal when timed count as equal. The others are asked for again, later turns
-    after the replies without speculation.
+    Answers that were equal in the timed rounds count as equal. The other prompts are sent again.
+    Their later turns follow the replies without speculation, so that both servers get the same
+    conversation.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or the one without speculation
@@ -105,13 +111,13 @@ def check_answers(running: RunningCase) -> Verdict:
     """
     case = running.case
     control = _control(running)
-    equal = [prompt for prompt in running.prompts if were_equal(running.replay, prompt)]
-    prompts = [prompt for prompt in running.prompts if prompt not in equal]
+    equal_prompts = [prompt for prompt in running.prompts if were_equal(running.replay, prompt)]
+    prompts = [prompt for prompt in running.prompts if prompt not in equal_prompts]
     if running.prompts and not prompts:
         return Verdict(case_id=case.id, metric=LOSSLESS, outcome=Outcome.PASS, value=1.0)
 
     def ask_control(texts: Sequence[tuple[int, ...]], in_flight: int) -> tuple[Transcript, ...]:
-        """Ask the control once for all cases that ask the same."""
+        """Ask the control once for all cases that send it the same requests."""
         request = (tuple(texts), case.output_cap_tokens, case.ignore_eos, in_flight)
         key = (control.spec, control.base_url, *request)
         if key not in running.control_answers:
@@ -120,51 +126,64 @@ def check_answers(running: RunningCase) -> Verdict:
 
     ask_plain = functools.partial(ask_control, in_flight=case.in_flight)
     turns = ask_each_turn(control.endpoint, case, prompts, ask_plain)
+    names = [turn.name for turn in turns]
     texts = [turn.text for turn in turns]
+    plain_answers = [turn.answer for turn in turns]
+    ask_again = None
     batch = other_batch(case)
+    if batch:
+        ask_again = functools.partial(ask_control, texts, batch)
     losslessness = check_lossless(
-        [turn.name for turn in turns],
-        [turn.answer for turn in turns],
+        names,
+        plain_answers,
         ask_greedy(case, running.server, texts),
-        functools.partial(ask_control, texts, batch) if batch else None,
+        ask_again,
         functools.partial(score, control.endpoint),
         rounding_nats=case.rounding_nats,
-        known_equal=sum(turns_of(case, prompt) for prompt in equal),
+        known_equal=sum(turns_of(case, prompt) for prompt in equal_prompts),
     )
-    needs_words = losslessness.partings or losslessness.compared_by_token < losslessness.prompts
-    description = losslessness.describe("without speculation", "with speculation")
+    outcome = Outcome.PASS
+    if losslessness.failures:
+        outcome = Outcome.WRONG
+    reason = None
+    if losslessness.partings or losslessness.compared_by_token < losslessness.prompts:
+        text = losslessness.describe("without speculation", "with speculation")
+        reason = Reason(text=text)
     return Verdict(
         case_id=case.id,
         metric=LOSSLESS,
-        outcome=Outcome.WRONG if losslessness.failures else Outcome.PASS,
+        outcome=outcome,
         value=losslessness.equal_frac,
         comparison=Comparison(expected=losslessness.control_equal_frac),
-        reason=Reason(text=description) if needs_words else None,
+        reason=reason,
     )
 
 
 def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
     """Return whether a prompt's answers with and without speculation were the same when timed.
 
-    Compared are all that was generated, thoughts too, the number of tokens and why the answer
-    ended, of each turn and each time.
+    Every answer of every turn must agree in all of its generated text, thoughts included, in its
+    number of tokens, and in why it ended.
 
     Returns:
-        False also if nothing was timed, or an answer doesn't show all that was generated.
+        True if all answers agree. False also if nothing was timed, or if an answer doesn't show
+        everything that was generated.
     """
     if replay is None:
         return False
     answers = _answers_to(prompt, replay.rounds)
     control_answers = _answers_to(prompt, replay.control_rounds)
+    # An answer that doesn't show everything that was generated has an empty digest.
     are_whole = all(digest for _, digest, _, _ in answers)
     return bool(answers) and answers == control_answers and are_whole
 
 
 def _answers_to(prompt: Prompt, rounds: Sequence[Round]) -> set[tuple[int, str, int, str | None]]:
-    """Return turn, digest, tokens and end of each answer to a prompt."""
+    """Return the turn, digest, token count and finish reason of each answer to a prompt."""
+    traces = itertools.chain.from_iterable(part.traces for part in rounds)
     return {
         (trace.turn, trace.answer_sha256, trace.tokens, trace.finish_reason)
-        for trace in itertools.chain.from_iterable(part.traces for part in rounds)
+        for trace in traces
         if trace.prompt_id == prompt.id
     }
 
@@ -182,7 +201,8 @@ def check_sampling(running: RunningCase) -> Verdict:
     drawn_by_control = _draw(case, control.endpoint, texts, first_seed=_DRAWS)
     pairs = list(zip(drawn, drawn_by_control, strict=True))
     chances = [chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
-    chance = min(1.0, min(chances) * len(chances))  # Bonferroni's bound
+    # Bonferroni's bound: the likeliest false alarm counts once for each length of beginning.
+    chance = min(1.0, min(chances) * len(chances))
     if chance >= LEVEL:
         return Verdict(case_id=case.id, metric=SAMPLING, outcome=Outcome.PASS, value=chance)
     reason = Reason(
@@ -207,6 +227,7 @@ def _draw(
     )
     seeds = range(first_seed, first_seed + _DRAWS)
     requests = [dataclasses.replace(request, seed=seed) for seed in seeds]
+    # All draws of a text stand in a row, so that they can be cut apart below.
     repeated_texts = [text for text in texts for _ in requests]
     transcripts = complete(
         endpoint, repeated_texts, requests * len(texts), in_flight=case.server.max_sequences
@@ -225,7 +246,9 @@ def check_steps(running: RunningCase) -> Verdict:
     """
     case = running.case
     server = running.server
-    answers = ask_greedy(case, server, encode_prompts(server.endpoint, case, running.prompts))
+    texts = encode_prompts(server.endpoint, case, running.prompts)
+    answers = ask_greedy(case, server, texts)
+    # No faulty drafter can lead the control astray, so it continues the texts if there is one.
     endpoint = (running.control or server).endpoint
     expected, gaps_nats = walk_answers(
         _as_run(case, server), answers, endpoint, running.models, running.predict_drafts
@@ -252,12 +275,19 @@ def check_steps(running: RunningCase) -> Verdict:
         reasons.append(_describe(unlikely_tokens, len(counted), description))
     change_frac = _change_of_acceptance(total, expected_total)
     is_wrong = _differs(total, expected_total, change_frac) or bool(unlikely_tokens)
+    outcome = Outcome.PASS
     if is_wrong:
+        outcome = Outcome.WRONG
         reasons.append("the engine's drafter or verifier is wrong")
+    reason = None
+    if reasons:
+        reason = Reason(text="; ".join(reasons))
+    # Counts without a step have no shares, so one of the two may be shorter.
+    shares = zip(total.marginal_acceptance, expected_total.marginal_acceptance, strict=False)
     return Verdict(
         case_id=case.id,
         metric=ORACLE,
-        outcome=Outcome.WRONG if is_wrong else Outcome.PASS,
+        outcome=outcome,
         value=total.acceptance_length,
         comparison=Comparison(
             expected=expected_total.acceptance_length,
@@ -266,11 +296,8 @@ def check_steps(running: RunningCase) -> Verdict:
             low_frac=change_frac,
             high_frac=change_frac,
         ),
-        reason=Reason(text="; ".join(reasons)) if reasons else None,
-        by_position_frac=tuple(
-            # Counts without a step have no shares.
-            zip(total.marginal_acceptance, expected_total.marginal_acceptance, strict=False)
-        ),
+        reason=reason,
+        by_position_frac=tuple(shares),
     )
 
 
@@ -310,7 +337,7 @@ def _unlikely_tokens(
 
 def _describe(examples: Sequence[str], answers: int, description: str) -> str:
     """Say how many of some answers something is true of, with the first examples."""
-    shown = "; ".join(examples[:_MOST_NAMED])
+    shown = "; ".join(examples[:_MAX_NAMED])
     return f"{len(examples)} of {answers} answers {description}: {shown}"
 
 
@@ -320,17 +347,30 @@ def _describe_counts(counts: StepCounts) -> str:
 
 
 def _change_of_acceptance(total: StepCounts, expected: StepCounts) -> float:
-    """Return the relative change of the drafts accepted per step; the value itself if 0 is due."""
-    per_step = total.accepted / total.steps if total.steps else 0.0
-    expected_per_step = expected.accepted / expected.steps if expected.steps else 0.0
-    return per_step / expected_per_step - 1 if expected_per_step else per_step
+    """Return the relative change of the drafts accepted per step.
+
+    Nothing is relative to zero. Where no draft should have been accepted, it returns the accepted
+    drafts per step themselves.
+    """
+    accepted_per_step = _accepted_per_step(total)
+    expected_per_step = _accepted_per_step(expected)
+    if not expected_per_step:
+        return accepted_per_step
+    return accepted_per_step / expected_per_step - 1
+
+
+def _accepted_per_step(counts: StepCounts) -> float:
+    """Return A / S; 0 without steps."""
+    if not counts.steps:
+        return 0.0
+    return counts.accepted / counts.steps
 
 
 def _differs(total: StepCounts, expected: StepCounts, change_frac: float) -> bool:
-    """Return whether acceptance, steps or drafts are beyond what rounding explains.
+    """Return whether acceptance, steps or drafts differ by more than rounding explains.
 
-    Steps and drafts count too, because drafting in half of the steps leaves the acceptance of a
-    step as it is.
+    Steps and drafts are compared too, because a drafter that drafts in half of the steps leaves the
+    acceptance per step as it is.
     """
     if abs(change_frac) > _ORACLE_FRAC:
         return True
@@ -363,7 +403,7 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
 
     Args:
         case: the case.
-        with_torch: whether to ask the models themselves, which takes torch.
+        with_torch: whether the models themselves may be run, which takes torch.
     """
     if not case.speculates or engine_named(case.server.engine).token_api is None:
         return ()

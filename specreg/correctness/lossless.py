@@ -1,8 +1,9 @@
 """Compare greedy answers token by token, and tell rounding from a changed text.
 
 Greedy speculation must not change a text. Where two answers part, either rounding chose between two
-tokens that are as good as equally likely, or one of them is wrong: the server that gave the plain
-answers says how likely both were. After that token the texts differ, and say nothing.
+tokens of nearly equal probability, or one of the tokens is wrong. The server that gave the plain
+answers, those without speculation, reports how likely both tokens were. What follows that token
+isn't compared, because each answer then continues a text of its own.
 """
 
 import dataclasses
@@ -14,12 +15,12 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.wire_format import Transcript
 from specreg.matrix.case import ROUNDING_NATS
 
-MOST_NOISE_NATS = 1.0
-"""A server that differs from itself by more can't be judged: that is no rounding."""
-_MOST_NAMED = 3
+MAX_NOISE_NATS = 1.0
+"""A server that differs from itself by more than this can't be judged, because rounding is less."""
+_MAX_NAMED = 3
 
 Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Sequence[float]]]
-"""Takes texts with candidates, and gives the log-probabilities of these by a server."""
+"""Takes texts with candidates for the next token. Returns their log-probabilities by a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,14 @@ class Losslessness:
     """How a case's answers compare with the plain ones, those without speculation.
 
     Attributes:
-        prompts: how many answers were compared, one at least.
+        prompts: the number of answers that were compared, at least one.
         compared_by_token: how many of them were compared token by token; the rest are known to be
             equal.
         partings: where the answers part from the plain ones.
-        noise: where the plain ones part from themselves at another batch size; None if they weren't
-            asked for again.
-        rounding_nats: what the case calls rounding; 0 demands that every token is equal.
+        noise: where the plain answers part from the plain ones at another batch size; None if they
+            weren't generated again.
+        rounding_nats: the gap that the case attributes to rounding; 0 demands that every token is
+            equal.
     """
 
     prompts: int
@@ -65,20 +67,21 @@ class Losslessness:
 
     @property
     def bound_nats(self) -> float:
-        """The gap that counts as rounding: the control's own noise if that is more."""
-        noise_nats = [
-            abs(parting.gap_nats) for parting in self.noise or () if parting.gap_nats is not None
-        ]
+        """The gap that counts as rounding: the case's, or the control's own noise if larger."""
+        gaps_nats = [parting.gap_nats for parting in self.noise or ()]
+        noise_nats = [abs(gap_nats) for gap_nats in gaps_nats if gap_nats is not None]
         return max(self.rounding_nats, *noise_nats, 0.0)
 
     @property
     def failures(self) -> tuple[Parting, ...]:
         """The differences that rounding doesn't explain."""
-        bound = self.bound_nats if self.rounding_nats else -1.0
+        if not self.rounding_nats:
+            return self.partings
+        bound_nats = self.bound_nats
         return tuple(
             parting
             for parting in self.partings
-            if parting.gap_nats is None or abs(parting.gap_nats) > bound
+            if parting.gap_nats is None or abs(parting.gap_nats) > bound_nats
         )
 
     @property
@@ -90,16 +93,19 @@ class Losslessness:
     def control_equal_frac(self) -> float | None:
         """The share of the control's own answers that are equal at another batch size, 0..1.
 
-        It is of the answers that were compared token by token; None if they weren't asked again.
+        It covers the answers that were compared token by token; None if they weren't generated
+        again.
         """
         if self.noise is None:
             return None
         return 1 - len(self.noise) / self.compared_by_token
 
     def describe(self, plain: str, speculative: str) -> str:
-        """Say what is equal, what rounding explains and what nothing does.
+        """Describe what is equal, what rounding explains and what it doesn't.
 
-        `plain` and `speculative` name the answers, "without speculation" for instance.
+        Args:
+            plain: what to call the plain answers, "without speculation" for instance.
+            speculative: what to call the others.
         """
         summary = f"{self.equal_frac:.1%} of {self.prompts} answers are equal"
         if self.compared_by_token < self.prompts:
@@ -114,14 +120,13 @@ class Losslessness:
             bound = f"{self.bound_nats:.2f} nats"
             clauses.append(f"{rounded} part where both tokens lie within {bound}")
         clauses += [
-            _describe_failure(failure, plain, speculative)
-            for failure in self.failures[:_MOST_NAMED]
+            _describe_failure(failure, plain, speculative) for failure in self.failures[:_MAX_NAMED]
         ]
         return "; ".join(clauses)
 
 
 def _describe_failure(failure: Parting, plain: str, speculative: str) -> str:
-    """Say where two answers part, and how likely both tokens are."""
+    """Describe where two answers part, and how far apart the likelihoods of both tokens are."""
     where = f"prompt '{failure.prompt_id}', token {failure.position + 1}"
     if failure.gap_nats is not None:
         gap = f"{abs(failure.gap_nats):.2f} nats apart"
@@ -147,18 +152,20 @@ def check_lossless(
         prompt_ids: one at least.
         plain: the answers without speculation.
         speculative: the answers with speculation.
-        again: asks for the plain answers at another batch size; it is called only if some answers
+        again: generates the plain answers at another batch size; it is called only if some answers
             part. None if there is no other batch size.
         score: asks the server without speculation how likely tokens are.
         rounding_nats: the gap that rounding explains; 0 demands that every token is equal.
         known_equal: how many further answers are known to be equal.
 
     Raises:
-        InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers are others at another batch
-            size, by more than rounding.
+        InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers differ at another batch size
+            by more than rounding.
     """
     partings = _partings(prompt_ids, plain, speculative, score)
-    noise = _partings(prompt_ids, plain, again(), score) if partings and again else None
+    noise = None
+    if partings and again:
+        noise = _partings(prompt_ids, plain, again(), score)
     losslessness = Losslessness(
         prompts=len(plain) + known_equal,
         compared_by_token=len(plain),
@@ -166,10 +173,10 @@ def check_lossless(
         noise=noise,
         rounding_nats=rounding_nats,
     )
-    if losslessness.bound_nats > max(MOST_NOISE_NATS, rounding_nats):
+    if losslessness.bound_nats > max(MAX_NOISE_NATS, rounding_nats):
         message = (
             "the server that answers are held against answers differently at another batch size, by"
-            f" {losslessness.bound_nats:.2f} nats; rounding is {MOST_NOISE_NATS:g} at most: take"
+            f" {losslessness.bound_nats:.2f} nats; rounding is {MAX_NOISE_NATS:g} at most: take"
             " another version, or vLLM's engine_env VLLM_BATCH_INVARIANT on a GPU"
         )
         raise InvalidMeasurementError("CONTROL_UNSTEADY", message)
@@ -177,13 +184,19 @@ def check_lossless(
 
 
 def score_partings(partings: Sequence[Parting], score: Score) -> tuple[Parting, ...]:
-    """Return partings with their gaps, for which a server is asked how likely both tokens are."""
+    """Return partings with their gaps, after asking a server how likely both tokens are.
+
+    A parting where one of the answers has ended has no gap.
+    """
     questions = [
         (parting.text, (parting.plain, parting.speculative))
         for parting in partings
         if parting.plain is not None and parting.speculative is not None
     ]
-    log_probabilities = iter(score(questions) if questions else ())
+    answers: Sequence[Sequence[float]] = ()
+    if questions:
+        answers = score(questions)
+    log_probabilities = iter(answers)
     scored = []
     for parting in partings:
         if parting.plain is None or parting.speculative is None:
@@ -201,6 +214,7 @@ def _partings(
     speculative: Sequence[Transcript],
     score: Score,
 ) -> tuple[Parting, ...]:
+    """Return the first difference of each pair of answers that differ, with its gap."""
     partings = []
     for prompt_id, plain_answer, other_answer in zip(prompt_ids, plain, speculative, strict=True):
         tokens = itertools.zip_longest(plain_answer.output, other_answer.output)

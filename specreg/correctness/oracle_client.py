@@ -1,9 +1,9 @@
-"""Walk the steps that a method must have taken to an answer, and ask for what that takes.
+"""Recompute the steps that a method must have taken to generate an answer.
 
-What a greedy drafter would have proposed anywhere in a text follows from the text alone, so the
-steps of an answer can be walked again. If they are others, the engine's drafter or verifier is
-wrong; the text hasn't changed, because the walk is along the engine's own text. The models are read
-by `specreg.engines.pytorch.oracle`, in the reference engine's environment.
+What a greedy drafter would have proposed at any token of a text follows from the text alone, so the
+steps of an answer can be walked again. If the engine took other steps, its drafter or verifier is
+wrong. A changed text can't be the cause, because the walk follows the engine's own text. The models
+are run by `specreg.engines.pytorch.oracle`, in the reference engine's environment.
 """
 
 import functools
@@ -27,50 +27,50 @@ from specreg.servers.provision import engine_environment
 _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     ("reference", "draft_model"): 0,
     ("reference", "ngram"): 0,
-    # It shifts the draft's input by one, as for EAGLE, so the first token is never shown.
-    **{("sglang", name): 1 for name in ("draft_model", "draft_model_tree")},
-    **{("sglang", name): 0 for name in ("eagle", "eagle3", "eagle_tree", "eagle3_tree", "mtp")},
+    # SGLang shifts the draft model's input by one, as for EAGLE, so it never sees the first token.
+    ("sglang", "draft_model"): 1,
+    ("sglang", "draft_model_tree"): 1,
+    ("sglang", "eagle"): 0,
+    ("sglang", "eagle3"): 0,
+    ("sglang", "eagle_tree"): 0,
+    ("sglang", "eagle3_tree"): 0,
+    ("sglang", "mtp"): 0,
     ("vllm", "ngram"): 0,
-    **{
-        ("vllm", name): 0
-        for name in (
-            *(
-                "draft_model",
-                "draft_model_tli",
-                "pard",
-                "eagle",
-                "eagle3",
-                "p_eagle",
-                "medusa",
-                "mtp",
-                "dflash",
-            ),
-        )
-    },
+    ("vllm", "draft_model"): 0,
+    ("vllm", "draft_model_tli"): 0,
+    ("vllm", "pard"): 0,
+    ("vllm", "eagle"): 0,
+    ("vllm", "eagle3"): 0,
+    ("vllm", "p_eagle"): 0,
+    ("vllm", "medusa"): 0,
+    ("vllm", "mtp"): 0,
+    ("vllm", "dflash"): 0,
 }
-"""By engine, as methods are spelt, and method: how many of a text's first tokens the drafter isn't
-shown. A pair that isn't here was compared to no such engine: SGLang's lookup learns, TensorRT-LLM's
-is another, and drafts of its models were never seen."""
-_NOT_OF_DRAFTS = {"rejection_sample_method"}
+"""By engine and method: how many of a text's first tokens the drafter doesn't see.
+
+A pair that is missing was never compared with a real engine. SGLang's lookup learns from earlier
+answers, TensorRT-LLM's lookup follows another rule, and nobody has seen drafts of its models.
+"""
+_KEYS_WITHOUT_EFFECT = {"rejection_sample_method"}
 """The further keys of a speculation that change no greedy draft."""
-_HERE = str(Path(__file__).parents[2])
-"""The folder that holds specreg, which isn't installed in that environment."""
-_MOST_LINES = 15
+_SPECREG_PARENT = str(Path(__file__).parents[2])
+"""The folder that holds specreg, which isn't installed in the reference engine's environment."""
+_MAX_LOG_LINES = 15
 
 PredictDrafts = Callable[[Question], OracleAnswer]
 DraftsAt = Callable[[int], tuple[int, int]]
-"""Takes the index of a token in a text. Gives how many tokens a step that begins there drafts, and
-how many of them the text goes on with."""
+"""Takes the index of a token in a text. Returns how many tokens a step that begins there drafts,
+and how many of these drafts the text goes on with."""
 
 
 def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
     """Count the steps of an answer as the verifier does: drafts beyond its end count too.
 
-    The prefill emits the first token; each step emits what it accepts and one more. A step in
-    which nothing is drafted counts for nothing, and emits its one token.
+    The prefill emits the first token. Each step emits its accepted drafts and one more token. A
+    step that drafts nothing emits one token and isn't counted.
 
     Args:
-        drafts_at: says what a step drafts and accepts.
+        drafts_at: returns what a step drafts and accepts.
         text: the prompt and the answer.
         width: the most tokens drafted per step.
     """
@@ -87,16 +87,19 @@ def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
 
 
 def drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tuple[int, int]:
-    """Say what n-gram lookup drafts and accepts along prompt, answer and a further step's tokens.
+    """Return what a step of n-gram lookup drafts and accepts, see `DraftsAt`.
 
-    See `DraftsAt`, to which this is partially applied.
+    Args:
+        text: the ids of the prompt, of the answer and of one further step.
+        draft_tokens: the most tokens to draft, k.
+        index: the token at which the step begins.
     """
     drafts = propose(text[:index], draft_tokens)
     return len(drafts), _accepted(drafts, text[index:])
 
 
 def _accepted(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return with how many of its first tokens a text goes on as drafted."""
+    """Return how many of the drafts the tokens begin with."""
     accepted = 0
     for draft, token in zip(drafts, tokens, strict=False):
         if draft != token:
@@ -106,7 +109,10 @@ def _accepted(drafts: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def padded_drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tuple[int, int]:
-    """Say what vLLM's model runner V2 drafts and accepts at a token; see `drafts_of_lookup`."""
+    """Return what a step of vLLM's model runner V2 drafts and accepts; see `drafts_of_lookup`.
+
+    That runner pads each step to k drafts and counts the padding.
+    """
     drafts = propose_padded(text[:index], draft_tokens)
     return draft_tokens, _accepted(drafts, text[index:])
 
@@ -114,7 +120,7 @@ def padded_drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) 
 def has_oracle(case: Case) -> bool:
     """Return whether it is known what the case's engine drafts by its method."""
     further_keys = {key for key, _ in case.server.speculation}
-    return _drafter(case) in _UNSEEN_TOKENS and further_keys <= _NOT_OF_DRAFTS
+    return _drafter(case) in _UNSEEN_TOKENS and further_keys <= _KEYS_WITHOUT_EFFECT
 
 
 def walk_answers(
@@ -129,12 +135,12 @@ def walk_answers(
     Args:
         case: the case that was asked, with the model runner that its server has.
         answers: the engine's answers.
-        endpoint: a server that says how the answers would go on, best one without speculation.
+        endpoint: a server that continues the answers, preferably one without speculation.
         models: target and draft as folders or hub ids.
-        predict_drafts: asks the models.
+        predict_drafts: runs the models.
 
     Returns:
-        By answer its steps, and by answer the gap of `OracleAnswer` in nats.
+        The steps of each answer, and the gap of each in nats, see `OracleAnswer`.
 
     Raises:
         InvalidMeasurementError: a server didn't answer in ids, or `CONTEXT_FULL`.
@@ -164,26 +170,33 @@ def walk_answers(
         )
         for answer, tail in zip(answers, tails, strict=True)
     )
-    predicted = predict_drafts(
-        Question(
-            method=spec.method,
-            target=models[0],
-            draft=models[1] or "",
-            draft_tokens=spec.draft_tokens,
-            branches=spec.tree.branches if spec.tree else 0,
-            drafted_tokens=spec.drafted_tokens,
-            dtype=spec.dtype,
-            unseen_tokens=_UNSEEN_TOKENS[_drafter(case)],
-            normed=_drafter(case) == ("sglang", "mtp"),  # vLLM's MiMo norms when it predicts
-            texts=texts,
-        )
+    target, draft = models
+    branches = 0
+    if spec.tree:
+        branches = spec.tree.branches
+    drafter = _drafter(case)
+    question = Question(
+        method=spec.method,
+        target=target,
+        draft=draft or "",
+        draft_tokens=spec.draft_tokens,
+        branches=branches,
+        drafted_tokens=spec.drafted_tokens,
+        dtype=spec.dtype,
+        unseen_tokens=_UNSEEN_TOKENS[drafter],
+        # SGLang's MTP layer reads the target's state after its norm; vLLM's norms when it predicts.
+        normed=drafter == ("sglang", "mtp"),
+        texts=texts,
     )
+    predicted = predict_drafts(question)
 
+    lookup = drafts_of_lookup
     engine = engine_named(spec.engine)
-    is_padded = engine.drafts_every_step("ngram", spec.model_runner or "")
-    lookup = padded_drafts_of_lookup if is_padded else drafts_of_lookup
+    if engine.drafts_every_step("ngram", spec.model_runner or ""):
+        lookup = padded_drafts_of_lookup
 
     def steps_of(text: Text, accepted: Sequence[int]) -> StepCounts:
+        """Walk the steps of one answer; `accepted` has the accepted drafts by token of the text."""
         if spec.method == "ngram":
             drafts_at = functools.partial(lookup, text.ids, spec.draft_tokens)
             return walk(drafts_at, text, spec.draft_tokens)
@@ -213,16 +226,18 @@ def predict_drafts(
     """
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)
     python = engine_environment(requirement, show=show)
-    # As the engine has it: without a name it takes the machine's first GPU, or its CPU.
-    device = () if on_gpu else ("cpu",)
+    command = [str(python), "-m", "specreg.engines.pytorch.oracle"]
+    if not on_gpu:
+        # Without an argument the oracle takes the machine's first GPU, as the engine does.
+        command.append("cpu")
     models = (question.target, question.draft)
-    variables = {**os.environ, "PYTHONPATH": _HERE}
+    variables = {**os.environ, "PYTHONPATH": _SPECREG_PARENT}
     if all(Path(model).is_dir() for model in models):
         variables["HF_HUB_OFFLINE"] = "1"
     with (
         tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary,
         child_process(
-            (python, "-m", "specreg.engines.pytorch.oracle", *device),
+            command,
             log_path=Path(temporary) / "log",
             environment=variables,
             temporary=[Path(temporary)],
@@ -232,10 +247,11 @@ def predict_drafts(
         answer = child.receive(OracleAnswer)
         if answer is None:
             status = child.popen.wait()
-            last_lines = "\n".join(child.last_lines().splitlines()[-_MOST_LINES:])
-            killed = ", killed as where memory runs out" if status == -signal.SIGKILL else ""
-            refusal = f"its process ended with status {status}{killed}; its last words:"
-            answer = OracleAnswer(refusal=f"{refusal}\n{last_lines}")
+            ending = f"its process ended with status {status}"
+            if status == -signal.SIGKILL:
+                ending += ", killed as where memory runs out"
+            last_lines = "\n".join(child.last_lines().splitlines()[-_MAX_LOG_LINES:])
+            answer = OracleAnswer(refusal=f"{ending}; its last words:\n{last_lines}")
     if answer.refusal:
         message = f"oracle of method '{question.method}': {answer.refusal}"
         raise ModelError(message)
