@@ -1,6 +1,7 @@
-"""Bisect: the release in which a case became worse, by a sequence of gates against the good one.
+"""Find the release in which a case became worse, by a sequence of gates against the good release.
 
-A gate that can't tell halves nothing: its version is left out, and its neighbours are tried.
+A gate that can't decide doesn't halve the range. Its version is left out, and its neighbours are
+tried instead.
 """
 
 import dataclasses
@@ -28,13 +29,13 @@ from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
 _UNCLEAR = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
 _CUT_SHORT_STATUS = 10
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 OpenGate = Callable[[GateOptions, Tier], Gate]
 
 
 class VersionState(StrEnum):
-    """What a version is, compared with the good one."""
+    """How a version compares with the good one."""
 
     GOOD = "good"
     BAD = "bad"
@@ -82,7 +83,8 @@ def bisect_versions(
 
     Args:
         versions: in order.
-        compare: says of a version what it is, compared with the good one, and why.
+        compare: compares a version with the good one. It returns the version's state and the
+            reason.
 
     Returns:
         The last good version, the undecided ones, and the first bad one.
@@ -103,6 +105,7 @@ def bisect_versions(
     unknown: set[int] = set()
 
     def distance_from_middle(index: int) -> int:
+        # Twice the distance, so that it is whole.
         return abs(2 * index - last_good - first_bad)
 
     while True:
@@ -123,7 +126,8 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
     """Return the released versions from the good to the bad one, in order, without pre-releases.
 
     Raises:
-        UnsupportedError: one can't be read, was never released, or the good one isn't the older.
+        UnsupportedError: a version can't be read or was never released, or the good one isn't the
+            older.
     """
     try:
         known = {Version(text): text for text in released}
@@ -133,7 +137,7 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
         raise UnsupportedError(f"{error}; give versions as 0.31.0") from error
     for version in (first, last):
         if version not in known:
-            newest = ", ".join(str(version) for version in sorted(known)[-_MOST_NAMED:])
+            newest = ", ".join(str(version) for version in sorted(known)[-_MAX_NAMED:])
             message = f"version '{version}': was never released; the last ones are {newest}"
             raise UnsupportedError(message)
     if not first < last:
@@ -145,7 +149,7 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
 
 
 def state_of(decision: Decision, lost: frozenset[str] | None) -> VersionState:
-    """Return what a version is, by the metrics that the last version lost.
+    """Return the state of a version, by the metrics that the last version lost.
 
     Args:
         decision: what its gate decided.
@@ -190,7 +194,14 @@ class _Search:
     lost: frozenset[str] | None = None
 
     def compare(self, version: str) -> tuple[VersionState, str]:
-        """Compare a version with the good one, and say why or what it would take to decide."""
+        """Compare a version with the good one.
+
+        Returns:
+            The state, and why the version is bad or couldn't be judged.
+
+        Raises:
+            SideError: the good release can't be measured.
+        """
         try:
             decision = self._gate_against(version)
         except SideError as error:
@@ -206,7 +217,7 @@ class _Search:
                 self.lost = frozenset(
                     verdict.metric for verdict in decision.verdicts if verdict.outcome in _WORSE
                 )
-        self.options.show(f"{version}: {state}{f', {reason}' if reason else ''}")
+        self.options.show(", ".join(filter(None, (f"{version}: {state}", reason))))
         return state, reason
 
     def _reasons(self, state: VersionState, decision: Decision) -> Sequence[str]:
@@ -223,6 +234,7 @@ class _Search:
     def _gate_against(self, version: str) -> Decision:
         """Run a gate of the good version against another."""
         options = self.options
+        # A gate with other settings gets its own folder, so that it isn't continued by mistake.
         settings = repr((self.case, options.prompts, options.least_s))
         fingerprint = hashlib.sha256(settings.encode()).hexdigest()[:8]
         folder = options.folder / f"{self.good}..{version}-{fingerprint}"
@@ -243,7 +255,9 @@ class _Search:
         try:
             decision = gate.measure(functools.partial(self._is_decided, gate))
         finally:
-            status = None if gate.finished else _CUT_SHORT_STATUS
+            status = None
+            if not gate.finished:
+                status = _CUT_SHORT_STATUS
             record_gate(gate, command=specreg_command("bisect", self.case.id), status=status)
             gate.journal.close()
         broken = why_broken(gate.launches, Side.A)
@@ -256,7 +270,10 @@ class _Search:
         return decision
 
     def _is_decided(self, gate: Gate, decision: Decision) -> bool:
-        """Return whether no further launch is needed; all that the last version lost is."""
+        """Return whether no further launch is needed.
+
+        Once it is known what the last version lost, only those metrics have to be decided.
+        """
         if self.lost is not None and state_of(decision, self.lost) is not VersionState.UNKNOWN:
             return True
         is_unclear = any(

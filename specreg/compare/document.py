@@ -30,7 +30,7 @@ from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
 from specreg.report.vocabulary import render_unhidden
 
-_ANSWERS = {
+_HEADLINES = {
     "upgrade": (Tone.GOOD, "B is as good as A in all that was compared"),
     "don't": (Tone.BAD, "B is worse than A"),
     "undecided": (Tone.DOUBT, "it takes more to tell"),
@@ -44,7 +44,7 @@ def set_aside(folder: Path) -> None:
 
 
 def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None = None) -> Report:
-    """Write what a gate says so far, with its pages.
+    """Write the report of a gate as far as it has come, and its pages.
 
     Args:
         gate: the gate.
@@ -54,15 +54,19 @@ def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None
     """
     options = gate.options
     decision = gate.decide()
-    tone, text = _ANSWERS[decision.answer]
-    answer = "; ".join((text, *decision.reasons))
+    tone, text = _HEADLINES[decision.answer]
+    answer = Headline(
+        subject=decision.answer.upper(), tone=tone, text="; ".join((text, *decision.reasons))
+    )
+    if status is None:
+        status = exit_status(decision.verdicts)
     report = Report(
         run=RunVerdict(
             run=gate.folder.name,
             tier=gate.tier.name,
             environment=gate.environment.name,
             complete=gate.finished,
-            exit_status=exit_status(decision.verdicts) if status is None else status,
+            exit_status=status,
             outcomes=count_outcomes(decision.verdicts),
             verdicts=decision.verdicts,
         ),
@@ -73,17 +77,8 @@ def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None
         remarks=tuple(_remarks(gate)),
         ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
         title=f"May B take the place of A? Tier {gate.tier.name} on {gate.environment.name}",
-        answers=(Headline(subject=decision.answer.upper(), tone=tone, text=answer),),
-        arms=tuple(
-            ArmReport(
-                name=side,
-                text=options.b if side.is_b else options.a,
-                overrides=tuple(options.b_overrides if side.is_b else options.a_overrides),
-                installed=gate.installed[side.is_b],
-                engine_versions=gate.versions(side),
-            )
-            for side in COMPARED
-        ),
+        answers=(answer,),
+        arms=tuple(_arm_report(gate, side) for side in COMPARED),
         control=decision.control,
         hints=tuple(_hints(gate, decision, again)),
     )
@@ -95,12 +90,30 @@ def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None
     return report
 
 
+def _arm_report(gate: Gate, side: Side) -> ArmReport:
+    """Report what a side was asked to be, and what it was."""
+    text = gate.options.a
+    overrides = gate.options.a_overrides
+    if side.is_b:
+        text = gate.options.b
+        overrides = gate.options.b_overrides
+    return ArmReport(
+        name=side,
+        text=text,
+        overrides=tuple(overrides),
+        installed=gate.installed[side.is_b],
+        engine_versions=gate.versions(side),
+    )
+
+
 def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> CaseReport:
     """Report a case with B's figures as the run's and A's as the baseline's."""
     case = pair.b
     verdicts = [verdict for verdict in decision.verdicts if verdict.case_id == pair.id]
+    marginal_frac_of_a: tuple[float, ...] = ()
     figures_of_a = _last_figures(gate, pair, Side.A)
-    acceptance_of_a = figures_of_a.acceptance if figures_of_a else None
+    if figures_of_a is not None and figures_of_a.acceptance is not None:
+        marginal_frac_of_a = figures_of_a.acceptance.total.marginal_frac
     return CaseReport(
         case_id=pair.id,
         engine=case.server.engine,
@@ -121,7 +134,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
                 for verdict in verdicts
                 if verdict.comparison.expected is not None
             },
-            marginal_frac=acceptance_of_a.total.marginal_frac if acceptance_of_a else (),
+            marginal_frac=marginal_frac_of_a,
         ),
         history=(),
         reproduce=command,
@@ -150,7 +163,7 @@ def _last_figures(gate: Gate, pair: Pair, side: Side) -> Figures | None:
 
 
 def _differing_facts(gate: Gate) -> Iterator[str]:
-    """Name what the sides' servers ran with that differs beside their versions and settings."""
+    """Name the facts of the sides' launches that differ apart from versions and settings."""
     for pair in gate.pairs:
         a, b = (_last_measurement(gate, pair, side) for side in COMPARED)
         if a is None or b is None:
@@ -177,18 +190,27 @@ def _last_measurement(gate: Gate, pair: Pair, side: Side) -> Measurement | None:
 
 
 def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
-    """Yield what to type to have it decided, and what is unclear."""
+    """Yield the command that would decide the gate, and then what is unclear.
+
+    Args:
+        gate: the gate.
+        decision: what it decided so far.
+        again: the options with which the command continues the gate.
+    """
     needed = decision.needed_launches
     if needed:
-        more_launches = f"--launches {needed}" if needed > gate.rules.launches else ""
-        options = " ".join(filter(None, (again, more_launches)))
-        command = f"type the same with {options}" if options else "type the same"
+        options = again
+        if needed > gate.rules.launches:
+            options = f"{again} --launches {needed}".lstrip()
+        command = "type the same"
+        if options:
+            command = f"type the same with {options}"
         yield f"about {needed} launches of each side: {command}; a quieter machine needs fewer"
     yield from decision.unclear
 
 
 def _remarks(gate: Gate) -> Iterator[str]:
-    """Yield how it measured and judged, what the workload lacks, and what wasn't measured."""
+    """Yield how the gate measured and judged, what the workload lacks, and what wasn't measured."""
     options = gate.options
     rules = gate.rules
     up = "at the same time" if gate.together else "one at a time"

@@ -15,11 +15,11 @@ _STANDARD_ERRORS = 2.3
 """How surely the correlation of neighbouring segments is no larger than it is taken to be: 99 %."""
 _LEAST_FREEDOM = SEGMENT_PARTS - 2
 """With fewer independent segments than parts a line says no more than the parts do."""
-_MOST_FREEDOM = 200
+_MAX_FREEDOM = 200
 """Student's distribution is hardly wider here than the normal one; quantiles are looked up."""
 _FOUND_LEVEL = 0.01
 """A drift that can be found is found 99 times out of 100."""
-_MOST_TIMES_AS_LONG = 1000.0
+_MAX_TIMES_AS_LONG = 1000.0
 _LONGER = 1.05
 _TINY = 1e-12
 
@@ -80,7 +80,7 @@ class Trend:
         uncertainty = math.sqrt((1 - self.correlation_frac**2) / segments)
         correlation = min(self.correlation_frac + _STANDARD_ERRORS * uncertainty, 1.0)
         worth = (1 - correlation) / (1 + correlation)
-        freedom = min(math.floor(segments * worth) - 2, _MOST_FREEDOM)
+        freedom = min(math.floor(segments * worth) - 2, _MAX_FREEDOM)
         if freedom < _LEAST_FREEDOM:
             return None
         # The sum of squares grows with the number of segments, and with the square of the hours.
@@ -156,7 +156,7 @@ def times_to_find(trend: Trend, level: float, drift_frac: float) -> float | None
         None if a thousand times as long isn't enough.
     """
     times_as_long = 1.0
-    while times_as_long < _MOST_TIMES_AS_LONG:
+    while times_as_long < _MAX_TIMES_AS_LONG:
         found_frac = detectable_frac(trend, level, times_as_long)
         if found_frac is not None and found_frac <= drift_frac:
             return times_as_long

@@ -1,4 +1,4 @@
-"""A soak: one arm kept under its case's load for long, the last segments against the first."""
+"""A soak: one arm stays under load for long, and its last segments are compared to the first."""
 
 import dataclasses
 import functools
@@ -41,19 +41,19 @@ from specreg.verdicts.judge import outcome_of
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 LEAD_IN_FRAC = 0.1
-"""The share of a soak's time in which buffers fill and caches warm: nothing is judged."""
+"""The share of a soak's time in which buffers fill and caches warm, so nothing of it is judged."""
 LOOKS = (0.2, 0.4, 0.6, 0.8)
 """The fractions of a soak's time at which it is looked at before its end."""
 LEVEL = 0.01
-"""In how many soaks of a steady server an alarm is raised, at most."""
+"""The share of soaks of a steady server that raise an alarm, at most."""
 EARLY_LEVEL = LEVEL / 2 / len(LOOKS)
-"""The level of each look before the end. Together with the last they add up to the whole."""
+"""The level of each look before the end. The levels of all looks add up to `LEVEL`."""
 LAST_LEVEL = LEVEL / 2
 FORECAST_SEGMENTS = 20
-"""After so many segments it says what the whole soak can find."""
+"""After this many segments the soak forecasts what the whole of it can find."""
 _MEMORY_TOLERANCE_FRAC = 0.05
 _BATCHES = 4
-"""How many times the prompts in flight a segment has."""
+"""A segment has this many times the prompts that are in flight."""
 _AGAINST = "the first segments"
 _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
@@ -64,11 +64,15 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One replay of the prompts; a line of `soak.jsonl`, figures None where they have no value.
 
     Attributes:
-        number: from 1.
-        at_s: its middle, counted from the first segment's start; lasted_s: how long it took.
-        step_ms: the mean time between two chunks of a request, which chunks that are read at once
-            leave as it is.
-        memory_bytes: what the server's processes hold of the machine's; gpu_memory_bytes: of GPUs'.
+        number: the segment's number, from 1.
+        at_s: its middle, counted from the start of the first segment.
+        lasted_s: how long it took.
+        requests: the number of requests.
+        acceptance_length_tokens: the acceptance length, AL.
+        step_ms: the mean time between two chunks of a request. Chunks that are read at once don't
+            change this mean, as they would a median.
+        memory_bytes: the machine's memory that the server's processes hold.
+        gpu_memory_bytes: the GPUs' memory that they hold.
     """
 
     number: int
@@ -85,8 +89,10 @@ class Figure(NamedTuple):
     """A field of each segment that should stay as it is, counted from `origin`.
 
     Attributes:
-        tolerance_frac: the loss in an hour that is still fine.
-        sign: 1 where less is worse, -1 where more is.
+        name: the name of the field.
+        tolerance_frac: the loss in an hour that passes.
+        sign: 1 if less is worse, -1 if more is worse.
+        origin: the value from which changes are counted.
     """
 
     name: str
@@ -243,14 +249,10 @@ class Soak:
         )
 
     def forecast(self) -> Iterator[str]:
-        """Yield by figure what drift the whole soak can find, as far as its segments show."""
+        """Yield for each figure the drift that the whole soak can find, by its segments so far."""
         figures = tuple(self._figures())
         for figure in figures:
-            points = [
-                (segment.at_s / _S_PER_H, float(value))
-                for segment in self.segments
-                if (value := getattr(segment, figure.name)) is not None
-            ]
+            points = self._points(figure, from_s=0.0)
             if len(points) < SEGMENT_PARTS:
                 continue
             trend = _trend_of(figure, points)
@@ -263,18 +265,22 @@ class Soak:
         minutes = self.options.minutes
         part_minutes = self.passed_s / 60
         tolerance_frac = self._tolerance_frac(figure)
+        enough_minutes = None
         times = times_to_find(trend, level, tolerance_frac)
+        if times is not None:
+            enough_minutes = times * part_minutes
         return Sight(
             minutes=minutes,
             found_frac=detectable_frac(trend, level, max(minutes / part_minutes, 1.0)),
             tolerance_frac=tolerance_frac,
-            enough_minutes=None if times is None else times * part_minutes,
+            enough_minutes=enough_minutes,
         )
 
     def _tolerance_frac(self, figure: Figure) -> float:
         """Return the loss of a figure in an hour that passes."""
-        asked_frac = self.options.tolerance_frac
-        return figure.tolerance_frac if asked_frac is None else asked_frac
+        if self.options.tolerance_frac is not None:
+            return self.options.tolerance_frac
+        return figure.tolerance_frac
 
     def look(self, level: float) -> tuple[Verdict, ...]:
         """Judge each figure so far. A figure that drifts raises an alarm, which stays.
@@ -292,7 +298,7 @@ class Soak:
         return tuple(self.alarms.get(verdict.metric, verdict) for verdict in verdicts)
 
     def _figures(self) -> Iterator[Figure]:
-        """Yield what is watched."""
+        """Yield the figures that this soak watches."""
         length = METRICS["acceptance_length_tokens"]
         step = METRICS["tpot_p50_ms"]
         if self.case.speculates:
@@ -306,12 +312,16 @@ class Soak:
     def _judge(self, figure: Figure, level: float) -> Verdict:
         """Judge how a figure moved in an hour, over the segments after the lead-in.
 
-        PASS where the interval, which misses the truth on either side with `level`, excludes a loss
-        beyond the tolerance; REGRESSED where all of it is a loss and the estimate is beyond it;
-        INCONCLUSIVE, and no failure, where the whole soak is too short to find a loss as small as
-        the tolerance.
+        Args:
+            figure: what is judged.
+            level: how often the interval of the change misses the truth, on either side.
+
+        Returns:
+            PASS if the interval excludes a loss beyond the tolerance. REGRESSED if all of the
+            interval is a loss and the estimate is beyond the tolerance. Else INCONCLUSIVE, which
+            doesn't fail if the whole soak is too short to find a loss as small as the tolerance.
         """
-        points = self._points(figure)
+        points = self._points(figure, from_s=LEAD_IN_FRAC * 60 * self.options.minutes)
         tolerance_frac = self._tolerance_frac(figure)
         verdict = functools.partial(Verdict, case_id=self.case.id, metric=figure.name)
         nothing_compared = Comparison(against=_AGAINST, tolerance_frac=tolerance_frac)
@@ -342,9 +352,10 @@ class Soak:
         elif outcome is Outcome.INCONCLUSIVE:
             drift_reason = Reason(text="no telling yet", remedy="soak longer")
             trend = _trend_of(figure, points)
-            sight = None if trend is None else self._sight(figure, trend, level)
-            if sight is not None and not sight.is_enough:
-                is_too_short = True
+            if trend is not None:
+                sight = self._sight(figure, trend, level)
+                is_too_short = not sight.is_enough
+            if is_too_short:
                 drift_reason = Reason(
                     text=str(sight), remedy=f"it is no more than {-low:.1%} worse in an hour"
                 )
@@ -364,19 +375,23 @@ class Soak:
             softened=is_too_short,
         )
 
-    def _points(self, figure: Figure) -> list[tuple[float, float]]:
-        """Return the hour and the value of each segment after the lead-in that has the figure."""
-        lead_in_s = LEAD_IN_FRAC * 60 * self.options.minutes
+    def _points(self, figure: Figure, *, from_s: float) -> list[tuple[float, float]]:
+        """Return the hour and the value of each segment that has the figure.
+
+        Args:
+            figure: what is watched.
+            from_s: segments whose middle came earlier are left out.
+        """
         points = []
         for segment in self.segments:
             value = getattr(segment, figure.name)
-            if segment.at_s >= lead_in_s and value is not None:
+            if segment.at_s >= from_s and value is not None:
                 points.append((segment.at_s / _S_PER_H, float(value)))
         return points
 
 
 def _trend_of(figure: Figure, points: Sequence[tuple[float, float]]) -> Trend | None:
-    """Return the trend of a figure relative to what it begins with; None if it begins with none.
+    """Return the trend of a figure relative to its first value; None if that isn't above 0.
 
     Args:
         figure: what is watched.
