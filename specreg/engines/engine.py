@@ -170,10 +170,11 @@ class Requirement:
     """What to install for an engine.
 
     Attributes:
-        package, version: the distribution, and the version to pin.
+        package: the distribution.
+        version: the version to pin.
         extras: further requirements, of a method for instance.
-        overrides: requirements that replace what the package asks for, one per line of a file.
-        local_torch: the torch build to look for in a find-links folder, None for any from PyPI.
+        overrides: requirements that replace the package's own, one per line of a file.
+        local_torch: the torch build to look for in a find-links folder; None for any from PyPI.
         source: the wheel or folder that it is built from; empty for a release.
         locks: the folder with the lock of each version that has one.
     """
@@ -191,7 +192,10 @@ class Requirement:
         """The file that pins all that is installed with it, with checksums; None without one."""
         device = "gpu" if self.local_torch is None else "cpu"
         path = self.locks / f"{self.package}-{self.version}-{device}.txt"
-        return path if not self.source and path.is_file() else None
+        # A lock pins a release. What is built from a source may need other packages.
+        if self.source or not path.is_file():
+            return None
+        return path
 
     @property
     def pin(self) -> str:
@@ -201,13 +205,15 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a running server says of itself; empty where it doesn't.
+    """What a running server reports about itself; a field is empty if it doesn't report it.
 
     Attributes:
-        engine: a name of `ENGINES`; version: by its own word, "unknown" where it doesn't say.
-        model: the name to ask for; target: the folder or hub id behind it.
-        speculates: whether it has a drafter, None where it doesn't say.
-        speculation: its settings in the engine's words, as far as it says them.
+        engine: the name of its engine, one of `ENGINES`.
+        version: the version that it reports; "unknown" if it reports none.
+        model: the name to put into requests.
+        target: the folder or hub id of the model behind that name.
+        speculates: whether it has a drafter; None if it doesn't report it.
+        speculation: its speculative settings in the engine's words, as far as it reports them.
     """
 
     engine: str = ""
@@ -223,7 +229,7 @@ Fetch = Callable[[str, str], bytes]
 
 
 class ServerVersion(msgspec.Struct, frozen=True):
-    """What a server says of itself at `Engine.version_path`."""
+    """The answer of a server at `Engine.version_path`."""
 
     version: Name
 
@@ -406,7 +412,9 @@ class Engine(ABC):
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Return variables that the server needs: those for offline use if nothing is fetched."""
-        return {"HF_HUB_OFFLINE": "1"} if options.offline else {}
+        if options.offline:
+            return {"HF_HUB_OFFLINE": "1"}
+        return {}
 
     def parse_version(self, body: bytes) -> str:
         """Return the version that the engine reports; "unknown" if it can't be read."""
@@ -439,12 +447,11 @@ class Engine(ABC):
             first = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data[0]
         except (*UNREADABLE, IndexError):
             return Identity()
-        is_own = first.owned_by == self.name
+        version = "unknown"
+        if first.owned_by == self.name:
+            version = self.parse_version(fetch("GET", self.version_path))
         return Identity(
-            engine=first.owned_by,
-            version=self.parse_version(fetch("GET", self.version_path)) if is_own else "unknown",
-            model=first.id,
-            target=first.root or first.id,
+            engine=first.owned_by, version=version, model=first.id, target=first.root or first.id
         )
 
 

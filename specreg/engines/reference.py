@@ -56,11 +56,11 @@ class ReferenceEngine(Engine):
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Return transformers and torch; without a GPU torch's build for CPUs, if there is one."""
+        local_torch = None
+        if not on_gpu:
+            local_torch = _TORCH
         return Requirement(
-            package="transformers",
-            version=_VERSION,
-            extras=_PACKAGES,
-            local_torch=None if on_gpu else _TORCH,
+            package="transformers", version=_VERSION, extras=_PACKAGES, local_torch=local_torch
         )
 
     def further_speculation(
@@ -78,11 +78,13 @@ class ReferenceEngine(Engine):
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """Return the command, with the method's settings as flags."""
-        devices = "cpu"
-        if options.on_gpu:
-            # The engine takes the first GPU that it sees if it isn't given any.
-            gpus = options.parallel.pipeline if options.parallel.pipeline > 1 else 0
-            devices = ",".join(f"cuda:{index}" for index in range(gpus))
+        gpus = options.parallel.pipeline
+        device_flags: tuple[str, ...] = ("--device", "cpu")
+        if options.on_gpu and gpus > 1:
+            device_flags = ("--device", ",".join(f"cuda:{index}" for index in range(gpus)))
+        elif options.on_gpu:
+            # Without the flag, the engine takes the first GPU that it sees.
+            device_flags = ()
         return (
             *(str(python), "-m", "specreg.engines.pytorch"),
             *("--model", options.target, "--served-model-name", options.served_name),
@@ -90,7 +92,7 @@ class ReferenceEngine(Engine):
             *("--dtype", options.dtype),
             *("--context-tokens", str(options.max_model_len_tokens)),
             *("--max-sequences", str(options.max_sequences)),
-            *(("--device", devices) if devices else ()),
+            *device_flags,
             *(f"--{key}={value}" for key, value in options.speculation.items()),
             *options.engine_args,
         )

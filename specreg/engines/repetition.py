@@ -91,9 +91,15 @@ class RepeatingStream:
                 f" after {self._tokens}"
             )
             raise _unrecognised(message, text)
-        new_ids = token_ids[len(before) :] if repeats else token_ids
+        if repeats:
+            way = _Way.REPEATING
+            new_ids = token_ids[len(before) :]
+        else:
+            way = _Way.NEW_ALONE
+            new_ids = token_ids
+        # The first event looks the same either way, unless it has ids that it doesn't count yet.
         if before or not is_new_alone:
-            self._decide(_Way.REPEATING if repeats else _Way.NEW_ALONE, text)
+            self._decide(way, text)
         before.extend(new_ids)
         return new_ids
 
@@ -103,7 +109,8 @@ class RepeatingStream:
             return
         if not text.startswith(self._last_text):
             self._decide(_Way.NEW_ALONE, text)
-        elif new_tokens == 0:  # a text without a new token isn't new
+        elif new_tokens == 0:
+            # A text without a new token isn't new.
             self._decide(_Way.REPEATING, text)
         elif self._way is None and text != self._last_text:
             self._extensions += 1
@@ -127,7 +134,8 @@ class RepeatingStream:
                 raise _unrecognised("an event repeats the token ids before it, not the text", text)
             self._shown = text
             return text[len(before) :]
-        if not self._shown:  # nothing comes before it, so it is the same either way
+        if not self._shown:
+            # Nothing comes before the first text, so it is the same either way.
             self._shown = text
             return text
         self._waiting.append(text)

@@ -47,11 +47,13 @@ class TensorrtLlmWireFormat(WireFormat):
             for kind in ("drafted", "accepted")
         )
         parsed.require(_ENDED, reason=f"is the server started with {self.counters_flag}")
+        depth = max(drafted, default=-1) + 1
         counts = StepCounts(
+            # Every step that drafts anything drafts the first position.
             steps=drafted[0],
             accepted=accepted.total(),
             proposed=drafted.total(),
-            position_counts=tuple(accepted[i] for i in range(max(drafted, default=-1) + 1)),
+            position_counts=tuple(accepted[position] for position in range(depth)),
         )
         return Counters(steps=counts.steps, counts=counts, requests=parsed.total(_ENDED))
 
@@ -65,9 +67,12 @@ _SECTION = "speculative_config"
 
 def _drafter(kind: str, *, overlaps: bool = True, **further: Setting) -> Spelling:
     """Spell a decoding type in the section `speculative_config.` of the file of options."""
-    config = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **further}
+    config: dict[str, Setting] = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **further}
     settings = {f"{_SECTION}.{key}": value for key, value in config.items()}
-    return Spelling(settings=settings | ({} if overlaps else {"disable_overlap_scheduler": True}))
+    if not overlaps:
+        # This one stands at the top of the file, not in the section.
+        settings["disable_overlap_scheduler"] = True
+    return Spelling(settings=settings)
 
 
 _METHODS = {
@@ -171,10 +176,11 @@ class TensorrtLlm(Engine):
         """Return the file of options, as JSON, which is YAML too."""
         settings = {
             "dtype": options.dtype,
-            # A repeated prompt must cost what it cost the first time.
+            # A prompt that is repeated must take as long as it took the first time.
             "kv_cache_config.enable_block_reuse": False,
             "kv_cache_config.free_gpu_memory_fraction": options.gpu_memory_frac,
-            "return_perf_metrics": True,  # without it no request is counted
+            # Without it, no request is counted.
+            "return_perf_metrics": True,
         }
         return {_OPTIONS: json.dumps(_nested({**settings, **options.speculation}), indent=2)}
 

@@ -68,19 +68,21 @@ class TritonWireFormat(WireFormat):
 
     def body(self, ask: Ask) -> Body:
         """Return the text as it is, and ask for the outputs that count tokens."""
+        parameters = {
+            "max_tokens": ask.output_cap_tokens,
+            "temperature": ask.temperature,
+            **ask.cut,
+            "ignore_eos": ask.ignore_eos,
+        }
+        if ask.seed is not None:
+            parameters["seed"] = ask.seed
         return {
             "text_input": ask.text,
             "stream": True,
             "exclude_input_in_output": True,
             "return_finish_reason": True,
             "return_num_output_tokens": True,
-            "parameters": {
-                "max_tokens": ask.output_cap_tokens,
-                "temperature": ask.temperature,
-                **ask.cut,
-                "ignore_eos": ask.ignore_eos,
-                **({} if ask.seed is None else {"seed": ask.seed}),
-            },
+            "parameters": parameters,
         }
 
     def new_parser(self, ask: Ask) -> ParseEvent:
@@ -94,7 +96,9 @@ class TritonWireFormat(WireFormat):
             if not parsed.text_output:
                 check_no_error(event)
             tokens += parsed.num_output_tokens
-            finish_reason = None if parsed.finish_reason in _NOT_YET else parsed.finish_reason
+            finish_reason = None
+            if parsed.finish_reason not in _NOT_YET:
+                finish_reason = parsed.finish_reason
             if finish_reason is not None:
                 check_ended_well(finish_reason, event)
             return StreamEvent(

@@ -28,7 +28,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Form(StrEnum):
-    """How a prompt is put: through the model's chat template, or as it is."""
+    """How a prompt reaches the model: through its chat template, or as it is."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -36,15 +36,15 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How a server is to answer.
+    """The settings of an answer: its length and its sampling.
 
     Attributes:
         output_cap_tokens: the most tokens of the reply.
         temperature: 0 is greedy.
-        top_p: the probability that the tokens to draw from have together, the likeliest first.
-        top_k: how many of the likeliest tokens to draw from; None for all.
-        ignore_eos: True if the reply goes on to the cap, whatever the model generates.
-        seed: of the random numbers; None for the server's own.
+        top_p: the likeliest tokens that have this probability together may be drawn, 0..1.
+        top_k: how many of the likeliest tokens may be drawn; None for all.
+        ignore_eos: whether the reply goes on to the cap, whatever the model generates.
+        seed: the seed of the random numbers; None for the server's own.
     """
 
     output_cap_tokens: int
@@ -105,22 +105,23 @@ class Ask(Wanted):
     @property
     def openai_path(self) -> str:
         """The path of OpenAI-like servers for the form of the prompt."""
-        return "/v1/chat/completions" if self.form is Form.CHAT else "/v1/completions"
+        if self.form is Form.CHAT:
+            return "/v1/chat/completions"
+        return "/v1/completions"
 
     @property
     def openai_prompt(self) -> dict[str, object]:
         """The prompt for an OpenAI-like server: a chat, or ids or a text to complete."""
         if self.form is Form.COMPLETIONS:
             return {"prompt": self.token_ids or self.text}
-        template = dict(self.chat_template_args)
-        return {
-            "messages": self.messages,
-            **({"chat_template_kwargs": template} if template else {}),
-        }
+        prompt: dict[str, object] = {"messages": self.messages}
+        if self.chat_template_args:
+            prompt["chat_template_kwargs"] = dict(self.chat_template_args)
+        return prompt
 
 
 ParseEvent = Callable[[bytes], StreamEvent]
-"""Decodes the events of one answer, in their order: some servers repeat what they said before.
+"""Decodes the events of one answer. They must come in order, because some servers send totals.
 
 It raises an `InvalidMeasurementError`, `EVENT_UNREADABLE` or `SERVER_ERROR`.
 """
@@ -128,7 +129,7 @@ It raises an `InvalidMeasurementError`, `EVENT_UNREADABLE` or `SERVER_ERROR`.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """What a client needs to know of a server, in whichever process the client runs.
+    """What a client has to know about a server. It can be sent to a client in another process.
 
     Attributes:
         base_url: the address, as `http://127.0.0.1:PORT`.
@@ -191,7 +192,7 @@ def check_ended_well(finish_reason: str, event: bytes) -> None:
     """
     if finish_reason in _FAILED:
         words = error_in(event)
-        quotation = quote(event) if words is None else words.text
+        quotation = words.text if words is not None else quote(event)
         raise ServerAnswerError(f"{finish_reason}: {quotation}")
 
 
@@ -208,9 +209,11 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
     An unknown field is kept as it is, so that answers that differ only in it count as different.
     """
     content = delta.get("content")
-    if len(delta) == 1 and isinstance(content, str):  # nearly every delta of most servers
+    # Nearly every delta of most servers is a text alone, so the fast way for it comes first.
+    if len(delta) == 1 and isinstance(content, str):
         return content, "", ""
-    text = thought = ""
+    text = ""
+    thought = ""
     unknown_fields: dict[str, object] = {}
     for name, value in delta.items():
         if not value or name == "role":
@@ -218,6 +221,7 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
         if name == "content" and isinstance(value, str):
             text = value
         elif name in _THOUGHT_KEYS and isinstance(value, str):
+            # Some servers send the same piece of a thought under two names.
             if value != thought:
                 thought += value
         elif name == "content" and isinstance(value, list):
@@ -228,7 +232,9 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
                 unknown_fields[name] = unknown
         else:
             unknown_fields[name] = value
-    extra_json = msgspec.json.encode(unknown_fields).decode() if unknown_fields else ""
+    extra_json = ""
+    if unknown_fields:
+        extra_json = msgspec.json.encode(unknown_fields).decode()
     return text, thought, extra_json
 
 
@@ -239,8 +245,9 @@ def _channels_of_part(part: object) -> Channels:
     if isinstance(part, dict):
         for name, value in part.items():
             if name == "text" and isinstance(value, str):
-                is_thought = part.get("type") in _THOUGHT_KEYS
-                return ("", value, "") if is_thought else (value, "", "")
+                if part.get("type") in _THOUGHT_KEYS:
+                    return "", value, ""
+                return value, "", ""
             if name in _THOUGHT_KEYS and isinstance(value, str):
                 return "", value, ""
             if name in _THOUGHT_KEYS and isinstance(value, list):
@@ -328,32 +335,41 @@ class _Event(Event, frozen=True, kw_only=True):
     metrics: RequestMetrics | None = None
     sglext: _Extension | None = None
 
+    @property
+    def counts(self) -> StepCounts | None:
+        """The counts of the answer's steps, by vLLM's field or by SGLang's; None without either."""
+        if self.metrics is not None:
+            return self.metrics.counts
+        if self.sglext is not None and self.sglext.spec_tokens_details is not None:
+            return self.sglext.spec_tokens_details.counts
+        return None
+
 
 _decoder = msgspec.json.Decoder(_Event)
-_SAYS_NOTHING = _Choice()
-_MOST = 2**48
+_EMPTY_CHOICE = _Choice()
+_MAX_COUNT = 2**48
 _POSITION = re.compile(r"[0-9]{1,3}")
 
 
-_MOST_PAGE_CHARACTERS = 8 * 2**20
+_MAX_PAGE_CHARACTERS = 8 * 2**20
 """The longest page of metrics that is read: about 150 times what one engine of vLLM's has."""
-_MOST_LINE_CHARACTERS = 16 * 2**10
+_MAX_LINE_CHARACTERS = 16 * 2**10
 """The longest line of it: the time to parse a line grows with the square of its length."""
-_MOST_SAMPLES = 50_000
+_MAX_SAMPLES = 50_000
 """The most samples of it, which take about a second; an engine of vLLM's has about 600."""
 
 
 class MetricsPage:
-    """A page of Prometheus.
+    """A page of metrics in Prometheus's text format.
 
-    A page that would take more than a few seconds is refused before it is parsed.
+    A page that would take more than a few seconds to parse is refused beforehand.
 
     Attributes:
-        samples: in the order of the page.
+        samples: the samples, in the order of the page.
         names: the names of the samples, in the order of the page.
 
     Raises:
-        InvalidMeasurementError: `METRICS_UNREADABLE`, it isn't such a page.
+        InvalidMeasurementError: `METRICS_UNREADABLE`, the text isn't such a page.
     """
 
     def __init__(self, text: str, *, path: str = "/metrics") -> None:
@@ -361,21 +377,22 @@ class MetricsPage:
         self._check_size(text)
         try:
             families = list(text_string_to_metric_families(text))
-        # The library raises whatever its parsing stumbles over.
+        # The library documents no error, and lets those of its own parsing through.
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
         self.samples = [sample for family in families for sample in family.samples]
-        self.names = dict.fromkeys(sample.name for sample in self.samples)  # in their order
+        # A dictionary keeps the order of the names, which a set wouldn't.
+        self.names = dict.fromkeys(sample.name for sample in self.samples)
 
     def _check_size(self, text: str) -> None:
         lines = text.split("\n")
         samples = sum(line != "" and not line.startswith("#") for line in lines)
         longest = max(map(len, lines))
         for size, limit, unit in (
-            (len(text), _MOST_PAGE_CHARACTERS, "characters"),
-            (longest, _MOST_LINE_CHARACTERS, "characters in a line"),
-            (samples, _MOST_SAMPLES, "samples"),
+            (len(text), _MAX_PAGE_CHARACTERS, "characters"),
+            (longest, _MAX_LINE_CHARACTERS, "characters in a line"),
+            (samples, _MAX_SAMPLES, "samples"),
         ):
             if size > limit:
                 message = (
@@ -413,8 +430,8 @@ class MetricsPage:
         return counts
 
     def _count(self, sample: Sample) -> int:
-        # NaN and infinity aren't whole either; beyond its precision a number counts nothing.
-        if not (0 <= sample.value <= _MOST and float(sample.value).is_integer()):
+        # This refuses NaN and infinity too. Above 2**48 a float soon can't hold every whole number.
+        if not (0 <= sample.value <= _MAX_COUNT and float(sample.value).is_integer()):
             message = f"{sample.name} is {sample.value}, which is no count; look at {self._path}"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message)
         return int(sample.value)
@@ -426,12 +443,13 @@ class WireFormat:
     Subclasses hold no state.
 
     Attributes:
-        request_source: where each answer's own acceptance comes from, None if answers have none.
-        counters_source: the same of the server's counters, None if it has none.
-        counters_path: where the counters are; None if there are none.
-        counters_flag: what the server must be started with to have them.
+        request_source: the source of the acceptance in each answer; None if answers have none.
+        counters_source: the source of the server's counters; None if it has none.
+        counters_path: the path of the counters; None if there are none.
+        counters_flag: the flag with which the server must be started to have counters.
         takes_text_alone: whether a prompt may be neither a chat nor token ids.
-        tells_ids: whether chunks can have their tokens' ids; else each has the usage so far.
+        tells_ids: whether chunks can have the ids of their tokens. If not, each chunk has the usage
+            up to it.
     """
 
     request_source: ClassVar[Source | None] = None
@@ -447,56 +465,69 @@ class WireFormat:
 
     def body(self, ask: Ask) -> Body:
         """Return the body of a request whose answer has token counts, usage and acceptance."""
-        each_chunk = {} if self.tells_ids else {"continuous_usage_stats": True}
-        return {
+        stream_options = {"include_usage": True}
+        body: dict[str, object] = {
             "model": ask.model,
             "stream": True,
-            "stream_options": {"include_usage": True, **each_chunk},
+            "stream_options": stream_options,
             **ask.openai_prompt,
             **ask.openai,
-            **({"return_token_ids": True} if self.tells_ids else {}),
         }
+        # A chunk's tokens are counted by their ids, or else by how far the usage has moved.
+        if self.tells_ids:
+            body["return_token_ids"] = True
+        else:
+            stream_options["continuous_usage_stats"] = True
+        return body
 
     def new_parser(self, ask: Ask) -> ParseEvent:
-        """Return a parser of the answer to a request: by default OpenAI's, and what others add.
+        """Return a parser for the answer to a request.
 
-        A chunk's tokens are its ids, or else how far the usage has moved. One of the last chunks
-        has no choices, and the usage and record of the answer.
+        By default it parses OpenAI's events and the fields that vLLM and SGLang add to them. The
+        tokens of a chunk are counted by their ids, or else by how far the usage has moved. One of
+        the last chunks has no choices, but the usage and the acceptance of the answer.
         """
         del ask
-        tokens = 0
+        tokens_so_far = 0
 
         def parse_event(event: bytes) -> StreamEvent:
-            nonlocal tokens
+            nonlocal tokens_so_far
             parsed = decode_event(_decoder, event)
             if parsed.choices:
                 choice = parsed.choices[0]
             else:
-                choice = _SAYS_NOTHING
+                choice = _EMPTY_CHOICE
                 check_no_error(event)
             if choice.finish_reason is not None:
                 check_ended_well(choice.finish_reason, event)
-            record = parsed.metrics or (parsed.sglext and parsed.sglext.spec_tokens_details)
-            before = tokens
-            usage = parsed.usage
-            if usage is not None:
-                tokens = usage.completion_tokens
+
+            usage_tokens = None
+            prompt_tokens = None
+            new_tokens = 0
+            if parsed.usage is not None:
+                usage_tokens = parsed.usage.completion_tokens
+                prompt_tokens = parsed.usage.prompt_tokens
+                new_tokens = usage_tokens - tokens_so_far
+                tokens_so_far = usage_tokens
             token_ids = choice.token_ids or ()
+            if self.tells_ids:
+                new_tokens = len(token_ids)
+
             text = choice.text or ""
             thought = ""
             extra_json = ""
             if choice.delta:
                 text, thought, extra_json = channels_of(choice.delta)
             return StreamEvent(
-                tokens=len(token_ids) if self.tells_ids else tokens - before,
+                tokens=new_tokens,
                 text=text,
                 thought=thought,
                 extra_json=extra_json,
                 token_ids=token_ids,
                 finish_reason=choice.finish_reason,
-                usage_tokens=usage.completion_tokens if usage else None,
-                acceptance=record.counts if record else None,
-                prompt_tokens=usage.prompt_tokens if usage else None,
+                usage_tokens=usage_tokens,
+                acceptance=parsed.counts,
+                prompt_tokens=prompt_tokens,
             )
 
         return parse_event
@@ -549,7 +580,7 @@ class Transcript:
 
 
 class TokenApi(ABC):
-    """How a server is asked in token ids, without a stream."""
+    """The calls of a server that takes and returns token ids, without a stream."""
 
     @abstractmethod
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
@@ -557,13 +588,13 @@ class TokenApi(ABC):
 
     @abstractmethod
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
-        """Return a call that has the ids of a text continued."""
+        """Return a call that continues a text, both in token ids."""
 
     @abstractmethod
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
         """Return a call for the log-probabilities of candidates for the next token, in nats.
 
-        A candidate that the answer doesn't have gets the highest value that it can have.
+        A candidate that is missing from the answer gets the highest value that it can have.
         """
 
 
@@ -589,22 +620,29 @@ def unreadable(fault: str, answer: bytes) -> InvalidMeasurementError:
 DONE = b"[DONE]"
 _PREFIX = b"data:"
 _OTHER_FIELDS = (b":", b"id:", b"retry:")
-_MOST_STRAY_BYTES = 64 * 2**10
+_MAX_STRAY_BYTES = 64 * 2**10
 
 
 class EventSplitter:
     """Cuts a stream of bytes into events, usually one `data:` line each.
 
-    An object that goes on over several lines of data is one event. Lines that aren't a field of an
+    A JSON object that spans several lines of data is one event. Lines that aren't a field of an
     event are kept, because they may be the server's words about an error; see `check_rest`.
+
+    Attributes:
+        _begun: a line whose end hasn't come.
+        _held: an object whose end hasn't come.
+        _stray: the lines that belong to no event.
+        _last: the data of the current event.
+        _is_error: whether the server calls the current event an error.
     """
 
     def __init__(self) -> None:
-        self._begun = bytearray()  # a line without its end
-        self._held = b""  # an object without its end
-        self._stray = bytearray()  # what belongs to no event
-        self._last = b""  # the data of the event that goes on
-        self._is_error = False  # whether that is called an error
+        self._begun = bytearray()
+        self._held = b""
+        self._stray = bytearray()
+        self._last = b""
+        self._is_error = False
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """Yield the data of the events that a piece completes, `[DONE]` included.
@@ -615,7 +653,7 @@ class EventSplitter:
         """
         self._begun += piece
         lines: list[bytearray] = []
-        # Without this test each piece of a long line would have all of the line searched.
+        # Without this test, each piece of a long line would cause a search of the whole line.
         if b"\n" in piece:
             *lines, self._begun = self._begun.split(b"\n")
         if len(self._begun) + len(self._held) > MOST_BYTES:
@@ -637,7 +675,8 @@ class EventSplitter:
                 data = self._take_field(bytes(line.strip()))
                 if not data:
                     continue
-            else:  # an event ends
+            else:
+                # An empty line ends an event.
                 self._last = b""
                 continue
             self._last = data
@@ -656,13 +695,14 @@ class EventSplitter:
             if self._is_error and self._last:
                 raise _error_event(self._last)
         elif line and not line.startswith(_OTHER_FIELDS):
-            if len(self._stray) < _MOST_STRAY_BYTES:
+            if len(self._stray) < _MAX_STRAY_BYTES:
                 self._stray += line + b"\n"
         elif not line:
             ended = self._held
             is_error = self._is_error
             self._is_error = False
-            self._held = self._last = b""
+            self._held = b""
+            self._last = b""
             if is_error and ended:
                 raise _error_event(ended)
             return ended
@@ -681,7 +721,9 @@ class EventSplitter:
         begun = bytes(self._begun.strip())
         data = self._held + begun.removeprefix(_PREFIX).strip()
         is_data = bool(self._held) or begun.startswith(_PREFIX)
-        stray = bytes(self._stray) if is_data else bytes(self._stray + begun)
+        stray = bytes(self._stray)
+        if not is_data:
+            stray += begun
         if is_data and self._is_error:
             raise _error_event(data)
         for content in (data, stray):

@@ -75,8 +75,10 @@ def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
     from httpx_aiohttp import HttpxAiohttpClient  # noqa: PLC0415 - the same
 
-    # One connection more is for the page of counters.
-    max_connections = connections + 1 if connections else None
+    max_connections = None
+    if connections:
+        # One connection more is for the page of counters.
+        max_connections = connections + 1
     # Servers drop an idle connection after 5 s; reusing it at that moment would fail a request.
     limits = httpx.Limits(
         max_connections=max_connections, max_keepalive_connections=None, keepalive_expiry=2.0

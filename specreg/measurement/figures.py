@@ -271,8 +271,11 @@ def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> Answer
     replies = Counter(trace.reply for trace in traces)
     lengths = Counter(trace.tokens for trace in traces)
     first_turns = [trace for trace in traces if trace.turn == 1]
-    # An empty digest stands for an answer that isn't known in full.
     digests = {trace.answer_sha256 for trace in first_turns}
+    distinct_answers: int | None = len(digests)
+    if "" in digests:
+        # An empty digest stands for an answer that isn't known in full.
+        distinct_answers = None
     return AnswerFigures(
         requests=len(traces),
         thinking=thinking,
@@ -284,16 +287,20 @@ def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> Answer
         looping=sum(trace.loops for trace in traces),
         after_empty_replies=sum(trace.empty_replies > 0 for trace in traces),
         prompts=len({trace.prompt_id for trace in first_turns}),
-        distinct=None if "" in digests else len(digests),
+        distinct=distinct_answers,
     )
 
 
 def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, PartFigures]:
     """Return the acceptance of thoughts and of answers, with each later chunk taken for a step.
 
+    Args:
+        traces: the requests.
+        draft_tokens: the most drafts that a step can accept, k.
+
     Returns:
-        Nothing where the server tells no thoughts apart, or where a chunk holds more tokens than a
-        step can emit.
+        The parts by name. It is empty if the server doesn't separate thoughts, or if a chunk holds
+        more tokens than a step can emit.
     """
     thought_sizes = Counter[int]()
     answer_sizes = Counter[int]()
@@ -304,7 +311,7 @@ def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, Par
             answer_sizes[tokens] -= chunks
         for tokens, chunks in enumerate(trace.chunk_sizes):
             answer_sizes[tokens] += chunks
-    # A unary plus leaves out sizes that no chunk has.
+    # The unary plus of a counter leaves out the sizes that no chunk has.
     longest_tokens = max((*+thought_sizes, *+answer_sizes), default=0)
     if not thought_sizes.total() or longest_tokens > draft_tokens + 1:
         return {}
@@ -331,29 +338,36 @@ def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> Acceptanc
     replay = measurement.replay or Replay()
     drafts_every_step = METHODS[case.server.method].drafts_every_step
 
-    def part_of(some: AcceptanceRecord) -> PartFigures:
-        return _part(some, drafts_every_step=drafts_every_step)
+    def figures_of_part(part: AcceptanceRecord) -> PartFigures:
+        return _part(part, drafts_every_step=drafts_every_step)
 
     totals = [category.total for category in record.by_category.values()]
     return AcceptanceFigures(
         source=record.source,
         view=record.view,
-        total=part_of(record),
+        total=figures_of_part(record),
         category_acceptance_length_tokens=_mean_length(totals),
-        by_category={name: part_of(part) for name, part in record.by_category.items()},
-        by_turn={str(turn): part_of(part) for turn, part in record.by_turn.items()},
+        by_category={name: figures_of_part(part) for name, part in record.by_category.items()},
+        by_turn={str(turn): figures_of_part(part) for turn, part in record.by_turn.items()},
         by_part=_by_part(replay.traces, case.server.draft_tokens),
         drafts_every_step=drafts_every_step,
     )
 
 
 def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
+    """Return the figures of one part of the acceptance.
+
+    Args:
+        record: the acceptance of the part.
+        drafts_every_step: whether the method drafts in every step. If it does and the source
+            doesn't report steps without a draft, there were none.
+    """
     counts: StepCounts = record.total
-    # N - R
+    # N - R: the prefill emits the first token of each request.
     later_tokens = record.later_tokens
     if record.prompts:
         later_tokens = sum(prompt.completion_tokens - 1 for prompt in record.prompts)
-    # U
+    # U: the steps without a draft.
     undrafted_steps = record.undrafted_steps
     if undrafted_steps is None and drafts_every_step:
         undrafted_steps = 0
@@ -361,8 +375,10 @@ def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
     truncated_tokens = None
     if later_tokens is not None and undrafted_steps is not None:
         steps = counts.steps + undrafted_steps
-        tokens_per_step = later_tokens / steps if steps else None
+        if steps:
+            tokens_per_step = later_tokens / steps
         if record.view is View.VERIFIER:
+            # Each step emits its accepted drafts and one token. What wasn't delivered was cut off.
             truncated_tokens = counts.accepted + steps - later_tokens
     return PartFigures(
         requests=len(record.prompts) or None,
@@ -385,7 +401,9 @@ def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
 def _mean_length(parts: Iterable[StepCounts]) -> float | None:
     """Return the mean of the parts' AL; None if no part had a step."""
     lengths = [part.acceptance_length for part in parts if part.acceptance_length is not None]
-    return statistics.fmean(lengths) if lengths else None
+    if not lengths:
+        return None
+    return statistics.fmean(lengths)
 
 
 def _arm(replay: Replay) -> ArmFigures:

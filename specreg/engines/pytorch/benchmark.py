@@ -125,23 +125,34 @@ def measure(
     drafting = [step for step in totals.steps if step.drafted]
     accepted = sum(step.accepted for step in drafting)
     drafted = sum(step.drafted for step in drafting)
+    acceptance_length_tokens = None
+    if drafting:
+        acceptance_length_tokens = 1 + accepted / len(drafting)
+    acceptance_rate_frac = None
+    if drafted:
+        acceptance_rate_frac = accepted / drafted
+    power_w = None
+    if totals.energy_j > 0:
+        power_w = totals.energy_j / seconds
     return {
         "ttft_p50_ms": _average_ms(statistics.median, totals.ttfts_ns),
         "itl_p50_ms": _average_ms(statistics.median, totals.itls_ns),
         "throughput_tokens_per_s": emitted_tokens / seconds,
-        "acceptance_length_tokens": 1 + accepted / len(drafting) if drafting else None,
-        "acceptance_rate_frac": accepted / drafted if drafted else None,
+        "acceptance_length_tokens": acceptance_length_tokens,
+        "acceptance_rate_frac": acceptance_rate_frac,
         "draft_ms": _average_ms(statistics.mean, [step.draft_ns for step in totals.later_steps]),
         "target_ms": _average_ms(statistics.mean, [step.target_ns for step in totals.later_steps]),
-        "power_w": totals.energy_j / seconds if totals.energy_j > 0 else None,
+        "power_w": power_w,
     }
 
 
 def _average_ms(
     average: Callable[[Sequence[float]], float], times_ns: Sequence[float]
 ) -> float | None:
-    """Return an average of times in milliseconds, None if there are no times."""
-    return average(times_ns) / _NS_PER_MS if times_ns else None
+    """Return an average of times in milliseconds; None if there are no times."""
+    if not times_ns:
+        return None
+    return average(times_ns) / _NS_PER_MS
 
 
 def render(rows: Sequence[tuple[str, int, Figures]]) -> str:
@@ -154,7 +165,10 @@ def render(rows: Sequence[tuple[str, int, Figures]]) -> str:
     for method, batch_requests, figures in rows:
         cells = [f"`{method}`", str(batch_requests)]
         for name, value in figures.items():
-            cells.append("–" if value is None else f"{value:.{_DIGITS.get(name, 1)}f}")
+            cell = "–"
+            if value is not None:
+                cell = f"{value:.{_DIGITS.get(name, 1)}f}"
+            cells.append(cell)
         lines.append(f"| {' | '.join(cells)} |")
     if all(figures["power_w"] is None for *_, figures in rows):
         lines += ["", _NO_POWER]
@@ -218,7 +232,10 @@ def main() -> None:
     options, engine_arguments = parser.parse_known_args()
     if min(options.batch) < 1:
         parser.error("--batch is from 1 on")
-    methods = METHODS if options.draft_model else METHODS[:-1]
+    methods: tuple[str, ...] = METHODS
+    if not options.draft_model:
+        # The last method is the one that needs a draft model.
+        methods = METHODS[:-1]
     rows = []
     with exit_on_error():
         for method in methods:
@@ -257,7 +274,9 @@ def _measure_method(
     warm_up = Job(prompt=jobs[0].prompt[:1], output_cap_tokens=8)
     list(decode(models, [warm_up] * batch_requests))
     devices = engine_options.device or (default_device(),)
-    readings_j = cpu_energy_j() if devices == ("cpu",) else gpu_energy_j(devices)
+    readings_j = gpu_energy_j(devices)
+    if devices == ("cpu",):
+        readings_j = cpu_energy_j()
     return measure(
         functools.partial(decode, models),
         jobs,

@@ -56,8 +56,9 @@ class Reader:
         """
         width = max(map(len, texts))
         padded = [[*text, *[0] * (width - len(text))] for text in texts]
-        # The padding is on the right, where a row sees tokens of its own before it. A position
-        # that sees none computes NaN, which a mask doesn't keep away from the others.
+        # The padding is on the right, so that each padded position sees a token of its row before
+        # it. A position that sees no token computes NaN, and a mask doesn't keep NaN away from the
+        # other rows.
         is_new = torch.arange(width) < torch.tensor([[len(text)] for text in texts])
         positions = torch.tensor(self.lengths)[:, None] + torch.arange(width)
         self._is_held = torch.cat((self._is_held, is_new), dim=1)
@@ -73,7 +74,8 @@ class Reader:
                 position_ids=torch.where(is_new, positions, 0).to(self._device),
                 past_key_values=self._cache,
                 use_cache=True,
-                logits_to_keep=computed_columns,  # a list fits whichever GPU the last layer is on
+                # A list works whichever GPU the last layer is on.
+                logits_to_keep=computed_columns,
             )
         logits = output.logits.float().cpu().numpy()
         self.lengths = [
@@ -91,9 +93,11 @@ class Reader:
             columns = self._is_held[row].nonzero().flatten()
             self._is_held[row, columns[len(columns) - count :]] = False
         self.lengths = [length - count for length, count in zip(self.lengths, tokens, strict=True)]
-        # Columns at the end that no row holds any more are dropped from the cache.
+        # The columns at the end that no row holds any more are dropped from the cache.
         columns_in_use = self._is_held.any(dim=0).nonzero().flatten()
-        width = int(columns_in_use[-1]) + 1 if len(columns_in_use) else 0
+        width = 0
+        if len(columns_in_use):
+            width = int(columns_in_use[-1]) + 1
         self._cache.crop(width - self._is_held.shape[1])
         self._is_held = self._is_held[:, :width]
 
@@ -257,15 +261,17 @@ class ModelDrafter(Drafter):
                     q = row.job.sampling.distributions(next_logits)
                     drawn_from[index].append(q)
                     drafted[index].append(speculation.sample(q, row.random))
-            # The last draft of a row isn't read: nothing is drafted after it.
-            unread = [
-                ids[depth:] if depth + 1 < limit else []
-                for ids, limit in zip(drafted, limits, strict=True)
-            ]
-        return [
-            Draft(token_ids=tuple(ids), distributions=np.stack(q) if q else None)
-            for ids, q in zip(drafted, drawn_from, strict=True)
-        ]
+            # A row reads its newest draft next, but not its last one: nothing is drafted after it.
+            unread = [[] for _ in rows]
+            for index, limit in enumerate(limits):
+                if depth + 1 < limit:
+                    unread[index] = drafted[index][depth:]
+        drafts = []
+        for ids, row_distributions in zip(drafted, drawn_from, strict=True):
+            # Greedy drafts are drawn from no distribution.
+            distributions = np.stack(row_distributions) if row_distributions else None
+            drafts.append(Draft(token_ids=tuple(ids), distributions=distributions))
+        return drafts
 
     def _forget_wrong_tokens(self, rows: Sequence[Row]) -> None:
         """Roll back the drafts that the model has read and that didn't become the text."""

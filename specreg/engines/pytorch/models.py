@@ -50,18 +50,22 @@ def load_models(options: argparse.Namespace) -> Models:
     target = load_model(options.model, options.dtype, *target_devices)
     if draft_name is not None:
         draft = load_model(draft_name, options.dtype, *draft_devices)
-    store = NGramStore()  # belongs to the server: each batch adds to it
+    # The store belongs to the server: each batch adds to it.
+    store = NGramStore()
     drafters: Mapping[str, Callable[[int], Drafter]] = {
         "none": lambda _: Drafter(),
         "ngram": lambda _: LookupDrafter(),
         "ngram_adaptive": lambda rows: AdaptiveDrafter(store, rows),
         "draft_model": lambda rows: ModelDrafter(draft, rows),
     }
+    draft_tokens = options.draft_tokens
+    if options.method == "none":
+        draft_tokens = 0
     return Models(
         target=target,
         tokenizer=tokenizer,
         new_drafter=drafters[options.method],
-        draft_tokens=0 if options.method == "none" else options.draft_tokens,
+        draft_tokens=draft_tokens,
         stop_ids=_stop_ids(target, tokenizer),
         context_tokens=options.context_tokens,
     )

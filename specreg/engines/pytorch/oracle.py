@@ -55,8 +55,10 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     """
     max_tokens = max(len(text.ids) for text in question.texts)
     method = question.method.removesuffix("_tree")
-    # A head has the target's tokenizer, so only a draft model's is compared with it.
-    draft = question.draft if method in _DRAFT_MODELS else None
+    draft = None
+    if method in _DRAFT_MODELS:
+        # A head has the target's tokenizer, so only a draft model's tokenizer is compared with it.
+        draft = question.draft
     check_models(question.target, draft, max_tokens)
     target = load_model(question.target, question.dtype, device)
     if method == "draft_model":
@@ -249,11 +251,12 @@ def _draft_tree(
     scores = torch.ones(1, device=ids_before.device)
     candidates: list[tuple[float, tuple[int, ...]]] = []
     for depth in range(question.draft_tokens):
-        # SGLang 0.5.23 doesn't move keys and values when branches change their order, so a draft
-        # model reads the branches that stood there before. A head is handed its own branch's
-        # state, and reads that.
-        is_stale = question.method == "draft_model_tree"
-        drafts_before = stale_branches if is_stale else branches
+        drafts_before = branches
+        if question.method == "draft_model_tree":
+            # SGLang 0.5.23 doesn't move keys and values when branches change their order, so a
+            # draft model reads the branches that stood there before. A head gets the state of its
+            # own branch, and reads that.
+            drafts_before = stale_branches
         rows = torch.cat([ids_before.expand(len(branches), -1), drafts_before], 1)
         probabilities = draft_next(rows, depth).float().softmax(-1)
         likeliest = probabilities.topk(question.branches)
@@ -385,10 +388,12 @@ def _misfit(name: str, fault: str) -> ModelError:
 
 def main() -> None:
     """Read a question from a line of standard input and write its answer to standard output."""
-    # What libraries print goes to standard error, so that the answer stands alone.
+    # What libraries print goes to standard error, so that standard output has the answer alone.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    device = sys.argv[1] if len(sys.argv) > 1 else default_device()
+    device = default_device()
+    if len(sys.argv) > 1:
+        device = sys.argv[1]
     question = msgspec.json.decode(sys.stdin.buffer.readline(), type=Question)
     try:
         answer = answer_question(question, device)
