@@ -103,9 +103,10 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
 
 
 def _with_shared_runner(case: Case, version: str | None) -> Case:
-    """Return a case whose control is told to take the model runner that the case will have.
+    """Return a case whose control has the model runner that the case's own server will have.
 
-    By two runners a speedup would be what speculation gains and what the runners differ by.
+    With two different runners, the speedup would mix the gain of speculation with the difference
+    between the runners.
 
     Args:
         case: the case, which runs on a GPU.
@@ -141,15 +142,24 @@ def open_context(
     """
     _check_options(options)
     gpus = gpus_of(options)
-    tier = load_cases(root, options, options.tier or ("gpu" if gpus.devices else "cpu"))
+    default_tier = "gpu" if gpus.devices else "cpu"
+    tier = load_cases(root, options, options.tier or default_tier)
     environment = UNKNOWN_ENVIRONMENT
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
         environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
     clock = RunClock.start()
-    run_folder = worker_folder or _run_folder(root / options.runs, options, clock)
-    whole_run = run_folder.parents[1] if worker_folder else run_folder
+    if worker_folder is None:
+        run_folder = _run_folder(root / options.runs, options, clock)
+        whole_run = run_folder
+    else:
+        run_folder = worker_folder
+        whole_run = worker_folder.parents[1]
     declare_vocabulary(tier.cases, tier.name, environment.name, whole_run.name, *FLAGS)
+    provision = provision_of(
+        options, on_gpu=tier.needs_gpus > 0, show=progress.show, tell=progress.tell
+    )
+    load = ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0)))
     context = RunContext(
         name=run_folder.name,
         root=root,
@@ -157,15 +167,11 @@ def open_context(
         environment=environment,
         options=options,
         run_folder=run_folder,
-        provision=provision_of(
-            options, on_gpu=tier.needs_gpus > 0, show=progress.show, tell=progress.tell
-        ),
+        provision=provision,
         store=store_of(options, root, environment, options.tier),
         clock=clock,
         is_worker=worker_folder is not None,
-        processor_load=ProcessorLoad(
-            waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0))
-        ),
+        processor_load=load,
     )
     if options.require_tier:
         check_usable(gpus, options, needs_gpus=tier.needs_gpus > 0)
@@ -180,7 +186,9 @@ def _run_folder(runs: Path, options: Options, clock: RunClock) -> Path:
     Raises:
         SpecregError: there is no run to resume.
     """
-    shard_suffix = "-{}of{}".format(*options.part) if options.part else ""
+    shard_suffix = ""
+    if options.part is not None:
+        shard_suffix = f"-{options.part.number}of{options.part.of}"
     if options.resume:
         return last_run(runs, shard_suffix)
     return runs / f"{clock.began_at:%Y%m%dT%H%M%S}-{os.getpid()}{shard_suffix}"

@@ -103,7 +103,9 @@ class RunContext:
         """How many launches of each server are measured."""
         if self.options.launches is not None:
             return self.options.launches
-        return LAUNCHES_TO_RECORD if self.is_recording else 1
+        if self.is_recording:
+            return LAUNCHES_TO_RECORD
+        return 1
 
     @property
     def is_recording(self) -> bool:
@@ -136,12 +138,14 @@ class RunContext:
 
     @property
     def holds_by_nights(self) -> bool:
-        """Whether what one night can't tell passes, because the nights to come will tell it."""
+        """Whether a verdict that one night can't decide passes, because later nights decide it."""
         return self.has_history and self.options.inconclusive == "nights"
 
     def load_history(self) -> History:
         """Return what earlier runs on this machine did; nothing if the user leaves it out."""
-        return load_history(self.history_path) if self.has_history else NO_HISTORY
+        if not self.has_history:
+            return NO_HISTORY
+        return load_history(self.history_path)
 
     @property
     def history_path(self) -> Path:
@@ -205,14 +209,17 @@ def provision_of(
     Args:
         options: what the user asked for.
         on_gpu: whether the engines run on GPUs.
-        show: takes what goes on, for a line of progress.
-        tell: takes what must be printed in any case.
+        show: takes a line about what goes on, for the display of progress.
+        tell: takes a line that must be printed in any case.
     """
+    url = None
+    if options.attach:
+        url = options.attach.rstrip("/")
     return Provision(
         on_gpu=on_gpu,
         version=options.engine_version,
         python=options.engine_python,
-        url=options.attach.rstrip("/") if options.attach else None,
+        url=url,
         show=show,
         tell=tell,
         waits=not options.no_wait,

@@ -98,12 +98,14 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     valid = [measurement for measurement in measurements if measurement.values]
     settings = None
     expected = None
-    # A case whose models or baselines can't be read is shown, too.
-    with contextlib.suppress(SpecregError):  # the case is red for it, and says why
+    # A case whose models or baselines can't be read is shown too. Its verdicts say why it is red.
+    with contextlib.suppress(SpecregError):
         settings = context.settings(case)
         expected = expected_of(context.baselines_of(case), (valid or measurements)[-1:])
+    figures = None
     shown = shown_launch(result.launches, case.id)
-    figures = shown.figures if shown else None
+    if shown is not None:
+        figures = shown.figures
     torch_version = ""
     if measurements and context.is_recording:
         torch_version = result.torch_version_of(case)
@@ -134,8 +136,11 @@ def _with_engine_version(options: tuple[str, ...], figures: Figures | None) -> t
     """
     if figures is None or any(option.startswith(_NAME_THE_ENGINE) for option in options):
         return options
+    # A build's local part after the "+" can't be installed from an index.
     version = figures.engine_version.partition("+")[0]
-    return (*options, f"--specreg-engine-version={version}") if version else options
+    if not version:
+        return options
+    return (*options, f"--specreg-engine-version={version}")
 
 
 def _logs(run_folder: Path, case: Case) -> Iterator[str]:

@@ -56,8 +56,10 @@ def journal_key(case: Case, launch: int, selection: Selection, context: RunConte
     spec = case.server
     if selection.is_recording:
         purpose = "record"
+    elif selection.needs_speed(case):
+        purpose = "all"
     else:
-        purpose = "all" if selection.needs_speed(case) else "acceptance"
+        purpose = "acceptance"
     requirement = context.provision.requirement(spec)
     models = [resolve_model(context.root, name) for name in (spec.target, spec.draft) if name]
     prompts = load_case_prompts(context.root, case)

@@ -61,7 +61,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGroup]:
     """Return the server groups of some cases, the widest and longest first.
 
-    How long they take follows from committed baselines.
+    Their expected times come from committed baselines only, so that every machine of a run cuts it
+    into the same shards.
     """
     folder = context.store.folder
     needs_gpus = context.tier.needs_gpus > 0
@@ -75,10 +76,14 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
     groups = []
     for (_, server), group_cases in cases_by_launches.items():
         measured_s = sum(estimate_of(case, store, kind, committed).case_s for case in group_cases)
+        gpus = 0
+        if needs_gpus:
+            # The cases of a group share the server, and so its GPUs.
+            gpus = group_cases[0].server.parallel.gpus_by_node
         group = ServerGroup(
             id=server.id,
             cases=tuple(case.id for case in group_cases),
-            gpus=group_cases[0].server.parallel.gpus_by_node if needs_gpus else 0,
+            gpus=gpus,
             memory_gib=_widest_gib([case.memory_gib for case in group_cases]),
             expected_s=context.launches * (START_S[kind] + measured_s),
         )
@@ -98,16 +103,16 @@ def expected_times(context: RunContext, selection: Selection) -> dict[str, Expec
         case = case_launch.case
         if case.id not in selection.measured_ids:
             continue
-        starts = case_launch.server not in started and context.provision.url is None
+        start_s = 0.0
+        if case_launch.server not in started and context.provision.url is None:
+            start_s = START_S[kind]
         started.add(case_launch.server)
         to_measure = dataclasses.replace(case, least_s=least_time_s(case, selection, context))
         if not selection.needs_speed(case):
             to_measure = dataclasses.replace(to_measure, control=None, power_s=0.0)
         estimate = estimate_of(to_measure, context.store, kind)
         times[case_launch.name] = ExpectedTime(
-            case_s=estimate.case_s,
-            start_s=START_S[kind] if starts else 0.0,
-            is_of_this_machine=estimate.is_of_this_machine,
+            case_s=estimate.case_s, start_s=start_s, is_of_this_machine=estimate.is_of_this_machine
         )
     return times
 
@@ -187,7 +192,7 @@ def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -
 
 
 def _widest_gib(needs_gib: Sequence[float | None]) -> float | None:
-    """The memory that suffices for each of several needs; None where one of them isn't known."""
+    """Return the memory that suffices for each of several needs; None if one isn't known."""
     known_gib = [need_gib for need_gib in needs_gib if need_gib is not None]
     if len(known_gib) < len(needs_gib):
         return None
@@ -195,8 +200,10 @@ def _widest_gib(needs_gib: Sequence[float | None]) -> float | None:
 
 
 def _render_memory(needs_gib: Sequence[float | None]) -> str:
-    """The memory that a shard's groups need of each GPU: `-` for none, or that it isn't known."""
+    """Return the memory of each GPU that a shard's groups need: `-` for none, or `unknown`."""
     if not needs_gib:
         return "-"
     widest_gib = _widest_gib(needs_gib)
-    return "unknown" if widest_gib is None else str(math.ceil(widest_gib))
+    if widest_gib is None:
+        return "unknown"
+    return str(math.ceil(widest_gib))

@@ -37,17 +37,22 @@ def start_run(
         SpecregError: another process still writes the run that is continued, or the disk refuses.
     """
     journal = Journal(context.run_folder / JOURNAL)
-    # Before anything is read: another process might still add to what is resumed.
+    # The journal is locked before anything is read, because another process might still write it.
     journal.hold()
     record_document(context.run_folder / PLAN, plan_of(context, selection, shards))
-    # What workers of the same run left counts as well: one of them may have died.
-    whole_run = context.run_folder.parents[1] if context.is_worker else context.run_folder
+    # The journals of all workers of the same run count, because one of them may have died.
+    whole_run = context.run_folder
+    claim = None
+    if context.is_worker:
+        whole_run = context.run_folder.parents[1]
+        claim = GpuClaim()
     resumed = load_resumed([*whole_run.glob(f"shards/*/{JOURNAL}"), whole_run / JOURNAL])
     timeline = Timeline(listener=progress.watch)
     page = LivePage(progress=progress.run)
 
     def update_page() -> None:
-        if not context.is_worker:  # other workers have the rest of the run
+        # A worker has a part of the run only, so it writes no page.
+        if not context.is_worker:
             page.update(run.result)
 
     runner = CaseRunner(
@@ -59,7 +64,7 @@ def start_run(
             ready_within_s=context.options.ready_within_s,
             logs=context.run_folder / LOGS_FOLDER,
             timeline=timeline,
-            claim=GpuClaim() if context.is_worker else None,
+            claim=claim,
         ),
         journal=journal,
         timeline=timeline,
