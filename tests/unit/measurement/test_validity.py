@@ -18,16 +18,24 @@ BEGINS = re.compile(r"([A-Z]+(?:_[A-Z]+)+|THROTTLED): ")
 TIMED = frozenset(Family) - {Family.ACCEPTANCE}
 
 
-def told_by_the_page() -> Iterator[tuple[str, frozenset[str]]]:
+SECTION = re.compile(r"(?:This spoils|These spoil) ([a-z, ]+?)( of .+)?\.")
+"""The sentence with which a section of the page says what its reasons spoil."""
+
+
+def documented_reasons() -> Iterator[tuple[str, frozenset[str]]]:
     """Each reason that the page of red runs explains, and the families that its section spoils."""
+    page = (builders.ROOT / "docs/how-to/my-run-is-red.md").read_text()
     families: frozenset[str] = frozenset()
-    for line in (builders.ROOT / "docs/how-to/my-run-is-red.md").read_text().splitlines():
-        if spoils := re.match(r"Spoils ([a-z, ]+?)( of .+)?\.", line):
-            families = frozenset(ALL if spoils[1] == "all" else spoils[1].split(", "))
-        yield from ((name, families) for name in re.findall(r"\*\*`([A-Z_]+)`\*\*", line))
+    for line in page.splitlines():
+        section = SECTION.match(line)
+        if section is not None:
+            names = re.split(r", | and ", section[1])
+            families = frozenset(ALL if names == ["all"] else names)
+        for reason in re.findall(r"\*\*`([A-Z_]+)`\*\*", line):
+            yield reason, families
 
 
-TOLD = dict(told_by_the_page())
+DOCUMENTED = dict(documented_reasons())
 
 
 def reasons_in(path: Path) -> Iterator[str]:
@@ -44,7 +52,7 @@ def reasons_in(path: Path) -> Iterator[str]:
             isinstance(base, ast.Name) and base.id == InvalidMeasurementError.__name__
             for base in node.bases
         ):
-            yield from (text for text in texts if NAME.fullmatch(text) and text in TOLD)
+            yield from (text for text in texts if NAME.fullmatch(text) and text in DOCUMENTED)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         if node.func.id in {InvalidMeasurementError.__name__, Invalidity.__name__}:
@@ -61,7 +69,7 @@ def test_the_page_says_of_each_reason_that_is_raised_what_it_spoils() -> None:
     raised.add(MACHINE_MOVED)  # of a verdict, not of a measurement
     assert len(raised) > 30
     assert set(SPOILS) <= raised
-    assert {reason: SPOILS.get(reason, ALL) for reason in raised} == TOLD
+    assert {reason: SPOILS.get(reason, ALL) for reason in raised} == DOCUMENTED
 
 
 def test_the_first_reason_of_a_family_stays() -> None:
