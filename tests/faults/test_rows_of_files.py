@@ -149,7 +149,7 @@ def test_row_17_no_secret_is_in_the_words_of_a_server_that_fails(run: Hurt) -> N
     assert leaks(run.folder, done.stdout) == []
 
 
-def test_row_15_a_killed_run_is_gone_on_with(run: Hurt) -> None:
+def test_row_15_a_killed_run_is_continued(run: Hurt) -> None:
     """Row 17 too: it knows its cases by what they hide."""
     run.variables = dict(PLANTED)
     run.engine_args = ARGUMENTS

@@ -72,7 +72,7 @@ def read_journal(machine: MergingMachine, shard: Path, folder: Path, content: by
 
 
 def read_own_journal(_: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
-    """What is left of a journal of this machine, which is gone on with and added to another."""
+    """What is left of a journal of this machine, which is continued and added to another."""
     copy = shard_with(shard, folder, JOURNAL, content)
     measured = load_journal(copy / JOURNAL)
     load_checks(copy / JOURNAL)

@@ -98,7 +98,7 @@ def test_a_recording_that_x_stops_says_so_and_how_to_go_on(suite: Suite) -> None
     assert not suite.recorded()
 
 
-def test_an_interrupted_recording_writes_nothing_until_it_is_gone_on_with(suite: Suite) -> None:
+def test_an_interrupted_recording_writes_nothing_until_it_is_continued(suite: Suite) -> None:
     suite.script = Script(step_ms=8.0)
     update = ("--update-baselines", "--reason=test", "--specreg-launches=1", "-k", "eagle3")
     with start(suite, *update) as run:

@@ -49,7 +49,7 @@ def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     assert "This was not the whole tier" in page
     assert summary.read_text() == "before\n" + (folder / "report.md").read_text()
 
-    before = recorded_suite.verdict()  # a run that is gone on with in vain stays as it was
+    before = recorded_suite.verdict()  # a run that is continued in vain stays as it was
     assert recorded_suite.run("tests/perf", "-q", "-k", "x", "--specreg-resume").returncode == 5
     assert recorded_suite.verdict() == before
 

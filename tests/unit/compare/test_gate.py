@@ -149,7 +149,7 @@ def test_fewer_launches_than_there_are_make_no_look_cheaper(here: GateOptions) -
     assert resumed.rules.launches == 20
 
 
-def test_what_another_gate_left_is_not_gone_on_with(here: GateOptions) -> None:
+def test_what_another_gate_left_is_not_continued(here: GateOptions) -> None:
     measured(opened(here), Side.A, 1)
     with pytest.raises(SpecregError, match="holds a gate already; say --resume"):
         opened(here)

@@ -239,7 +239,7 @@ def test_the_last_run_is_the_one_that_was_written_last(tmp_path: Path) -> None:
     write(tmp_path / "a", at_s=2000.0)
     (tmp_path / "notes.txt").touch()
     assert last_run(tmp_path) == tmp_path / "a"
-    os.utime(tmp_path / "b" / "journal.jsonl", (3000.0, 3000.0))  # it was gone on with
+    os.utime(tmp_path / "b" / "journal.jsonl", (3000.0, 3000.0))  # it was continued
     assert last_run(tmp_path) == tmp_path / "b"
     write(tmp_path / "c" / "shards" / "gw0", at_s=4000.0)  # its workers alone wrote
     for at, shard in enumerate(("d-1of2", "e-2of2")):
@@ -250,7 +250,7 @@ def test_the_last_run_is_the_one_that_was_written_last(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["../precious", "/nowhere/at/all", "x"])
 @pytest.mark.parametrize("name", ["x", "journal.lock", "journal.jsonl", "logs"])
-def test_a_run_folder_with_a_link_in_it_is_not_gone_on_with(
+def test_a_run_folder_with_a_link_in_it_is_not_continued(
     tmp_path: Path, name: str, target: str
 ) -> None:
     """It may come from another machine, and what the run writes would lie elsewhere."""
