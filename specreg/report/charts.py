@@ -47,7 +47,7 @@ _MOST_LISTED = 6
 _LINE_COLORS = tuple(f"line{number}" for number in range(1, 7))
 _CHANGES = AxisStyle(unit="%", signed=True, least_range=1.0)
 """The axis of changes in percent, where less than 1 % is no movement."""
-LABEL_ROOM = 38
+LABEL_ROOM = 76
 """What a label below a picture needs, in the unit of its places."""
 
 
@@ -241,27 +241,24 @@ def _figure_history(
     y = Axis.over([0.0, *values], _CHANGES)
     plot = Plot(y=y, x_low=0, x_high=len(numbers) - 1)
     curves = []
+    fine_lines = []
     bad_runs = {}
     colors = case_colors(cases)
     for case_id, changes in changes_by_case.items():
         runs = runs_by_case[case_id]
         bad = first_bad(runs, metric.name)
         line = [(numbers[run.run], change) for run, change in zip(runs, changes, strict=True)]
+        color = colors.get(case_id, "bad")
         if bad < len(runs):
             bad_runs[case_id] = runs[bad]
-        curves.append(
-            Curve(
-                name=case_id,
-                color=colors.get(case_id, "muted"),
-                points=plot.points(line),
-                dots=[
-                    (plot.x(number), plot.height(change), "bad") for number, change in line[bad:]
-                ],
-            )
-        )
-    note = "Change against the baseline, or against the first night without one; up is better."
-    if metric.two_sided:
-        note = note.replace("up is better", "up is more")
+        elif not colors:
+            fine_lines.append(line)
+            continue
+        dots = [(plot.x(number), plot.height(change), "bad") for number, change in line[bad:]]
+        curves.append(Curve(name=case_id, color=color, path=plot.path(line), dots=dots))
+    notes = list(_bad_notes(bad_runs))
+    if fine_lines:
+        notes.insert(0, f"The band holds the {len(fine_lines)} cases that are fine.")
     versions = _version_starts(
         (numbers[run.run], f"{case.engine} {run.engine_version}")
         for case in cases
@@ -269,11 +266,11 @@ def _figure_history(
     )
     return CurvePicture(
         title=f"History of {label_of(metric.name)}",
-        note=" ".join((note, *_bad_notes(bad_runs))),
-        summary=_summary_of(len(numbers), cases=len(curves), bad=len(bad_runs)),
+        note=" ".join(notes),
         x_ticks=_date_ticks(plot, sorted(numbers)),
         y_ticks=plot.y_ticks,
         curves=curves,
+        band=plot.band(fine_lines),
         reference=plot.height(0.0),
         versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
         bad=sorted({plot.x(numbers[run.run]) for run in bad_runs.values()}),
@@ -320,11 +317,6 @@ def _bad_notes(bad_runs: Mapping[str, RunRecord]) -> Iterator[str]:
         yield f"{len(bad_runs) - _MOST_LISTED} more cases are not fine."
 
 
-def _summary_of(nights: int, *, cases: int, bad: int) -> str:
-    lines = f"{cases} cases" if cases > 1 else "one case"
-    return f"{nights} nights of {lines}; {bad} not fine at the end"
-
-
 def _date_ticks(plot: Plot, nights: Sequence[str]) -> Sequence[Tick]:
     """Return the dates of nights where there is room: each once, at its first night."""
     ticks: list[Tick] = []
@@ -363,32 +355,20 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
     y = Axis.over(values if expected is None else [*values, expected])
     plot = Plot(y=y, x_low=0, x_high=len(runs) - 1)
     bad = first_bad(runs, metric)
-    note = f"{len(runs)} nights that judged it"
-    if bad < len(runs):
-        note += f"; not fine since {moment_of(runs[bad])}"
+    note = f"Not fine since {moment_of(runs[bad])}." if bad < len(runs) else ""
     versions = _version_starts((number, run.engine_version) for number, run in enumerate(runs))
+    dots = []
+    for number, run in enumerate(runs):
+        if not run.fine(metric):
+            color = "bad" if is_bad(run, metric) else "doubt"
+            dots.append((plot.x(number), plot.height(run.values[metric]), color))
+    line = Curve(name=label_of(metric), color="now", path=plot.path(enumerate(values)), dots=dots)
     return CurvePicture(
-        title=f"History of {axis_of(metric)}",
-        note=f"{note}.",
-        summary=_summary_of(len(runs), cases=1, bad=int(bad < len(runs))),
+        title=axis_of(metric),
+        note=note,
         x_ticks=_date_ticks(plot, [run.run for run in runs]),
         y_ticks=plot.y_ticks,
-        curves=[
-            Curve(
-                name=label_of(metric),
-                color="now",
-                points=plot.points(enumerate(values)),
-                dots=[
-                    (
-                        plot.x(number),
-                        plot.height(run.values[metric]),
-                        "bad" if is_bad(run, metric) else "doubt",
-                    )
-                    for number, run in enumerate(runs)
-                    if not run.fine(metric)
-                ],
-            )
-        ],
+        curves=[line],
         reference=None if expected is None else plot.height(expected),
         versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
         bad=[plot.x(bad)] if bad < len(runs) else [],
@@ -498,7 +478,7 @@ def _load_picture(
             Curve(
                 name=name,
                 color=color,
-                points=plot.points(places),
+                path=plot.path(places),
                 dots=[(plot.x(load), plot.height(gain), color) for load, gain in places],
                 diamonds=[(plot.x(math.log2(load)), plot.height(1.0)) for load in crossed],
             )
@@ -513,7 +493,6 @@ def _load_picture(
     return CurvePicture(
         title=title,
         note=note,
-        summary="; ".join(findings) or note,
         x_ticks=list(spaced(ticks, LABEL_ROOM / 2)),
         y_ticks=plot.y_ticks,
         curves=curves,

@@ -4,6 +4,7 @@ A picture is small: a page of 72 cases has about a thousand of them. Vega-Lite d
 for each, so that such a page took 6 MB and 11 s.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,10 +107,11 @@ class Axis:
         """
         count = round((self.high - self.low) / self.step)
         values = [self.low + number * self.step for number in range(count + 1)]
-        return tuple(
-            Tick(at=_rounded(start + length * self.share(value)), label=self._label(value))
-            for value in values
-        )
+        ticks = []
+        for value in values:
+            at = _rounded(start + length * self.share(value))
+            ticks.append(Tick(at=at, label=self._label(value)))
+        return tuple(ticks)
 
     def _label(self, value: float) -> str:
         if abs(value) < self.step / 2:
@@ -270,16 +272,16 @@ class Curve:
     Attributes:
         name: what it is about.
         color: a variable of the page's style.
-        points: what it leads through, as the attribute of a polyline.
+        path: what it leads through, as the attribute of a path.
         dots: points that are drawn as well: x, y, and a variable of the page's style.
         diamonds: where it crosses the reference: x and y.
     """
 
     name: str
     color: str
-    points: str
-    dots: Sequence[tuple[float, float, str]]
-    diamonds: Sequence[tuple[float, float]] = ()
+    path: str
+    dots: Sequence[tuple[int, int, str]] = ()
+    diamonds: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,10 +291,11 @@ class CurvePicture:
     Attributes:
         title: what is drawn.
         note: how to read it.
-        summary: what a reader who can't see it is told.
         x_ticks: below the lines.
         y_ticks: left of them.
         curves: the lines.
+        band: the room that the lines of further cases fill, as the attribute of a path; empty
+            without any.
         reference: the height of the dashed line; None without one.
         versions: where a version begins: the place, and what it is.
         bad: where the first of the bad runs is, of each line that has one.
@@ -301,23 +304,22 @@ class CurvePicture:
 
     title: str
     note: str
-    summary: str
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick]
     curves: Sequence[Curve]
-    reference: float | None = None
+    band: str = ""
+    reference: int | None = None
     versions: Sequence[Tick] = ()
-    bad: Sequence[float] = ()
+    bad: Sequence[int] = ()
     legend: Mapping[str, str] = field(default_factory=dict)
 
 
-WIDTH = 340
-"""The width of a curve picture in the unit of its places; it grows with its room on the page."""
-HEIGHT = 150
-PLOT_LEFT = 48
-PLOT_RIGHT = 330
-PLOT_TOP = 14
-PLOT_BOTTOM = 126
+# A curve picture is 680 wide and 300 high. On a page it is about half as large, so a whole number
+# of this unit is finer than a screen, and shorter to write than a fraction.
+PLOT_LEFT = 96
+PLOT_RIGHT = 650
+PLOT_TOP = 28
+PLOT_BOTTOM = 252
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,25 +336,51 @@ class Plot:
     x_low: float
     x_high: float
 
-    def x(self, number: float) -> float:
+    def x(self, number: float) -> int:
         """Return the place of a number from left to right; the middle where there is only one."""
         if self.x_high <= self.x_low:
-            return (PLOT_LEFT + PLOT_RIGHT) / 2
+            return (PLOT_LEFT + PLOT_RIGHT) // 2
         share = (number - self.x_low) / (self.x_high - self.x_low)
-        return _rounded(PLOT_LEFT + share * (PLOT_RIGHT - PLOT_LEFT))
+        return round(PLOT_LEFT + share * (PLOT_RIGHT - PLOT_LEFT))
 
-    def height(self, value: float) -> float:
+    def height(self, value: float) -> int:
         """Return the height of a value."""
-        return _rounded(PLOT_BOTTOM - self.y.share(value) * (PLOT_BOTTOM - PLOT_TOP))
+        return round(PLOT_BOTTOM - self.y.share(value) * (PLOT_BOTTOM - PLOT_TOP))
 
     @property
     def y_ticks(self) -> tuple[Tick, ...]:
         """The ticks of the height."""
-        return self.y.ticks(PLOT_TOP - PLOT_BOTTOM, PLOT_BOTTOM)
+        ticks = self.y.ticks(PLOT_TOP - PLOT_BOTTOM, PLOT_BOTTOM)
+        return tuple(Tick(at=round(tick.at), label=tick.label) for tick in ticks)
 
-    def points(self, line: Iterable[tuple[float, float]]) -> str:
-        """Return a line as the attribute of a polyline, of numbers and values."""
-        return " ".join(f"{self.x(number):g},{self.height(value):g}" for number, value in line)
+    def path(self, line: Iterable[tuple[float, float]]) -> str:
+        """Return a line of numbers and values as the attribute of a path.
+
+        A step says how far it leads, not where to: that takes half the characters, and the lines
+        are a third of a page of many nights.
+        """
+        points = [(self.x(number), self.height(value)) for number, value in line]
+        if not points:
+            return ""
+        start_x, start_y = points[0]
+        steps = []
+        for (x, y), (next_x, next_y) in itertools.pairwise(points):
+            # A minus sign separates as well as a space does.
+            steps.append(f"{next_x - x} {next_y - y}".replace(" -", "-"))
+        return f"M{start_x} {start_y}l{' '.join(steps)}"
+
+    def band(self, lines: Iterable[Iterable[tuple[float, float]]]) -> str:
+        """Return the room that some lines fill, as a path; empty without a line."""
+        values_by_number: dict[float, list[float]] = {}
+        for line in lines:
+            for number, value in line:
+                values_by_number.setdefault(number, []).append(value)
+        if not values_by_number:
+            return ""
+        numbers = sorted(values_by_number)
+        upper = [(number, max(values_by_number[number])) for number in numbers]
+        lower = [(number, min(values_by_number[number])) for number in reversed(numbers)]
+        return f"{self.path([*upper, *lower])}z"
 
 
 def spaced(ticks: Iterable[Tick], room: float) -> Iterator[Tick]:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from importlib.resources import files
 from urllib.parse import quote
 
-import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from specreg.core.commands import run_command
 from specreg.core.readable import readable_block, readable_line
+from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import known_facts
 from specreg.measurement.metrics import render_invalid
@@ -39,6 +40,7 @@ from specreg.report.tables import (
     label_of,
     render_change,
     render_interval,
+    settings_of,
     spreads_of,
 )
 from specreg.report.terminal import columns_of, next_of, render_notes
@@ -55,10 +57,31 @@ _INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b",
 _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
 _LOG_PATH = re.compile(r"logs/[A-Za-z0-9@+=:,~-][A-Za-z0-9._@+=:,~-]*")
 """A log that a page may link to. A report of another machine names what it likes."""
+_OPTIONAL_TAGS = re.compile(r"</t[dhr]>")
+"""What HTML lets one leave out: a page of many cases would have 20,000 of these."""
 _SCRIPT = files("specreg.report").joinpath("templates/page.js").read_text()
 _SCRIPT_SHA256 = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_SCRIPT_SHA256}'"
 """What a browser lets the page do: nothing is loaded, and only its own script runs."""
+
+
+class SharedDrawings:
+    """Parts of drawings that several pictures of a page have in common, each written once."""
+
+    def __init__(self) -> None:
+        self._names: dict[Markup, str] = {}
+
+    def draw(self, part: Markup) -> Markup:
+        """Return what draws a part in a picture."""
+        name = self._names.setdefault(part, f"drawing-{len(self._names)}")
+        return Markup('<use href="#{}"/>').format(name)
+
+    @property
+    def definitions(self) -> Markup:
+        """The parts that were drawn so far."""
+        definition = Markup('<g id="{}">{}</g>')
+        parts = (definition.format(name, part) for part, name in self._names.items())
+        return Markup("").join(parts)
 
 
 def render_page(report: Report, in_progress: str = "") -> str:
@@ -82,8 +105,10 @@ def render_page(report: Report, in_progress: str = "") -> str:
     again = run_command((), report.origin.options) if is_run else report.origin.command
     speedups = speedup_picture(report) if is_run else None
     gains = [speedups] if speedups else list(change_pictures(report))
-    return TEMPLATES.get_template("page.html.jinja").render(
+    page = TEMPLATES.get_template("page.html.jinja").render(
         report=report,
+        secrets=known_secrets(),
+        shared=SharedDrawings(),
         run=run,
         is_run=is_run,
         title=title_of(report),
@@ -110,6 +135,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         next_steps=next_of(report) or f"{_what_is_left(report)}the same again:\n  {again}",
         cases=_in_order(known, (*dict(red_first), *verdicts_by_case, *known)),
     )
+    return _OPTIONAL_TAGS.sub("", page)
 
 
 def _what_is_left(report: Report) -> str:
@@ -209,13 +235,15 @@ def _spaced_versions(versions: Sequence[Tick]) -> list[Tick]:
     return list(spaced(versions, 2 * LABEL_ROOM))
 
 
-def _readable(value: object) -> object:
+@pass_context
+def _readable(context: Context, value: object) -> object:
     """Return what the page shows of a value. Markup is a macro's, whose values were shown so."""
     if isinstance(value, float):
         return f"{value:.10g}"  # places of pictures, mostly; 126.0 is 126
     if isinstance(value, int | Markup):
         return value
-    return readable_block(str(value))
+    # A page has tens of thousands of texts, and asking for the secrets takes half a millisecond.
+    return readable_block(str(value), secrets=context["secrets"])
 
 
 def _joined(*parts: str) -> str:
@@ -253,7 +281,7 @@ TEMPLATES.filters.update(
     oracle=lambda verdicts: list(oracle_positions(verdicts)),
     sentence=sentence_of,
     facts=lambda case: list(known_facts(case.figures.facts)) if case.figures else [],
-    settings=lambda case: msgspec.to_builtins(case.settings) or {},
+    settings=lambda case: list(settings_of(case.settings)) if case.settings else [],
     since=since_when,
     spaced=_spaced_versions,
     spreads=lambda case: list(spreads_of(case.figures)) if case.figures else [],

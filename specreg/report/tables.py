@@ -1,7 +1,9 @@
 """Render numbers as text, and what a run measured as tables."""
 
+import dataclasses
 import io
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -213,7 +215,9 @@ def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]
         summary = getattr(figures.timing, field)
         if summary is not None:
             control_summary = getattr(figures.control, field) if figures.control else None
-            yield name, summary, control_summary
+            # Both servers are asked the same prompts, whose lengths are therefore shown once.
+            is_shown = control_summary != summary
+            yield name, summary, control_summary if is_shown else None
 
 
 def _power_cells(power: PowerRecord) -> Sequence[str]:
@@ -290,3 +294,21 @@ def _gain(ratio: float | None) -> str:
 def _fixed(value: float | None) -> str:
     """Return two digits behind the point; a dash for None."""
     return NOTHING if value is None else f"{value:.2f}"
+
+
+def settings_of(settings: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - of a case, or a table in it
+    """Yield the settings that aren't at their default, each with its value in words."""
+    for setting in dataclasses.fields(settings):
+        value = getattr(settings, setting.name)
+        if value != setting.default:
+            yield setting.name, _setting_text(value)
+
+
+def _setting_text(value: object) -> str:
+    """Return a setting's value in words: of a table its settings, of pairs `NAME=VALUE`."""
+    if dataclasses.is_dataclass(value):
+        return ", ".join(f"{name} {text}" for name, text in settings_of(value))
+    if isinstance(value, tuple):
+        items = [f"{item[0]}={item[1]}" if isinstance(item, tuple) else str(item) for item in value]
+        return ", ".join(items)
+    return str(value)

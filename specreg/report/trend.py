@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.core.errors import ReportError
+from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
 from specreg.report.charts import case_histories
 from specreg.report.document import Tone, began_at
 from specreg.report.drawing import CurvePicture
 from specreg.report.failures import first_bad, moment_of
-from specreg.report.page import TEMPLATES
+from specreg.report.page import TEMPLATES, SharedDrawings
 from specreg.report.summary import OUTCOMES
 from specreg.report.tables import label_of
 from specreg.verdicts.history import History, RunRecord, comparable, load_history
@@ -131,6 +132,8 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
     maps = [_map_of(history, number) for number, history in enumerate(histories, start=1)]
     cells = [cell for shown in maps for row in shown.rows for cell in row.cells if cell]
     return TEMPLATES.get_template("trend.html.jinja").render(
+        secrets=known_secrets(),
+        shared=SharedDrawings(),
         maps=maps,
         bad=[(row, shown.machine) for shown in maps for row in shown.rows if row.bad],
         cases=sum(len(shown.rows) for shown in maps),

@@ -209,17 +209,19 @@ def test_an_address_opens_the_case_that_it_names(page: Page, files: dict[str, Pa
     expect(page.locator("#case-3 > summary")).to_be_in_viewport(ratio=0.1)
 
 
-def test_no_label_of_a_drawing_is_cut_off(page: Page, files: dict[str, Path]) -> None:
+@pytest.mark.parametrize("name", ["small", "trend"])
+def test_no_label_of_a_drawing_is_cut_off(page: Page, files: dict[str, Path], name: str) -> None:
     """What lies outside its drawing isn't seen, but for rows, whose drawings overflow."""
     for viewport in SIZES:
-        page.set_viewport_size(viewport)
-        visit(page, files["small"])
+        check_shown(page, files[name], viewport)
         outside = page.evaluate("""() => [...document.querySelectorAll(
-          "#gains ~ * svg text, #positions ~ * svg text, #histories ~ * svg text")].filter(text => {
-            const box = text.getBoundingClientRect();
-            const room = text.closest("figure").getBoundingClientRect();
-            return box.left < room.left || box.right > room.right + 1 || box.top < room.top;
-        }).map(text => text.textContent)""")
+          "figure svg text, figure svg use")].filter(label => {
+            const box = label.getBoundingClientRect();
+            const room = (
+              label.closest(".intervals") || label.closest("svg")).getBoundingClientRect();
+            return box.left < room.left - 1 || box.right > room.right + 1
+              || box.top < room.top - 1 || box.bottom > room.bottom + 1;
+        }).map(label => label.outerHTML)""")
         assert outside == []
 
 
@@ -231,7 +233,7 @@ def test_day_and_night_have_their_colours_in_the_drawings_too(
     for scheme in schemes:
         page.emulate_media(color_scheme=scheme)
         visit(page, files["small"])
-        bar = page.locator('svg rect[fill="var(--now)"]').first
+        bar = page.locator(".bars path.now").first
         seen.add(bar.evaluate("one => getComputedStyle(one).fill"))
         seen.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert len(seen) == 4

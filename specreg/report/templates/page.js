@@ -1,5 +1,14 @@
-// Sorts and filters the tables, and opens the case that the address names.
+// Sorts and filters the tables, labels their cells, and opens the case that the address names.
 (() => {
+  // In a narrow window the headings are hidden, and each cell shows its own. A page of many cases
+  // has ten thousand cells, so its file doesn't hold them.
+  for (const table of document.querySelectorAll(".rows table")) {
+    const headings = [...table.tHead.rows[0].cells].map(cell => cell.textContent.trim());
+    for (const row of table.tBodies[0].rows) {
+      for (const cell of row.cells) cell.dataset.of = headings[cell.cellIndex];
+    }
+  }
+
   const number = text => {
     const match = /[-+]?[\d.]+/.exec(text);
     return match ? Number(match[0]) : Number.NEGATIVE_INFINITY;

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.report.drawing import Axis, AxisStyle, IntervalRow, Plot, Tick, draw_intervals, spaced
+from tests.unit.builders.pages import points_of
 
 
 def labels(*values: float, **style: object) -> list[str]:
@@ -54,8 +55,21 @@ def test_no_axis_is_degenerate_whatever_a_file_holds(values: list[float]) -> Non
 
 def test_places_of_a_plot_grow_to_the_right_and_upwards() -> None:
     plot = Plot(y=Axis.over([0.0, 3.0]), x_low=0, x_high=2)
-    assert plot.points([(0, 0.0), (1, 1.5), (2, 3.0)]) == "48,126 189,70 330,14"
-    assert Plot(y=plot.y, x_low=0, x_high=0).x(0) == 189
+    line = [(0, 0.0), (1, 1.5), (2, 3.0)]
+    assert plot.path(line) == "M96 252l277-112 277-112"
+    assert points_of(plot.path(line)) == [(96, 252), (373, 140), (650, 28)]
+    assert Plot(y=plot.y, x_low=0, x_high=0).x(0) == 373
+
+
+def test_a_band_holds_all_lines_of_each_night() -> None:
+    plot = Plot(y=Axis.over([0.0, 3.0]), x_low=0, x_high=2)
+    band = plot.band([[(0, 0.0), (2, 1.5)], [(0, 3.0), (1, 1.5)]])
+    assert band.endswith("z")
+    assert points_of(band.removesuffix("z")) == [
+        *((96, 28), (373, 140), (650, 140)),
+        *((650, 140), (373, 140), (96, 252)),
+    ]
+    assert plot.band([]) == ""
 
 
 def test_rows_share_one_axis_that_holds_baseline_interval_and_reference() -> None:

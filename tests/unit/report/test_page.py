@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import hashlib
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -30,7 +31,7 @@ from specreg.verdicts.history import RunRecord
 from specreg.verdicts.verdict import Outcome
 from tests.unit import builders
 from tests.unit.builders import reports
-from tests.unit.builders.pages import Page, many
+from tests.unit.builders.pages import Page, many, many_nights, points_of
 from tests.unit.builders.reports import CASE, FIGURES
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
@@ -158,13 +159,11 @@ def test_a_log_that_is_no_file_of_the_run_is_no_link(log: str) -> None:
 
 
 def test_what_is_said_of_a_case_comes_as_pictures_and_in_numbers() -> None:
-    assert histories(reports.CASE_REPORT) == [
-        "History of acceptance length, tokens",
-        "History of throughput, tokens/s",
-    ]
+    assert histories(reports.CASE_REPORT) == ["acceptance length, tokens", "throughput, tokens/s"]
     page = Page(render_page(reports.REPORT))
-    # The speedup and its axis, the positions, two histories by figure, and the two of the case.
-    assert len(page.all("svg")) == 7
+    # The speedup and its axis, the positions, two histories by figure, the two of the case, and
+    # what they have in common.
+    assert len(page.all("svg")) == 8
     for words in ("time per output token, ms", "without speculation", "p99", "0.31.0"):
         assert words in page.text
 
@@ -239,7 +238,8 @@ def test_a_part_that_is_not_known_has_no_picture() -> None:
 def test_only_runs_that_judged_the_figure_are_drawn() -> None:
     words = ("PASS", "NOT_COMPARABLE", "NO_BASELINE", "MEASURED", "INVALID", "REGRESSED")
     runs = reports.judged_runs("acceptance_length_tokens", *words)
-    assert "2 nights that judged it" in history_of("acceptance length", *runs).note
+    (line,) = history_of("acceptance length", *runs).curves
+    assert len(points_of(line.path)) == 2
 
 
 def test_the_last_thirty_nights_of_all_cases_are_lines_of_one_picture() -> None:
@@ -265,7 +265,7 @@ def test_the_last_thirty_nights_of_all_cases_are_lines_of_one_picture() -> None:
     ]
     (picture,) = history_by_figure(cases)
     assert picture.title == "History of throughput"
-    assert [len(curve.points.split()) for curve in picture.curves] == [30, 30]
+    assert [len(points_of(curve.path)) for curve in picture.curves] == [30, 30]
     assert [tick.label for tick in picture.x_ticks][:3] == ["11-01", "11-05", "11-09"]
     assert [version.label for version in picture.versions] == ["vllm 0.32.0", "vllm 0.33.0"]
     assert [tick.label for tick in picture.y_ticks] == [
@@ -281,6 +281,31 @@ def test_the_last_thirty_nights_of_all_cases_are_lines_of_one_picture() -> None:
     assert "other is not fine since 2026-11-21 02:00 UTC with 0.33.0." in picture.note
 
 
+def test_of_many_cases_the_fine_ones_are_a_band_behind_those_that_are_not() -> None:
+    metric = "throughput_tokens_per_s"
+    fine = reports.judged_runs(metric, "PASS", "PASS")
+    bad = reports.judged_runs(metric, "PASS", "REGRESSED")
+    cases = [
+        msgspec.structs.replace(reports.CASE_REPORT, case_id=f"case-{number}", history=runs)
+        for number, runs in enumerate([*[fine] * 7, bad])
+    ]
+    (picture,) = history_by_figure(cases)
+    assert [(curve.name, curve.color) for curve in picture.curves] == [("case-7", "bad")]
+    assert picture.band
+    assert "The band holds the 7 cases that are fine." in picture.note
+
+
+def test_a_page_of_seventy_two_cases_and_thirty_nights_fits_into_a_megabyte(tmp_path: Path) -> None:
+    text = render_page(many_nights(tmp_path / "machine.jsonl", cases=72, nights=30))
+    assert len(text.encode()) <= 1_000_000
+    page = Page(text)
+    # A history of each of eight figures, of all cases together and of each case.
+    assert text.count('<figure class="curves">') == 8 * 73
+    drawn = {link["href"] for link in page.all("use")}
+    assert drawn <= {f"#{name}" for name in page.ids}
+    assert len(page.ids) == len(set(page.ids))
+
+
 def test_noise_of_rounding_is_drawn_as_a_line_at_its_baseline() -> None:
     metric = "acceptance_length_tokens"
     values = (3.0516372795969775, 3.0516372795969779, 3.0516372795969775)
@@ -292,8 +317,8 @@ def test_noise_of_rounding_is_drawn_as_a_line_at_its_baseline() -> None:
     (picture,) = case_histories(runs, expected.values)
     assert [tick.label for tick in picture.y_ticks] == ["3.03", "3.04", "3.05", "3.06", "3.07"]
     for drawn in (picture, *history_by_figure([case])):
-        heights = {point.partition(",")[2] for point in drawn.curves[0].points.split()}
-        assert heights == {f"{drawn.reference:g}"}
+        heights = {height for _, height in points_of(drawn.curves[0].path)}
+        assert heights == {drawn.reference}
 
 
 def at_load(concurrency: int, drafts: int, ratio: float, **further_settings: int) -> CaseReport:
@@ -311,7 +336,7 @@ def test_each_number_of_drafts_is_a_line_of_its_own() -> None:
     assert "draft_model-k3 pays at 1 to 8 in flight" in picture.note
     assert "draft_model-k7 pays up to about 5.7" in picture.note
     ((crossing, _),) = picture.curves[1].diamonds
-    assert crossing == pytest.approx(48 + 282 * 2.5 / 3, abs=0.1)  # log2(5.66) of log2(8)
+    assert crossing == pytest.approx(96 + 554 * 2.5 / 3, abs=1)  # log2(5.66) of log2(8)
     assert [tick.label for tick in picture.x_ticks] == ["1", "4", "8"]
 
 
@@ -385,9 +410,7 @@ def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
 
 def history_of(title: str, *runs: RunRecord) -> CurvePicture:
     (picture,) = [
-        picture
-        for picture in case_histories(runs, {})
-        if picture.title.startswith(f"History of {title}")
+        picture for picture in case_histories(runs, {}) if picture.title.startswith(title)
     ]
     return picture
 
@@ -398,7 +421,7 @@ def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -
     versions = ("0.31.0", *VERSIONS)
     days = tuple(msgspec.structs.replace(run, engine_version=version) for version in versions)
     case = msgspec.structs.replace(reports.CASE_REPORT, history=days)
-    assert histories(case) == ["History of ttft p50, ms", "History of energy, J/token"]
+    assert histories(case) == ["ttft p50, ms", "energy, J/token"]
     picture = history_of("energy", *days)
     assert [version.label for version in picture.versions] == list(VERSIONS)
 
@@ -406,10 +429,10 @@ def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -
 def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
     days = reports.judged_runs("ttft_p50_ms", "REGRESSED", "PASS", "INCONCLUSIVE", "REGRESSED")
     picture = history_of("ttft p50", *days)
-    assert "not fine since 2026-11-03 02:00 UTC with 0.32.0" in picture.note
-    assert picture.bad == [236]
+    assert picture.note == "Not fine since 2026-11-03 02:00 UTC with 0.32.0."
+    assert picture.bad == [465]
     fine = history_of("ttft p50", *days[:2])
-    assert "not fine since" not in fine.note
+    assert fine.note == ""
     assert fine.bad == []
 
 
