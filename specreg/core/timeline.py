@@ -18,6 +18,7 @@ class Phase(StrEnum):
     """What a run does for a server pair."""
 
     INSTALLING = "installing"
+    FETCHING = "fetching weights"
     STARTING = "starting"
     WARMING_UP = "warming up"
     MEASURING = "measuring"

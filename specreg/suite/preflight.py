@@ -16,7 +16,7 @@ from specreg.baselines.schema import baseline_files, read_baselines
 from specreg.core.commands import install_command, record_command
 from specreg.core.errors import ModelError, SensorError, SpecregError, UnsupportedError
 from specreg.core.files import cache_dir
-from specreg.datasets.hub import hub_cache_dir, is_cached, is_installed, is_offline
+from specreg.datasets.hub import hub_cache_dir, is_cached, is_installed, is_offline, why_unfetchable
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
@@ -400,7 +400,10 @@ def _model(context: RunContext, reference: str, size: str) -> Finding:
     if is_offline():
         advice = "unset HF_HUB_OFFLINE, or fetch it where there is a hub"
         return Finding("model", says, advice, State.IN_THE_WAY)
-    return _note("model", says, "its engine fetches it; a gated model needs HF_TOKEN")
+    refusal = why_unfetchable(reference)
+    if refusal:
+        return _obstacle("model", refusal)
+    return _note("model", says, "a run fetches it before it starts the server")
 
 
 def _examine_datasets(context: RunContext) -> Iterator[Finding]:

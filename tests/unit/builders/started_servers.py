@@ -17,7 +17,12 @@ from specreg.servers.server import StartedServer
 from tests.doubles.vllm.script import VARIABLE, Script
 from tests.unit import builders
 
-PROVISION = Provision(on_gpu=False, show=lambda _: None, python=sys.executable)
+
+def fetch_nothing(*_arguments: object) -> None:
+    """Fetch no model: a scripted server loads none, and there is no hub that has them."""
+
+
+PROVISION = Provision(on_gpu=False, show=lambda _: None, python=sys.executable, fetch=fetch_nothing)
 
 
 def start(

@@ -20,6 +20,7 @@ from specreg.datasets.hub import (
     hub_cache_dir,
     is_cached,
     is_offline,
+    why_gated,
     why_unfetchable,
 )
 from specreg.datasets.prepare import load_prompts, prepare
@@ -35,7 +36,7 @@ ROWS = [
 CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 REPO, FILE = "HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl"
 MODEL = "org/model"
-TERMS = "its terms must be accepted at the hub first; then run hf auth login"
+TERMS = why_gated(has_token=False)
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.servers.installer import installed_packages
+from specreg.servers.interpreters import installed_version
 from specreg.servers.provision import (
     MARKER,
     EnvironmentRecord,
@@ -35,7 +36,6 @@ from specreg.servers.provision import (
     build_of,
     engine_environment,
     environment_exists,
-    installed_version,
     parse_origin,
     provision_side,
 )

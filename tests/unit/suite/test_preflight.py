@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from typer.testing import CliRunner, Result
 from specreg.baselines.record import record_baseline
 from specreg.cli import app
 from specreg.core.errors import SensorError
+from specreg.datasets.hub import why_gated, why_unfetchable
 from specreg.engines.registry import engine_named
 from specreg.suite.context import RunContext
 from specreg.suite.preflight import Finding, State, render_findings
 from specreg.telemetry.identity import ProcessorLoad
+from tests.doubles.hub import FakeHub
 from tests.doubles.nvml.device import Answer, Process, ScriptedDriver, ScriptedGpu, Throttle
 from tests.unit import builders
 from tests.unit.builders.examined_machines import (
@@ -34,6 +37,7 @@ from tests.unit.builders.scripted_gpus import run_python, running
 
 PROGRAM = """
 import json, msgspec, sys
+from collections.abc import Iterator
 from pathlib import Path
 from tests.unit.builders.examined_machines import context_of, findings_of
 context = context_of(Path(sys.argv[1]), **json.loads(sys.argv[2]))
@@ -42,7 +46,20 @@ print(msgspec.json.encode(findings_of(context)).decode())
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub that has every model that the tiers name."""
+    models = {name: {"config.json": b"{}"} for name in ("org/target", "org/draft")}
+    with FakeHub(models=models).running() as running_hub:
+        monkeypatch.setenv("HF_ENDPOINT", running_hub.url)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
+        monkeypatch.setattr(constants, "ENDPOINT", running_hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", running_hub.url + template)
+        why_unfetchable.cache_clear()
+        yield running_hub
+
+
+@pytest.fixture
+def root(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001 - it is asked
     """A repository with the toy prompts and a target, and caches that hold nothing."""
     for name in ("SPECREG_CACHE", "SPECREG_DATA", "HF_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -340,6 +357,13 @@ def test_a_hub_id_is_cached_or_to_be_fetched_unless_the_hub_may_not_be_asked(
     assert summary(of_model(here, "org/draft")) == (State.NOTE, message)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert of_model(here, "org/draft").state == State.IN_THE_WAY
+
+
+def test_a_gated_model_without_a_token_is_in_the_way(root: Path, hub: FakeHub) -> None:
+    hub.gated = frozenset({"org/draft"})
+    finding = of_model(context_of(root), "org/draft")
+    assert finding.state is State.IN_THE_WAY
+    assert finding.says == f"MODEL_NOT_FETCHED: hub model 'org/draft': {why_gated(has_token=False)}"
 
 
 def test_prompts_are_there_or_are_prepared_by_a_command(root: Path) -> None:

@@ -1,0 +1,182 @@
+"""Fetch models from the hub with the Python of an engine's environment.
+
+`python -m specreg.datasets.hub_fetch` imports nothing but huggingface_hub, because the environment
+has no specreg. It exchanges lines of JSON with `specreg.servers.model_fetch`:
+
+- its input names the models, each with a revision that may be empty;
+- it answers with a plan, which says how many bytes are missing;
+- a second line has it fetch them, and it answers with nothing in it once they are there.
+
+huggingface_hub writes its progress bars to the standard error. It keeps each file that is complete,
+so an interrupted fetch goes on with the files that aren't.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+_INDEX = "model.safetensors.index.json"
+_FORMATS = (".safetensors", ".bin", ".pt")
+"""The formats of weights, in the order in which vLLM and SGLang look for them."""
+_SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
+"""The files beside the weights: configurations, tokenizers, templates and code."""
+_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "requests", "urllib3")
+"""The libraries whose errors huggingface_hub lets through if a connection fails."""
+
+
+def wanted_files(names: Sequence[str]) -> list[str]:
+    """Return the files of a model that an engine loads.
+
+    A repository may have its weights several times: in older formats, in folders, or as Mistral's
+    `consolidated.safetensors` beside the files of the index. An engine loads them once.
+
+    Args:
+        names: The names of all files of the repository.
+    """
+    weights: list[str] = []
+    for suffix in _FORMATS:
+        weights = [name for name in names if name.endswith(suffix) and "/" not in name]
+        if weights:
+            break
+    if _INDEX in names:
+        weights = [name for name in weights if not name.startswith("consolidated")]
+    small_files = [name for name in names if name.endswith(_SMALL_FILES)]
+    # The index comes before the weights, so that an interrupted fetch is known to be one.
+    return [*sorted(small_files), *sorted(weights)]
+
+
+def look_up(hub: Any, model: str, revision: str | None) -> tuple[list[str], int, int]:  # noqa: ANN401
+    """Return what an engine loads of a model, and how much of it the cache lacks.
+
+    If the hub can't be reached, weights in the cache are taken for the whole model.
+
+    Args:
+        hub: The module huggingface_hub.
+        model: The model's hub id.
+        revision: A branch, a tag or a commit; None for the main branch.
+
+    Returns:
+        The files that are missing, the bytes of the whole model, and the bytes that are missing.
+
+    Raises:
+        Exception: Any error of huggingface_hub.
+    """
+    try:
+        info = hub.HfApi().model_info(model, revision=revision, files_metadata=True)
+    except Exception as error:
+        if code_of(error) == "unreachable" and has_weights(hub, model, revision):
+            return [], 0, 0
+        raise
+    sizes_bytes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings}
+    names = wanted_files(list(sizes_bytes))
+    missing_names: list[str] = []
+    for name in names:
+        cached = hub.try_to_load_from_cache(model, name, revision=info.sha)
+        if not isinstance(cached, str):
+            missing_names.append(name)
+    total_bytes = sum(sizes_bytes[name] for name in names)
+    missing_bytes = sum(sizes_bytes[name] for name in missing_names)
+    return missing_names, total_bytes, missing_bytes
+
+
+def has_weights(hub: Any, model: str, revision: str | None) -> bool:  # noqa: ANN401
+    """Return whether the cache has all weights of a model; the hub isn't asked."""
+    config = hub.try_to_load_from_cache(model, "config.json", revision=revision)
+    return isinstance(config, str) and has_all_weights(Path(config).parent)
+
+
+def has_all_weights(folder: Path) -> bool:
+    """Return whether a folder has weights, and every file that its index names."""
+    try:
+        weight_map = json.loads((folder / _INDEX).read_text())["weight_map"]
+        return all((folder / name).is_file() for name in set(weight_map.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # Without an index the weights are a single file, or those of an older format.
+        return any(path.suffix in _FORMATS for path in folder.glob("*"))
+
+
+def code_of(error: Exception) -> str:
+    """Return the kind of an error: `gated`, `not_found`, `unreachable` or `other`."""
+    errors = importlib.import_module("huggingface_hub.errors")
+    # A gated repository and one that isn't there are HTTP errors too, so those come last.
+    kinds = (
+        ("gated", "GatedRepoError"),
+        ("not_found", "RepositoryNotFoundError"),
+        ("not_found", "RevisionNotFoundError"),
+        ("not_found", "HFValidationError"),
+        ("unreachable", "OfflineModeIsEnabled"),
+        ("unreachable", "HfHubHTTPError"),
+    )
+    for code, class_name in kinds:
+        kind = getattr(errors, class_name, None)
+        if kind is not None and isinstance(error, kind):
+            return code
+    library = type(error).__module__.partition(".")[0]
+    if library in _HTTP_LIBRARIES or isinstance(error, ConnectionError | TimeoutError):
+        return "unreachable"
+    return "other"
+
+
+def _write(message: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _fail(hub: Any, model: str, error: Exception) -> NoReturn:  # noqa: ANN401
+    """Say that a model can't be fetched, and end."""
+    lines = str(error).strip().splitlines()
+    failure = {
+        "model": model,
+        "code": code_of(error),
+        "words": lines[0] if lines else type(error).__name__,
+        "has_token": hub.get_token() is not None,
+    }
+    _write({"failure": failure})
+    sys.exit()
+
+
+def main() -> None:
+    """Fetch the models that the first line of the input names."""
+    # An exception lets huggingface_hub remove the file that it is writing.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    hub = importlib.import_module("huggingface_hub")
+    constants = importlib.import_module("huggingface_hub.constants")
+    to_fetch: list[tuple[str, str | None, list[str]]] = []
+    total_bytes = 0
+    missing_bytes = 0
+    for model, revision in json.loads(sys.stdin.readline()):
+        try:
+            names, model_bytes, missing_of_model_bytes = look_up(hub, model, revision or None)
+        except Exception as error:  # noqa: BLE001 - the reader decides what it means
+            _fail(hub, model, error)
+        total_bytes += model_bytes
+        missing_bytes += missing_of_model_bytes
+        if names:
+            to_fetch.append((model, revision or None, names))
+    plan = {
+        "folder": os.path.expanduser(constants.HF_HUB_CACHE),  # noqa: PTH111 - a text with a ~
+        "total_bytes": total_bytes,
+        "missing_bytes": missing_bytes,
+        "is_complete": not to_fetch,
+    }
+    _write({"plan": plan})
+    if not to_fetch or not sys.stdin.readline():
+        return
+    for model, revision, names in to_fetch:
+        try:
+            # One after the other, because threads would go on after an interrupt and leave parts of
+            # files behind. The hub sends the pieces of a single file in parallel.
+            for name in names:
+                hub.hf_hub_download(model, name, revision=revision)
+        except Exception as error:  # noqa: BLE001 - the reader decides what it means
+            _fail(hub, model, error)
+    _write({})
+
+
+if __name__ == "__main__":
+    main()

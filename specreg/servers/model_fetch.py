@@ -1,0 +1,280 @@
+"""Fetch a server's models from the hub before the clock of its start runs.
+
+An engine fetches what is missing while it starts. The time that a start may take would then depend
+on the network, and nobody would see how much is missing. So a program of our own does it first,
+with huggingface_hub: `specreg.datasets.hub_fetch`.
+"""
+
+import os
+import select
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from specreg.core.errors import ModelError
+from specreg.core.files import UNREADABLE
+from specreg.core.interrupts import check_signalled
+from specreg.core.processes import SupervisedProcess, child_process
+from specreg.datasets.hub import hub_cache_dir, why_gated
+from specreg.matrix.case import ServerSpec
+from specreg.matrix.models import fetches_elsewhere, is_hub_id
+from specreg.servers.interpreters import why_no_module
+
+_PROGRAM = "specreg.datasets.hub_fetch"
+_IMPORT_ROOT = str(Path(__file__).parents[2])
+"""The folder that holds specreg, which the engine's environment doesn't have."""
+_SHOW_EVERY_S = 1.0
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+HubModel = tuple[str, str]
+"""A model's hub id and its revision; an empty revision is the main branch."""
+
+_COMPLETE: set[tuple[Path, HubModel]] = set()
+"""The models that this process has seen to be complete, each with the folder of its cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where a fetch says what goes on.
+
+    Attributes:
+        log_path: The file that gets what huggingface_hub prints.
+        show: Takes huggingface_hub's progress bar from time to time.
+        tell: Takes a line that says what is fetched, and how much of it is missing.
+    """
+
+    log_path: Path
+    show: Callable[[str], None]
+    tell: Callable[[str], None]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be fetched.
+
+    Attributes:
+        folder: The hub's cache.
+        total_bytes: The size of all models.
+        missing_bytes: The size of what the cache lacks.
+        is_complete: True if it lacks nothing.
+    """
+
+    folder: str
+    total_bytes: int
+    missing_bytes: int
+    is_complete: bool
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a model can't be fetched.
+
+    Attributes:
+        model: The model's hub id.
+        code: The kind of the problem.
+        words: The first line of huggingface_hub's message.
+        has_token: True if it had a token for the hub.
+    """
+
+    model: str
+    code: Literal["gated", "not_found", "unreachable", "other"]
+    words: str
+    has_token: bool
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the program says: its plan, then that all models are there, which has neither field.
+
+    Attributes:
+        plan: What is to be fetched.
+        failure: Why it ends.
+    """
+
+    plan: Plan | None = None
+    failure: Failure | None = None
+
+
+def forget() -> None:
+    """Look again at models that were complete, as a new process would."""
+    _COMPLETE.clear()
+
+
+def hub_interpreters(python: str) -> tuple[str, ...]:
+    """Return the interpreters that may have huggingface_hub, given that of the engine, or "".
+
+    vLLM and SGLang bring it, so our own environment needs the extra `datasets` only for an engine
+    that has no environment.
+    """
+    return tuple(filter(None, (python, sys.executable)))
+
+
+def hub_models(spec: ServerSpec) -> tuple[HubModel, ...]:
+    """Return the models of a server that come from the hub, its target first."""
+    references = ((spec.target, spec.target_revision), (spec.draft, spec.draft_revision))
+    models = [
+        (model, revision or "")
+        for model, revision in references
+        if model is not None and is_hub_id(model)
+    ]
+    return tuple(dict.fromkeys(models))
+
+
+def _free_bytes(folder: str) -> int:
+    """Return the room on the disk of a folder that need not exist yet."""
+    path = Path(folder).absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
+
+def fetch_models(
+    spec: ServerSpec,
+    interpreters: Sequence[str],
+    output: Output,
+    free_bytes: Callable[[str], int] = _free_bytes,
+) -> None:
+    """Fetch the models of a server that aren't in the hub's cache.
+
+    An engine that gets its models from elsewhere does so itself, and so does any engine if no
+    interpreter has huggingface_hub.
+
+    Args:
+        spec: The server.
+        interpreters: The interpreters that may have huggingface_hub, the preferred one first.
+        output: Where it says what goes on.
+        free_bytes: Returns the room on the disk of a folder, in bytes.
+
+    Raises:
+        ModelError: The hub refuses a model or can't be reached, or the disk is too small.
+    """
+    variables = {**os.environ, **dict(spec.engine_env)}
+    if fetches_elsewhere(spec, variables):
+        return
+    cache = hub_cache_dir(variables)
+    models = [model for model in hub_models(spec) if (cache, model) not in _COMPLETE]
+    if not models:
+        return
+    interpreter = _interpreter_with_hub(interpreters, variables)
+    if not interpreter:
+        output.show("its engine fetches its models, because huggingface_hub isn't installed")
+        return
+    output.log_path.parent.mkdir(parents=True, exist_ok=True)
+    folders = (variables.get("PYTHONPATH", ""), _IMPORT_ROOT)
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    variables["TQDM_POSITION"] = "-1"  # shows the bars where there is no terminal, too
+    command = (interpreter, "-m", _PROGRAM)
+    with child_process(command, log_path=output.log_path, environment=variables) as process:
+        process.send(models)
+        plan = _answer_of(process, output).plan
+        if plan is None:
+            raise _broken(process)
+        if not plan.is_complete:
+            _check_room(plan, models, free_bytes)
+            output.tell(_described(plan, models))
+            process.send("fetch")
+            _answer_of(process, output)
+    _COMPLETE.update((cache, model) for model in models)
+
+
+def _interpreter_with_hub(interpreters: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Return the first interpreter that has huggingface_hub; empty if none has it."""
+    for interpreter in interpreters:
+        if not why_no_module(interpreter, "huggingface_hub", variables=variables):
+            return interpreter
+    return ""
+
+
+def _answer_of(process: SupervisedProcess, output: Output) -> Answer:
+    """Wait for the next answer of the program, and show its progress meanwhile.
+
+    Raises:
+        ModelError: A model can't be fetched, or the program ended without an answer.
+    """
+    while not _has_answer(process):
+        check_signalled()
+        progress = _last_progress(process)
+        if progress:
+            output.show(progress)
+    try:
+        answer = process.receive(Answer)
+    except UNREADABLE as error:
+        raise _broken(process) from error
+    if answer is None:
+        raise _broken(process)
+    if answer.failure is not None:
+        raise _error_of(answer.failure)
+    return answer
+
+
+def _has_answer(process: SupervisedProcess) -> bool:
+    """Wait a moment for an answer or the end of a process, and return whether there is one."""
+    pipes = [pipe for pipe in (process.popen.stdout,) if pipe is not None]
+    readable, _, _ = select.select(pipes, [], [], _SHOW_EVERY_S)
+    return bool(readable)
+
+
+def _last_progress(process: SupervisedProcess) -> str:
+    """Return the last progress bar that huggingface_hub has drawn; empty before the first."""
+    lines = process.last_lines().splitlines()
+    bars = [line.strip() for line in lines if "%|" in line]
+    return bars[-1] if bars else ""
+
+
+def _broken(process: SupervisedProcess) -> ModelError:
+    """Return the error of a program that ended without an answer."""
+    lines = process.last_lines().splitlines() or ["it printed nothing"]
+    return ModelError(
+        f"MODEL_NOT_FETCHED: the program that fetches models: it ended early: {lines[-1]}; look at"
+        f" '{process.log_path}', and run it again"
+    )
+
+
+def _named(models: Sequence[HubModel]) -> str:
+    return " and ".join(model for model, _ in models)
+
+
+def _described(plan: Plan, models: Sequence[HubModel]) -> str:
+    """Return what is fetched and how much of it is missing."""
+    missing = _size(plan.missing_bytes)
+    total = _size(plan.total_bytes)
+    names = _named(models)
+    return f"fetching weights: {missing} are missing of the {total} of {names}, in '{plan.folder}'"
+
+
+def _size(count_bytes: int) -> str:
+    """Return a number of bytes in the largest unit of which there is one, as the hub counts."""
+    for unit_bytes, unit in _UNITS:
+        if count_bytes >= unit_bytes:
+            return f"{count_bytes / unit_bytes:.1f} {unit}"
+    return f"{count_bytes} bytes"
+
+
+def _check_room(plan: Plan, models: Sequence[HubModel], free_bytes: Callable[[str], int]) -> None:
+    """Check that the disk has room for what is missing.
+
+    Raises:
+        ModelError: It hasn't.
+    """
+    free = free_bytes(plan.folder)
+    if free >= plan.missing_bytes:
+        return
+    raise ModelError(
+        f"MODEL_NOT_FETCHED: hub model {_named(models)}: {_size(plan.missing_bytes)} are missing,"
+        f" and the disk of '{plan.folder}' has {_size(free)} free; make room there, or name another"
+        " folder with HF_HUB_CACHE"
+    )
+
+
+def _error_of(failure: Failure) -> ModelError:
+    """Return the error of a model that can't be fetched, with what to do about it."""
+    subject = f"MODEL_NOT_FETCHED: hub model '{failure.model}'"
+    if failure.code == "gated":
+        return ModelError(f"{subject}: {why_gated(has_token=failure.has_token)}")
+    remedies = {
+        "not_found": "check its name and revision, or set HF_TOKEN if it is private",
+        "unreachable": "run it again where the hub can be reached, or name a folder",
+        "other": "run it again, or name a folder",
+    }
+    return ModelError(f"{subject}: {failure.words.rstrip('.')}; {remedies[failure.code]}")
