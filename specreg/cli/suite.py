@@ -22,7 +22,7 @@ from specreg.baselines.record import COMMIT, commit_of
 from specreg.cli import HERE, USUAL, RootOption, TierOption, say
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
-from specreg.core.processes import dismiss_supervisor, end_process, start_process
+from specreg.core.processes import clean_up, end_process, new_temporary, start_process
 from specreg.core.received import unpack_received
 from specreg.report.document import FILE_NAME, exit_status, load_report
 from specreg.report.progress import Progress
@@ -243,15 +243,9 @@ def run_shard(
     Returns:
         Its status, the end of what it said, and its run's folder packed; empty without one.
     """
-    with (
-        _interruptible(),
-        # Its supervisor is dismissed after the folder was removed: it removes that if we are
-        # killed before, while we pack the run for instance.
-        contextlib.ExitStack() as supervisors,
-        tempfile.TemporaryDirectory(prefix="shard-") as temporary_folder,
-    ):
-        runs = Path(temporary_folder, "runs")
-        log = Path(temporary_folder, "said.log")
+    with _interruptible(), contextlib.ExitStack() as cleanups:
+        temporary = new_temporary("shard-")
+        runs = temporary / "runs"
         command = (
             *(sys.executable, "-m", "pytest", "tests/perf", f"--specreg-shard={number}/{of}"),
             *(f"--specreg-runs={runs}", *arguments),
@@ -259,13 +253,14 @@ def run_shard(
         here = Path(folder) if folder else Path.cwd()  # which Ray has made the copy's
         process = start_process(
             command,
-            # All temporary files of the shard lie in the folder that goes with it.
-            environment={**os.environ, "TMPDIR": temporary_folder},
-            log_path=log,
+            # All temporary files of the shard are in the folder that goes with it.
+            environment={**os.environ, "TMPDIR": str(temporary)},
+            log_path=temporary / "said.log",
             cwd=here,
-            temporary=[Path(temporary_folder)],
+            temporary=temporary,
         )
-        supervisors.callback(dismiss_supervisor, process)
+        # Only after the run was packed; if we are killed before, the supervisor cleans up.
+        cleanups.callback(clean_up, process)
         try:  # where Ray ends this task, nothing of the shard goes on
             # Ray cancels a task by an exception that comes between two instructions of Python.
             while (status := process.popen.poll()) is None:

@@ -6,6 +6,9 @@ beside each child writes the child's log, and ends the child if specreg itself i
 may start processes here in its turn, as a shard on a cluster does: each of those has the marks of
 all above it, so that the outermost supervisor finds them all.
 
+A temporary folder of a child is made after its supervisor has started and removed before its
+supervisor ends. So there is always somebody to remove the folder, whenever specreg is killed.
+
 A message is a line of JSON of a type that both sides know. Ours go to the child's standard input,
 the child's come from its standard output, and what it prints for people goes to its log.
 """
@@ -16,14 +19,18 @@ import contextlib
 import json
 import os
 import re
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TypeVar
 
 import msgspec
@@ -42,7 +49,7 @@ from specreg.core.sessions import (
     supervisor_marks,
 )
 from specreg.core.shared_memory import shared_files
-from specreg.core.supervisor import DONE, MAIN, NESTED_S, SETTLE
+from specreg.core.supervisor import DONE, EXEC_S, MAIN, NESTED_S, SETTLE
 
 _GRACE_S = 5.0
 """How long a process may usually take to end by itself before it is killed."""
@@ -50,8 +57,6 @@ _KILL_S = 10.0
 _GONE_S = 20.0
 """How long a killed process may take to give back its memory before it counts as unkillable."""
 _REAPED_S = 5.0
-_EXEC_S = 0.2
-"""How long a forked child may take until it runs its own program, with its mark."""
 _MESSAGE_BYTES = 256 * 2**20
 _TAIL_BYTES = 64 * 1024
 _START_BYTES = 4 * 2**20
@@ -60,6 +65,8 @@ _LINE_CHARACTERS = 1000
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _IMPORT_ROOT = str(Path(__file__).parents[2])
 """The folder that holds specreg, for a supervisor, which knows of no other."""
+
+NO_FILES: Mapping[Path, str] = MappingProxyType({})
 
 _MessageT = TypeVar("_MessageT")
 
@@ -74,12 +81,14 @@ class SupervisedProcess:
         supervisor: The process that writes its log, removes what its descendants leave in
             /dev/shm, and ends all of them if we are killed.
         log_path: Its log.
+        temporary: Its temporary folder, which goes with its supervisor; None if it has none.
     """
 
     popen: subprocess.Popen[bytes]
     session: Session
     supervisor: subprocess.Popen[bytes]
     log_path: Path
+    temporary: Path | None
 
     def send(self, message: object) -> None:
         """Send it a message; do nothing if it has ended."""
@@ -113,13 +122,22 @@ _RUNNING: dict[str, SupervisedProcess] = {}
 """The processes that were started and not stopped, by their marks."""
 
 
+def new_temporary(prefix: str = "specreg-") -> Path:
+    """Return the path of a temporary folder that doesn't exist yet, for `start_process`.
+
+    Nobody can guess its name. The name is short, because paths of Unix sockets have few characters.
+    """
+    return Path(tempfile.gettempdir(), prefix + secrets.token_urlsafe(6))
+
+
 def start_process(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
     log_path: Path,
     cwd: Path,
-    temporary: Sequence[Path] = (),
+    temporary: Path | None = None,
+    files: Mapping[Path, str] = NO_FILES,
     messages: int | IO[bytes] | None = None,
 ) -> SupervisedProcess:
     """Start a command in a session of its own, so that Ctrl-C reaches us and not the command.
@@ -128,13 +146,15 @@ def start_process(
         command: The program and its arguments.
         environment: All of its variables; the mark is added.
         log_path: The file that gets the beginning and the end of what it prints, without secrets.
+            It may be in the temporary folder.
         cwd: Its working folder.
-        temporary: Folders that the supervisor removes if the caller can't.
+        temporary: A folder of `new_temporary` that is made for it and goes with its supervisor.
+        files: The texts of files that are written for it, by their paths in the temporary folder.
         messages: What takes its standard output instead of the log: `subprocess.PIPE`, or a file.
             Its standard input is a pipe then; otherwise it has none.
 
     Raises:
-        OSError: The program can't be run, or the log can't be written.
+        OSError: The program can't be run, or the folder, a file or the log can't be written.
     """
     mark = uuid.uuid4().hex
     marked_environment = {
@@ -144,11 +164,19 @@ def start_process(
         "SPT_NOENV": "1",
     }
     learn(environment, command)
-    log_path.write_bytes(b"")
     log_read_fd, log_write_fd = os.pipe()
     try:
         supervisor = _start_supervisor(mark, log_read_fd, log_path, temporary)
         try:
+            if temporary is not None:
+                temporary.mkdir(mode=0o700)
+            for path, text in files.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            log_path.write_bytes(b"")
+            # Secrets aren't among the arguments, because a list of processes shows those.
+            startup_message = {"secrets": known_secrets(), "shared": tuple(shared_files())}
+            _tell(supervisor, json.dumps(startup_message))
             popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
                 command,
                 env=marked_environment,
@@ -163,28 +191,28 @@ def start_process(
         except BaseException as error:
             if not isinstance(error, Exception):
                 # An interrupt after the fork: the child can be found by its mark alone.
-                time.sleep(_EXEC_S)
+                time.sleep(EXEC_S)
                 end_all(Session(mark), signal.SIGKILL, _KILL_S)
-            _dismiss(supervisor)
+            _dismiss(supervisor, temporary)
             raise
     finally:
         os.close(log_write_fd)
         os.close(log_read_fd)
     process = SupervisedProcess(
-        popen=popen, session=session, supervisor=supervisor, log_path=log_path
+        popen=popen, session=session, supervisor=supervisor, log_path=log_path, temporary=temporary
     )
     _RUNNING[mark] = process
     return process
 
 
 def _start_supervisor(
-    mark: str, log_read_fd: int, log_path: Path, temporary: Sequence[Path]
+    mark: str, log_read_fd: int, log_path: Path, temporary: Path | None
 ) -> subprocess.Popen[bytes]:
     """Start the supervisor of a process that is about to be started."""
-    startup_message = {"secrets": known_secrets(), "shared": tuple(shared_files())}
-    folders = map(str, temporary)
-    arguments = (_IMPORT_ROOT, mark, str(log_read_fd), str(log_path.absolute()), *folders)
-    supervisor = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
+    arguments = [_IMPORT_ROOT, mark, str(log_read_fd), str(log_path.absolute())]
+    if temporary is not None:
+        arguments.append(str(temporary.absolute()))
+    return subprocess.Popen(  # noqa: S603 - our own arguments, no shell
         (sys.executable, "-I", "-S", "-c", MAIN, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -195,13 +223,6 @@ def _start_supervisor(
         start_new_session=True,
         cwd="/",
     )
-    try:
-        # Secrets aren't among the arguments, because a list of processes shows those.
-        _tell(supervisor, json.dumps(startup_message))
-    except BaseException:
-        _dismiss(supervisor)
-        raise
-    return supervisor
 
 
 @contextlib.contextmanager
@@ -210,7 +231,7 @@ def child_process(
     *,
     log_path: Path,
     environment: Mapping[str, str] | None = None,
-    temporary: Sequence[Path] = (),
+    temporary: Path | None = None,
     output: IO[bytes] | None = None,
 ) -> Iterator[SupervisedProcess]:
     """Run a program that exchanges messages with us for as long as the context lasts.
@@ -244,19 +265,19 @@ def child_process(
 
 
 def stop_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> None:
-    """End a process and all its descendants, and dismiss its supervisor; see `end_process`."""
+    """End a process and all its descendants, and clean up after it; see `end_process`."""
     try:
         end_process(process, grace_s=grace_s)
     finally:
-        dismiss_supervisor(process)
+        clean_up(process)
 
 
 def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> None:
     """End a process and all its descendants, and return once all that they printed is on disk.
 
     They are asked to end first, and killed if they haven't after a while. An interrupt meanwhile
-    kills at once, also what else runs. The supervisor goes on, so that the temporary folders are
-    removed if we are killed before we have removed them.
+    kills at once, also what else runs. The supervisor goes on until `clean_up`, so that the
+    temporary folder is removed if we are killed before.
 
     Args:
         process: What to end.
@@ -290,9 +311,9 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
         )
 
 
-def dismiss_supervisor(process: SupervisedProcess) -> None:
-    """Have the supervisor of a process that has ended write all of the log, and end too."""
-    _dismiss(process.supervisor)
+def clean_up(process: SupervisedProcess) -> None:
+    """Remove the temporary folder of a process that has ended, and have its supervisor end too."""
+    _dismiss(process.supervisor, process.temporary)
 
 
 @atexit.register
@@ -389,8 +410,10 @@ def _write(pipe: IO[bytes] | None, content: bytes) -> None:
             pipe.flush()
 
 
-def _dismiss(supervisor: subprocess.Popen[bytes]) -> None:
-    """Have a supervisor write what it has read, and end."""
+def _dismiss(supervisor: subprocess.Popen[bytes], temporary: Path | None) -> None:
+    """Remove a temporary folder, and have its supervisor write what it has read, and end."""
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
     _tell(supervisor, DONE)
     _close(supervisor)
     supervisor.wait()

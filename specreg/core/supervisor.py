@@ -1,8 +1,8 @@
 """Supervise a process that was started: write its log, and end it if we are killed.
 
-`MAIN` runs this with the standard library alone. The arguments are `MARK DESCRIPTOR LOG
-[FOLDER ...]`: the mark of the processes, the end of the pipe that they print into, their log, and
-the folders that are removed with them.
+`MAIN` runs this with the standard library alone. The arguments are `MARK DESCRIPTOR LOG [FOLDER]`:
+the mark of the processes, the end of the pipe that they print into, their log, and the folder that
+is removed with them. Neither the log nor the folder need exist before the first line of the input.
 
 The input is read line by line:
 
@@ -47,6 +47,8 @@ NESTED_S = 6.0
 
 It is longer than the inner one waits before it kills, so that the inner one can clean up.
 """
+EXEC_S = 0.2
+"""How long a forked child may take until it runs its own program, with its mark."""
 _GRACE_S = 2.0
 _KILLED_S = 30.0
 _PIECE_BYTES = 2**20
@@ -160,6 +162,9 @@ class _Supervisor:
 
     def _end(self) -> None:
         """Ask the processes to end, and kill those that don't."""
+        if self._session.leader < 0:
+            # Its starter may have been killed between the fork and the program, which has the mark.
+            time.sleep(EXEC_S)
         self._note_shared()
         end_all(self._session, signal.SIGTERM, _GRACE_S)
         # While they ended they may have opened more.
@@ -178,18 +183,27 @@ def main() -> None:
     mark, log_read_fd, log_path, *folders = sys.argv[1:]
     # Without a buffer, because select doesn't see what lies in one.
     orders = io.FileIO(0)
-    startup_message = json.loads(orders.readline() or '{"secrets": [], "shared": []}')
+    first_line = orders.readline().decode().strip()
+    if first_line in {"", DONE}:
+        # The process was never started.
+        _remove(folders)
+        return
+    startup_message = json.loads(first_line)
     log = _log_without(startup_message["secrets"], Path(log_path))
     pipe = _LogPipe(int(log_read_fd), log)
     supervisor = _Supervisor(mark, pipe, startup_message["shared"])
     is_done = supervisor.follow(orders)
     if not is_done:
         supervisor.end_processes()
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove(folders)
     supervisor.remove_shared()
     pipe.settle()
     log.close()
+
+
+def _remove(folders: Sequence[str]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _log_without(secrets: Sequence[str], path: Path) -> BoundedLog:

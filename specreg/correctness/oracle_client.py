@@ -9,13 +9,12 @@ are run by `specreg.engines.pytorch.oracle`, in the reference engine's environme
 import functools
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError
-from specreg.core.processes import child_process
+from specreg.core.processes import child_process, new_temporary
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.pytorch.speculation import propose, propose_padded
 from specreg.engines.registry import engine_named
@@ -234,15 +233,13 @@ def predict_drafts(
     variables = {**os.environ, "PYTHONPATH": _SPECREG_PARENT}
     if all(Path(model).is_dir() for model in models):
         variables["HF_HUB_OFFLINE"] = "1"
-    with (
-        tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as temporary,
-        child_process(
-            command,
-            log_path=Path(temporary) / "log",
-            environment=variables,
-            temporary=[Path(temporary)],
-        ) as child,
-    ):
+    temporary = new_temporary()
+    with child_process(
+        command,
+        log_path=temporary / "log",
+        environment=variables,
+        temporary=temporary,
+    ) as child:
         child.send(question)
         answer = child.receive(OracleAnswer)
         if answer is None:

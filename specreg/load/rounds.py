@@ -14,11 +14,9 @@ import math
 import operator
 import random
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -26,7 +24,7 @@ import msgspec
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import AnswerError, HungError, InvalidMeasurementError
 from specreg.core.http import read
-from specreg.core.processes import SupervisedProcess, child_process
+from specreg.core.processes import SupervisedProcess, child_process, new_temporary
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import ChatClient, Clock, FinishedRequest, Record, new_client
@@ -449,11 +447,10 @@ async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> Async
 async def _open_worker() -> AsyncIterator[_Worker]:
     """Yield a further process, which ends with the context."""
     command = (sys.executable, "-P", "-m", "specreg.load.rounds")
-    with tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder:
-        log_path = Path(folder) / "log"
-        with child_process(command, log_path=log_path, temporary=[Path(folder)]) as child:
-            async with child.reader() as reader:
-                yield _Worker(child, reader)
+    temporary = new_temporary()
+    with child_process(command, log_path=temporary / "log", temporary=temporary) as child:
+        async with child.reader() as reader:
+            yield _Worker(child, reader)
 
 
 async def _work() -> None:

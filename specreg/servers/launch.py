@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 import socket
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Self
 
 from specreg.core.errors import PortInUseError, ServerDiedError, ServerStartError, SpecregError
 from specreg.core.files import cache_dir, replace_file
-from specreg.core.processes import SupervisedProcess, start_process, stop_process
+from specreg.core.processes import SupervisedProcess, new_temporary, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.core.timeline import Phase, Timeline
 from specreg.engines.engine import (
@@ -82,7 +81,7 @@ class ServerStart:
         choose_port: returns a free port.
         _python: the Python of the engine's environment; empty for the one on the PATH.
         _has: the version of the engine that the environment has.
-        _temporary: the server's own temporary folder.
+        _temporary: the temporary folder of the last attempt's server.
         _processes: stops the server's processes.
         _attempts: how often it was started.
         _deadline_s: when it must have generated a token, as `time.monotonic` counts.
@@ -131,13 +130,8 @@ class ServerStart:
         gpus: Sequence[Device] = ()
         if provision.on_gpu:
             gpus = provision.devices(spec)
-        with (
-            lease_gpus(gpus, waits=provision.waits, tell=provision.tell),
-            tempfile.TemporaryDirectory(prefix="specreg-", ignore_cleanup_errors=True) as folder,
-            self._processes,
-        ):
+        with lease_gpus(gpus, waits=provision.waits, tell=provision.tell), self._processes:
             widen_models(self.root, spec, show=provision.show)
-            self._temporary = Path(folder)
             provision.show(f"starting {spec.id}")
             self._begin()
             yield self
@@ -160,6 +154,7 @@ class ServerStart:
     def _begin(self) -> None:
         """Start the server once, on a port of its own and with a log of its own."""
         self._attempts += 1
+        self._temporary = new_temporary()
         spec = self.spec
         on_gpu = self.provision.on_gpu
         port = self.choose_port()
@@ -204,10 +199,8 @@ class ServerStart:
             OSError: A file can't be written, or the command can't be run.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        for name, text in engine.files(options).items():
-            path = options.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        files = engine.files(options)
+        for name, text in files.items():
             # People find a copy without secrets next to the log.
             replace_file(log_path.with_suffix("") / name, hide(text).encode())
         process = start_process(
@@ -215,7 +208,8 @@ class ServerStart:
             environment=variables,
             log_path=log_path,
             cwd=self.root,
-            temporary=[self._temporary],
+            temporary=self._temporary,
+            files={options.folder / name: text for name, text in files.items()},
         )
         self._processes.callback(stop_process, process)
         return process

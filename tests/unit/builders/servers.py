@@ -45,7 +45,11 @@ def server(
         draft="some/draft",
         engine_version="99.0+scripted",
         process=SupervisedProcess(
-            popen=process, session=Session("none"), supervisor=process, log_path=log_path
+            popen=process,
+            session=Session("none"),
+            supervisor=process,
+            log_path=log_path,
+            temporary=None,
         ),
     )
 

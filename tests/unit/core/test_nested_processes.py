@@ -49,13 +49,12 @@ from specreg.core.processes import start_process, stop_process
 interrupt_on_signals()
 folder, program, shared = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 temporary = folder / "temporary" / "of-server"
-temporary.mkdir()
 server = start_process(
     (sys.executable, "-c", program, str(folder), shared),
     environment=os.environ,
     log_path=temporary / "log",
     cwd=folder,
-    temporary=[temporary],
+    temporary=temporary,
 )
 try:
     time.sleep(120)
@@ -68,13 +67,12 @@ import os, pathlib, sys, time
 from specreg.core.processes import end_process, start_process
 folder = pathlib.Path(sys.argv[1])
 temporary = folder / "temporary"
-temporary.mkdir()
 process = start_process(
     (sys.executable, "-c", "pass"),
     environment=os.environ,
     log_path=temporary / "log",
     cwd=folder,
-    temporary=[temporary],
+    temporary=temporary,
 )
 end_process(process)
 (folder / "ready").write_text("")
@@ -82,22 +80,20 @@ time.sleep(120)
 """
 # What runs the run, as a task of Ray does.
 TASK = f"""
-import os, pathlib, shutil, sys
+import os, pathlib, sys
 from specreg.core.processes import start_process, stop_process
 temporary = pathlib.Path(sys.argv[1], "temporary")
-temporary.mkdir()
 run = start_process(
     (sys.executable, "-c", {RUN!r}, *sys.argv[1:]),
     environment=os.environ,
     log_path=temporary / "log",
     cwd={str(builders.ROOT)!r},
-    temporary=[temporary],
+    temporary=temporary,
 )
 try:
     run.popen.wait()
 finally:
     stop_process(run)
-    shutil.rmtree(temporary)
 """
 
 
@@ -151,3 +147,36 @@ def test_a_task_that_is_killed_after_its_run_has_ended_leaves_no_folder(folder: 
         task.kill()
     wait_until(lambda: not (folder / "temporary").exists(), 20)
     wait_until(lambda: not marked(folder), 20)
+
+
+# Starts a process with a folder and a file of its own, and says that it is about to.
+BEGINNING = """
+import os, pathlib, sys
+from specreg.core.processes import new_temporary, start_process
+temporary = new_temporary()
+print(flush=True)
+process = start_process(
+    (sys.executable, "-c", "import time; time.sleep(120)"),
+    environment=os.environ,
+    log_path=temporary / "log",
+    cwd=sys.argv[1],
+    temporary=temporary,
+    files={temporary / "files/config": "text"},
+)
+process.popen.wait()
+"""
+
+
+@pytest.mark.parametrize("moment_ms", range(0, 60, 3))
+def test_a_start_that_is_killed_at_any_moment_leaves_nothing(folder: Path, moment_ms: int) -> None:
+    command = (sys.executable, "-c", BEGINNING, str(folder))
+    environment = os.environ | {MARK: str(folder), "TMPDIR": str(folder)}
+    with subprocess.Popen(
+        command, cwd=builders.ROOT, env=environment, stdout=subprocess.PIPE
+    ) as starter:
+        assert starter.stdout is not None
+        starter.stdout.readline()
+        time.sleep(moment_ms / 1000)
+        starter.kill()
+    wait_until(lambda: not marked(folder), 20)
+    assert list(folder.iterdir()) == []

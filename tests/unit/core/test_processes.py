@@ -69,10 +69,10 @@ from specreg.core.errors import UnkillableError
 from specreg.core.processes import start_process, stop_process
 folder = pathlib.Path(sys.argv[1])
 def start(name):
-    log_path, temporary = folder / name, folder / "temporary"
+    log_path, temporary = folder / name, folder / (name + "-temporary")
     command = (sys.executable, "-c", {DEAF!r})
     process = start_process(
-        command, environment=os.environ, log_path=log_path, cwd=folder, temporary=[temporary]
+        command, environment=os.environ, log_path=log_path, cwd=folder, temporary=temporary
     )
     while not log_path.read_text().endswith("\\n"):
         time.sleep(0.01)
@@ -194,10 +194,8 @@ KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 
 @pytest.mark.parametrize("end", ["", KILLED], ids=["at-our-end", "killed"])
 def test_what_is_left_ends_with_us(tmp_path: Path, end: str) -> None:
-    """By its supervisor where we are killed, which removes its temporary folders in any case."""
+    """By its supervisor where we are killed, which removes its temporary folder in any case."""
     log_path = tmp_path / "log"
-    temporary = tmp_path / "temporary"
-    (temporary / "inner").mkdir(parents=True)
     program = f"{STARTING}print(start('log').supervisor.pid, flush=True)\n{end}"
     command = (sys.executable, "-c", program, str(tmp_path))
     done = subprocess.run(command, check=False, cwd=builders.ROOT, capture_output=True)
@@ -206,7 +204,7 @@ def test_what_is_left_ends_with_us(tmp_path: Path, end: str) -> None:
     with at_most(5):
         while lives(await_pid(log_path)) or lives(int(done.stdout)):
             time.sleep(0.01)
-    assert not temporary.exists()
+    assert not (tmp_path / "log-temporary").exists()
 
 
 def test_a_supervisor_goes_with_what_it_watches_and_may_be_killed_before(tmp_path: Path) -> None:
@@ -255,13 +253,35 @@ def test_both_streams_go_to_the_log_without_a_secret(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
     with pytest.raises(FileNotFoundError, match="no-such-program"):
         start_process(
             (str(tmp_path / "no-such-program"),),
             environment={},
-            log_path=tmp_path / "log",
+            log_path=temporary / "log",
             cwd=tmp_path,
+            temporary=temporary,
         )
+    assert not temporary.exists()
+
+
+def test_a_temporary_folder_is_its_owner_s_and_goes_with_the_process(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    config = temporary / "files/config"
+    process = start_process(
+        (sys.executable, "-c", "print('said')"),
+        environment=os.environ,
+        log_path=temporary / "log",
+        cwd=tmp_path,
+        temporary=temporary,
+        files={config: "a text"},
+    )
+    assert temporary.stat().st_mode & 0o777 == 0o700
+    assert config.read_text() == "a text"
+    process.popen.wait()
+    assert process.last_lines() == "said"
+    stop_process(process)
+    assert not temporary.exists()
 
 
 # Holds some memory, in a child of a session of its own too; says when it does.
