@@ -9,6 +9,7 @@ _BLOCK = 50
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fuzz", "what nobody would send")
     group.addoption("--cases", type=int, default=_CASES, help="how many of each kind, 250")
+    group.addoption("--first", type=int, default=0, help="the number of the first one, 0")
     group.addoption("--only", type=int, default=None, help="the one of this number")
 
 
@@ -18,6 +19,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     only = metafunc.config.getoption("--only", default=None)
     cases = metafunc.config.getoption("--cases", default=_CASES)
-    first, end = (0, cases) if only is None else (only, only + 1)
+    first = metafunc.config.getoption("--first", default=0)
+    end = first + cases
+    if only is not None:
+        first = only
+        end = only + 1
     blocks = [range(at, min(at + _BLOCK, end)) for at in range(first, end, _BLOCK)]
     metafunc.parametrize("numbers", blocks, ids=lambda block: f"{block.start}-{block.stop - 1}")
