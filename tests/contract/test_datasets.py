@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.datasets.prepare import load_prompt_file
+from specreg.datasets.prompt_files import load_prompt_file
 from specreg.datasets.table import SETS
 from specreg.report.document import RunVerdict, load_verdict
 from tests.unit import builders

@@ -12,13 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from specreg.baselines.schema import load_acceptance, load_baseline, load_published, render_baseline
-from specreg.datasets.prepare import (
-    load_prompt_file,
-    load_prompts,
-    load_published_rows,
-    paths_of,
-    prepare,
-)
+from specreg.datasets.prepare import load_prompts, paths_of, prepare
+from specreg.datasets.prompt_files import load_prompt_file, load_published_rows
 from specreg.datasets.prompts import Prompt, interleaved, prompts_sha256
 from specreg.datasets.table import dataset_named
 from specreg.matrix.tier import load_tier

@@ -23,7 +23,8 @@ from specreg.core.received import (
     unpack_received,
     write_below,
 )
-from specreg.datasets.prepare import load_prompt_file, load_record
+from specreg.datasets.prepare import load_record
+from specreg.datasets.prompt_files import load_prompt_file
 from specreg.matrix.models import vocabulary_of
 from specreg.matrix.tier import load_tier
 from specreg.measurement.journal import Journal, load_checks, load_journal

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specreg.core.errors import DatasetError
-from specreg.datasets.prepare import load_prompt_file, load_published_rows
+from specreg.datasets.prompt_files import load_prompt_file, load_published_rows
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
 from tests.unit.builders import rows_in, write_lines

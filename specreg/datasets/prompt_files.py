@@ -1,0 +1,422 @@
+"""Read prompt files.
+
+A prompt file holds JSON lines, one JSON array, or Parquet. Its rows are prompts in specreg's own
+format, or the rows of a published set.
+"""
+
+import codecs
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from specreg.core.commands import install_command
+from specreg.core.errors import DatasetError
+from specreg.core.files import UNREADABLE, open_checked, read_bounded
+from specreg.core.memory import memory_limit
+from specreg.core.readable import is_plain
+from specreg.datasets.prompts import Prompt
+from specreg.datasets.table import FILLING, PromptSet
+
+_T = TypeVar("_T")
+
+_MOST_ID_CHARACTERS = 200
+_MOST_ROWS = 1_000_000
+"""The most rows of a file; ShareGPT, the longest published set, has 94,145."""
+_MOST_BYTES = 2**30
+"""The most bytes of a file, or of what it unpacks to; ShareGPT has 673 MB."""
+_BATCH_ROWS = 32
+_MOST_MEMORY_BYTES = 6 * 2**30
+"""What reading a published file may take. A row of a few bytes may stand for millions of values."""
+_MEMORY_BYTES_PER_JSON_BYTE = 20
+"""How much memory the objects of a row take at most, `{}` being the worst."""
+_ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
+# Half of the published rows of SPEED-Bench only refer to their source, and begin with this text.
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+_REMEDY = (
+    f"NVIDIA publishes the row as a reference; fill it with {FILLING} and give what that writes"
+    " with --from"
+)
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A text in a list of contents. Parts of other types can't be replayed."""
+
+    type: Literal["text", "input_text"] = "text"
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"}):
+    """A message of a chat: `role` and `content`, or ShareGPT's `from` and `value`.
+
+    Only the user's messages are replayed, so any other message may have any content. An agent's
+    trace has null for messages with tool calls.
+    """
+
+    role: str | None = None
+    content: object = None
+    who: str | None = None
+    value: object = None
+
+    @property
+    def is_by_user(self) -> bool:
+        """True if the user wrote the message."""
+        return bool({self.role, self.who} & {"user", "human"})
+
+    def text(self, path: str) -> str:
+        """Return the text of the message, with a line for each part, as vLLM joins them.
+
+        Args:
+            path: The path of the message in its row, for errors: `$.messages[0]`.
+
+        Raises:
+            DatasetError: The content is neither null, a text, nor a list of texts.
+        """
+        field = "value" if self.content is None else "content"
+        content = getattr(self, field)
+        if content is None:
+            return ""
+        parts = content if isinstance(content, list) else [content]
+        try:
+            texts = msgspec.convert(parts, tuple[str | TextPart, ...])
+        except msgspec.ValidationError as error:
+            raise DatasetError(
+                f"`{path}.{field}` is neither a text nor a list of texts: {error};"
+                " remove the row, or leave only texts to the user's messages"
+            ) from error
+        return "\n".join(part.text if isinstance(part, TextPart) else part for part in texts)
+
+
+_ID_COLUMNS = ("question_id", "prompt_id", "task_id")
+_PROMPT_COLUMNS = ("messages", "conversations", "turns", "prompt", "question", "text")
+_NO_ID = (b"null", b'""')
+
+
+class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns that published files have for a prompt.
+
+    `question_id` and `turns` are FastChat's, `prompt_id` and `prompt` HuggingFaceH4's, `task_id`
+    and `prompt` HumanEval's and MBPP's (its full form has `text`), `question` GSM8K's, `text`
+    genai-perf's, `messages` NeMo-Skills' and `conversations` ShareGPT's, whose `id` is optional
+    and not read.
+
+    A row may have several columns with an id and several with a prompt. The first of each in the
+    order of `_ID_COLUMNS` and `_PROMPT_COLUMNS` counts; see `decode_row`.
+    """
+
+    question_id: int | float | str | None = None
+    prompt_id: int | float | str | None = None
+    task_id: int | float | str | None = None
+    category: str | None = None
+    turns: tuple[str, ...] | None = None
+    prompt: str | tuple[str, ...] | None = None
+    question: str | None = None
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    conversations: tuple[Message, ...] | None = None
+
+    def prompt_of(self, number: int, prompt_set: PromptSet) -> Prompt | None:
+        """Convert the row to a prompt.
+
+        Args:
+            number: The row's number from 0, which is part of the id of a row without one.
+            prompt_set: The set to which the row belongs.
+
+        Returns:
+            The prompt, or None if the row is a conversation in which the user says nothing.
+
+        Raises:
+            DatasetError: A column is missing, or its value can't be replayed.
+        """
+        prompt_id = self._id or f"{prompt_set.dataset}-{number}"
+        category = self.category or prompt_set.category
+        try:
+            turns = self._turns
+        except DatasetError as error:
+            raise DatasetError(f"prompt '{prompt_id}': {error}") from error
+        if turns is None:
+            raise DatasetError(f"prompt '{prompt_id}': turns is missing; {_ADVICE}")
+        if not category:
+            raise DatasetError(f"prompt '{prompt_id}': category is missing; {_ADVICE}")
+        is_chat = self.messages is not None or self.conversations is not None
+        if is_chat and not (turns and all(map(str.strip, turns))):
+            return None
+        for turn_number, turn in enumerate(turns, 1):
+            if turn.lstrip().startswith(_PLACEHOLDER):
+                subject = f"prompt '{prompt_id}', turn {turn_number}"
+                raise DatasetError(f"{subject}: a placeholder ('{_PLACEHOLDER} …'); {_REMEDY}")
+        return Prompt(id=prompt_id, category=category, turns=turns)
+
+    @property
+    def _id(self) -> str:
+        """The id of the row; empty if it has none."""
+        for column in _ID_COLUMNS:
+            value = getattr(self, column)
+            if isinstance(value, float):
+                value = _whole_id(value, column)
+            if value is not None:
+                return str(value)
+        return ""
+
+    @property
+    def _turns(self) -> tuple[str, ...] | None:
+        """What the user says in each turn; None if the row has no column with it."""
+        for column in _PROMPT_COLUMNS:
+            value = getattr(self, column)
+            if value is None:
+                continue
+            if column in {"messages", "conversations"}:
+                return tuple(
+                    message.text(f"$.{column}[{index}]")
+                    for index, message in enumerate(value)
+                    if message.is_by_user
+                )
+            return (value,) if isinstance(value, str) else value
+        return None
+
+
+def _whole_id(value: float, column: str) -> int:
+    """Return an id that is a float as the integer that it was.
+
+    If some rows of a table have no id, the table stores all ids as floats: 11.0 for 11.
+
+    Raises:
+        DatasetError: The id isn't whole.
+    """
+    if not value.is_integer():
+        message = f"Expected `int` or `str`, got {value} - at `$.{column}`"
+        raise DatasetError(f"{message}; give the row an id of its own")
+    return int(value)
+
+
+def decode_row(content: bytes) -> PublishedRow:
+    """Decode those columns of a row of a published file of which its prompt is made.
+
+    The other columns may have any type, and may be null.
+    """
+    columns = decode_json(content, dict[str, msgspec.Raw])
+    values = {name: bytes(value) for name, value in columns.items()}
+    ids = [name for name in _ID_COLUMNS if values.get(name, b"null") not in _NO_ID]
+    prompts = [name for name in _PROMPT_COLUMNS if values.get(name, b"null") != b"null"]
+    used = [*ids[:1], *prompts[:1]]
+    if "category" in columns:
+        used.append("category")
+    used_columns = {name: columns[name] for name in used}
+    return decode_json(msgspec.json.encode(used_columns), PublishedRow)
+
+
+def decode_json(content: bytes, kind: type[_T]) -> _T:
+    """Decode JSON, with null for NaN.
+
+    pandas and Python's own json write a missing number as NaN, which isn't JSON.
+
+    Raises:
+        msgspec.DecodeError: The content isn't JSON, or not of this type.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        try:
+            lenient = json.loads(content, parse_constant=lambda _: None)
+            repaired = msgspec.json.encode(lenient)
+        except (ValueError, RecursionError):
+            raise error from None
+        return msgspec.json.decode(repaired, type=kind)
+
+
+def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
+    """Load the prompts of a file in specreg's own format.
+
+    Raises:
+        DatasetError: The file can't be read, is empty, or a row is wrong.
+    """
+
+    def prompt_of(content: bytes, _: int) -> Prompt:
+        return msgspec.json.decode(content, type=Prompt)
+
+    prompts, _ = _load(path, Prompt, prompt_of)
+    return prompts
+
+
+def load_published_rows(
+    path: Path, prompt_set: PromptSet, *, most_memory_bytes: int = _MOST_MEMORY_BYTES
+) -> tuple[tuple[Prompt, ...], int]:
+    """Load the prompts of the file of a published set.
+
+    Args:
+        path: The file.
+        prompt_set: The set.
+        most_memory_bytes: How much memory it may take.
+
+    Returns:
+        The prompts in the order of the rows, and the number of rows without one.
+
+    Raises:
+        DatasetError: The file can't be read, is empty, or a row is wrong. The message names the
+            file, the row and the field.
+    """
+
+    def prompt_of(content: bytes, number: int) -> Prompt | None:
+        # Decoders written in C don't all survive an allocation that fails.
+        if len(content) * _MEMORY_BYTES_PER_JSON_BYTE > most_memory_bytes:
+            raise MemoryError
+        return decode_row(content).prompt_of(number, prompt_set)
+
+    try:
+        with memory_limit(most_memory_bytes):
+            return _load(path, PublishedRow, prompt_of)
+    except MemoryError as error:
+        raise DatasetError(
+            f"prompt file '{path}': takes more than {most_memory_bytes / 2**30:g} GiB of memory to"
+            " read; give a file with the rows that are to be replayed"
+        ) from error
+
+
+def _load(
+    path: Path, kind: type[msgspec.Struct], prompt_of: Callable[[bytes, int], Prompt | None]
+) -> tuple[tuple[Prompt, ...], int]:
+    """Load a file's prompts.
+
+    Args:
+        path: The file.
+        kind: The type of a row; its fields are the columns to read from Parquet.
+        prompt_of: Converts a row's JSON and its number from 0 to a prompt; returns None for a row
+            without one.
+
+    Returns:
+        The prompts, and the number of rows without one.
+
+    Raises:
+        DatasetError: The file can't be read, is empty, or a row is wrong.
+    """
+    prompts: list[Prompt] = []
+    locations: dict[str, str] = {}
+    left_out_rows = 0
+    for number, (location, content) in enumerate(_read_rows(path, kind.__struct_fields__)):
+        try:
+            prompt = prompt_of(content, number)
+            if prompt is None:
+                left_out_rows += 1
+                continue
+            _check_prompt(prompt)
+        except UNREADABLE as error:
+            raise DatasetError(f"{location}: {error}; {_ADVICE}") from error
+        except DatasetError as error:
+            raise DatasetError(f"{location}: {error}") from error
+        if prompt.id in locations:
+            raise DatasetError(
+                f"{locations[prompt.id]} and {location}: 2 prompts have the id '{prompt.id}'; give"
+                " each its own"
+            )
+        locations[prompt.id] = location
+        prompts.append(prompt)
+    if not prompts:
+        raise DatasetError(f"prompt file '{path}': holds no prompts; {_ADVICE}")
+    return tuple(prompts), left_out_rows
+
+
+def _check_prompt(prompt: Prompt) -> None:
+    """Check that a prompt has an id of usual length, and either turns or token ids.
+
+    Raises:
+        DatasetError: It hasn't.
+    """
+    if len(prompt.id) > _MOST_ID_CHARACTERS:
+        beginning = prompt.id[:_MOST_ID_CHARACTERS]
+        raise DatasetError(
+            f"prompt '{beginning}…' has an id of {len(prompt.id)} characters; give it a shorter one"
+        )
+    for field, name in (("id", prompt.id), ("category", prompt.category)):
+        if not is_plain(name):
+            raise DatasetError(f"{field} {name!a} is no plain text; give it another one")
+    has_one_form = bool(prompt.turns) != bool(prompt.token_ids)
+    if not has_one_form or not all(map(str.strip, prompt.turns)):
+        message = f"prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids"
+        raise DatasetError(f"{message}; remove the row or mend it")
+
+
+def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the location of each row of a file, such as `prompts.jsonl:3`, and the row as JSON."""
+    subject = f"prompt file '{path}'"
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet_rows(path, set(columns))
+        else:
+            yield from _json_rows(path)
+    except UNREADABLE as error:
+        raise DatasetError(f"{subject}: {error}; {_ADVICE}") from error
+    except (OSError, ValueError) as error:
+        # Arrow reports a broken file as a ValueError.
+        raise DatasetError(f"{subject}: {error}; fetch it again, or name another") from error
+
+
+def _check_size(path: Path, size: int, limit: int, unit: str) -> None:
+    """Check that a file isn't larger than what is read; its prompts would fill the memory.
+
+    Raises:
+        DatasetError: the file is too large.
+    """
+    if size > limit:
+        raise DatasetError(
+            f"prompt file '{path}': has {size:,} {unit}, and {limit:,} are read at most;"
+            " give a file with the rows that are to be replayed"
+        )
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the location and the content of each row of JSON lines or of a JSON array."""
+    with open_checked(path) as file:
+        _check_size(path, os.fstat(file.fileno()).st_size, _MOST_BYTES, "bytes")
+        content = read_bounded(file, _MOST_BYTES).removeprefix(codecs.BOM_UTF8)
+    text = content.strip()
+    rows: Sequence[bytes | msgspec.Raw]
+    if text.startswith(b"["):
+        first = 1
+        rows = decode_json(text, list[msgspec.Raw])
+    else:
+        leading_blanks = content[: len(content) - len(content.lstrip())]
+        first = 1 + len(leading_blanks.splitlines())
+        rows = text.splitlines()
+    _check_size(path, len(rows), _MOST_ROWS, "rows")
+    for number, row in enumerate(rows, first):
+        yield f"{path}:{number}", bytes(row)
+
+
+def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the location and the content of each row of a Parquet file, as JSON.
+
+    Parquet stores equal values once, so a small file may hold millions of rows, or gigabytes of
+    text.
+
+    Args:
+        path: The file.
+        columns: The columns to read. A row has only those with a value.
+    """
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise DatasetError(
+            f"prompt file '{path}': reading Parquet takes pyarrow, which isn't installed;"
+            f" {install_command('datasets')}"
+        ) from error
+    with open_checked(path) as source:
+        file = parquet.ParquetFile(source)
+        _check_size(path, file.metadata.num_rows, _MOST_ROWS, "rows")
+        names = [name for name in file.schema_arrow.names if name in columns]
+        number = 0
+        read_bytes = 0
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=names):
+            for row in batch.to_pylist():
+                number += 1
+                filled = {name: value for name, value in row.items() if value is not None}
+                # msgspec's encoder crashes if an allocation fails, which the limit makes happen.
+                content = json.dumps(filled, default=msgspec.to_builtins).encode()
+                read_bytes += len(content)
+                _check_size(path, read_bytes, _MOST_BYTES, "bytes of text")
+                yield f"{path}:{number}", content
