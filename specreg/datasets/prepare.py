@@ -25,8 +25,9 @@ from specreg.core.files import (
 )
 from specreg.core.files import data_dir as usual_data_dir
 from specreg.datasets.hub import fetch_dataset_file
-from specreg.datasets.prompt_files import load_prompt_file, load_published_rows
+from specreg.datasets.prompt_files import load_prompt_file
 from specreg.datasets.prompts import Prompt, interleaved
+from specreg.datasets.published_file import read_published_file
 from specreg.datasets.table import PromptSet
 
 _TOYS = "fixtures/prompts"
@@ -145,7 +146,7 @@ def prepare(
     show(f"{name}: {prompt_set.url}\nlicence: {prompt_set.licence}")
     source_file = _source_file(prompt_set, user_file, show)
     show(f"reading {source_file.path}")
-    prompts, left_out_rows = load_published_rows(source_file.path, prompt_set)
+    prompts, left_out_rows = read_published_file(source_file.path, prompt_set)
     if left_out_rows:
         show(f"{left_out_rows} rows left out: they hold no prompt")
     if prompt_set.rows not in {None, len(prompts)}:

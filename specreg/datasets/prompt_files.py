@@ -17,7 +17,6 @@ import msgspec
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError
 from specreg.core.files import UNREADABLE, open_checked, read_bounded
-from specreg.core.memory import memory_limit
 from specreg.core.readable import is_plain
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import FILLING, PromptSet
@@ -30,10 +29,6 @@ _MOST_ROWS = 1_000_000
 _MOST_BYTES = 2**30
 """The most bytes of a file, or of what it unpacks to; ShareGPT has 673 MB."""
 _BATCH_ROWS = 32
-_MOST_MEMORY_BYTES = 6 * 2**30
-"""What reading a published file may take. A row of a few bytes may stand for millions of values."""
-_MEMORY_BYTES_PER_JSON_BYTE = 20
-"""How much memory the objects of a row take at most, `{}` being the worst."""
 _ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
 # Half of the published rows of SPEED-Bench only refer to their source, and begin with this text.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
@@ -244,15 +239,10 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
     return prompts
 
 
-def load_published_rows(
-    path: Path, prompt_set: PromptSet, *, most_memory_bytes: int = _MOST_MEMORY_BYTES
-) -> tuple[tuple[Prompt, ...], int]:
-    """Load the prompts of the file of a published set.
+def load_published_rows(path: Path, prompt_set: PromptSet) -> tuple[tuple[Prompt, ...], int]:
+    """Load the prompts of the file of a published set in this process.
 
-    Args:
-        path: The file.
-        prompt_set: The set.
-        most_memory_bytes: How much memory it may take.
+    A file from elsewhere may take all memory or crash a decoder; `read_published_file` is for that.
 
     Returns:
         The prompts in the order of the rows, and the number of rows without one.
@@ -263,19 +253,9 @@ def load_published_rows(
     """
 
     def prompt_of(content: bytes, number: int) -> Prompt | None:
-        # Decoders written in C don't all survive an allocation that fails.
-        if len(content) * _MEMORY_BYTES_PER_JSON_BYTE > most_memory_bytes:
-            raise MemoryError
         return decode_row(content).prompt_of(number, prompt_set)
 
-    try:
-        with memory_limit(most_memory_bytes):
-            return _load(path, PublishedRow, prompt_of)
-    except MemoryError as error:
-        raise DatasetError(
-            f"prompt file '{path}': takes more than {most_memory_bytes / 2**30:g} GiB of memory to"
-            " read; give a file with the rows that are to be replayed"
-        ) from error
+    return _load(path, PublishedRow, prompt_of)
 
 
 def _load(
@@ -415,8 +395,7 @@ def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
             for row in batch.to_pylist():
                 number += 1
                 filled = {name: value for name, value in row.items() if value is not None}
-                # msgspec's encoder crashes if an allocation fails, which the limit makes happen.
-                content = json.dumps(filled, default=msgspec.to_builtins).encode()
+                content = msgspec.json.encode(filled)
                 read_bytes += len(content)
                 _check_size(path, read_bytes, _MOST_BYTES, "bytes of text")
                 yield f"{path}:{number}", content

@@ -15,6 +15,7 @@ from specreg.baselines.schema import load_acceptance, load_baseline, load_publis
 from specreg.datasets.prepare import load_prompts, paths_of, prepare
 from specreg.datasets.prompt_files import load_prompt_file, load_published_rows
 from specreg.datasets.prompts import Prompt, interleaved, prompts_sha256
+from specreg.datasets.published_file import read_published_file
 from specreg.datasets.table import dataset_named
 from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import METRICS, check_allowed
@@ -69,7 +70,11 @@ def read_pairs(folder: Path, content: bytes) -> None:
 
 
 def load_rows(dataset: str, path: Path) -> tuple[Prompt, ...]:
-    return load_published_rows(path, dataset_named(dataset))[0]
+    prompt_set = dataset_named(dataset)
+    if path.suffix == ".parquet":
+        # A broken file may crash Arrow.
+        return read_published_file(path, prompt_set)[0]
+    return load_published_rows(path, prompt_set)[0]
 
 
 def read_prompts(

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -343,35 +342,6 @@ def test_a_small_file_of_parquet_with_millions_of_rows_is_refused(tmp_path: Path
     words = "has 30,000,000 rows, and 1,000,000 are read at most; give a file"
     with pytest.raises(DatasetError, match=f"prompt file '{path}': {words}"):
         load("genai-perf", path)
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        {"turns": [["x"] * 3_000_000]},
-        {"messages": [[{"role": "user", "content": "x"}] * 300_000]},
-        {"text": ["x" * 40_000_000] * 2},
-    ],
-    ids=["turns", "messages", "text"],
-)
-def test_a_small_file_of_parquet_that_would_fill_the_memory_is_refused(
-    column: Mapping[str, Sequence[object]], tmp_path: Path
-) -> None:
-    """Equal values are stored once, also in lists, and each of them takes memory when read."""
-    path = tmp_path / "test.parquet"
-    pq.write_table(pa.table({name: pa.array(rows) for name, rows in column.items()}), path)
-    words = "takes more than 0.0625 GiB of memory to read; give a file"
-    with pytest.raises(DatasetError, match=f"prompt file '{path}': {words}"):
-        load_published_rows(path, dataset_named("genai-perf"), most_memory_bytes=2**26)
-
-
-def test_a_long_row_of_json_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    objects = ",".join(["{}"] * 10_000_000)
-    path.write_text(f'{{"messages": [{{"content": [{objects}]}}]}}')
-    words = "takes more than 0.5 GiB of memory to read; give a file"
-    with pytest.raises(DatasetError, match=words):
-        load_published_rows(path, dataset_named("sharegpt"), most_memory_bytes=2**29)
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31m", "a\n::error::x", "\u202e"], ids=ascii)

@@ -1,0 +1,132 @@
+"""Read the file of a published set in a process of its own, whose memory is limited.
+
+A small Parquet file may stand for gigabytes, and a broken one may crash a decoder that is written
+in C, above all where an allocation fails. So neither happens in the process that asks.
+"""
+
+import contextlib
+import importlib
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from specreg.core.errors import DatasetError, SpecregError
+from specreg.core.processes import child_process, new_temporary
+from specreg.datasets.prompt_files import load_published_rows
+from specreg.datasets.prompts import Prompt
+from specreg.datasets.table import PromptSet
+
+_MOST_MEMORY_BYTES = 6 * 2**30
+"""What reading a file may take. ShareGPT, the largest published set, takes less than 3 GiB."""
+_READER = (sys.executable, "-P", "-m", "specreg.datasets.published_file")
+_OUT_OF_MEMORY = 3
+"""The status of a reader that had an allocation refused and could say so."""
+
+
+class _Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the reader is to read.
+
+    Attributes:
+        path: The file.
+        prompt_set: The set that it belongs to.
+        most_memory_bytes: How much memory the reader may have beside what it has at its start.
+    """
+
+    path: str
+    prompt_set: PromptSet
+    most_memory_bytes: int
+
+
+class _Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """What the reader answers.
+
+    Attributes:
+        prompts: The prompts in the order of the rows.
+        left_out_rows: The number of rows without a prompt.
+        refusal: Why the file was refused; empty if it wasn't.
+    """
+
+    prompts: tuple[Prompt, ...] = ()
+    left_out_rows: int = 0
+    refusal: str = ""
+
+
+def read_published_file(
+    path: Path,
+    prompt_set: PromptSet,
+    *,
+    most_memory_bytes: int = _MOST_MEMORY_BYTES,
+    command: Sequence[str] = _READER,
+) -> tuple[tuple[Prompt, ...], int]:
+    """Load the prompts of the file of a published set; see `load_published_rows`.
+
+    Args:
+        path: The file.
+        prompt_set: The set.
+        most_memory_bytes: How much memory that may take.
+        command: The program that reads.
+
+    Raises:
+        DatasetError: As in `load_published_rows`; or reading the file takes too much memory, or
+            crashes the reader.
+    """
+    order = _Order(path=str(path), prompt_set=prompt_set, most_memory_bytes=most_memory_bytes)
+    temporary = new_temporary()
+    with child_process(command, log_path=temporary / "log", temporary=temporary) as reader:
+        reader.send(order)
+        rows = reader.receive(_Rows)
+        if rows is None:
+            status = reader.popen.wait()
+            raise DatasetError(_why_broken_off(path, status, most_memory_bytes))
+    if rows.refusal:
+        raise DatasetError(rows.refusal)
+    return rows.prompts, rows.left_out_rows
+
+
+def _why_broken_off(path: Path, status: int, most_memory_bytes: int) -> str:
+    """Return the message about a file whose reader has ended without an answer.
+
+    Args:
+        path: The file.
+        status: The reader's exit status; the negative number of the signal that ended it.
+        most_memory_bytes: How much memory it could have.
+    """
+    problem = f"takes more than {most_memory_bytes / 2**30:g} GiB of memory to read"
+    if status != _OUT_OF_MEMORY:
+        end = f"status {status}"
+        if status < 0:
+            end = signal.Signals(-status).name
+        problem += f", or is broken: its reader ended with {end}"
+    return f"prompt file '{path}': {problem}; give a file with the rows that are to be replayed"
+
+
+def _main() -> None:
+    """Read what the line on the standard input orders, and answer with a line."""
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Order)
+    # The decoder's own code isn't what the limit is for. Without it the file will be refused.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pyarrow.parquet")
+    limit_bytes = psutil.Process().memory_info().vms + order.most_memory_bytes
+    _, highest_bytes = resource.getrlimit(resource.RLIMIT_AS)
+    if highest_bytes != resource.RLIM_INFINITY:
+        limit_bytes = min(limit_bytes, highest_bytes)
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, highest_bytes))
+    try:
+        prompts, left_out_rows = load_published_rows(Path(order.path), order.prompt_set)
+        rows = _Rows(prompts=prompts, left_out_rows=left_out_rows)
+    except SpecregError as error:
+        rows = _Rows(refusal=str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(rows) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    try:
+        _main()
+    except MemoryError:
+        sys.exit(_OUT_OF_MEMORY)
