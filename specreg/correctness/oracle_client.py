@@ -235,10 +235,7 @@ def predict_drafts(
         variables["HF_HUB_OFFLINE"] = "1"
     temporary = new_temporary()
     with child_process(
-        command,
-        log_path=temporary / "log",
-        environment=variables,
-        temporary=temporary,
+        command, log_path=temporary / "log", environment=variables, temporary=temporary
     ) as child:
         child.send(question)
         answer = child.receive(OracleAnswer)
