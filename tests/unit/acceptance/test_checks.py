@@ -17,7 +17,7 @@ COUNTS = builders.counts(8, 0, 6, 6)
 FINISHED = builders.trace(builders.chunk(1), builders.chunk(2, tokens=4))
 
 
-def test_requests_that_failed_are_counted_and_the_first_is_told() -> None:
+def test_failed_requests_are_counted_and_the_first_is_explained() -> None:
     gone = msgspec.structs.replace(FINISHED, prompt_id="gone", error="ReadError: gone")
     late = msgspec.structs.replace(FINISHED, prompt_id="late", error="no end within 2 s")
     with pytest.raises(InvalidMeasurementError) as error:
@@ -54,7 +54,9 @@ def test_one_broken_request_breaks_the_measurement(
         (StepCounts.from_histogram((9, 0, 0, 0), proposed=None), "9, 0, unknown"),
     ],
 )
-def test_a_drafter_that_is_off_is_no_low_acceptance(idle: StepCounts, words: str) -> None:
+def test_a_drafter_that_is_off_is_invalid_and_not_a_low_acceptance(
+    idle: StepCounts, words: str
+) -> None:
     with builders.invalid("SPEC_DISABLED", f"yet steps, accepted, drafted = {words};"):
         checks.check_acceptance(builders.acceptance(idle), draft_tokens=3)
     unknown = dataclasses.replace(COUNTS, proposed=None)
@@ -62,7 +64,7 @@ def test_a_drafter_that_is_off_is_no_low_acceptance(idle: StepCounts, words: str
 
 
 @pytest.mark.parametrize("draft_tokens", [2, 4])
-def test_other_draft_lengths_than_asked_for_are_refused(draft_tokens: int) -> None:
+def test_draft_lengths_that_differ_from_the_case_are_refused(draft_tokens: int) -> None:
     checks.check_acceptance(builders.acceptance(COUNTS), draft_tokens=3)
     with builders.invalid("SETTINGS_DIFFER", f"the case asks for {draft_tokens}"):
         checks.check_acceptance(builders.acceptance(COUNTS), draft_tokens=draft_tokens)
@@ -116,7 +118,7 @@ def test_a_tree_drafts_more_than_a_step_can_accept(histogram: tuple[int, ...]) -
         (branching(2, 0, 1, 0, 1), 6, "up to 4 of them accepted"),
     ],
 )
-def test_another_tree_than_asked_for_is_refused(
+def test_a_tree_that_differs_from_the_case_is_refused(
     counts: StepCounts, drafted_tokens: int, words: str
 ) -> None:
     with builders.invalid("SETTINGS_DIFFER", words):
@@ -142,7 +144,7 @@ def test_a_contradiction_within_one_prompt_is_found() -> None:
     ("accepted", "steps", "length_tokens", "in_flight"),
     [(1510, 1000, 2.5, 1), (1560, 1000, 2.5, 1), (1600, 1000, 2.5, 8), (2015, 1000, 3.0, 8)],
 )
-def test_a_pinned_length_may_be_off_by_what_is_drawn(
+def test_a_pinned_length_may_differ_by_the_error_of_its_draws(
     accepted: int, steps: int, length_tokens: float, in_flight: int
 ) -> None:
     counts = StepCounts(steps=steps, accepted=accepted, proposed=None, position_counts=())
@@ -226,7 +228,7 @@ def test_steps_without_a_draft_emit_a_token_each(tokens: tuple[int, ...]) -> Non
         (8,),
     ],
 )
-def test_steps_without_a_draft_explain_no_drafts(tokens: tuple[int, ...]) -> None:
+def test_steps_without_a_draft_do_not_explain_missing_drafts(tokens: tuple[int, ...]) -> None:
     request = of_sizes(*tokens)
     by_prompt = builders.acceptance_of([builders.prompt_acceptance(DRAFTED)])
     for record in (by_prompt, dataclasses.replace(by_prompt, prompts=())):
@@ -234,7 +236,7 @@ def test_steps_without_a_draft_explain_no_drafts(tokens: tuple[int, ...]) -> Non
             checks.check_emitted(record, [request], draft_tokens=3)
 
 
-def test_a_draft_length_that_changes_is_no_other_setting() -> None:
+def test_a_draft_length_that_varies_is_not_another_setting() -> None:
     """SGLang's histogram ends at the most that was accepted, so its counts show no most."""
     first, second = (
         StepCounts.from_histogram((1, 2, 1), proposed=proposed) for proposed in (8, 14)
@@ -303,14 +305,16 @@ def test_a_counter_that_fell_means_a_restart(before: Counters, after: Counters) 
     ],
     ids=["more", "fewer", "accepted", "positions", "more-steps-alone", "fewer-steps-alone"],
 )
-def test_counters_that_moved_otherwise_are_refused(counters: Counters, reason: str) -> None:
+def test_counters_that_disagree_with_the_requests_are_refused(
+    counters: Counters, reason: str
+) -> None:
     checks.check_reconciled(COUNTS, page(COUNTS))
     checks.check_reconciled(COUNTS, Counters(steps=COUNTS.steps))
     with builders.invalid(reason, "our requests: steps, accepted, drafted 20, 30, 60"):
         checks.check_reconciled(COUNTS, counters)
 
 
-def test_all_that_was_delivered_is_held_against_a_sum_too() -> None:
+def test_delivered_tokens_are_checked_against_a_sum_too() -> None:
     record = dataclasses.replace(builders.acceptance(COUNTS), prompts=())
     request = builders.trace(builders.chunk(1), builders.chunk(2, tokens=50))
     checks.check_emitted(record, [request], draft_tokens=3)

@@ -90,7 +90,7 @@ def test_the_same_steps_have_other_lengths_by_each_runners_own_counts() -> None:
     assert (BY_V1.acceptance_rate, BY_V2.acceptance_rate) == (10 / 30, 10 / 120)
 
 
-def test_over_all_steps_both_runners_say_the_same() -> None:
+def test_over_all_steps_both_runners_have_the_same_counts() -> None:
     by_v1 = record_of("v1").over_all_steps
     by_v2 = record_of("v2").over_all_steps
     assert by_v1.total == by_v2.total
@@ -106,7 +106,7 @@ def test_steps_that_nobody_counted_are_as_many_as_the_answer_needs() -> None:
 
 
 @pytest.mark.parametrize(("before", "runner"), [("v1", "v2"), ("v2", "v1")])
-def test_another_runner_alone_is_no_loss_and_no_gain(
+def test_another_runner_alone_is_neither_a_loss_nor_a_gain(
     tmp_path: Path, before: str, runner: str
 ) -> None:
     length, rate, first = verdicts(tmp_path, before, runner)
@@ -117,7 +117,7 @@ def test_another_runner_alone_is_no_loss_and_no_gain(
         assert f"model runner {before} -> {runner}" in verdict.explanation
 
 
-def test_what_is_lost_with_another_runner_is_found(tmp_path: Path) -> None:
+def test_a_loss_is_found_although_the_runner_changed(tmp_path: Path) -> None:
     length, _, _ = verdicts(tmp_path, "v1", "v2", accepted_steps=7)
     assert (length.outcome, length.value) == (Outcome.REGRESSED, 1 + 7 / 40)
 
@@ -130,7 +130,7 @@ def test_the_same_runner_is_judged_by_its_own_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
-def test_what_is_counted_comes_back_from_disk(runner: str) -> None:
+def test_the_kind_of_counted_steps_is_read_back_from_disk(runner: str) -> None:
     record = record_of(runner)
     loaded = load_acceptance(stored_acceptance(record))
     assert loaded is not None
@@ -170,7 +170,7 @@ def test_which_steps_are_counted_follows_from_the_runner(
     assert counted_steps(spec, record, runner) is counted
 
 
-def test_an_unknown_runner_is_said_not_to_count_steps_without_a_draft() -> None:
+def test_an_unknown_runner_counts_only_the_steps_that_drafted() -> None:
     spec = dataclasses.replace(builders.SPEC, method="ngram")
     assert counted_steps(spec, record_of("v1"), "") is CountedSteps.DRAFTED
 
@@ -179,7 +179,7 @@ def test_an_unknown_runner_is_said_not_to_count_steps_without_a_draft() -> None:
     ("method", "runner", "drafts"),
     [("ngram", "v1", False), ("ngram", "v2", True), ("suffix", "v1", False), ("mtp", "v2", True)],
 )
-def test_vllm_pads_what_its_second_runner_does_not_find(
+def test_vllms_second_runner_pads_lookups_that_find_nothing(
     method: str, runner: str, *, drafts: bool
 ) -> None:
     for engine in ("vllm", "triton"):

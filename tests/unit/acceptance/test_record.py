@@ -48,7 +48,7 @@ def test_steps_with_fewer_drafts_give_the_worked_figures() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(HISTOGRAMS)
-def test_figures_by_position_hang_together(histogram: list[int]) -> None:
+def test_figures_by_position_are_consistent(histogram: list[int]) -> None:
     """The histogram comes back; marginals add up to AL - 1, conditional ones multiply to them."""
     counts = builders.counts(*histogram)
     assert counts.histogram == tuple(histogram)
@@ -115,14 +115,14 @@ ROUNDS = dataclasses.replace(
 )
 
 
-def test_of_rounds_those_remain_that_have_only_the_prompts_asked_for() -> None:
+def test_only_rounds_whose_prompts_are_all_selected_remain() -> None:
     part = ROUNDS.only({"chat-0", "chat-2"})
     assert ROUNDS.prompt_ids == ("chat-0", "chat-1", "chat-2")
     assert part.prompt_ids == ("chat-2",)
     assert part.total == builders.counts(4, 0, 3, 3)
 
 
-def test_a_round_over_all_steps_has_those_that_its_tokens_need() -> None:
+def test_over_all_steps_a_round_has_the_steps_that_its_tokens_need() -> None:
     """24 tokens of two requests take 22 later ones: 15 drafts, and so 7 steps, no fewer than 10."""
     first = ROUNDS.over_all_steps.rounds[0]
     assert (first.counts.steps, first.counts.accepted) == (10, 15)

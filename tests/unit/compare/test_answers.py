@@ -91,7 +91,7 @@ def test_answers_that_were_equal_when_timed_are_not_asked_for_again(
 
 
 @pytest.mark.parametrize("digest_of_b", ["cd", ""], ids=["another", "unknown"])
-def test_answers_that_were_not_equal_when_timed_are_asked_for(
+def test_answers_that_differed_when_timed_are_generated_again(
     comparison: AnswerComparison, refusing_server: StartedServer, digest_of_b: str
 ) -> None:
     servers = dict.fromkeys(COMPARED, refusing_server)
@@ -103,7 +103,7 @@ def test_answers_that_were_not_equal_when_timed_are_asked_for(
     assert verdict.explanation.startswith("side A: ")
 
 
-def test_answers_that_two_launches_refused_are_asked_for_no_more(
+def test_answers_that_two_launches_refused_are_not_requested_again(
     comparison: AnswerComparison, refusing_server: StartedServer
 ) -> None:
     for number in (1, 2):

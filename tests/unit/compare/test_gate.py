@@ -64,7 +64,9 @@ def options(tmp_path: Path) -> GateOptions:
     ],
     ids=str,
 )
-def test_it_is_said(options: GateOptions, changes: dict[str, object], message: str) -> None:
+def test_options_that_do_not_fit_are_refused_with_a_reason(
+    options: GateOptions, changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(SpecregError, match=message):
         opened(dataclasses.replace(options, **changes))  # type: ignore[arg-type]
     assert options.out is not None
@@ -86,7 +88,7 @@ def test_two_drafts_are_compared_by_more_prompts_of_the_dataset(
     assert opened(same).pairs[0].a.prompts == 20
 
 
-def test_of_a_tier_the_cases_that_nobody_named_and_that_dont_fit_are_left_out(
+def test_cases_of_a_tier_that_do_not_fit_are_left_out_unless_named(
     options: GateOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tier gpu has two engines, and models for which this GPU is too small."""
@@ -186,7 +188,7 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
         assert [arm.engine_versions for arm in arms] == [(scripted_version,)] * 2
 
 
-def test_of_a_launch_that_is_repeated_only_what_is_missing_is_measured(here: GateOptions) -> None:
+def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> None:
     tier = here.matrix / "cpu.toml"
     tier.write_text(tier.read_text().replace("[1]", "[1, 2]"))
     short = dataclasses.replace(here, least_s=0.1, launches=1)
@@ -210,7 +212,7 @@ def slower(
 
 
 @pytest.mark.parametrize("has_time", [True, False], ids=["time", "no time"])
-def test_a_loss_has_side_a_measured_against_itself_while_there_is_time(
+def test_after_a_loss_side_a_is_measured_against_itself_if_time_is_left(
     here: GateOptions, *, has_time: bool
 ) -> None:
     """A launch of A1 and A2 is enough for the loss to stand; without time there is one launch."""

@@ -72,7 +72,7 @@ def test_the_outcome_looks_at_the_whole_interval(change_frac: float, outcome: Ou
     assert verdict.comparison.expected == pytest.approx(100, rel=0.01)
 
 
-def test_what_hits_both_sides_alike_is_no_change_and_no_noise() -> None:
+def test_what_slows_both_sides_equally_is_neither_change_nor_noise() -> None:
     """A machine that is half as fast for some launches."""
     some = [
         launch(side, number, tokens_per_s=100.0 / (1 + number % 2))
@@ -83,7 +83,7 @@ def test_what_hits_both_sides_alike_is_no_change_and_no_noise() -> None:
     assert (verdict.outcome, verdict.comparison.change_frac) == (Outcome.PASS, 0.0)
 
 
-def test_looks_come_when_there_is_twice_as_much() -> None:
+def test_looks_come_when_the_number_of_launches_has_doubled() -> None:
     assert Rules(launches=16, figures=1).looks == (1, 2, 4, 8, 16)
     assert Rules(launches=12, figures=1).looks == (1, 2, 4, 8, 12)
     assert Rules(launches=1, figures=1).looks == (1,)
@@ -123,7 +123,7 @@ def test_a_loss_must_stand_among_all_figures() -> None:
     assert judge(some, Rules(launches=1, figures=10_000)).outcome is Outcome.INCONCLUSIVE
 
 
-def test_as_many_launches_as_were_said_decide() -> None:
+def test_the_predicted_number_of_launches_decides() -> None:
     """With the same spread and estimate; and with far fewer there would be none."""
     rules = Rules(launches=40, figures=3)
     verdict = judge(launches(0.0, noise=5, count=4), rules)
@@ -154,7 +154,7 @@ EACH_FAILED = [failed(Side.A, 1), failed(Side.B, 2)]
         pytest.param(EACH_FAILED, ACCEPTANCE, Outcome.INCONCLUSIVE, "side A has no", id="too"),
     ],
 )
-def test_few_prompts_and_failures_are_told_and_a_single_failure_is_left_out(
+def test_few_prompts_and_failed_launches_have_their_reason(
     some: Sequence[SideLaunch], metric: str, outcome: Outcome, reason: str
 ) -> None:
     verdict = judge(some, metric=metric)
@@ -162,7 +162,7 @@ def test_few_prompts_and_failures_are_told_and_a_single_failure_is_left_out(
     assert verdict.explanation.startswith(reason)
 
 
-def test_what_is_launched_once_more_later_changes_no_look_that_was_made() -> None:
+def test_a_later_launch_changes_no_look_that_was_made() -> None:
     """A first launch failed; made up for after the eighth, it counts there."""
     some = [launch for launch in launches(noise=0.5, count=16) if launch.number != 1]
     late = [launch(side, 1, tokens_per_s=50.0 + 50 * (side is Side.A)) for side in (Side.A, Side.B)]
@@ -181,7 +181,7 @@ def test_a_tolerance_may_be_another() -> None:
     assert judge(launches(-0.1), rules).outcome is Outcome.PASS
 
 
-def test_what_does_not_decide_is_measured_only() -> None:
+def test_a_metric_that_does_not_decide_is_only_measured() -> None:
     pair = Pair(a=PAIR.a, b=builders.on_server(draft_tokens=5))
     some = [dataclasses.replace(launch, pair_id=pair.id) for launch in launches(-0.1)]
     by_metric = {verdict.metric: verdict for verdict in judge_pair(pair, some, RULES)}
@@ -190,7 +190,7 @@ def test_what_does_not_decide_is_measured_only() -> None:
     assert by_metric[STEP].comparison.change_frac == 0.0
 
 
-def test_all_proven_is_an_upgrade_and_one_loss_is_none() -> None:
+def test_an_upgrade_needs_every_metric_proven_and_one_loss_refuses_it() -> None:
     assert answer(launches()).answer is GateAnswer.UPGRADE
     lost = answer([*launches(-0.1), *launches(sides=CONTROL, count=1)])
     assert lost.answer is GateAnswer.DONT
@@ -199,7 +199,7 @@ def test_all_proven_is_an_upgrade_and_one_loss_is_none() -> None:
     assert [exit_status(decision.verdicts) for decision in (answer(launches()), lost)] == [0, 1]
 
 
-def test_dont_know_is_no_upgrade() -> None:
+def test_an_undecided_gate_is_no_upgrade() -> None:
     decision = answer(launches(noise=10))
     assert decision.answer is GateAnswer.UNDECIDED
     assert exit_status(decision.verdicts) == 10
@@ -222,7 +222,7 @@ def test_changed_answers_are_no_upgrade_however_fast() -> None:
     assert unknown.unclear == (f"{PAIR.id}: token 4 (lossless_frac)",)
 
 
-def test_answers_of_which_few_are_equal_pass_but_not_in_silence() -> None:
+def test_answers_of_which_few_are_equal_pass_with_a_remark() -> None:
     message = "0.0% of 5 answers are equal; 5 part where B holds both tokens within 0.25 nats"
     decision = answer(launches(), answers(Outcome.PASS, message, 0.0))
     assert (decision.answer, decision.reasons) == (GateAnswer.UPGRADE, (f"{PAIR.id}: {message}",))
@@ -235,7 +235,7 @@ def outcome_of_output(decision: Decision) -> tuple[GateAnswer, Outcome, str]:
     return decision.answer, output.outcome, output.explanation
 
 
-def test_a_side_that_differs_from_itself_alike_blames_the_machine_and_no_side() -> None:
+def test_a_side_that_differs_from_itself_as_much_blames_the_machine() -> None:
     decision = answer([*launches(-0.1), *launches(-0.1, sides=CONTROL, count=2)])
     word, outcome, reason = outcome_of_output(decision)
     assert (word, outcome) == (GateAnswer.UNDECIDED, Outcome.INVALID)
@@ -246,7 +246,7 @@ def test_a_side_that_differs_from_itself_alike_blames_the_machine_and_no_side() 
     ] == pytest.approx(-0.1, abs=0.01)
 
 
-def test_a_loss_of_speed_is_none_before_a_is_measured_against_itself() -> None:
+def test_a_loss_of_speed_waits_until_a_is_measured_against_itself() -> None:
     decision = answer(launches(-0.1))
     assert outcome_of_output(decision) == (
         GateAnswer.UNDECIDED,
@@ -271,14 +271,14 @@ def launched(change_frac: float, moved_frac: float = 0.0) -> list[str]:
     return shown
 
 
-def test_a_is_launched_beside_itself_once_b_is_slower_and_no_more_than_needed() -> None:
+def test_a_is_launched_beside_itself_only_once_b_is_slower() -> None:
     four = [f"{number} A B" for number in range(1, 5)]
     assert launched(0.0) == four
     assert launched(-0.1) == [*four, "1 A1 A2"]
     assert launched(-0.1, -0.1) == [*four, *(f"{n} A1 A2" for n in range(1, 5))]
 
 
-def test_a_loss_of_output_is_of_what_it_is_made_of() -> None:
+def test_a_loss_of_output_names_the_part_that_was_lost() -> None:
     some = launches(-0.09, noise=0.0, step_ms=11.0)
     verdict = judge(some)
     assert verdict.outcome is Outcome.REGRESSED
@@ -304,7 +304,7 @@ def test_a_lost_pair_is_settled_once_all_has_an_interval() -> None:
     assert not settled(settled_verdict, dataclasses.replace(lost, case_id="another"))
 
 
-def test_two_drafts_whose_acceptance_no_launch_decides_only_need_an_interval_of_the_rest() -> None:
+def test_two_drafts_need_only_an_interval_if_acceptance_stays_open() -> None:
     other_draft = dataclasses.replace(PAIR.b.server, draft="other/head")
     drafts = Pair(a=PAIR.a, b=dataclasses.replace(PAIR.b, server=other_draft))
     stuck = Verdict(
@@ -325,7 +325,7 @@ def test_two_drafts_whose_acceptance_no_launch_decides_only_need_an_interval_of_
     assert not settled(PAIR, stuck, known_speed)
 
 
-def test_a_loss_that_is_the_machines_settles_nothing_else() -> None:
+def test_a_loss_that_the_machine_caused_settles_no_other_metric() -> None:
     """Steps take longer on B and on A2 alike; throughput is noisy, and still open then."""
     numbers: list[int] = []
 
@@ -370,7 +370,7 @@ def test_a_loss_is_found_and_called_what_it_is(planted: dict[str, float], cause:
     assert all(f" is worse by {cause}" in reason for reason in decision.reasons)
 
 
-def test_a_machine_that_moves_is_no_sides_doing() -> None:
+def test_a_machine_that_moves_is_blamed_on_no_side() -> None:
     world = World(random=np.random.default_rng(1), moved_frac=0.1)
     decision = simulated_decision(world)
     assert decision.answer is GateAnswer.UNDECIDED
@@ -405,7 +405,7 @@ def test_looping_answers_of_side_b_hide_no_loss_of_the_others() -> None:
         pytest.param((4, 3, 2, 1), Outcome.REGRESSED, id="worse"),
     ],
 )
-def test_sides_that_tell_acceptance_by_counters_and_by_request_are_compared(
+def test_acceptance_by_counters_is_compared_with_acceptance_by_request(
     of_b: tuple[int, ...], outcome: Outcome
 ) -> None:
     """As vLLM 0.27 and 0.29; the counters were read between the turns, of single prompts."""

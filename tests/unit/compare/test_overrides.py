@@ -60,7 +60,7 @@ def test_a_case_without_speculation_drafts_nothing() -> None:
         ("dtype.x=1", "give KEY=VALUE, or engine_env.NAME"),
     ],
 )
-def test_what_cant_be_read_is_said(text: str, message: str) -> None:
+def test_an_override_that_cannot_be_read_is_named(text: str, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         parse_override(text)
 

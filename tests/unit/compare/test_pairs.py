@@ -68,7 +68,7 @@ def test_sides_are_held_to_what_they_share(
     assert {metric.name for metric in pair.metrics} == (OF_A_LAUNCH if speed else deciding)
 
 
-def test_nothing_to_compare_is_said() -> None:
+def test_sides_with_nothing_to_compare_are_refused() -> None:
     tier = dataclasses.replace(TIER, cases=(dataclasses.replace(builders.PLAIN_CASE, speed=False),))
     message: list[str] = []
     with pytest.raises(UnsupportedError, match="none of 1 cases can be compared"):
@@ -103,7 +103,9 @@ def test_the_sides_take_turns_at_being_first(
 
 
 @given(st.integers(0, 60), st.integers(3, 5))
-def test_a_schedule_accepts_as_many_as_it_is_asked_for(twentieths: int, draft_tokens: int) -> None:
+def test_a_schedule_accepts_as_many_drafts_as_its_length_says(
+    twentieths: int, draft_tokens: int
+) -> None:
     length = 1 + Fraction(twentieths, 20)
     steps = schedule_of(float(length), draft_tokens)
     assert Fraction(sum(steps), len(steps)) == length - 1
@@ -125,7 +127,7 @@ def test_where_the_engine_cant_pin_a_method_the_scheduled_drafter_stands_in() ->
     assert "pinned" in why_not_compared(pinned.a, pinned.b)
 
 
-def test_where_it_can_the_case_keeps_its_drafter_and_what_it_asks() -> None:
+def test_an_engine_that_can_pin_keeps_the_drafter_and_the_temperature() -> None:
     (pinned,) = pinned_pairs([pair_of(temperature=0.7)], 2.5, on_gpu=True)
     assert (pinned.a.server.draft, pinned.a.temperature) == (builders.SPEC.draft, 0.7)
     assert pinned.a.server.method == builders.SPEC.method
@@ -134,12 +136,12 @@ def test_where_it_can_the_case_keeps_its_drafter_and_what_it_asks() -> None:
 
 
 @pytest.mark.parametrize("length_tokens", [0.5, 4.5, float("nan"), float("inf")])
-def test_a_length_that_no_step_has_is_said(length_tokens: float) -> None:
+def test_a_pinned_length_that_no_step_can_have_is_refused(length_tokens: float) -> None:
     with pytest.raises(MatrixError, match=r"^--pin .*: acceptance = .*; needed 1 to 4$"):
         pinned_pairs([pair_of()], length_tokens, on_gpu=False)
 
 
-def test_nothing_to_pin_and_an_engine_that_cant_are_said() -> None:
+def test_a_pin_without_speculation_or_support_is_refused() -> None:
     plain = Pair(a=builders.PLAIN_CASE, b=builders.PLAIN_CASE)
     with pytest.raises(UnsupportedError, match=r"--pin 2\.5: no case speculates"):
         pinned_pairs([plain], 2.5, on_gpu=False)

@@ -15,7 +15,7 @@ def verdict(metric: str, outcome: Outcome, **fields: object) -> Verdict:
     return Verdict(case_id=PAIR.id, metric=metric, outcome=outcome, **fields)  # type: ignore[arg-type]
 
 
-def test_it_says_what_holds_and_how_many_launches_the_rest_needs() -> None:
+def test_progress_names_what_holds_and_how_many_launches_the_rest_needs() -> None:
     held = verdict("acceptance_length_tokens", Outcome.PASS)
     change = Comparison(change_frac=0.003, low_frac=-0.038, high_frac=0.044)
     undecided = verdict(

@@ -258,7 +258,7 @@ def test_segments_that_move_together_find_nothing() -> None:
     )
 
 
-def test_more_than_before_is_a_drift_of_a_step() -> None:
+def test_a_step_that_takes_longer_than_before_is_a_drift() -> None:
     assert drift(fallen(-0.3), "step_ms").outcome is Outcome.REGRESSED
 
 
@@ -283,7 +283,7 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     ],
     ids=["all", "no speed", "no speculation"],
 )
-def test_what_means_nothing_is_not_judged(
+def test_a_figure_without_meaning_is_not_judged(
     fields: dict[str, object], metrics_left: set[str]
 ) -> None:
     case = dataclasses.replace(builders.CASE, **fields)  # type: ignore[arg-type]

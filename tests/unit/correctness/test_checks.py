@@ -159,7 +159,7 @@ def timed(with_it: Mapping[str, str], without: Mapping[str, str]) -> Replay:
     )
 
 
-def test_answers_that_were_equal_when_they_were_timed_are_not_asked_for_again() -> None:
+def test_answers_that_were_equal_when_timed_are_not_generated_again() -> None:
     replay = timed({"one": "a", "other": "b"}, {"one": "a", "other": "b"})
     verdict = judged(check_answers, never, never, ONE, OTHER, replay=replay)
     assert (verdict.outcome, verdict.value, verdict.explanation) == (Outcome.PASS, 1.0, "")
@@ -168,7 +168,7 @@ def test_answers_that_were_equal_when_they_were_timed_are_not_asked_for_again() 
 @pytest.mark.parametrize(
     ("with_it", "value", "outcome"), [(8, 0.5, Outcome.WRONG), (7, 1.0, Outcome.PASS)]
 )
-def test_only_answers_that_differed_when_they_were_timed_are_asked_for_again(
+def test_only_answers_that_differed_when_timed_are_generated_again(
     with_it: int, value: float, outcome: Outcome
 ) -> None:
     asked_again: list[int] = []
@@ -190,7 +190,7 @@ def test_only_answers_that_differed_when_they_were_timed_are_asked_for_again(
     [({"one": ""}, {"one": ""}), ({"one": "a"}, {}), ({}, {})],
     ids=["no digits", "no control", "nothing"],
 )
-def test_what_was_not_timed_of_both_is_asked_for(
+def test_prompts_that_were_not_timed_on_both_servers_are_sent_again(
     with_it: Mapping[str, str], without: Mapping[str, str]
 ) -> None:
     assert not were_equal(timed(with_it, without), ONE)
@@ -225,7 +225,7 @@ def test_where_answers_part_the_control_answers_again_at_another_batch_size(
     assert (verdict.value, verdict.comparison.expected) == (0.0, 0.0)
 
 
-def test_the_control_answers_once_for_all_cases_that_ask_alike() -> None:
+def test_the_control_answers_once_for_all_cases_with_equal_requests() -> None:
     control_questions: list[int] = []
 
     def control(path: str, body: Json) -> Json | bytes | int:
@@ -283,7 +283,7 @@ ANSWERED = says([4, 5, 6, 7, 8], told(0, 2))
 FEWER_DRAFTS = says([4, 5, 6, 7, 8], told(0, 2) | {"spec_num_proposed_drafts": 4})
 
 
-def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
+def test_steps_that_differ_from_the_models_steps_are_wrong_and_named() -> None:
     verdict = judged(check_steps, ANSWERED, predict_drafts=predicts(accepted=3))
     assert (verdict.outcome, verdict.value, verdict.comparison.expected) == (
         Outcome.WRONG,
@@ -300,7 +300,7 @@ def test_other_steps_than_the_models_give_are_wrong_and_named() -> None:
 
 
 @pytest.mark.parametrize(("method", "normed"), [("mtp", True), ("eagle3", False)])
-def test_sglang_hands_an_mtp_layer_the_normed_state(method: str, *, normed: bool) -> None:
+def test_sglang_passes_an_mtp_layer_the_state_after_the_norm(method: str, *, normed: bool) -> None:
     questions: list[Question] = []
 
     def predict_drafts(question: Question) -> OracleAnswer:
@@ -328,7 +328,7 @@ def test_sglang_hands_an_mtp_layer_the_normed_state(method: str, *, normed: bool
         *("tokens as likely", "less likely"),
     ],
 )
-def test_one_percent_of_the_steps_and_their_drafts_and_rounding_may_differ(
+def test_steps_and_drafts_may_differ_by_one_percent_and_by_rounding(
     answer: Answer, predict_drafts: PredictDrafts, change_frac: float, words: str
 ) -> None:
     """Of 401 tokens, 200 steps, each of which accepts one draft by the models."""
@@ -355,7 +355,7 @@ UNDRAFTED = {
     ],
     ids=["no-steps", "no-room", "no-drafts"],
 )
-def test_what_cannot_be_held_against_the_models_is_no_measurement(
+def test_answers_that_the_oracle_cannot_check_are_invalid(
     engine: str, answer: Answer, reason: str
 ) -> None:
     case = dataclasses.replace(CASE, server=dataclasses.replace(SPEC, engine=engine))
@@ -363,7 +363,7 @@ def test_what_cannot_be_held_against_the_models_is_no_measurement(
         judged(check_steps, answer, case=case)
 
 
-def test_how_an_answer_goes_on_is_asked_of_the_server_beside_it() -> None:
+def test_the_control_continues_the_answers_for_the_oracle() -> None:
     """As many tokens as a step drafts, whatever the model says."""
     bodies: list[Json] = []
 

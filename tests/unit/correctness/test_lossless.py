@@ -45,7 +45,7 @@ def compared(
     )
 
 
-def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() -> None:
+def test_only_the_first_difference_counts_and_is_scored_after_its_text() -> None:
     """What follows are two different texts, which tell nothing."""
     asked_again: list[Questions] = []
 
@@ -71,7 +71,7 @@ def test_only_the_first_difference_counts_and_is_asked_for_after_its_own_text() 
     ],
     ids=["without", "with", "at-once"],
 )
-def test_an_answer_that_ended_is_a_failure_whatever_is_allowed(
+def test_an_answer_that_ended_early_fails_whatever_the_rounding(
     plain: tuple[int, ...], speculative: tuple[int, ...], says: str
 ) -> None:
     """No scores are asked for: `gaps()` would not take a question."""
@@ -90,7 +90,7 @@ def test_the_bound_grows_by_the_noise_of_the_control() -> None:
     assert verdict.control_equal_frac == 0.0
 
 
-def test_a_control_that_depends_on_the_batch_by_more_than_rounding_is_invalid() -> None:
+def test_a_control_that_varies_with_the_batch_size_is_invalid() -> None:
     words = r"^CONTROL_UNSTEADY: .* answers differently at another batch size, by 1\.01 nats; "
     with pytest.raises(InvalidMeasurementError, match=words):
         compared((5, 6), (5, 7), 0.1, -1.01, again=(5, 8))

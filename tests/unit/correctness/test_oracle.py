@@ -32,7 +32,7 @@ def text(prompt_tokens: int, output_tokens: int) -> Text:
     return Text(ids=(), prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
 
-def test_a_step_that_drafts_nothing_counts_for_nothing_and_emits_one_token() -> None:
+def test_a_step_that_drafts_nothing_emits_one_token_and_is_not_counted() -> None:
     """Of the places 5, 6, 7 and 8 only 7 drafts, and there one token, which is wrong."""
     drafts_at = {5: (0, 0), 6: (0, 0), 7: (1, 0), 8: (0, 0)}.__getitem__
     steps = walk(drafts_at, text(4, 5), 3)
@@ -109,7 +109,7 @@ def right_drafts(drafter: list[int], text: list[int], on: list[int]) -> int:
     return [*same, False].index(False)
 
 
-def test_it_knows_the_pairs_that_were_held_against_an_engine_and_no_others() -> None:
+def test_the_oracle_covers_only_pairs_that_were_compared_with_an_engine() -> None:
     of_vllm = {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "ngram"}
     of_vllm |= {"pard", "p_eagle", "draft_model_tli"}
     of_sglang = {"draft_model", "eagle", "eagle3", "mtp", "draft_model_tree"}
@@ -166,7 +166,7 @@ def test_the_walk_knows_both_rules_by_which_vllm_counts_lookup() -> None:
 @pytest.mark.parametrize(
     ("draft", "offline"), [("", "1"), ("some/head", None)], ids=["a-folder", "a-head-of-the-hub"]
 )
-def test_the_models_are_asked_in_their_own_environment(
+def test_the_models_run_in_an_environment_of_their_own(
     install: Install, tmp_path: Path, draft: str, offline: str | None
 ) -> None:
     """Nothing is fetched where every model is a folder."""
@@ -195,7 +195,9 @@ ENDED = "its process ended with status"
     ],
     ids=["refused", "a-traceback", "killed"],
 )
-def test_what_has_no_answer_is_told(install: Install, program: str, words: str) -> None:
+def test_a_question_without_an_answer_is_an_error_with_its_cause(
+    install: Install, program: str, words: str
+) -> None:
     install(program)
     with pytest.raises(ModelError) as caught:
         predict_drafts(QUESTION, on_gpu=False, show=pytest.fail)

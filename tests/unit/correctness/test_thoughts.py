@@ -100,7 +100,7 @@ def test_a_thought_that_differs_between_the_sides_of_a_gate_is_wrong(
     assert verdict.outcome is outcome, verdict.reason
 
 
-def test_a_verdict_by_an_earlier_definition_of_equal_is_made_again(tmp_path: Path) -> None:
+def test_a_verdict_by_an_earlier_definition_of_equality_is_made_again(tmp_path: Path) -> None:
     """The first definition left thoughts out, so that it called answers equal that weren't."""
     pair = Pair(a=CASE, b=CASE)
     path = tmp_path / "answers.json"

@@ -81,7 +81,7 @@ def test_a_later_turn_that_differs_is_wrong() -> None:
     assert "prompt 'talk turn 2', token 1: 21 with speculation, 20 without" in verdict.explanation
 
 
-def test_turns_that_are_equal_pass_and_each_is_counted() -> None:
+def test_equal_turns_pass_and_each_turn_is_counted() -> None:
     verdict = judged(speaking(), speaking())
     assert (verdict.outcome, verdict.value) == (Outcome.PASS, 1.0)
     differed = timed(("a", "b", "c"), ("a", "x", "y"))
@@ -105,7 +105,7 @@ def test_each_turn_comes_after_the_replies_before_it() -> None:
     assert texts == [(1, 1), (9, 1), (2, 3, 7), (3, 5, 7, 7)]
 
 
-def test_a_case_may_ask_fewer_turns() -> None:
+def test_a_case_may_replay_fewer_turns() -> None:
     assert [turns_of(CASE, prompt) for prompt in (CHAT, SHORT)] == [3, 1]
     assert turns_of(dataclasses.replace(CASE, turns=2), CHAT) == 2
     ids = Prompt(id="ids", category="chat", token_ids=(1, 2))

@@ -21,7 +21,7 @@ def load(name: str, data_dir: Path | None = None) -> tuple[Prompt, ...]:
 
 
 @pytest.mark.parametrize("name", [name for name, prompt_set in SETS.items() if prompt_set.licence])
-def test_a_set_that_is_not_prepared_says_how_to(name: str, tmp_path: Path) -> None:
+def test_an_unprepared_set_names_the_command_that_prepares_it(name: str, tmp_path: Path) -> None:
     words = f"dataset '{name}': not prepared on this machine; run specreg prepare {name}"
     with pytest.raises(DatasetError, match=words):
         load(name, tmp_path)

@@ -107,7 +107,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         (404, "EntryNotFound", "or give --from"),
     ],
 )
-def test_what_the_hub_refuses_is_said(hub: Hub, status: int, code: str, words: str) -> None:
+def test_a_refusal_of_the_hub_is_named(hub: Hub, status: int, code: str, words: str) -> None:
     hub.status, hub.code = status, code
     with pytest.raises(DatasetError) as error:
         fetch_dataset_file(REPO, FILE)
@@ -183,7 +183,7 @@ def test_a_set_is_fetched_once(hub: Hub, tmp_path: Path) -> None:
     assert hub.requests == []
 
 
-def test_without_a_network_the_remedy_is_said(
+def test_without_a_network_the_remedy_is_named(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

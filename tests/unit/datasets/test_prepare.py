@@ -80,7 +80,7 @@ def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
     assert len([*folder.data_dir.iterdir()]) == 2
 
 
-def test_what_is_there_is_kept_and_said_so_unless_a_file_is_given(folder: Folder) -> None:
+def test_a_prepared_set_is_kept_unless_a_file_is_given(folder: Folder) -> None:
     first = folder.prepare("mt-bench", folder.file)
     folder.shown.clear()
     assert folder.prepare("mt-bench") == first
@@ -93,7 +93,7 @@ def test_what_is_there_is_kept_and_said_so_unless_a_file_is_given(folder: Folder
     assert folder.load("mt-bench")[0].turns[1] == "And now?"
 
 
-def test_what_was_not_published_or_cannot_be_written_is_refused(folder: Folder) -> None:
+def test_a_repeated_id_or_an_unwritable_folder_is_refused(folder: Folder) -> None:
     folder.file.write_text(mt_bench() + mt_bench(1))
     with pytest.raises(DatasetError, match="2 prompts have the id '81'; give each its own"):
         folder.prepare("mt-bench", folder.file)
@@ -104,7 +104,7 @@ def test_what_was_not_published_or_cannot_be_written_is_refused(folder: Folder) 
         folder.prepare("mt-bench", folder.file)
 
 
-def test_a_part_is_taken_and_said_to_be_one(folder: Folder) -> None:
+def test_a_part_of_a_set_is_accepted_with_a_remark(folder: Folder) -> None:
     folder.file.write_text(mt_bench(15))
     assert folder.prepare("mt-bench", folder.file).prompts == 15
     assert "15 prompts, published are 80: a part is what will be replayed" in folder.shown
@@ -121,7 +121,9 @@ def test_a_part_is_taken_and_said_to_be_one(folder: Folder) -> None:
         ("random-300", "nothing to prepare"),
     ],
 )
-def test_what_the_hub_does_not_have_says_where_it_is(folder: Folder, name: str, words: str) -> None:
+def test_a_set_that_is_not_on_the_hub_names_its_address(
+    folder: Folder, name: str, words: str
+) -> None:
     with pytest.raises(DatasetError, match=words):
         folder.prepare(name)
 
@@ -151,14 +153,14 @@ def test_a_broken_record_is_named_and_prepared_anew(folder: Folder, content: str
 
 
 @pytest.mark.parametrize("missing", ["mt-bench.json", "mt-bench.jsonl"])
-def test_half_a_set_is_none(folder: Folder, missing: str) -> None:
+def test_a_set_without_its_record_is_not_prepared(folder: Folder, missing: str) -> None:
     folder.prepare("mt-bench", folder.file)
     (folder.data_dir / missing).unlink()
     with pytest.raises(DatasetError, match="not prepared on this machine; run specreg prepare mt"):
         folder.load("mt-bench")
 
 
-def test_rows_left_out_are_counted_aloud(folder: Folder) -> None:
+def test_rows_that_are_left_out_are_counted_in_the_output(folder: Folder) -> None:
     row_left_out = {
         "conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hi!"}]
     }

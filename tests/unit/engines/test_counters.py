@@ -82,7 +82,7 @@ def test_positions_are_ordered_by_number_and_not_by_text(engine: str) -> None:
 
 
 @pytest.mark.parametrize("position", ["all", "-1", "²", "9" * 5_000])
-def test_only_a_position_with_a_number_is_one(position: str) -> None:
+def test_only_a_label_with_a_number_is_a_position(position: str) -> None:
     counts = read("vllm", VLLM_PAGE.replace('position="2"', f'position="{position}"')).counts
     assert counts is not None
     assert counts.position_counts == (54, 42)
@@ -158,7 +158,7 @@ def test_a_page_of_sixty_four_engines_is_read() -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
-def test_a_page_that_is_no_metrics_is_unreadable(engine: str) -> None:
+def test_a_page_without_metrics_is_unreadable(engine: str) -> None:
     with builders.invalid("METRICS_UNREADABLE", "not a Prometheus page"):
         read(engine, "<html> {not metrics} </html>\n")
     with builders.invalid("METRICS_MISSING"):

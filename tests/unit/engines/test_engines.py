@@ -41,7 +41,7 @@ def triton_arguments(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     return model
 
 
-def test_an_unknown_engine_is_answered_with_those_there_are() -> None:
+def test_an_unknown_engine_is_answered_with_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match=r"^unknown engine 'vlm'; did you"):
         engine_named("vlm")
 
@@ -71,7 +71,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("engine", COMMANDS)
-def test_a_command_line_says_what_to_serve_and_how(engine: str) -> None:
+def test_a_command_line_has_the_model_and_the_settings(engine: str) -> None:
     assert command_of(engine).split() == COMMANDS[engine].split()
 
 
@@ -95,7 +95,7 @@ def test_case_and_control_differ_in_the_speculation_alone() -> None:
         ("sglang", GIVEN, "--max-total-tokens 9216 --mem-fraction-static 0.4372"),
     ],
 )
-def test_on_a_gpu_a_server_takes_the_memory_that_it_is_given(
+def test_on_a_gpu_a_server_takes_the_memory_of_its_settings(
     engine: str, memory: Memory | None, words: str
 ) -> None:
     command = command_of(engine, on_gpu=True, memory=memory)

@@ -84,7 +84,7 @@ def test_triton_gets_them_as_the_vllm_inside_it() -> None:
         ("reference", {"anything": 1}, "the reference engine has no further keys"),
     ],
 )
-def test_what_another_key_says_or_no_engine_has_is_refused(
+def test_keys_of_other_settings_and_unknown_keys_are_refused(
     engine: str, speculation: Mapping[str, Setting], words: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=words):
@@ -107,7 +107,7 @@ LOSSY = [
 
 
 @pytest.mark.parametrize(("engine", "key", "value"), LOSSY)
-def test_what_accepts_other_drafts_by_design_is_not_called_lossless(
+def test_a_verifier_that_accepts_other_tokens_is_not_judged_lossless(
     engine: str, key: str, value: Setting
 ) -> None:
     case = case_with(engine, **{key: value})
@@ -123,9 +123,7 @@ def test_what_accepts_other_drafts_by_design_is_not_called_lossless(
         ("vllm", "disable_padded_drafter_batch", True),
     ],
 )
-def test_other_keys_leave_an_answer_to_be_the_targets(
-    engine: str, key: str, value: Setting
-) -> None:
+def test_other_keys_keep_the_case_lossless(engine: str, key: str, value: Setting) -> None:
     case = case_with(engine, **{key: value})
     assert case.server.is_lossless
     assert checks_of(case, with_torch=False)

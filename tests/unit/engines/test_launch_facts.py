@@ -57,7 +57,7 @@ def test_what_a_log_does_not_name_is_unknown() -> None:
     assert ENGINES["vllm"].launch_facts("", nothing_asked) == NOTHING_KNOWN
 
 
-def test_sglang_says_its_attention_backend_when_asked() -> None:
+def test_sglang_reports_its_attention_backend() -> None:
     def fetch(method: str, path: str) -> bytes:
         assert (method, path) == ("GET", "/server_info")
         return json.dumps({"attention_backend": "fa3", "tp_size": 1}).encode()
@@ -65,7 +65,7 @@ def test_sglang_says_its_attention_backend_when_asked() -> None:
     assert ENGINES["sglang"].launch_facts("", fetch) == LaunchFacts(attention_backend="fa3")
 
 
-def test_what_sglang_says_must_be_a_word() -> None:
+def test_sglangs_attention_backend_must_be_a_single_word() -> None:
     with pytest.raises(InvalidMeasurementError):
         ENGINES["sglang"].launch_facts("", lambda _, __: b'{"attention_backend": 7}')
 

@@ -69,7 +69,7 @@ def test_a_tree_is_as_deep_as_asked_and_counts_its_root() -> None:
         ("eagle3", "0.33.0", True),
     ],
 )
-def test_a_method_that_a_version_has_no_more_is_known(
+def test_a_spelling_knows_the_versions_that_have_the_method(
     method: str, version: str, *, is_there: bool
 ) -> None:
     assert ENGINES["vllm"].spelling_of(method).is_in(version) is is_there

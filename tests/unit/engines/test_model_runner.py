@@ -31,7 +31,7 @@ TOLD = "VLLM_USE_V2_MODEL_RUNNER"
         ("ngram", "", None),
     ],
 )
-def test_a_control_is_told_the_runner_that_its_version_gives_the_method(
+def test_a_control_gets_the_runner_that_its_version_uses_for_the_method(
     method: str, version: str, runner: ModelRunner | None
 ) -> None:
     assert VLLM.shared_runner(method, version) == runner
@@ -43,7 +43,7 @@ def test_no_other_engine_has_a_runner_to_share() -> None:
 
 
 @pytest.mark.parametrize(("runner", "value"), [("v1", "0"), ("v2", "1"), (None, None)])
-def test_a_server_is_told_its_runner_by_a_variable(
+def test_a_server_gets_its_runner_by_a_variable(
     runner: ModelRunner | None, value: str | None
 ) -> None:
     options = dataclasses.replace(builders.LAUNCH_OPTIONS, on_gpu=True, model_runner=runner)
@@ -51,7 +51,7 @@ def test_a_server_is_told_its_runner_by_a_variable(
     assert ENGINES["triton"].environment(options).get(TOLD) == value
 
 
-def test_a_runner_is_refused_of_an_engine_that_has_one_only() -> None:
+def test_a_runner_is_refused_for_an_engine_that_has_only_one() -> None:
     settings = dataclasses.replace(builders.LAUNCH_OPTIONS, model_runner="v1")
     with pytest.raises(UnsupportedError, match=r"model_runner = v1: engine 'sglang' has one only"):
         ENGINES["sglang"].check(settings)

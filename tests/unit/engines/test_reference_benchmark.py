@@ -65,7 +65,7 @@ def test_the_figures_are_those_of_the_steps() -> None:
     assert list(figures) == list(COLUMNS)
 
 
-def test_what_there_is_not_is_a_dash() -> None:
+def test_a_missing_figure_is_a_dash() -> None:
     def alone(_: Sequence[Job]) -> Iterator[Mapping[int, DecodedStep]]:
         yield {0: step(1, ends=True)}
 
@@ -104,7 +104,9 @@ def test_a_processor_counts_the_energy_of_its_packages(tmp_path: Path) -> None:
         ((), "needs 'torch', which isn't here; install specreg[reference]"),
     ],
 )
-def test_what_it_cannot_measure_is_refused(arguments: tuple[str, ...], words: str) -> None:
+def test_a_benchmark_that_cannot_be_measured_is_refused(
+    arguments: tuple[str, ...], words: str
+) -> None:
     module = (sys.executable, "-m", "specreg.engines.pytorch.benchmark", "--model=some/target")
     done = subprocess.run(
         (*module, "--prompts=/nowhere", *arguments),

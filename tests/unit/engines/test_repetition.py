@@ -56,7 +56,9 @@ def test_an_answer_is_the_same_whichever_way_its_events_come(events: tuple[Event
         ([("", [], 0), ("", [1], 1), ("ab", [1, 2], 2), ("abc", [1, 2, 3], 3)], "abc"),
     ],
 )
-def test_ids_tell_the_way_whatever_the_text_is(events: list[Event], text: str) -> None:
+def test_token_ids_show_whether_events_repeat_whatever_the_text_is(
+    events: list[Event], text: str
+) -> None:
     assert whole(*events)[0] == text
 
 
@@ -71,7 +73,7 @@ def test_ids_tell_the_way_whatever_the_text_is(events: list[Event], text: str) -
         (["abc"], "abc"),
     ],
 )
-def test_without_ids_texts_tell_the_way(texts: list[str], text: str) -> None:
+def test_without_ids_the_texts_show_whether_events_repeat(texts: list[str], text: str) -> None:
     assert (
         whole(*((text_part, None, number) for number, text_part in enumerate(texts, 1)))[0] == text
     )
@@ -96,6 +98,8 @@ def test_a_text_without_a_new_token_repeats() -> None:
         ([("ab", [1, 2], 1), ("c", [3], 2)], "1 token ids, where 1 tokens are new after 1"),
     ],
 )
-def test_what_comes_neither_way_is_no_measurement(events: list[Event], words: str) -> None:
+def test_events_that_neither_repeat_nor_continue_are_invalid(
+    events: list[Event], words: str
+) -> None:
     with builders.invalid(UNRECOGNISED, words):
         list(added(*events))

@@ -172,7 +172,7 @@ def slow_propose(context: list[int], draft_tokens: int) -> tuple[int, ...]:
     return ()
 
 
-def test_the_rule_is_what_vllm_is_told() -> None:
+def test_lookup_has_the_lengths_that_vllm_is_started_with() -> None:
     settings = engine_named("vllm").methods["ngram"].settings
     assert settings["prompt_lookup_max"] == LONGEST_TOKENS
     assert settings["prompt_lookup_min"] == SHORTEST_TOKENS
@@ -182,7 +182,9 @@ def test_the_rule_is_what_vllm_is_told() -> None:
 @example(context=[2, 3, 7, 1, 2, 3, 8, 1, 2, 3], draft_tokens=3)  # the longest run first
 @example(context=[5, 5, 5], draft_tokens=3)  # a place that overlaps the end
 @example(context=[0xD800, 0x10FFFF, 3, 0xD800, 0x10FFFF], draft_tokens=3)  # odd ids
-def test_is_the_rule_as_one_says_it(context: list[int], draft_tokens: int) -> None:
+def test_lookup_equals_a_slow_and_plain_implementation(
+    context: list[int], draft_tokens: int
+) -> None:
     assert propose(context, draft_tokens) == slow_propose(context, draft_tokens)
 
 

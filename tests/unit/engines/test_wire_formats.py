@@ -367,7 +367,7 @@ def test_the_ids_of_a_chat_and_of_a_text_are_asked_for(
     assert ask.openai_prompt.items() <= call.body.items()
 
 
-def test_what_is_wanted_is_asked_for() -> None:
+def test_a_completion_is_requested_with_its_settings() -> None:
     vllm = VLLM.complete("toy", [1, 2], DRAWN)
     sglang = SGLANG.complete("toy", [1, 2], DRAWN)
     body = {"prompt": [1, 2], "max_tokens": 3, "temperature": 0.7, "ignore_eos": True, "seed": 11}
@@ -418,7 +418,7 @@ def test_candidates_are_scored_by_id_in_the_order_asked(
         (SGLANG, sglang_page((-0.1, 5, None)), "of token 6"),
     ],
 )
-def test_no_scores_are_never_equal_scores(api: TokenApi, page: bytes, words: str) -> None:
+def test_missing_scores_are_an_error(api: TokenApi, page: bytes, words: str) -> None:
     with builders.invalid("ANSWER_UNREADABLE", words):
         api.score("toy", [1], (5, 6)).parse(page)
 
@@ -433,7 +433,7 @@ def test_no_scores_are_never_equal_scores(api: TokenApi, page: bytes, words: str
     ],
 )
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
-def test_an_answer_without_ids_is_no_empty_answer(api: TokenApi, answer: bytes) -> None:
+def test_an_answer_without_ids_is_an_error(api: TokenApi, answer: bytes) -> None:
     for call in (api.encode(TEXT), api.complete("toy", [1], GREEDY), api.score("toy", [1], (1,))):
         with builders.invalid("ANSWER_UNREADABLE"):
             call.parse(answer)
@@ -476,7 +476,7 @@ def test_a_line_of_data_that_ends_is_an_event(stream: bytes, events: list[bytes]
     assert fed(stream) == events
 
 
-def test_what_has_no_end_is_given_up() -> None:
+def test_a_line_without_an_end_is_refused() -> None:
     splitter = EventSplitter()
     begun = time.monotonic()
     for _ in range(MOST_BYTES // 1_024):

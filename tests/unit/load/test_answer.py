@@ -88,7 +88,7 @@ def test_how_an_answer_is_cut_into_events_makes_no_difference(deltas: list[dict[
     ],
     ids=["no-event", "no-delta", "no-text", "role-alone", "a-token-unseen"],
 )
-def test_an_answer_that_does_not_show_all_it_said_is_equal_to_none(
+def test_an_answer_that_does_not_show_all_of_its_text_equals_no_other(
     deltas: list[dict[str, Any]],
 ) -> None:
     assert digest(*deltas) == ""
@@ -98,7 +98,7 @@ def test_the_token_that_ends_an_answer_has_no_text() -> None:
     assert digest({"content": "a"}, {}) == digest({"content": "a"})
 
 
-def test_ids_tell_apart_what_the_text_does_not() -> None:
+def test_token_ids_distinguish_answers_with_equal_text() -> None:
     """A reasoning parser takes marks of the thought out of the text."""
     first = gathered(StreamEvent(tokens=2, text="a", token_ids=[1, 2]))
     second = gathered(StreamEvent(tokens=2, text="a", token_ids=[1, 3]))

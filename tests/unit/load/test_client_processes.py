@@ -53,7 +53,7 @@ class MuteOnce(Wire):
 
 
 @pytest.mark.parametrize("prompts", [1, 2])
-def test_a_request_whose_time_is_up_is_no_server_that_hangs(prompts: int) -> None:
+def test_a_request_that_times_out_does_not_mean_that_the_server_hangs(prompts: int) -> None:
     wire = MuteOnce(())
     done, recorded = replay(wire, LITTLE, prompts)
     errors = [trace.error for trace in done.traces]
@@ -71,13 +71,13 @@ def test_a_server_that_refuses_a_token_does_not_hang() -> None:
     assert len(replay(Refusing(()), LITTLE, 1)[0].traces) == 1
 
 
-def test_a_round_without_a_fault_asks_for_no_token_more() -> None:
+def test_a_round_without_a_fault_sends_no_further_request() -> None:
     wire = Wire(PIECES)
     replay(wire, LITTLE, 2)
     assert len(wire.asked) == 2
 
 
-def test_what_a_further_process_says_of_a_server_that_hangs_is_believed() -> None:
+def test_a_client_process_that_reports_a_hanging_server_is_believed() -> None:
     async def run() -> None:
         replies = asyncio.StreamReader()
         replies.feed_data(b'{"hung_s": 60.0}\n')

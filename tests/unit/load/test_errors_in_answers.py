@@ -75,7 +75,7 @@ def test_other_last_words_are_quoted_too(pieces: tuple[bytes, ...], words: str) 
 @pytest.mark.parametrize(
     "stray", [b"", b"\n", b": ping\n", b"id: 7\nretry: 5\n", b"a stray line\n"]
 )
-def test_what_belongs_to_no_event_means_nothing_in_a_whole_answer(stray: bytes) -> None:
+def test_lines_outside_of_events_do_not_spoil_a_complete_answer(stray: bytes) -> None:
     assert error_of(*PIECES, stray) == ""
 
 
@@ -90,7 +90,7 @@ def test_an_aborted_answer_of_sglang_is_an_error() -> None:
         api.complete("toy", [1], Wanted(output_cap_tokens=3)).parse(body)
 
 
-def test_a_server_that_counts_its_tokens_at_the_end_alone_tells_no_times() -> None:
+def test_a_server_that_counts_tokens_only_at_the_end_has_no_times() -> None:
     """It ignores that usage is asked for with each chunk; all tokens would have come at the end."""
     texts = [b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'] * 3
     end = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'

@@ -42,7 +42,7 @@ def asked(application: web.Application, case: Case = CASE) -> list[FinishedReque
 
 
 @pytest.mark.parametrize("server", [ScriptedSglang, ScriptedIncrementalSglang])
-def test_a_later_turn_is_asked_with_the_whole_reply_before_it(server: type[ScriptedSglang]) -> None:
+def test_a_later_turn_is_sent_with_the_whole_reply_before_it(server: type[ScriptedSglang]) -> None:
     """The scripted server's answers depend on each character that was said before."""
     script = Script(prefill_ms=0.0, step_ms=0.0)
     launch = Launch(model="folder", name="toy", draft_tokens=3, counts=True)

@@ -39,7 +39,7 @@ def only_trace(wire: Wire) -> RequestTrace:
     return trace
 
 
-def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:
+def test_a_missing_server_is_an_error_of_each_request() -> None:
     class Nobody(Wire):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             message = f"nobody at {request.url.host}"
@@ -50,7 +50,7 @@ def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:
     assert done.started_ns == done.ended_ns == MS
 
 
-def test_a_refusal_is_quoted_as_far_as_it_is_read() -> None:
+def test_a_refusal_is_quoted_up_to_the_length_that_is_read() -> None:
     trace = only_trace(Wire([b"no " * 60, b"never " * 10**6, b"END"], status=503))
     assert (trace.error or "").startswith("HTTP_ERROR: HTTP 503 from /v1/chat/completions: no no")
     assert len(trace.error or "") < 400
@@ -67,7 +67,7 @@ def test_a_refusal_is_quoted_as_far_as_it_is_read() -> None:
     ],
     ids=["no-text", "error-event", "too-many-tokens", "too-much-text"],
 )
-def test_an_event_that_cannot_be_is_an_error_of_its_request(
+def test_an_impossible_event_is_an_error_of_its_request(
     pieces: list[bytes], words: str, tokens: int
 ) -> None:
     trace = only_trace(Wire([event("1"), *pieces]))
@@ -76,7 +76,7 @@ def test_an_event_that_cannot_be_is_an_error_of_its_request(
     assert trace.tokens == tokens
 
 
-def test_what_is_no_http_is_an_error_of_its_request() -> None:
+def test_an_answer_that_is_not_http_is_an_error_of_its_request() -> None:
     """Over a real connection: the transport has errors of its own."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,7 +121,7 @@ def test_a_stream_that_falls_silent_beside_another_has_failed() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 2], ids=["from-the-first", "later"])
-def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
+def test_a_server_whose_streams_all_fall_silent_hangs(before: int) -> None:
     """What is on its way is given up: to wait for each request in turn would take an hour."""
 
     wire = Mute(61.0, answered=before)
@@ -132,7 +132,7 @@ def test_a_server_on_whose_streams_no_token_comes_hangs(before: int) -> None:
     assert len(recorded) == before
 
 
-def test_a_server_hangs_too_where_its_requests_have_less_time() -> None:
+def test_a_server_also_hangs_if_its_requests_time_out_earlier() -> None:
     """A request whose time is up is no sign of life, and the next one no new beginning."""
     case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4)
     wire = Mute(21.0)
@@ -154,7 +154,7 @@ def test_a_server_that_refuses_does_not_hang() -> None:
     assert {(trace.error or "")[:20] for trace in done.traces} == {"HTTP_ERROR: HTTP 429"}
 
 
-def test_a_server_of_which_nothing_is_asked_does_not_hang() -> None:
+def test_a_server_without_requests_does_not_hang() -> None:
     """A minute and more passes between two requests, and the watch looks after it."""
 
     class Slower(Wire):
@@ -174,7 +174,7 @@ def test_a_server_of_which_nothing_is_asked_does_not_hang() -> None:
 
 
 @pytest.mark.parametrize("requests", [1, 2, 5, 9])
-def test_no_more_requests_are_in_flight_than_asked_for(requests: int) -> None:
+def test_no_more_requests_are_in_flight_than_the_case_says(requests: int) -> None:
     wire = Wire(PIECES)
     done = replay_wire(wire, builders.with_concurrency(requests))
     assert wire.most_in_flight == min(requests, len(builders.PROMPTS))
@@ -204,7 +204,7 @@ def test_a_connection_is_used_again_but_not_when_it_was_idle_for_two_seconds() -
     assert first == at_once != later
 
 
-def test_prompts_are_asked_in_their_order_and_as_the_case_says() -> None:
+def test_prompts_are_sent_in_their_order_with_the_cases_settings() -> None:
     wire = Wire(PIECES)
     case = dataclasses.replace(
         ONE_AT_A_TIME, ignore_eos=True, chat_template_args=(("enable_thinking", False),)
@@ -361,7 +361,7 @@ def test_a_disk_that_refuses_ends_the_round_at_once() -> None:
     assert len(wire.asked) < 10, "of 240"
 
 
-def test_a_lag_of_the_loop_is_felt() -> None:
+def test_a_lag_of_the_event_loop_is_measured() -> None:
     class Blocking(Wire):
         async def _stream(self) -> AsyncIterator[bytes]:
             for piece in PIECES:

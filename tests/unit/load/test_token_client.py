@@ -31,7 +31,7 @@ def echoes(_: str, body: Json) -> Json:
     return {"output_ids": [*body["input_ids"], cap], "meta_info": {}}
 
 
-def test_answers_come_in_the_order_of_the_texts_and_each_is_asked_for_as_wanted() -> None:
+def test_answers_come_in_the_order_of_the_texts_with_their_own_settings() -> None:
     """The first is answered last."""
     released = threading.Semaphore(0)
 
@@ -50,7 +50,7 @@ def test_answers_come_in_the_order_of_the_texts_and_each_is_asked_for_as_wanted(
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_as_many_are_asked_at_once_as_is_said_and_no_more(at_once: int) -> None:
+def test_no_more_texts_are_in_flight_than_the_argument_says(at_once: int) -> None:
     """Each waits until so many are there: fewer would wait in vain."""
     together = threading.Barrier(at_once, timeout=10)
     free = threading.Semaphore(at_once)
@@ -111,7 +111,7 @@ def test_candidates_are_scored_in_their_order_one_text_at_a_time() -> None:
     assert candidate_scores == ((-2.0, -1.5), (-3.0,))
 
 
-def test_one_refusal_spoils_all_and_is_quoted_with_its_status_and_path() -> None:
+def test_one_refusal_spoils_all_answers_and_is_quoted() -> None:
     """A check of the others would be none of the case."""
 
     def answer(path: str, body: Json) -> Json | int:
@@ -123,7 +123,7 @@ def test_one_refusal_spoils_all_and_is_quoted_with_its_status_and_path() -> None
     assert str(caught.value) == f"HTTP_ERROR: HTTP 503 from /generate: {words}"
 
 
-def test_a_server_that_is_gone_is_told_with_where_to_look() -> None:
+def test_a_server_that_is_gone_is_named_with_where_to_look() -> None:
     with answering(echoes) as url:
         pass
     words = "/generate: ConnectError, .*; look at the server's log$"

@@ -98,7 +98,7 @@ def test_the_extension_is_counted_in_batches_too(old_server: Server) -> None:
     assert record.total.steps > total.steps, "the three prompts were replayed twice"
 
 
-def test_answers_that_tell_their_own_counts_need_no_reading_in_between(new_server: Server) -> None:
+def test_counters_are_not_read_in_between_if_answers_have_counts(new_server: Server) -> None:
     record = accepted(measured(builders.with_concurrency(1, SIX), new_server))
     assert record.source is Source.VLLM_REQUEST
     assert not record.rounds

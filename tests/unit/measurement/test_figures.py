@@ -141,7 +141,7 @@ def test_the_timing_is_summarized_over_requests_and_rates_are_all_over_all() -> 
     }
 
 
-def test_prompts_count_beside_answers_where_the_server_tells_of_all() -> None:
+def test_prompt_tokens_count_if_the_server_reports_all_of_them() -> None:
     spoken = [msgspec.structs.replace(request, prompt_tokens=20) for request in (SWIFT, SLOW)]
     part = dataclasses.replace(ROUNDS[0], traces=tuple(spoken))
     timing = as_json(measured(record(), rounds=(part,)))["timing"]
@@ -225,7 +225,7 @@ def test_there_is_no_speedup_without_a_control_or_a_speed() -> None:
     assert (alone["acceptance"], alone["control"], alone["timing"]["requests"]) == (None, None, 4)
 
 
-def test_a_sum_says_nothing_of_requests() -> None:
+def test_a_sum_gives_no_figures_of_requests() -> None:
     """Counters know all steps and no request: no mean over requests, and no parts."""
     of_sum = dataclasses.replace(record(Source.VLLM_COUNTERS), prompts=())
     acceptance = as_json(measured(of_sum))["acceptance"]
@@ -237,7 +237,7 @@ def test_a_sum_says_nothing_of_requests() -> None:
     assert (acceptance["by_category"], acceptance["by_turn"]) == ({}, {})
 
 
-def test_what_chunks_alone_do_not_tell_is_null() -> None:
+def test_figures_that_chunks_do_not_show_are_null() -> None:
     unknown = dataclasses.replace(LONG, proposed=None)
     of_chunks = dataclasses.replace(
         builders.acceptance(unknown, Source.STREAM_CHUNKS), view=View.EMITTED
@@ -280,7 +280,7 @@ def test_figures_of_nothing_are_null_and_neither_zero_nor_nan() -> None:
     }
 
 
-def test_figures_of_what_is_invalid_say_why_and_nothing_else() -> None:
+def test_invalid_figures_have_only_their_reason() -> None:
     broken = dataclasses.replace(
         builders.measurement({}), replay=None, invalid=dict.fromkeys(Family, Invalidity("X", "y"))
     )

@@ -40,7 +40,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def test_a_measurement_comes_back_as_it_was(path: Path) -> None:
+def test_a_measurement_is_read_back_unchanged(path: Path) -> None:
     measured = journaled(path)
     assert [line["type"] for line in lines_of(path)] == ["Begun", *["Replayed"] * 12, "Ended"]
     (again,) = load_journal(path).values()
@@ -75,7 +75,7 @@ ALL_SETTINGS = dataclasses.replace(
     [(CASE, A_SUM), (CASE, OF_CHUNKS), (builders.PLAIN_CASE, None), (ALL_SETTINGS, ACCEPTANCE)],
     ids=["a-sum-alone", "drafts-unknown", "plain", "all-settings"],
 )
-def test_whatever_was_measured_comes_back(
+def test_any_measurement_is_read_back(
     path: Path, case: Case, acceptance: AcceptanceRecord | None
 ) -> None:
     measured = journaled(path, key_of(case), case, acceptance)
@@ -83,7 +83,7 @@ def test_whatever_was_measured_comes_back(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_is_secret_a_measurement_comes_back(
+def test_a_measurement_is_read_back_whichever_word_is_secret(
     path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Any part of the journal, as a variable may have it."""
@@ -108,7 +108,7 @@ def test_a_request_is_on_disk_as_soon_as_it_has_ended(path: Path) -> None:
     journal.close()
 
 
-def test_of_a_measurement_that_was_made_again_the_first_one_counts(path: Path) -> None:
+def test_the_first_of_two_measurements_with_one_key_counts(path: Path) -> None:
     """A worker that was given up may come to its end after the one that took its place."""
     first, second = journaled(path), journaled(path)
     assert first != second
@@ -117,7 +117,9 @@ def test_of_a_measurement_that_was_made_again_the_first_one_counts(path: Path) -
 
 
 @pytest.mark.parametrize("value", [0.3, 0.999], ids=["in-a-request", "in-the-last-line"])
-def test_what_was_cut_off_is_not_there_and_harms_nothing_else(path: Path, value: float) -> None:
+def test_a_measurement_that_was_cut_off_is_absent_and_harms_no_other(
+    path: Path, value: float
+) -> None:
     first = journaled(path)
     content = path.read_bytes()
     journaled(path, ACCEPTANCE_ALONE)
@@ -129,7 +131,7 @@ def test_what_was_cut_off_is_not_there_and_harms_nothing_else(path: Path, value:
 
 
 @pytest.mark.parametrize("broken", [0, 1, 13], ids=["begun", "a-request", "ended"])
-def test_a_line_that_cannot_be_read_costs_its_measurement_alone(path: Path, broken: int) -> None:
+def test_an_unreadable_line_loses_only_its_own_measurement(path: Path, broken: int) -> None:
     before = journaled(path, SECOND_LAUNCH)
     content_before = path.read_bytes()
     journaled(path)
@@ -140,7 +142,7 @@ def test_a_line_that_cannot_be_read_costs_its_measurement_alone(path: Path, brok
     assert dict(load_journal(path)) == {SECOND_LAUNCH: before, ACCEPTANCE_ALONE: after}
 
 
-def test_what_another_version_adds_is_passed_over_and_what_it_lacks_is_as_ever(path: Path) -> None:
+def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(path: Path) -> None:
     measured = journaled(path)
     lines = lines_of(path)
     assert lines[-1].pop("invalid") == {}
@@ -151,7 +153,7 @@ def test_what_another_version_adds_is_passed_over_and_what_it_lacks_is_as_ever(p
     assert dict(load_journal(path)) == {KEY: measured, ACCEPTANCE_ALONE: journal}
 
 
-def test_a_case_or_a_look_of_another_version_is_none_of_ours(path: Path) -> None:
+def test_a_case_or_a_look_of_another_version_is_not_taken_over(path: Path) -> None:
     """Written by a version whose cases had other fields: nobody can ask for it."""
     journaled(path, SECOND_LAUNCH)
     path.write_bytes(path.read_bytes().replace(b'"look":"FULL"', b'"look":"SIXTH"'))
@@ -301,7 +303,7 @@ def test_a_check_by_an_earlier_definition_of_equal_answers_is_left_out(tmp_path:
     assert load_checks(path) == {(KEY, "lossless_frac"): {"outcome": "PASS"}}
 
 
-def test_nobody_goes_on_with_a_run_that_still_goes_on(path: Path) -> None:
+def test_a_run_that_still_goes_on_cannot_be_continued(path: Path) -> None:
     living, dead = Journal(path), Journal(path)
     living.hold()
     words = r"'.*': still goes on; wait until it has ended, or end"

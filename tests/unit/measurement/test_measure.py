@@ -87,7 +87,7 @@ def measured(
 @pytest.mark.parametrize(
     ("prompts", "warm", "first"), [(2, False, "chat-4"), (3, False, "chat-0"), (2, True, "chat-0")]
 )
-def test_the_warm_up_asks_what_is_not_measured_where_there_is_something(
+def test_the_warm_up_uses_prompts_that_are_not_measured_if_any(
     tmp_path: Path, prompts: int, first: str, *, warm: bool
 ) -> None:
     """Its own prompts and its extension's are the first of six; here the first request fails."""
@@ -166,7 +166,7 @@ def valid(servers: tuple[Server, Server]) -> Measurement:
     return measured(*servers, BESIDE_CONTROL)
 
 
-def test_a_measurement_says_the_truth(valid: Measurement) -> None:
+def test_a_measurement_has_the_scripted_counts(valid: Measurement) -> None:
     truths = [builders.truth(prompt, DEFAULTS) for prompt in PROMPTS]
     counts = true_counts()
     assert (valid.invalid, valid.look) == ({}, Look.FULL)
@@ -237,7 +237,7 @@ def test_the_power_of_each_server_is_of_one_uninterrupted_stretch_of_load(
     [(0, HungError(60.0)), (1, InvalidMeasurementError("CLIENT_DIED", "x"))],
     ids=["server-hangs", "client-of-control-dies"],
 )
-def test_what_fails_in_the_load_for_power_spoils_the_power_alone(
+def test_a_failure_in_the_load_for_power_spoils_only_the_power(
     servers: tuple[Server, Server],
     monkeypatch: pytest.MonkeyPatch,
     arm_number: int,
@@ -260,7 +260,7 @@ def test_what_fails_in_the_load_for_power_spoils_the_power_alone(
 
 
 @pytest.mark.parametrize("after", [1, BEFORE_ROUNDS + 3], ids=["warming-up", "in-a-round"])
-def test_a_control_that_fails_spoils_the_speedup_alone_and_is_asked_no_more(
+def test_a_failing_control_spoils_only_the_speedup_and_gets_no_more_load(
     tmp_path: Path, servers: tuple[Server, Server], after: int
 ) -> None:
     case = dataclasses.replace(ONE_AT_A_TIME, control=builders.PLAIN_SPEC)
@@ -316,7 +316,9 @@ def test_a_client_that_is_behind_leaves_the_acceptance(servers: tuple[Server, Se
     assert set(measurement.values) == metrics_in(Family.ACCEPTANCE)
 
 
-def test_another_acceptance_than_is_pinned_spoils_all(servers: tuple[Server, Server]) -> None:
+def test_an_acceptance_that_is_not_the_pinned_one_spoils_all(
+    servers: tuple[Server, Server],
+) -> None:
     measurement = measured(servers[0], None, builders.on_server(pinned_length_tokens=4.0))
     assert measurement.invalid.keys() == {*Family}
     assert {reason.code for reason in measurement.invalid.values()} == {"NOT_PINNED"}
@@ -503,7 +505,7 @@ def test_a_client_that_falls_behind_makes_no_server_look_slow(behind: Round, wor
 @pytest.mark.parametrize(
     ("ttft_ms", "answer_ms", "lag_ms"), [(2000, 64, 60), (2000, 5000, 60), (100, 5000, 6)]
 )
-def test_what_starvation_makes_longer_excuses_no_late_client(
+def test_times_that_starvation_lengthens_do_not_excuse_a_late_client(
     ttft_ms: int, answer_ms: int, lag_ms: float
 ) -> None:
     chunks = [builders.chunk((ttft_ms + answer_ms * part // 32) * MS) for part in range(33)]
@@ -629,7 +631,7 @@ def test_warm_up_goes_on_while_steps_get_faster(
     assert taken(*step_times_ms) == batches
 
 
-def test_a_drafter_that_learns_is_shown_as_many_answers_whatever_time_they_take() -> None:
+def test_a_learning_drafter_sees_a_fixed_number_of_warm_up_answers() -> None:
     """Else what it accepts depends on how fast the machine is."""
     case = builders.on_server(method="suffix")
     for lasts_s, slower in ((0.1, 1.0), (0.1, 0.9), (30.0, 1.0)):
@@ -646,7 +648,7 @@ def test_a_server_that_stays_cold_is_measured_ten_seconds_after_a_batch() -> Non
 
 
 @pytest.mark.parametrize(("rate", "in_flight"), [(2.5, 3), (1000.0, 8)])
-def test_a_rate_is_warmed_up_for_by_a_second_of_it_at_once(rate: float, in_flight: int) -> None:
+def test_a_rate_is_warmed_up_with_a_second_of_it_at_once(rate: float, in_flight: int) -> None:
     load = Load(arrivals=Arrivals.POISSON, requests_per_s=rate)
     loads, _ = warmed_up([Batch(5.0)], dataclasses.replace(builders.CASE, load=load))
     assert set(loads) == {Load(concurrency=in_flight)}

@@ -105,7 +105,7 @@ def test_each_check_that_breaks_has_a_reason_of_its_own(
         read_acceptance(builders.SPEC, VLLM, traces, before, after)
 
 
-def test_requests_that_speak_for_themselves_are_believed_if_the_counters_agree() -> None:
+def test_counts_in_answers_are_believed_if_the_counters_agree() -> None:
     """Each keeps its turn and its category."""
     second = msgspec.structs.replace(SPOKEN[1], turn=2, category="math")
     record = read((SPOKEN[0], second), AGREEING)
@@ -116,13 +116,13 @@ def test_requests_that_speak_for_themselves_are_believed_if_the_counters_agree()
     assert [*record.by_category] == ["chat", "math"]
 
 
-def test_counters_speak_for_requests_that_say_nothing() -> None:
+def test_counters_replace_answers_without_counts() -> None:
     record = read(MUTE, AGREEING)
     assert (record.source, record.view) == (Source.VLLM_COUNTERS, View.VERIFIER)
     assert (record.total, record.prompts) == (BOTH, ())
 
 
-def test_where_steps_count_with_the_end_of_a_request_ours_alone_have_ended() -> None:
+def test_only_our_requests_may_end_if_steps_count_at_the_end() -> None:
     tensorrt_llm = ENGINES["tensorrt_llm"].wire_format
     record = read(MUTE, dataclasses.replace(AGREEING, requests=2), tensorrt_llm)
     assert (record.source, record.total) == (Source.TRTLLM_COUNTERS, BOTH)
@@ -131,7 +131,7 @@ def test_where_steps_count_with_the_end_of_a_request_ours_alone_have_ended() -> 
             read(MUTE, dataclasses.replace(AGREEING, requests=ended), tensorrt_llm)
 
 
-def test_who_runs_through_the_whole_window_is_somebody_else() -> None:
+def test_a_request_that_runs_through_the_whole_window_is_foreign() -> None:
     """It ends neither before nor within it, so that no count of those that ended shows it."""
     before = dataclasses.replace(NOTHING, requests=4, running_requests=1)
     after = dataclasses.replace(AGREEING, requests=6, running_requests=1)
@@ -148,7 +148,7 @@ def test_chunks_are_the_last_resort() -> None:
 
 
 @pytest.mark.parametrize("wire_format", ["triton", "tensorrt_llm"])
-def test_from_chunks_alone_a_drafter_that_is_off_is_told_from_a_wrong_one(wire_format: str) -> None:
+def test_a_drafter_that_is_off_is_recognised_by_chunks_alone(wire_format: str) -> None:
     """Nine chunks of one token: the 27 drafts that they would stand for, nobody has seen."""
     spec = dataclasses.replace(builders.SPEC, method="eagle3")
     traces = (request(None, *(1,) * 10),)
@@ -156,13 +156,13 @@ def test_from_chunks_alone_a_drafter_that_is_off_is_told_from_a_wrong_one(wire_f
         read_acceptance(spec, ENGINES[wire_format].wire_format, traces, None, None)
 
 
-def test_chunks_are_no_resort_where_answers_should_tell() -> None:
+def test_chunks_do_not_replace_counts_that_answers_should_have() -> None:
     """An older SGLang, say: its figures would look like those of a newer one."""
     with builders.invalid("ACCEPTANCE_MISSING", "no answer tells its steps"):
         read(MUTE, Counters(steps=4), VLLM)
 
 
-def test_one_answer_without_its_record_is_no_mean_of_the_others() -> None:
+def test_one_answer_without_its_counts_makes_acceptance_invalid() -> None:
     with builders.invalid("ACCEPTANCE_MISSING", "sent no acceptance, to others it did"):
         read((SPOKEN[0], MUTE[1]), AGREEING)
 
@@ -172,7 +172,7 @@ def test_an_answer_of_one_token_needs_no_record() -> None:
     assert [prompt.counts for prompt in record.prompts] == [ONE, NO_STEPS]
 
 
-def test_merged_chunks_are_refused_where_they_are_all_there_is() -> None:
+def test_merged_chunks_are_refused_if_they_are_the_only_source() -> None:
     with builders.invalid("CHUNKS_MERGED"):
         read((request(None, 1, 8),), None, Silent())
     assert read((request(OTHER, 1, 8),), Counters(steps=2, counts=OTHER)).total == OTHER

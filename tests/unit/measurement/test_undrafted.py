@@ -62,7 +62,7 @@ def replayed(name: str, script: Script = SCRIPT) -> Replay:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_acceptance_is_that_of_the_steps_that_drafted(name: str) -> None:
+def test_acceptance_covers_only_the_steps_that_drafted(name: str) -> None:
     replay = replayed(name)
     steps = truth()
     undrafted = sum(len(step.undrafted) for step in steps)
@@ -103,7 +103,7 @@ def test_a_drafter_that_is_always_off_is_still_found(name: str) -> None:
         replayed(name, Script(undrafted_frac=1.0, step_ms=1.0, prefill_ms=0.0))
 
 
-def test_of_adaptive_sglang_the_drafted_tokens_are_unknown() -> None:
+def test_adaptive_sglang_does_not_report_its_drafted_tokens() -> None:
     """It reports the verify calls times the drafts that a step had at the start."""
     replay = replayed("sglang")
     adaptive = dataclasses.replace(

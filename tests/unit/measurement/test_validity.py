@@ -85,7 +85,7 @@ def test_the_first_reason_of_a_family_stays() -> None:
     }
 
 
-def test_what_spoils_all_ends_the_measurement() -> None:
+def test_a_reason_that_spoils_everything_ends_the_measurement() -> None:
     invalid: dict[Family, Invalidity] = {}
     with pytest.raises(InvalidMeasurementError, match="FOREIGN_TRAFFIC"), note_invalidity(invalid):
         raise InvalidMeasurementError("FOREIGN_TRAFFIC", "somebody else asks too")
