@@ -64,6 +64,7 @@ def check_acceptance(
     _check_drafting(record)
     expected_drafts = drafted_tokens or draft_tokens
     total = record.total
+    # `_check_drafting` has made sure that there are steps to divide by.
     depth = len(total.position_counts)
     # A histogram may end at the most drafts that one step accepted. The number of drafts that a
     # step proposed then shows the depth.
@@ -91,7 +92,9 @@ def _check_drafting(record: AcceptanceRecord) -> None:
         # D is assumed to be k per step here, whether the server drafts or not. A drafter that is
         # off looks like one that is never right, so only accepted drafts prove that it is on.
         counts = dataclasses.replace(counts, proposed=None)
-    drafts = counts.accepted if counts.proposed is None else counts.proposed
+    drafts = counts.proposed
+    if drafts is None:
+        drafts = counts.accepted
     if counts.steps <= 0 or drafts <= 0:
         message = (
             f"speculation is configured, yet steps, accepted, drafted = {_listed(counts)}; look at"
@@ -303,14 +306,15 @@ def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None
     most_drafts = most_accepted
     if drafted_tokens is not None:
         most_drafts = counts.steps * drafted_tokens
-    drafts = most_drafts if counts.proposed is None else counts.proposed
-    at_least = (counts.steps, *counts.position_counts)
-    if (
-        min(at_least) < 0
-        or sum(counts.position_counts) != counts.accepted
-        or any(later > earlier for earlier, later in itertools.pairwise(at_least))
-        or not counts.accepted <= drafts <= most_drafts
-    ):
+    drafts = counts.proposed
+    if drafts is None:
+        drafts = most_drafts
+    # Steps, then those that accepted one draft or more, two or more, …: none may exceed the former.
+    steps_by_depth = (counts.steps, *counts.position_counts)
+    never_rises = all(earlier >= later for earlier, later in itertools.pairwise(steps_by_depth))
+    adds_up = sum(counts.position_counts) == counts.accepted
+    drafts_fit = counts.accepted <= drafts <= most_drafts
+    if min(steps_by_depth) < 0 or not (never_rises and adds_up and drafts_fit):
         message = f"{description} contradict one another; {_TRY_VERSION}"
         raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
 

@@ -101,10 +101,13 @@ class StepCounts(Counts[int]):
         )
 
     def __sub__(self, subtrahend: "StepCounts") -> "StepCounts":
+        proposed = None
+        if subtrahend.proposed is not None:
+            proposed = -subtrahend.proposed
         return self + StepCounts(
             steps=-subtrahend.steps,
             accepted=-subtrahend.accepted,
-            proposed=None if subtrahend.proposed is None else -subtrahend.proposed,
+            proposed=proposed,
             position_counts=tuple(-count for count in subtrahend.position_counts),
         )
 
@@ -326,9 +329,9 @@ class AcceptanceRecord:
     def repeats(self, second_record: "AcceptanceRecord") -> bool:
         """Return whether each answer that both records have is as long, with the same counts."""
         answers = _answers_by_request(self)
-        other_answers = _answers_by_request(second_record)
-        shared = answers.keys() & other_answers.keys()
-        return all(answers[request] == other_answers[request] for request in shared)
+        second_answers = _answers_by_request(second_record)
+        shared_requests = answers.keys() & second_answers.keys()
+        return all(answers[request] == second_answers[request] for request in shared_requests)
 
     def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
         """Return the record of some of the prompts, and of the rounds that have no others."""

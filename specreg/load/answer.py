@@ -14,10 +14,9 @@ from specreg.datasets.prompts import END_OF_THOUGHT, is_unfinished_thought
 _DIGITS = 16
 """How many digits of a checksum are kept."""
 _LEAST_LOOPING_CHARACTERS = 64
-"""The half of a shorter answer may well repeat itself."""
+"""A shorter answer may repeat itself without looping."""
 _REPEATED_EVENTS = 3
-"""How many events can't repeat the text before them by chance, if each goes on from there with no
-more tokens than the one before."""
+"""So many events don't repeat the earlier text by chance if none has more tokens than the last."""
 
 # The channels of an answer
 _THOUGHT = "thought"
@@ -39,10 +38,10 @@ class AnswerText:
     Attributes:
         in_thought: whether the last text belongs to a thought.
         is_partly_unseen: whether tokens came with neither ids nor text.
-        inline_thought_chunks: how many chunks there were when the text itself had the mark that
-            ends a thought, as it has from a server that doesn't tell thoughts apart; 0 without it.
-            All up to there is the thought, whether or not its beginning is marked: a template may
-            end the prompt with that mark.
+        inline_thought_chunks: how many chunks had come when the mark that ends a thought came in
+            the text itself, as it does from a server that doesn't separate thoughts; 0 without that
+            mark. Everything up to the mark is the thought, even if its beginning isn't marked,
+            because a template may end the prompt with that other mark.
     """
 
     in_thought: bool = False

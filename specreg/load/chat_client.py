@@ -25,16 +25,15 @@ if TYPE_CHECKING:
     import httpx
 
 _SILENCE_S = 60.0
-"""How long a stream may be silent before its request counts as failed, and all before the server
-counts as hung."""
+"""A request fails if its stream is silent for so long; if all streams are, the server hangs."""
 _WATCH_S = 1.0
-"""How far apart the looks at the streams' silence are."""
+"""How often the streams are checked for silence."""
 _ERROR_BYTES = 16 * 2**10
-_SAYS_NOTHING = StreamEvent()
+_EMPTY_EVENT = StreamEvent()
 _MORE_TOKENS = 1024
 """How many tokens beyond the cap an answer may have, because its last step may exceed the cap."""
 _TOKEN_CHARACTERS = 1024
-"""How many characters a token stands for at most."""
+"""The most characters that a token stands for."""
 _NS_PER_S = 10**9
 
 Clock = Callable[[], int]
@@ -303,12 +302,18 @@ class ChatClient:
         )
 
     def _ask_of(self, prompt: Prompt, turn: int, messages: tuple[Message, ...]) -> Ask:
-        """Return what one turn asks for."""
+        """Return the request of one turn."""
         case = self.case
+        if prompt.token_ids:
+            messages = ()
+        seed = None
+        if case.paired_seeds:
+            # The turn has this seed on every server, so that case and control draw alike.
+            seed = _seed_of(prompt, turn)
         return Ask(
             model=self.endpoint.model,
             form=case.form,
-            messages=() if prompt.token_ids else messages,
+            messages=messages,
             token_ids=prompt.token_ids,
             output_cap_tokens=case.output_cap_tokens,
             temperature=case.temperature,
@@ -316,7 +321,7 @@ class ChatClient:
             top_k=case.top_k,
             ignore_eos=case.ignore_eos,
             chat_template_args=case.template_args,
-            seed=_seed_of(prompt, turn) if case.paired_seeds else None,
+            seed=seed,
         )
 
     async def _stream(
@@ -344,14 +349,18 @@ class ChatClient:
                         parsed = parse_event(event)
                         stream.take(parsed, at_ns)
         splitter.check_rest(is_finished=stream.finish_reason is not None)
-        if stream.finish_reason is None and parsed == _SAYS_NOTHING:
+        if stream.finish_reason is None and parsed == _EMPTY_EVENT:
             message = f"the stream ended without a finish reason, its last event is {quote(event)}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         _check_stream(stream)
 
 
 def _check_stream(stream: _StreamState) -> None:
-    """Check that tokens were counted as they came, and that each event brought new text alone."""
+    """Check that tokens were counted as they came, and that each event brought only new text.
+
+    Raises:
+        InvalidMeasurementError: `USAGE_LATE` or `STREAM_UNRECOGNISED`.
+    """
     if stream.is_counted_late and stream.tokens:
         message = (
             "text came before any of its tokens was counted, so the server counts them at the"
@@ -369,7 +378,8 @@ def _check_stream(stream: _StreamState) -> None:
 
 def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) -> RequestTrace:
     """Return the times and counts of a stream that has ended."""
-    first_ns = last_ns = None
+    first_ns = None
+    last_ns = None
     first_chunk_tokens = 0
     reply = stream.answer.reply
     thought_chunks = stream.thought_chunks or stream.chunks[1 : stream.answer.inline_thought_chunks]

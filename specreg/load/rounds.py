@@ -15,7 +15,7 @@ import operator
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,11 +42,11 @@ _HEAD_START_NS = 50 * 10**6
 """How long an order may take to reach all processes, so that they begin together."""
 _SCRAPE_S = 30.0
 _TOKEN_S = 60.0
-"""In how long a server that doesn't hang generates a token."""
+"""A server that needs longer than this for one token hangs."""
 _NS_PER_S = 10**9
 
 _Conversations = Iterator[tuple[int, Prompt]]
-"""The conversations of a round, with the place of each in it, from 0."""
+"""The conversations of a round, each after its index in the round, from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class RoundBuilder:
 
     Attributes:
         record: takes each request; None for a round that isn't recorded.
-        traces: the requests, by the place of their conversation and their turn.
+        traces: the requests, by the index of their conversation and their turn.
         gaps: the times between the chunks of a request.
         lags: how late the client's event loop was.
         late: how many requests didn't end in their time.
@@ -92,7 +92,7 @@ class RoundBuilder:
         self.traces[finished.conversation_index, finished.trace.turn] = finished.trace
         self.late += finished.late
         times_ns = [chunk.at_ns for chunk in finished.chunks]
-        # A round has many thousand chunks, so the loops are those of `map` and `filter`.
+        # A round has many thousand chunks, so `map` and `filter` do the looping, in C.
         gaps_ns = map(operator.sub, times_ns[1:], times_ns)
         self.gaps.add_all(list(filter(None, gaps_ns)))
         if self.record is not None:
@@ -153,13 +153,16 @@ async def replay_round(
     Raises:
         HungError: no stream delivered a token during 60 s of requests.
     """
-    part = part or RoundSlice(started_ns=clock())
+    if part is None:
+        part = RoundSlice(started_ns=clock())
     builder = RoundBuilder(record)
     ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
     chat_client = ChatClient(
         case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait
     )
-    replay = _replay_closed if case.load.arrivals is Arrivals.CLOSED else _replay_open
+    replay = _replay_open
+    if case.load.arrivals is Arrivals.CLOSED:
+        replay = _replay_closed
     conversations = _conversations(case.load, prompts, part)
     replaying = asyncio.create_task(replay(chat_client, conversations, part))
     watching = asyncio.create_task(chat_client.watch())
@@ -172,6 +175,7 @@ async def replay_round(
         tasks = (replaying, watching, finishing)
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if replaying in done:
+            # An error of the replay itself comes before one of the tasks beside it.
             done = {replaying}
         for task in done:
             task.result()
@@ -179,7 +183,7 @@ async def replay_round(
         gc.unfreeze()
         for task in (replaying, watching, lagging):
             task.cancel()
-        # Requests that end until nothing is replayed any more are taken below.
+        # The requests that end while the replay is being cancelled are taken below.
         await asyncio.wait((replaying,))
         if finishing.done():
             finishing.result()
@@ -191,7 +195,9 @@ async def replay_round(
 
 def _conversations(load: Load, prompts: Sequence[Prompt], part: RoundSlice) -> _Conversations:
     """Return the conversations of a slice; with a duration, the prompts come in a cycle."""
-    sequence = itertools.cycle(prompts) if load.duration_s else prompts
+    sequence: Iterable[Prompt] = prompts
+    if load.duration_s:
+        sequence = itertools.cycle(prompts)
     return itertools.islice(enumerate(sequence), part.number, None, part.of)
 
 
@@ -359,7 +365,8 @@ class Clients:
     async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
         """Replay one round, see `replay_round`.
 
-        If a request didn't end in its time, the server is asked for one more token, as it may hang.
+        If a request didn't end in its time, the server may hang. It then has to generate one more
+        token.
 
         Raises:
             HungError: the server generates no tokens.
@@ -433,11 +440,15 @@ async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> Async
         endpoint: the server.
         clock: monotonic, in nanoseconds; further processes use the system's own.
     """
-    # A single process is this one.
-    count = case.client_processes if case.client_processes > 1 else 0
+    further_processes = 0
+    if case.client_processes > 1:
+        # They send all requests. This process only collects them.
+        further_processes = case.client_processes
     client = new_client(endpoint, connections=case.load.concurrency)
     async with client, contextlib.AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(_open_worker()) for _ in range(count)]
+        workers = [
+            await stack.enter_async_context(_open_worker()) for _ in range(further_processes)
+        ]
         yield Clients(
             case=case, endpoint=endpoint, clock=clock, client=client, workers=tuple(workers)
         )

@@ -1,4 +1,4 @@
-"""Ask a server for prompts and answers in token ids; no request is timed."""
+"""Exchange prompts and answers with a server in token ids. No request is timed."""
 
 import asyncio
 import time
@@ -18,15 +18,15 @@ from specreg.engines.wire_format import Ask, Call, Endpoint, Message, TokenApi, 
 from specreg.matrix.case import Case
 
 _TIMEOUT_S = 600.0
-"""How long an answer may take; it comes whole, and may have to wait for other answers."""
+"""How long an answer may take. It comes in one piece, and may have to wait for other answers."""
 AnswerT = TypeVar("AnswerT")
 
 
 def token_api_of(endpoint: Endpoint) -> TokenApi:
-    """Return the API with which an endpoint is asked in token ids.
+    """Return the API of an endpoint that takes and returns token ids.
 
     Raises:
-        UnsupportedError: the engine's answers are no ids.
+        UnsupportedError: the engine's answers have no ids.
     """
     api = ENGINES[endpoint.engine].token_api
     if api is None:
