@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specreg.baselines.prompt_counts import CountsTable
 
-_MOST_CHANGE_FRAC = 0.5
+_MAX_CHANGE_FRAC = 0.5
 """By how much of its length an answer may change."""
 
 
@@ -42,5 +42,5 @@ def changed_lengths(now: CountsTable, before: CountsTable) -> tuple[LengthChange
     return tuple(
         change
         for change in changes
-        if abs(change.now_tokens - change.before_tokens) > _MOST_CHANGE_FRAC * change.before_tokens
+        if abs(change.now_tokens - change.before_tokens) > _MAX_CHANGE_FRAC * change.before_tokens
     )

@@ -15,7 +15,7 @@ from specreg.servers.installer import differing_packages, packages_sha256
 
 _FOLDER = "packages"
 _DIGITS = 16
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 def packages_path(folder: Path, sha256: str) -> Path:
@@ -53,8 +53,8 @@ def recorded_packages(folder: Path, sha256: str) -> tuple[str, ...]:
 def render_differences(before: Sequence[str], after: Sequence[str]) -> str:
     """Render the packages that differ, each with both versions, the first dozen by name."""
     changes = differing_packages(before, after)
-    more = len(changes) - _MOST_SHOWN
-    shown = ", ".join(changes[:_MOST_SHOWN])
+    more = len(changes) - _MAX_SHOWN
+    shown = ", ".join(changes[:_MAX_SHOWN])
     return f"{shown} and {more} more" if more > 0 else shown
 
 

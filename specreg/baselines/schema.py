@@ -39,7 +39,7 @@ SCHEMA_VERSION = 5
 _OLDEST_VERSION = 4
 """Files of this version have no `further_launches`."""
 _FEWEST_RUNS = 2
-_MOST_BYTES = 256 * MIB
+_MAX_BYTES = 256 * MIB
 _ADVICE = "restore it with git, or remove it and record it anew"
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -289,7 +289,7 @@ def load_baseline(path: Path) -> Baseline | None:
     """
     content = b""
     try:
-        content = read_regular(path, _MOST_BYTES)
+        content = read_regular(path, _MAX_BYTES)
         head = msgspec.json.decode(content, type=_Head)
         _check_version(path, head.schema_version)
         _check_settings(head)

@@ -27,7 +27,7 @@ from specreg.report.trend import MachineHistory, load_histories, render_trend
 from specreg.report.vocabulary import declare_report_vocabulary
 from specreg.suite.options import FLAGS
 
-_MOST_RUNS = 2
+_MAX_RUNS = 2
 _FORMS = "; ".join(f"{name}: {form.description}" for name, form in FORMS.items())
 RunsArgument = Annotated[
     list[str] | None,
@@ -61,7 +61,7 @@ def report(
         typer.echo(render_schema(), nl=False)
     elif history:
         _write_trend([Path(path) for path in named], folder, root)
-    elif len(named) > _MOST_RUNS:
+    elif len(named) > _MAX_RUNS:
         message = f"report: {len(named)} runs are named, needed are two at most"
         raise ReportError(f"{message}; name one, or two to be shown side by side")
     else:
@@ -76,7 +76,7 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
     document = load_report(run_folder / FILE_NAME)
     declare_report_vocabulary(document, *FLAGS)
     target = folder or run_folder
-    if len(names) == _MOST_RUNS:
+    if len(names) == _MAX_RUNS:
         first = document
         run_folder = _folder_of(root / USUAL.runs, names[1])
         document = side_by_side(first, load_report(run_folder / FILE_NAME))

@@ -64,7 +64,7 @@ from specreg.telemetry.identity import Environment, current_environment, find_gp
 
 JOURNAL = "journal.jsonl"
 _MINUTES_WITHOUT_GPU = 20.0
-_MOST_TIMES_THE_PROMPTS = 10
+_MAX_TIMES_THE_PROMPTS = 10
 """So many times the prompts of a case are replayed to compare two drafts, if there are so many."""
 
 
@@ -441,7 +441,7 @@ def _with_more_prompts(root: Path, pair: Pair) -> Pair:
     if not pair.compares_drafts or pair.a.needs_fresh_server:
         return pair
     available = len(load_case_prompts(root, pair.a))
-    prompts = min(available, _MOST_TIMES_THE_PROMPTS * pair.a.prompts)
+    prompts = min(available, _MAX_TIMES_THE_PROMPTS * pair.a.prompts)
     return Pair(a=pair.a.replaying(prompts), b=pair.b.replaying(prompts))
 
 

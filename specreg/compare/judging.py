@@ -43,7 +43,7 @@ UNCHECKED = "UNCHECKED"
 """The code of a loss of speed while side A hasn't been measured against itself."""
 _FAILED_LAUNCHES_TO_GIVE_UP = 2
 _FEW_EQUAL_FRAC = 0.5
-_MOST_TIMES_AS_MANY = 1000
+_MAX_GROWTH_RATIO = 1000
 """How many times the launches or prompts so far are tried when asking how many would decide."""
 
 _Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
@@ -621,7 +621,7 @@ def _needed(
     room_frac = estimate_frac + tolerance_frac if is_within else -estimate_frac
     count_now = launches if metric.by_launch else round(effect.freedom) + 1
     count = count_now
-    while count < _MOST_TIMES_AS_MANY * count_now:
+    while count < _MAX_GROWTH_RATIO * count_now:
         count = math.ceil(max(count + 1, count * 1.05))
         planned = rules
         if metric.by_launch:  # more launches mean more looks, which share the level

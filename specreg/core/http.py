@@ -15,12 +15,12 @@ import msgspec
 from specreg.core.certificates import trusted_certificates, why_not_trusted
 from specreg.core.errors import AnswerError
 from specreg.core.readable import readable_line
-from specreg.core.server_words import MOST_QUOTED_CHARACTERS, error_in
+from specreg.core.server_words import MAX_QUOTED_CHARACTERS, error_in
 
 if TYPE_CHECKING:
     import httpx
 
-MOST_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 """The most bytes of an answer or a line of a stream. Pages of metrics are longest: some 100 KiB."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
@@ -35,7 +35,7 @@ HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResponse:
-    """The answer of a path: HTTP's status, and a content of `MOST_BYTES` or less."""
+    """The answer of a path: HTTP's status, and a content of `MAX_BYTES` or less."""
 
     path: str
     status: int
@@ -81,8 +81,8 @@ async def read(
         ):
             async for piece in response.aiter_raw():
                 content += piece
-                if len(content) > MOST_BYTES:
-                    raise AnswerError(f"{path}: answers more than {MOST_BYTES} bytes")
+                if len(content) > MAX_BYTES:
+                    raise AnswerError(f"{path}: answers more than {MAX_BYTES} bytes")
     except TimeoutError as error:
         raise AnswerError(f"{path}: no whole answer within {within_s:g} s", late=True) from error
     # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
@@ -119,4 +119,4 @@ def _why(error: BaseException) -> str:
 
 def shortly(error: BaseException) -> str:
     """Return an error's message as a line of 300 characters at most: some quote a whole answer."""
-    return readable_line(str(error), MOST_QUOTED_CHARACTERS)
+    return readable_line(str(error), MAX_QUOTED_CHARACTERS)

@@ -12,8 +12,8 @@ import msgspec
 
 from specreg.core.errors import SpecregError
 
-MOST_NAME_CHARACTERS = 64
-MOST_CASE_CHARACTERS = 128
+MAX_NAME_CHARACTERS = 64
+MAX_CASE_CHARACTERS = 128
 """With the suffixes of a log and of a temporary file, an id must not exceed 255 bytes."""
 _SHOWN_CHARACTERS = 80
 
@@ -30,22 +30,22 @@ def _pattern(most_characters: int) -> str:
     return rf"^(?!\.{{1,2}}$){_characters(most_characters)}$(?!\n)"
 
 
-NAME_PATTERN = _pattern(MOST_NAME_CHARACTERS)
-CASE_PATTERN = _pattern(MOST_CASE_CHARACTERS)
+NAME_PATTERN = _pattern(MAX_NAME_CHARACTERS)
+CASE_PATTERN = _pattern(MAX_CASE_CHARACTERS)
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 """An environment, a model pair, a tier, a run, a metric or a check."""
 CaseId = Annotated[str, msgspec.Meta(pattern=CASE_PATTERN)]
-_CASE = _characters(MOST_CASE_CHARACTERS)
+_CASE = _characters(MAX_CASE_CHARACTERS)
 ReportedCase = Annotated[str, msgspec.Meta(pattern=rf"^(?!\.{{1,2}}$){_CASE}( > {_CASE})?$(?!\n)")]
 """The id of a case, or of the two cases that a gate compares where their ids differ."""
 
 
-def is_name(text: str, most_characters: int = MOST_NAME_CHARACTERS) -> bool:
+def is_name(text: str, most_characters: int = MAX_NAME_CHARACTERS) -> bool:
     """Whether a text keeps to the grammar of names."""
     return re.search(_pattern(most_characters), text) is not None
 
 
-def check_spelling(kind: str, name: str, most_characters: int = MOST_NAME_CHARACTERS) -> None:
+def check_spelling(kind: str, name: str, most_characters: int = MAX_NAME_CHARACTERS) -> None:
     """Check that a name keeps to the grammar.
 
     Raises:

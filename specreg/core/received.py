@@ -21,9 +21,9 @@ from typing import BinaryIO
 from specreg.core.files import MIB, check_kind, open_checked, read_bounded, refusal, replace_file
 
 _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.~-]{1,200}", re.ASCII)
-_MOST_FILES = 20_000
-_MOST_FOLDERS_DEEP = 8
-_MOST_FOLDER_BYTES = 8 * 2**30
+_MAX_FILES = 20_000
+_MAX_FOLDERS_DEEP = 8
+_MAX_FOLDER_BYTES = 8 * 2**30
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -70,11 +70,11 @@ def received_files(folder: Path) -> list[PurePosixPath]:
     top = folder.resolve()
     for path, folders, names, descriptor in os.fwalk(top, follow_symlinks=False):
         below = PurePosixPath(Path(path).relative_to(top))
-        if len(below.parts) > _MOST_FOLDERS_DEEP:
-            raise refusal(f"lies more than {_MOST_FOLDERS_DEEP} folders deep", below)
+        if len(below.parts) > _MAX_FOLDERS_DEEP:
+            raise refusal(f"lies more than {_MAX_FOLDERS_DEEP} folders deep", below)
         entries += len(folders) + len(names)
-        if entries > _MOST_FILES:
-            raise refusal(f"holds more than {_MOST_FILES} files")
+        if entries > _MAX_FILES:
+            raise refusal(f"holds more than {_MAX_FILES} files")
         for name in (*folders, *names):
             wanted = stat.S_IFDIR if name in folders else stat.S_IFREG
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -82,9 +82,9 @@ def received_files(folder: Path) -> list[PurePosixPath]:
             _check_alone(status, below / name)
             if wanted == stat.S_IFREG:
                 size_bytes += status.st_size
-        if size_bytes > _MOST_FOLDER_BYTES:
+        if size_bytes > _MAX_FOLDER_BYTES:
             # A file with holes takes no room until it is copied.
-            raise refusal(f"holds more than {_MOST_FOLDER_BYTES / 2**30:g} GiB")
+            raise refusal(f"holds more than {_MAX_FOLDER_BYTES / 2**30:g} GiB")
         files.extend(below / name for name in names)
     return sorted(files)
 
@@ -127,12 +127,12 @@ def unpack_received(packed: bytes, into: Path) -> Path:
             files, or unpacks to too much.
     """
     into.mkdir(parents=True)
-    left_bytes = _MOST_FOLDER_BYTES
+    left_bytes = _MAX_FOLDER_BYTES
     try:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             for number, member in enumerate(archive):
                 left_bytes -= member.size
-                if number > _MOST_FILES or left_bytes < 0:
+                if number > _MAX_FILES or left_bytes < 0:
                     raise refusal("unpacks to too much")
                 if not (member.isfile() or member.isdir()):
                     raise refusal("is neither a folder nor a regular file", Path(member.name))

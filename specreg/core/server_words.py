@@ -13,9 +13,9 @@ import msgspec
 from specreg.core.files import UNREADABLE
 from specreg.core.readable import readable_line
 
-MOST_QUOTED_CHARACTERS = 300
-_MOST_SEARCHED = 16 * 2**10
-_MOST_FIELDS = 12
+MAX_QUOTED_CHARACTERS = 300
+_MAX_SEARCHED = 16 * 2**10
+_MAX_FIELDS = 12
 """An object with more fields describes something else, of which an `error` is only a part."""
 _FLAT = ("errors", "detail", "message", "msg", "error_message")
 """What an error without a field `error` has for its words."""
@@ -37,14 +37,14 @@ class ServerWords:
 def quote(content: bytes | str) -> str:
     """Return what was said as one printable line of 300 characters at most."""
     # More is looked at than is quoted: half a secret would be quoted as any other text.
-    content = content[:_MOST_SEARCHED]
+    content = content[:_MAX_SEARCHED]
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
-    return readable_line(text, MOST_QUOTED_CHARACTERS)
+    return readable_line(text, MAX_QUOTED_CHARACTERS)
 
 
 def quote_answer(content: bytes) -> str:
     """Return a short answer whole, and of a long one the words of its error, else its beginning."""
-    words = error_in(content) if len(content) > MOST_QUOTED_CHARACTERS else None
+    words = error_in(content) if len(content) > MAX_QUOTED_CHARACTERS else None
     return words.text if words is not None else quote(content)
 
 
@@ -99,7 +99,7 @@ def error_of(answer: Mapping[str, object]) -> ServerWords | None:
 
 def _description_of(answer: Mapping[str, object]) -> object:
     """Return what describes the error, None where the answer is none."""
-    if len(answer) <= _MOST_FIELDS and is_error(answer.get("error")):
+    if len(answer) <= _MAX_FIELDS and is_error(answer.get("error")):
         return answer["error"]
     meta = answer.get("meta_info")
     ended = meta.get("finish_reason") if isinstance(meta, dict) else None
@@ -107,7 +107,7 @@ def _description_of(answer: Mapping[str, object]) -> object:
         return ended
     if answer.get("object") == "error" or answer.get("type") == "error":
         return answer
-    is_flat = len(answer) <= _MOST_FIELDS and _ANSWERS.isdisjoint(answer)
+    is_flat = len(answer) <= _MAX_FIELDS and _ANSWERS.isdisjoint(answer)
     return answer if is_flat and any(answer.get(name) for name in _FLAT) else None
 
 

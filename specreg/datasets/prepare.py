@@ -32,9 +32,9 @@ from specreg.datasets.table import PromptSet
 
 _TOYS = "fixtures/prompts"
 """The toy sets: single turns of five categories in the tiny models' language, and conversations."""
-_MOST_RANDOM_PROMPTS = 1024
+_MAX_RANDOM_PROMPTS = 1024
 """The most prompts of a set of random token ids."""
-_MOST_RANDOM_TOKENS = 2**22
+_MAX_RANDOM_TOKENS = 2**22
 """The most tokens of all its prompts, so there are fewer of those longer than 4,096 tokens."""
 
 
@@ -272,9 +272,9 @@ def _random_prompts(length_tokens: int, vocabulary: int) -> tuple[Prompt, ...]:
     """
     # The array holds one Python integer for each id, however often the id is drawn.
     ids = np.arange(vocabulary).astype(object)
-    affordable_prompts = max(1, _MOST_RANDOM_TOKENS // length_tokens)
+    affordable_prompts = max(1, _MAX_RANDOM_TOKENS // length_tokens)
     prompts: list[Prompt] = []
-    for number in range(min(_MOST_RANDOM_PROMPTS, affordable_prompts)):
+    for number in range(min(_MAX_RANDOM_PROMPTS, affordable_prompts)):
         generator = np.random.RandomState([length_tokens, number])
         token_ids = tuple(ids[generator.randint(vocabulary, size=length_tokens)])
         prompts.append(Prompt(id=f"random-{number}", category="random", token_ids=token_ids))

@@ -23,10 +23,10 @@ from specreg.datasets.table import FILLING, PromptSet
 
 _T = TypeVar("_T")
 
-_MOST_ID_CHARACTERS = 200
-_MOST_ROWS = 1_000_000
+_MAX_ID_CHARACTERS = 200
+_MAX_ROWS = 1_000_000
 """The most rows of a file; ShareGPT, the longest published set, has 94,145."""
-_MOST_BYTES = 2**30
+_MAX_BYTES = 2**30
 """The most bytes of a file, or of what it unpacks to; ShareGPT has 673 MB."""
 _BATCH_ROWS = 32
 _ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
@@ -307,8 +307,8 @@ def _check_prompt(prompt: Prompt) -> None:
     Raises:
         DatasetError: It hasn't.
     """
-    if len(prompt.id) > _MOST_ID_CHARACTERS:
-        beginning = prompt.id[:_MOST_ID_CHARACTERS]
+    if len(prompt.id) > _MAX_ID_CHARACTERS:
+        beginning = prompt.id[:_MAX_ID_CHARACTERS]
         raise DatasetError(
             f"prompt '{beginning}…' has an id of {len(prompt.id)} characters; give it a shorter one"
         )
@@ -352,8 +352,8 @@ def _check_size(path: Path, size: int, limit: int, unit: str) -> None:
 def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the location and the content of each row of JSON lines or of a JSON array."""
     with open_checked(path) as file:
-        _check_size(path, os.fstat(file.fileno()).st_size, _MOST_BYTES, "bytes")
-        content = read_bounded(file, _MOST_BYTES).removeprefix(codecs.BOM_UTF8)
+        _check_size(path, os.fstat(file.fileno()).st_size, _MAX_BYTES, "bytes")
+        content = read_bounded(file, _MAX_BYTES).removeprefix(codecs.BOM_UTF8)
     text = content.strip()
     rows: Sequence[bytes | msgspec.Raw]
     if text.startswith(b"["):
@@ -363,7 +363,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
         leading_blanks = content[: len(content) - len(content.lstrip())]
         first = 1 + len(leading_blanks.splitlines())
         rows = text.splitlines()
-    _check_size(path, len(rows), _MOST_ROWS, "rows")
+    _check_size(path, len(rows), _MAX_ROWS, "rows")
     for number, row in enumerate(rows, first):
         yield f"{path}:{number}", bytes(row)
 
@@ -387,7 +387,7 @@ def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
         ) from error
     with open_checked(path) as source:
         file = parquet.ParquetFile(source)
-        _check_size(path, file.metadata.num_rows, _MOST_ROWS, "rows")
+        _check_size(path, file.metadata.num_rows, _MAX_ROWS, "rows")
         names = [name for name in file.schema_arrow.names if name in columns]
         number = 0
         read_bytes = 0
@@ -397,5 +397,5 @@ def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
                 filled = {name: value for name, value in row.items() if value is not None}
                 content = msgspec.json.encode(filled)
                 read_bytes += len(content)
-                _check_size(path, read_bytes, _MOST_BYTES, "bytes of text")
+                _check_size(path, read_bytes, _MAX_BYTES, "bytes of text")
                 yield f"{path}:{number}", content

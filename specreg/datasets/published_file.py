@@ -21,7 +21,7 @@ from specreg.datasets.prompt_files import load_published_rows
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import PromptSet
 
-_MOST_MEMORY_BYTES = 6 * 2**30
+_MAX_MEMORY_BYTES = 6 * 2**30
 """What reading a file may take. ShareGPT, the largest published set, takes less than 3 GiB."""
 _READER = (sys.executable, "-P", "-m", "specreg.datasets.published_file")
 _OUT_OF_MEMORY = 3
@@ -60,7 +60,7 @@ def read_published_file(
     path: Path,
     prompt_set: PromptSet,
     *,
-    most_memory_bytes: int = _MOST_MEMORY_BYTES,
+    most_memory_bytes: int = _MAX_MEMORY_BYTES,
     command: Sequence[str] = _READER,
 ) -> tuple[tuple[Prompt, ...], int]:
     """Load the prompts of the file of a published set; see `load_published_rows`.

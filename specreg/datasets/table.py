@@ -8,7 +8,7 @@ from types import MappingProxyType
 from specreg.core.errors import DatasetError, UnknownNameError
 
 _RANDOM = "random"
-_MOST_RANDOM_DIGITS = 6
+_MAX_RANDOM_DIGITS = 6
 """The most digits of the length of random prompts; no model has a longer context."""
 _RAW = "https://raw.githubusercontent.com"
 FILLING = f"{_RAW}/NVIDIA-NeMo/Skills/main/nemo_skills/dataset/speed-bench/prepare.py"
@@ -72,10 +72,10 @@ def dataset_named(name: str) -> PromptSet:
     if random_name is None:
         raise UnknownNameError("dataset", name, SETS)
     length = random_name[1]
-    if len(length) > _MOST_RANDOM_DIGITS:
+    if len(length) > _MAX_RANDOM_DIGITS:
         raise DatasetError(
             f"dataset '{name}': prompts of {length} random ids can't be drawn, those of"
-            f" {_MOST_RANDOM_DIGITS} digits at most; ask for fewer"
+            f" {_MAX_RANDOM_DIGITS} digits at most; ask for fewer"
         )
     return PromptSet(dataset=_RANDOM, config=length)
 

@@ -217,7 +217,7 @@ class SglangWireFormat(WireFormat, TokenApi):
 
 
 _VERSION = "0.5.23"
-_MOST_CHARACTERS = 1024
+_MAX_CHARACTERS = 1024
 # All of these are CUDA builds; none is of use without a GPU.
 _KERNELS = (
     *("cuda-tile", "cuda-python", "flash-attn-4", "flashinfer-python", "humming-kernels"),
@@ -440,10 +440,10 @@ class Sglang(Engine):
             info = msgspec.json.decode(fetch("GET", self.version_path), type=dict[str, object])
             return dataclasses.replace(
                 identity,
-                target=str(info.get("model_path") or identity.target)[:_MOST_CHARACTERS],
+                target=str(info.get("model_path") or identity.target)[:_MAX_CHARACTERS],
                 speculates=info.get("speculative_algorithm") is not None,
                 speculation={
-                    name.replace("_", "-"): str(value)[:_MOST_CHARACTERS]
+                    name.replace("_", "-"): str(value)[:_MAX_CHARACTERS]
                     for name, value in info.items()
                     if name.startswith("speculative_") and value is not None
                 },

@@ -16,7 +16,7 @@ from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError, ServerAnswerError
 from specreg.core.files import UNREADABLE
-from specreg.core.http import MOST_BYTES, Count, Histogram, Name
+from specreg.core.http import MAX_BYTES, Count, Histogram, Name
 from specreg.core.server_words import error_in, is_error, is_json, quote, words_in, words_of
 
 
@@ -648,7 +648,7 @@ class EventSplitter:
         """Yield the data of the events that a piece completes, `[DONE]` included.
 
         Raises:
-            InvalidMeasurementError: `EVENT_UNREADABLE`, a line doesn't end within `MOST_BYTES`.
+            InvalidMeasurementError: `EVENT_UNREADABLE`, a line doesn't end within `MAX_BYTES`.
             ServerAnswerError: An event is called an error.
         """
         self._begun += piece
@@ -656,8 +656,8 @@ class EventSplitter:
         # Without this test, each piece of a long line would cause a search of the whole line.
         if b"\n" in piece:
             *lines, self._begun = self._begun.split(b"\n")
-        if len(self._begun) + len(self._held) > MOST_BYTES:
-            message = f"after {MOST_BYTES} bytes a line has no end; is this a stream of events?"
+        if len(self._begun) + len(self._held) > MAX_BYTES:
+            message = f"after {MAX_BYTES} bytes a line has no end; is this a stream of events?"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         for line in lines:
             if line.startswith(_PREFIX):

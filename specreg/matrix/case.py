@@ -33,7 +33,7 @@ _OPEN_ROUNDS = 4
 _PROMPTS_PER_SLOT = 4
 """The prompts of a round for each request in flight, because ramp and drain would be most of a
 shorter round."""
-MOST_DRAFT_TOKENS = 128
+MAX_DRAFT_TOKENS = 128
 """The most tokens drafted per step, for which vLLM's sampler has room."""
 ROUNDING_NATS = 0.25
 """The gap between the log-probabilities of two tokens below which rounding may choose either."""
@@ -44,13 +44,13 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")
 """The arguments by which chat templates switch a thought on or off: the first of Qwen's, GLM's and
 Nemotron's, the second of DeepSeek's and Granite's. A template ignores what it doesn't know."""
 
-MOST_CLIENT_PROCESSES = 256
+MAX_CLIENT_PROCESSES = 256
 """Each of them is a process of Python, and takes a port for each request in flight."""
 AboveZero = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Rate = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 """Requests per second; at the lowest rate the next one comes after eleven days."""
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)]
+DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_TOKENS)]
 Width = Literal["8b", "1b", "30m"]
 """How large a pair is made, by about the parameters of its target."""
 
@@ -183,7 +183,7 @@ class WorkloadSettings(RequestSettings):
     dataset: str
     prompts: Positive
     request_timeout_s: AboveZero = 600.0
-    client_processes: Annotated[int, msgspec.Meta(ge=1, le=MOST_CLIENT_PROCESSES)] = 1
+    client_processes: Annotated[int, msgspec.Meta(ge=1, le=MAX_CLIENT_PROCESSES)] = 1
     speed: bool = True
     least_s: NotNegative = 0.0
     rounding_nats: NotNegative = ROUNDING_NATS

@@ -17,7 +17,7 @@ import msgspec
 from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError, SpecregError, UnknownNameError, check_name
 from specreg.core.files import MIB, read_regular
-from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling, is_name
+from specreg.core.names import MAX_CASE_CHARACTERS, check_spelling, is_name
 from specreg.core.readable import is_plain, readable_line
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
@@ -48,13 +48,13 @@ from specreg.matrix.models import is_hub_id
 
 PAIRS = Path("models/pairs.toml")
 """The file of the model pairs that all tiers share, seen from the parent of the tiers' folder."""
-_MOST_SHARED_FRAC = 0.5
+_MAX_SHARED_FRAC = 0.5
 """The share of a GPU's memory that a server may take if its control is on the same GPU."""
 _POWER_S = 30.0
-_MOST_CASES = 10_000
-_MOST_PART_BYTES = 255
+_MAX_CASES = 10_000
+_MAX_PART_BYTES = 255
 """The longest name of a file or a folder in Linux."""
-_MOST_PATH_CHARACTERS = 1_000
+_MAX_PATH_CHARACTERS = 1_000
 _SHOWN_CHARACTERS = 80
 _LAUNCH_SUFFIX = re.compile(r"-launch\d+$")
 _ADVICE = f"mend it, or begin with a file of {specreg_command('init')}"
@@ -285,7 +285,7 @@ def _check_id(case: Case, pairs_by_server: Mapping[str, str], locations: Mapping
     Raises:
         MatrixError: An id is taken or has the wrong spelling, or there are too many cases.
     """
-    check_spelling("case", case.id, MOST_CASE_CHARACTERS)
+    check_spelling("case", case.id, MAX_CASE_CHARACTERS)
     server = case.server
     if case.id in locations:
         location = locations[case.id]
@@ -298,8 +298,8 @@ def _check_id(case: Case, pairs_by_server: Mapping[str, str], locations: Mapping
             f"two servers are called '{server.id}', one of model pair '{server.models}', the other"
             f" of '{pair}'; rename a pair"
         )
-    if len(locations) >= _MOST_CASES:
-        raise MatrixError(f"there are more than {_MOST_CASES} cases; leave some out")
+    if len(locations) >= _MAX_CASES:
+        raise MatrixError(f"there are more than {_MAX_CASES} cases; leave some out")
 
 
 @contextlib.contextmanager
@@ -412,7 +412,7 @@ def _check_reference(reference: str) -> None:
         MatrixError: The text can't.
     """
     longest_bytes = max(len(os.fsencode(part)) for part in reference.split("/"))
-    is_too_long = longest_bytes > _MOST_PART_BYTES or len(reference) > _MOST_PATH_CHARACTERS
+    is_too_long = longest_bytes > _MAX_PART_BYTES or len(reference) > _MAX_PATH_CHARACTERS
     if reference and is_plain(reference) and not is_too_long:
         return
     shown = readable_line(reference, _SHOWN_CHARACTERS)
@@ -745,9 +745,9 @@ def _with_controls(
             yield case
             continue
         share_frac = case.server.gpu_memory_frac
-        if on_gpu and share_frac > _MOST_SHARED_FRAC:
+        if on_gpu and share_frac > _MAX_SHARED_FRAC:
             raise MatrixError(
                 f"{locations[case.id]}: gpu_memory_frac = {share_frac}, needed at most"
-                f" {_MOST_SHARED_FRAC}: case and control stand beside one another; lower it"
+                f" {_MAX_SHARED_FRAC}: case and control stand beside one another; lower it"
             )
         yield dataclasses.replace(case, control=control)

@@ -44,7 +44,7 @@ from specreg.telemetry.power_record import PowerRecord
 
 _PackageLine = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """A line of `uv pip freeze`, which a baseline's list of packages takes over."""
-_MOST_PACKAGES = 10_000
+_MAX_PACKAGES = 10_000
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     look: str = Look.FULL.name
     power: PowerRecord | None = None
     invalid: dict[Family, Invalidity] = {}
-    packages: Annotated[tuple[_PackageLine, ...], msgspec.Meta(max_length=_MOST_PACKAGES)] = ()
+    packages: Annotated[tuple[_PackageLine, ...], msgspec.Meta(max_length=_MAX_PACKAGES)] = ()
     facts: LaunchFacts = NOTHING_KNOWN
 
 
@@ -141,8 +141,8 @@ _Builders = dict[tuple[bool, int], RoundBuilder]
 """The rounds of a measurement by whether they are the control's, and by their number."""
 
 _MIB = 2**20
-_MOST_LINE_BYTES = 64 * _MIB
-_MOST_LINES = 2_000_000
+_MAX_LINE_BYTES = 64 * _MIB
+_MAX_LINES = 2_000_000
 _WRITTEN_AT_ONCE_BYTES = _MIB
 _UNREADABLE_LINE = b"null\n"
 _AGAIN = "leave that run out, and run it again"
@@ -463,11 +463,11 @@ def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[bytes, Line | 
         open_received(path.parent, path.name) as file,
     ):
         for number in itertools.count(1):
-            content = file.readline(_MOST_LINE_BYTES)
+            content = file.readline(_MAX_LINE_BYTES)
             if not content:
                 return
-            if number > _MOST_LINES or len(content) == _MOST_LINE_BYTES:
-                limits = f"{_MOST_LINES} lines of {_MOST_LINE_BYTES // _MIB} MiB"
+            if number > _MAX_LINES or len(content) == _MAX_LINE_BYTES:
+                limits = f"{_MAX_LINES} lines of {_MAX_LINE_BYTES // _MIB} MiB"
                 raise SpecregError(f"journal '{path}': is longer than {limits}; {_AGAIN}")
             line: Line | None = None
             try:

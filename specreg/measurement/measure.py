@@ -43,7 +43,7 @@ _CLEAR = 2.5
 """By how many standard errors earlier batches must be slower for a trend to be left."""
 _LATE_NS = 5 * 10**6
 _LATE_FRAC = 0.05
-_MOST_LATE_NS = 20 * 10**6
+_MAX_LATE_NS = 20 * 10**6
 _LEAST_STEP_NS = 10**5
 """No step of a model takes less."""
 _ENOUGH_BEATS_NS = 20 * BEAT_NS
@@ -615,7 +615,7 @@ def check_client(rounds: Sequence[Round]) -> None:
     covered_ns = lags.size * BEAT_NS + lags.total_ns
     lag_ns = lags.quantile_ns(0.5) if covered_ns >= _ENOUGH_BEATS_NS else 0.0
     answer_ns = statistics.median(answer_times_ns or [wait_ns])
-    _check_lateness("woke", lag_ns, min(_LATE_FRAC * min(wait_ns, answer_ns), _MOST_LATE_NS))
+    _check_lateness("woke", lag_ns, min(_LATE_FRAC * min(wait_ns, answer_ns), _MAX_LATE_NS))
 
 
 def _check_chunks_apart(step_ns: float) -> None:

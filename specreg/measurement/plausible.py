@@ -16,15 +16,15 @@ from specreg.load.chat_client import FinishedRequest
 from specreg.stats.percentiles import PER_E, TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
 
-_MOST_COUNT = 2**53
+_MAX_COUNT = 2**53
 """The largest count that a float holds exactly."""
 _LAST_MOMENT_NS = 2**62
-_MOST_BUCKET = math.ceil(PER_E * math.log(_LAST_MOMENT_NS))
+_MAX_BUCKET = math.ceil(PER_E * math.log(_LAST_MOMENT_NS))
 """The bucket of a histogram for the longest duration."""
-_MOST_NUMBER = 1e30
+_MAX_NUMBER = 1e30
 """No number in a journal that was measured is larger."""
-_MOST_CHUNK_TOKENS = 2**24
-_MOST_POSITIONS = 1024
+_MAX_CHUNK_TOKENS = 2**24
+_MAX_POSITIONS = 1024
 
 
 def check_request(finished: FinishedRequest) -> None:
@@ -50,7 +50,7 @@ def check_request(finished: FinishedRequest) -> None:
     _check_counts((tokens for tokens in reported_tokens if tokens is not None), "a request")
     _check_counts((trace.turn - 1,), "turns")
     _check_counts((chunk.tokens for chunk in finished.chunks), "a chunk")
-    if len(trace.chunk_sizes) > _MOST_CHUNK_TOKENS:
+    if len(trace.chunk_sizes) > _MAX_CHUNK_TOKENS:
         raise msgspec.ValidationError(f"a chunk of {len(trace.chunk_sizes)} tokens")
     if trace.acceptance is not None:
         _check_steps(trace.acceptance)
@@ -76,9 +76,9 @@ def check_lags(lags: TimeHistogram) -> None:
     _check_counts(lags.counts.values(), "lags")
     _check_order((0, lags.min_ns, lags.max_ns, _LAST_MOMENT_NS))
     has_empty_buckets = not all(lags.counts.values())
-    buckets_fit = all(0 <= bucket <= _MOST_BUCKET for bucket in lags.counts)
-    total_fits = 0 <= lags.total_ns <= _MOST_NUMBER
-    total2_fits = 0 <= lags.total_ns2 <= _MOST_NUMBER**2
+    buckets_fit = all(0 <= bucket <= _MAX_BUCKET for bucket in lags.counts)
+    total_fits = 0 <= lags.total_ns <= _MAX_NUMBER
+    total2_fits = 0 <= lags.total_ns2 <= _MAX_NUMBER**2
     if has_empty_buckets or not (buckets_fit and total_fits and total2_fits):
         raise msgspec.ValidationError("a histogram of durations that can't be")
 
@@ -120,7 +120,7 @@ def check_numbers(value: object) -> None:
     elif isinstance(value, (list, tuple)):
         for part in value:
             check_numbers(part)
-    elif isinstance(value, (int, float)) and not -_MOST_NUMBER <= value <= _MOST_NUMBER:
+    elif isinstance(value, (int, float)) and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
         raise msgspec.ValidationError("a number that is too large to calculate with")
 
 
@@ -130,15 +130,15 @@ def _check_steps(counts: StepCounts) -> None:
     They may contradict one another: then the figure is INVALID, which is no error of the journal.
     """
     numbers = (counts.steps, counts.accepted, counts.proposed or 0, *counts.position_counts)
-    if len(counts.position_counts) > _MOST_POSITIONS:
+    if len(counts.position_counts) > _MAX_POSITIONS:
         raise msgspec.ValidationError(f"{len(counts.position_counts)} positions of drafts")
-    if not all(-_MOST_COUNT <= number <= _MOST_COUNT for number in numbers):
+    if not all(-_MAX_COUNT <= number <= _MAX_COUNT for number in numbers):
         raise msgspec.ValidationError("counts of steps that are too large")
 
 
 def _check_counts(counts: Iterable[int], subject: str) -> None:
     for count in counts:
-        if not 0 <= count <= _MOST_COUNT:
+        if not 0 <= count <= _MAX_COUNT:
             raise msgspec.ValidationError(f"a count of {subject} that can't be")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import RequestTrace
-from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling
+from specreg.core.names import MAX_CASE_CHARACTERS, check_spelling
 from specreg.core.values import readable_values
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
@@ -33,7 +33,7 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
     began_ns = int(began.timestamp()) * _NS_PER_S if began is not None else 0
     cases = [case for case in report.cases if case.case_id in measured]
     for case in cases:
-        check_spelling("case", case.case_id, MOST_CASE_CHARACTERS)
+        check_spelling("case", case.case_id, MAX_CASE_CHARACTERS)
     files = {}
     for case in cases:
         records = _records_of(case, measured[case.case_id], began_ns)

@@ -40,10 +40,10 @@ _OF_LOAD: Mapping[str, Any] = {
 _SPEEDUP = "speedup_ratio"
 _FEWEST_RUNS = 2
 _FEWEST_LOADS = 3
-_MOST_NIGHTS = 30
-_MOST_NAMED_LINES = 6
+_MAX_NIGHTS = 30
+_MAX_NAMED_LINES = 6
 """So many lines have a colour each; of more, only those that aren't fine stand out."""
-_MOST_LISTED = 6
+_MAX_LISTED = 6
 _LINE_COLORS = tuple(f"line{number}" for number in range(1, 7))
 _CHANGES = AxisStyle(unit="%", signed=True, least_range=1.0)
 """The axis of changes in percent, where less than 1 % is no movement."""
@@ -207,7 +207,7 @@ def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
 
     A line is relative to the baseline of its case, or to its own first night without one.
     """
-    nights = sorted({run.run for case in cases for run in case.history})[-_MOST_NIGHTS:]
+    nights = sorted({run.run for case in cases for run in case.history})[-_MAX_NIGHTS:]
     for metric in METRICS.values():
         if metric.position is not None:
             continue
@@ -279,7 +279,7 @@ def _figure_history(
 
 def case_colors(cases: Sequence[CaseReport]) -> Mapping[str, str]:
     """Return the colour of each case's lines by its id; none of too many cases."""
-    if len(cases) > _MOST_NAMED_LINES:
+    if len(cases) > _MAX_NAMED_LINES:
         return {}
     return {case.case_id: color for case, color in zip(cases, _LINE_COLORS, strict=False)}
 
@@ -311,10 +311,10 @@ def _version_starts(runs: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
 
 def _bad_notes(bad_runs: Mapping[str, RunRecord]) -> Iterator[str]:
     """Yield since when each case isn't fine, of a few cases."""
-    for case_id, run in itertools.islice(bad_runs.items(), _MOST_LISTED):
+    for case_id, run in itertools.islice(bad_runs.items(), _MAX_LISTED):
         yield f"{case_id} is not fine since {moment_of(run)}."
-    if len(bad_runs) > _MOST_LISTED:
-        yield f"{len(bad_runs) - _MOST_LISTED} more cases are not fine."
+    if len(bad_runs) > _MAX_LISTED:
+        yield f"{len(bad_runs) - _MAX_LISTED} more cases are not fine."
 
 
 def _date_ticks(plot: Plot, nights: Sequence[str]) -> Sequence[Tick]:
@@ -344,7 +344,7 @@ def case_histories(
     """
     for metric in METRICS.values():
         judged = comparable(history, metric.name)
-        runs = [run for run in judged if metric.name in run.values][-_MOST_NIGHTS:]
+        runs = [run for run in judged if metric.name in run.values][-_MAX_NIGHTS:]
         if metric.position is None and len(runs) >= _FEWEST_RUNS:
             yield _case_history(metric.name, runs, expected.get(metric.name))
 

@@ -45,7 +45,7 @@ from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 SCHEMA_VERSION: Literal[3] = 3
 FILE_NAME = "report.json"
-_MOST_BYTES = 256 * MIB
+_MAX_BYTES = 256 * MIB
 _ARMS = {0, 2}
 """How many sides a document may have: none of a run, two of a gate."""
 REGRESSED_STATUS = 1
@@ -315,7 +315,7 @@ def load_report(path: Path) -> Report:
         ReportError: There is none, or it can't be read or is of another form.
     """
     try:
-        content = read_received(path.parent, path.name, _MOST_BYTES)
+        content = read_received(path.parent, path.name, _MAX_BYTES)
         report = msgspec.json.decode(content, type=Report)
         document = msgspec.json.decode(content)
         check_numbers(document)
@@ -365,7 +365,7 @@ def render_schema() -> str:
 def load_verdict(path: Path) -> RunVerdict | None:
     """Load a run's verdict; return None if there is none that can be read."""
     with contextlib.suppress(OSError, *UNREADABLE):
-        content = read_received(path.parent, path.name, _MOST_BYTES)
+        content = read_received(path.parent, path.name, _MAX_BYTES)
         return msgspec.json.decode(content, type=RunVerdict)
     return None
 

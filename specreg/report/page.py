@@ -46,8 +46,8 @@ from specreg.report.tables import (
 from specreg.report.terminal import columns_of, next_of, render_notes
 from specreg.verdicts.verdict import Verdict
 
-_MOST_NEXT_CHARS = 8_000
-_MOST_TEXT_CHARS = 300
+_MAX_NEXT_CHARS = 8_000
+_MAX_TEXT_CHARS = 300
 """The longest text of others that the Markdown shows."""
 _MANY_ROWS = 12
 """So many rows of pictures stand above what needs a look; of more, what fails comes first."""
@@ -165,7 +165,7 @@ def render_markdown(report: Report) -> str:
         origin.commit and f"commit {origin.commit}",
     )
     next_steps = next_of(report)
-    if len(next_steps) > _MOST_NEXT_CHARS:
+    if len(next_steps) > _MAX_NEXT_CHARS:
         next_steps = "the commands are too long for here: report.html has them"
     text = _MARKDOWN.get_template("report.md.jinja").render(
         title=title_of(report),
@@ -254,7 +254,7 @@ def _plain(value: object) -> Markup:
     """Return a text that is data, not Markdown, on one line: others may have written it."""
     if isinstance(value, Markup):
         return value
-    words = readable_line(str(value), _MOST_TEXT_CHARS)
+    words = readable_line(str(value), _MAX_TEXT_CHARS)
     plain = _MARKUP.sub(lambda match: _INERT.get(match[0], f"\\{match[0]}"), words)
     return Markup(plain)  # noqa: S704 - that is what makes it so
 

@@ -20,7 +20,7 @@ from specreg.load.chat_client import FinishedRequest, Record
 from specreg.measurement.measure import RecordRound
 
 _NS_PER_S = 10**9
-_MOST_TIMES = 4.0
+_MAX_RATIO = 4.0
 """So many times longer or shorter a case may be expected to take, by how long a start takes."""
 _SHORTEST_TOLD_NS = _NS_PER_S
 """A phase that is over sooner has no line."""
@@ -152,7 +152,7 @@ class RunProgress:
             return self._cases.ratio
         if expected.is_of_this_machine or self._starts.ratio is None:
             return 1.0
-        return min(max(self._starts.ratio, 1 / _MOST_TIMES), _MOST_TIMES)
+        return min(max(self._starts.ratio, 1 / _MAX_RATIO), _MAX_RATIO)
 
     def count(self, in_flight: int, record: RecordRound) -> RecordRound:
         """Count the requests of a measurement's first arm, from none on.

@@ -15,7 +15,7 @@ from specreg.report.tables import label_of
 from specreg.verdicts.verdict import GOOD, JUDGED, SKIPPED, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
-_MOST_REASONS = 3
+_MAX_REASONS = 3
 STYLES: Mapping[Tone, str] = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
 
 
@@ -169,10 +169,10 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
         f"{case_ids[0]} {reason}"
         if len(case_ids) == 1
         else f"{len(case_ids)}, {case_ids[0]} the first: {reason}"
-        for reason, case_ids in reasons[:_MOST_REASONS]
+        for reason, case_ids in reasons[:_MAX_REASONS]
     ]
-    if len(reasons) > _MOST_REASONS:
-        parts.append(f"{len(reasons) - _MOST_REASONS} other reasons")
+    if len(reasons) > _MAX_REASONS:
+        parts.append(f"{len(reasons) - _MAX_REASONS} other reasons")
     return f"Cases that were skipped: {len(skipped)} of {cases}. {'; '.join(parts)}."
 
 

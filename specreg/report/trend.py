@@ -19,7 +19,7 @@ from specreg.verdicts.history import History, RunRecord, comparable, load_histor
 from specreg.verdicts.verdict import Outcome
 
 FILE_NAME = "history.html"
-MOST_NIGHTS = 30
+MAX_NIGHTS = 30
 """So many of the last nights of a machine are shown."""
 _RECORDED = "B"
 """The symbol of a run that recorded a baseline and judged nothing."""
@@ -139,7 +139,7 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
         cases=sum(len(shown.rows) for shown in maps),
         symbols={cell.symbol for cell in cells},
         made_at=f"{made_at:%Y-%m-%d %H:%M} UTC",
-        most_nights=MOST_NIGHTS,
+        most_nights=MAX_NIGHTS,
         recorded=_RECORDED,
         unknown=_UNKNOWN,
     )
@@ -156,7 +156,7 @@ def _map_of(shown: MachineHistory, number: int) -> _Map:
         (record for records in records_by_case.values() for record in records),
         key=lambda record: record.run,
     )
-    runs = list(dict.fromkeys(record.run for record in every_record))[-MOST_NIGHTS:]
+    runs = list(dict.fromkeys(record.run for record in every_record))[-MAX_NIGHTS:]
     rows = [
         _row_of(
             records, runs, anchor=f"{number}-{case_id}", expected=shown.expected.get(case_id, {})

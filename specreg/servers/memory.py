@@ -21,7 +21,7 @@ _BLOCK_TOKENS = 128
 """Room of each sequence for its last block and its drafts; vLLM's blocks usually have 16 tokens."""
 _ON_CPU_GIB = 3.0
 """What a server without a GPU takes besides its weights; vLLM took 1.9, 1 of them for its cache."""
-_MOST_OF_GPU_FRAC = 0.97
+_MAX_GPU_FRAC = 0.97
 """The share of a GPU that all servers together may take: the driver keeps part of a GPU, and vLLM
 doesn't start if less is free than its share."""
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -148,7 +148,7 @@ def _fit_on_gpus(specs: Sequence[ServerSpec], gpus_gib: Sequence[float | None]) 
         if memory is None:
             return False
         total_frac += memory.share_frac
-    return total_frac <= _MOST_OF_GPU_FRAC
+    return total_frac <= _MAX_GPU_FRAC
 
 
 def free_gib(cgroups: Path = _CGROUPS) -> float:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from specreg.stats.intervals import Effect, t_tail
 from specreg.stats.variance import Variance
 
-MOST_NIGHTS = 20
+MAX_NIGHTS = 20
 """How many nights of a level are taken: more hardly make it better known."""
-MOST_TOGETHER = 50
+MAX_TOGETHER = 50
 """How many of the last nights are taken together at most."""
 _FEWEST_LAST = 2
 """A loss that lasts shows in so many nights at least; that of one night is judged by itself."""
@@ -151,8 +151,8 @@ def lasting_loss(
     clearest_t = 0.0
     clearest_step_t = 0.0
     first_night = 0
-    for start in range(max(1, count - MOST_NIGHTS), count - _FEWEST_LAST + 1):
-        firsts = np.arange(1, min(start, MOST_NIGHTS) + 1)
+    for start in range(max(1, count - MAX_NIGHTS), count - _FEWEST_LAST + 1):
+        firsts = np.arange(1, min(start, MAX_NIGHTS) + 1)
         last_mean, last_weight = _mean_since(start, means, weights)
         changes = last_mean - means[firsts]
         errors = np.sqrt(1 / weights[firsts] + 1 / last_weight)

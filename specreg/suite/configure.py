@@ -21,11 +21,11 @@ from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.machine import check_usable, gpus_of, remarks_on
 from specreg.suite.options import (
     FLAGS,
-    MOST_GPU_MEMORY_GIB,
-    MOST_LAUNCHES_ASKED,
-    MOST_PROMPTS_ASKED,
-    MOST_READY_S,
-    MOST_RECORD_MINUTES,
+    MAX_GPU_MEMORY_GIB,
+    MAX_LAUNCHES_ASKED,
+    MAX_PROMPTS_ASKED,
+    MAX_READY_S,
+    MAX_RECORD_MINUTES,
     Options,
     flag_of,
 )
@@ -59,23 +59,23 @@ def _check_options(options: Options) -> None:
         problem = "a baseline is of as many prompts as the matrix says; leave one of them out"
         raise SpecregError(f"--update-baselines with --num-prompts: {problem}")
     counts = {
-        "--specreg-launches": (options.launches, MOST_LAUNCHES_ASKED),
-        "--num-prompts": (options.num_prompts, MOST_PROMPTS_ASKED),
+        "--specreg-launches": (options.launches, MAX_LAUNCHES_ASKED),
+        "--num-prompts": (options.num_prompts, MAX_PROMPTS_ASKED),
     }
     for flag, (count, most) in counts.items():
         if count is not None and not 1 <= count <= most:
             raise SpecregError(f"{flag}: got {count}, needed 1 to {most}; leave it out")
-    if not 0 < options.ready_within_s <= MOST_READY_S:
-        needed = f"needed more than 0 and at most {MOST_READY_S} s"
+    if not 0 < options.ready_within_s <= MAX_READY_S:
+        needed = f"needed more than 0 and at most {MAX_READY_S} s"
         got = f"got {options.ready_within_s:g}"
         raise SpecregError(f"--specreg-ready-within-s: {got}, {needed}; mend it")
-    if not 0 <= options.record_minutes <= MOST_RECORD_MINUTES:
-        needed = f"needed 0 to {MOST_RECORD_MINUTES}"
+    if not 0 <= options.record_minutes <= MAX_RECORD_MINUTES:
+        needed = f"needed 0 to {MAX_RECORD_MINUTES}"
         got = f"got {options.record_minutes:g}"
         raise SpecregError(f"--specreg-record-minutes: {got}, {needed}; mend it")
     gib = options.gpu_memory_gib
-    if gib is not None and not 0 < gib <= MOST_GPU_MEMORY_GIB:
-        needed = f"needed more than 0 and at most {MOST_GPU_MEMORY_GIB:.0f} GiB"
+    if gib is not None and not 0 < gib <= MAX_GPU_MEMORY_GIB:
+        needed = f"needed more than 0 and at most {MAX_GPU_MEMORY_GIB:.0f} GiB"
         raise SpecregError(f"--specreg-gpu-memory: got {gib:g}, {needed}; mend it")
 
 

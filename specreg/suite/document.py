@@ -22,16 +22,16 @@ from specreg.report.document import (
 from specreg.servers.launch import log_paths
 from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.measured import shown_launch
-from specreg.suite.options import MOST_LAUNCHES_ASKED
+from specreg.suite.options import MAX_LAUNCHES_ASKED
 from specreg.suite.result import RunResult
-from specreg.verdicts.detection import MOST_LAUNCHES
+from specreg.verdicts.detection import MAX_LAUNCHES
 from specreg.verdicts.history import RunRecord
 
 LOGS_FOLDER = "logs"
 """The folder of a run that has the logs of its servers."""
 _LAST_RUNS = 60
 """How many earlier runs of a case the report shows."""
-_MOST_LAUNCHES = MOST_LAUNCHES_ASKED + MOST_LAUNCHES
+_MAX_LAUNCHES = MAX_LAUNCHES_ASKED + MAX_LAUNCHES
 """The highest number of a launch: those that the user asks for, and further ones."""
 _NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
 
@@ -145,7 +145,7 @@ def _with_engine_version(options: tuple[str, ...], figures: Figures | None) -> t
 
 def _logs(run_folder: Path, case: Case) -> Iterator[str]:
     """Yield the logs of a case's servers, launch by launch, its own server first."""
-    for number in range(1, _MOST_LAUNCHES + 1):
+    for number in range(1, _MAX_LAUNCHES + 1):
         case_launch = CaseLaunch.of(case, number)
         launches = dict.fromkeys((case_launch.server, case_launch.control))
         paths = [

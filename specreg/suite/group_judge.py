@@ -19,7 +19,7 @@ from specreg.suite.recording import RecordingBudget
 from specreg.suite.selection import Selection
 from specreg.suite.server_set import ServerSet
 from specreg.verdicts.confirmation import Confirmation
-from specreg.verdicts.detection import MOST_LAUNCHES
+from specreg.verdicts.detection import MAX_LAUNCHES
 from specreg.verdicts.history import NO_HISTORY
 from specreg.verdicts.nights import MachineNights
 from specreg.verdicts.verdict import Outcome, Verdict
@@ -176,7 +176,7 @@ class GroupJudge:
         servers = {CaseLaunch.of(case, launch.number).server.id for case in selected}
         share_s = self.budget.share_s(launch.id, servers)
         launch_s = self._time_of(launch)
-        for number in range(launch.number + 1, MOST_LAUNCHES + 1):
+        for number in range(launch.number + 1, MAX_LAUNCHES + 1):
             measurements = [measured.measurement for measured in self.cases.launches]
             undecided = self.budget.undecided(cases, metrics, measurements)
             # The next launch is expected to take as long as the last one.

@@ -37,11 +37,11 @@ from specreg.suite.selection import Selection, covers_tier
 from specreg.suite.server_set import ServerSet
 from specreg.suite.shard_runs import ShardRun, has_plan, load_shard, with_journal
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.detection import MOST_LAUNCHES
+from specreg.verdicts.detection import MAX_LAUNCHES
 
 WORKERS_FOLDER = "shards"
 """The folder of a run that holds the folders of its workers."""
-_MOST_COPIED_BYTES = 2**30
+_MAX_COPIED_BYTES = 2**30
 _UPDATE = "--update-baselines"
 _EQUAL = (
     *("commit", "tier", "matrix_sha256", "environment", "options", "launches", "reason", "of"),
@@ -131,7 +131,7 @@ def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
 
 def _read_further_launches(cases: MergedCases, recorded: Sequence[Case], launches: int) -> None:
     """Count the launches that shards measured beyond the first ones, to record more."""
-    for number in range(launches + 1, MOST_LAUNCHES + 1):
+    for number in range(launches + 1, MAX_LAUNCHES + 1):
         cases.measure_afresh(recorded, number)
 
 
@@ -175,7 +175,7 @@ def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
         if counts[name] > 1:
             copied_name = name.with_name(f"{name.stem}~shard{number}{name.suffix}")
         try:
-            copy_received(folder, str(name), into, str(copied_name), _MOST_COPIED_BYTES)
+            copy_received(folder, str(name), into, str(copied_name), _MAX_COPIED_BYTES)
         except OSError as error:
             message = f"run '{folder}': its logs weren't copied, {error.strerror}"
             raise SpecregError(f"{message}; mend that, or leave the run out") from error

@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from specreg.core.errors import SpecregError
 
-MOST_GPU_MEMORY_GIB = 1e6
-MOST_LAUNCHES_ASKED = 100
-MOST_PROMPTS_ASKED = 1_000_000
-MOST_READY_S = 100_000
-MOST_RECORD_MINUTES = 100_000
-MOST_SHARDS = 10_000
+MAX_GPU_MEMORY_GIB = 1e6
+MAX_LAUNCHES_ASKED = 100
+MAX_PROMPTS_ASKED = 1_000_000
+MAX_READY_S = 100_000
+MAX_RECORD_MINUTES = 100_000
+MAX_SHARDS = 10_000
 LAUNCHES_TO_RECORD = 3
 """How many launches of each server a recording measures unless an option says otherwise."""
 Inconclusive = Literal["nights", "fail", "warn", "warn-speed"]
@@ -172,8 +172,8 @@ class Options:
         if match is None:
             raise _shard_error(self.shard)
         choice = ShardChoice(number=int(match["number"] or 0), of=int(match["of"] or 0))
-        if choice.of > MOST_SHARDS:
-            raise _shard_error(self.shard, f" and N up to {MOST_SHARDS}")
+        if choice.of > MAX_SHARDS:
+            raise _shard_error(self.shard, f" and N up to {MAX_SHARDS}")
         if match["list"] is None and not 1 <= choice.number <= choice.of:
             raise _shard_error(self.shard)
         return choice

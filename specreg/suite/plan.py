@@ -14,9 +14,9 @@ from specreg.matrix.case import Tier
 from specreg.suite.context import RunContext
 from specreg.suite.machine import gpus_of
 from specreg.suite.options import (
-    MOST_LAUNCHES_ASKED,
-    MOST_PROMPTS_ASKED,
-    MOST_SHARDS,
+    MAX_LAUNCHES_ASKED,
+    MAX_PROMPTS_ASKED,
+    MAX_SHARDS,
     Inconclusive,
     Options,
 )
@@ -32,7 +32,7 @@ COPIED = ("logs", "power")
 PLAN_VERSION: Literal[1] = 1
 _Text = Annotated[str, msgspec.Meta(max_length=20_000)]
 _Word = Annotated[str, msgspec.Meta(max_length=128)]
-_Number = Annotated[int, msgspec.Meta(ge=0, le=MOST_SHARDS)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)]
 _Gib = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
@@ -43,7 +43,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     that merges has its own.
     """
 
-    num_prompts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROMPTS_ASKED)] | None = None
+    num_prompts: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROMPTS_ASKED)] | None = None
     inconclusive: Inconclusive = "nights"
     oracle: bool = False
     engine: Name | None = None
@@ -75,10 +75,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus_gib: Annotated[tuple[_Gib | None, ...], msgspec.Meta(max_length=1024)] = ()
     options: PlanOptions
     reason: _Text | None
-    launches: Annotated[int, msgspec.Meta(ge=1, le=MOST_LAUNCHES_ASKED)]
+    launches: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAUNCHES_ASKED)]
     number: _Number = 0
     of: _Number = 0
-    shards: Annotated[tuple[tuple[CaseId, ...], ...], msgspec.Meta(max_length=MOST_SHARDS)] = ()
+    shards: Annotated[tuple[tuple[CaseId, ...], ...], msgspec.Meta(max_length=MAX_SHARDS)] = ()
     asked: dict[CaseId, tuple[Name, ...]]
     skipped: dict[CaseId, _Text] = {}
     no_power: _Text = ""

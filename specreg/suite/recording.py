@@ -11,7 +11,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import Spread
-from specreg.verdicts.detection import MOST_LAUNCHES, RUN_LAUNCHES, mde_of_launches
+from specreg.verdicts.detection import MAX_LAUNCHES, RUN_LAUNCHES, mde_of_launches
 
 _KNOWN_FREEDOM = 8
 """With so many degrees of freedom a spread is known well enough to say what can't be told."""
@@ -46,11 +46,11 @@ def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spre
         spread: how the launches differ.
     """
     # Further launches are taken to differ as much as those so far, which are then better known.
-    freedom = spread.freedom + MOST_LAUNCHES - launches
+    freedom = spread.freedom + MAX_LAUNCHES - launches
     most_spread = dataclasses.replace(spread, freedom=freedom)
     tolerance_frac = metric.allowed_frac(case)
     current = mde_of_launches(metric, RUN_LAUNCHES, launches, spread)
-    with_most = mde_of_launches(metric, RUN_LAUNCHES, MOST_LAUNCHES, most_spread)
+    with_most = mde_of_launches(metric, RUN_LAUNCHES, MAX_LAUNCHES, most_spread)
     # A spread that few launches guess is uncertain by a factor of two.
     is_guess = spread.freedom < _KNOWN_FREEDOM
     return current > tolerance_frac and (with_most <= tolerance_frac or is_guess)

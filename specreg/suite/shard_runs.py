@@ -23,7 +23,7 @@ from specreg.report.document import FILE_NAME, Report, exit_status, load_report
 from specreg.suite.plan import COPIED, JOURNAL, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.verdict import Verdict
 
-_MOST_PLAN_BYTES = 16 * 2**20
+_MAX_PLAN_BYTES = 16 * 2**20
 _AGAIN = "leave that run out, and run it again"
 
 
@@ -72,7 +72,7 @@ def load_shard(folder: Path) -> ShardRun:
             if name.parts[0] in COPIED:
                 # A merge copies the file to a folder of the same name, so that has to be possible.
                 check_below(folder, str(name))
-        content = read_received(folder, PLAN, _MOST_PLAN_BYTES)
+        content = read_received(folder, PLAN, _MAX_PLAN_BYTES)
     except FileNotFoundError as error:
         cure = "name the folder of a run that has one"
         raise SpecregError(f"'{folder / PLAN}': {error.strerror}; {cure}") from error

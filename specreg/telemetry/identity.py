@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from specreg.core.errors import NoGpuError, SensorError
-from specreg.core.names import MOST_NAME_CHARACTERS
+from specreg.core.names import MAX_NAME_CHARACTERS
 from specreg.telemetry import nvml
 from specreg.telemetry.nvml import HiddenGpu
 from specreg.telemetry.sensor import Device
@@ -85,10 +85,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         ends in a checksum of the whole name.
         """
         name = self._full_name
-        if len(name) <= MOST_NAME_CHARACTERS:
+        if len(name) <= MAX_NAME_CHARACTERS:
             return name
         checksum = hashlib.sha256(name.encode()).hexdigest()[:_CHECKSUM_CHARACTERS]
-        beginning = name[: MOST_NAME_CHARACTERS - len(checksum) - 1]
+        beginning = name[: MAX_NAME_CHARACTERS - len(checksum) - 1]
         return f"{beginning}-{checksum}"
 
     @property

@@ -31,8 +31,8 @@ SHORTEST_S = 10.0
 """The shortest block that is judged; the two ends of a shorter one make an error above 1 %."""
 POWER_INVALID = "POWER_INVALID"
 """The code of an invalidity: the power meter is out of order."""
-_MOST_MISSING_FRAC = 0.1
-_MOST_DISAGREEMENT_FRAC = 0.03
+_MAX_MISSING_FRAC = 0.1
+_MAX_DISAGREEMENT_FRAC = 0.03
 _STUCK_NS = 10**9
 _AVERAGED_NS = 10**9
 _NS_PER_S = 10**9
@@ -104,7 +104,7 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
     if trace.lost is not None and trace.lost.at_ns < span[1]:
         raise SensorError(f"{name}: {trace.lost.lost}")
     frac = missing_frac(trace, span)
-    if frac > _MOST_MISSING_FRAC:
+    if frac > _MAX_MISSING_FRAC:
         raise SensorError(
             f"{frac:.0%} of the samples of {name} are missing, more than 10 %; the sampler was"
             " kept from running, or ended"
@@ -149,7 +149,7 @@ def check_counter(energy: Energy) -> None:
     Raises:
         SensorError: they are further apart.
     """
-    allowed_frac = _MOST_DISAGREEMENT_FRAC + energy.error_frac
+    allowed_frac = _MAX_DISAGREEMENT_FRAC + energy.error_frac
     ratio = energy.counter_ratio
     if ratio is not None and abs(ratio - 1) > allowed_frac:
         raise SensorError(

@@ -6,7 +6,7 @@ from specreg.baselines.comparison import BaselineComparison
 from specreg.core.reasons import Reason
 from specreg.measurement.metrics import Family, Metric
 from specreg.stats.intervals import LEVEL, LEVELS, Look
-from specreg.verdicts.detection import MOST_NIGHTS_TO_HOLD, nights_to_hold, to_frac
+from specreg.verdicts.detection import MAX_NIGHTS_TO_HOLD, nights_to_hold, to_frac
 from specreg.verdicts.nights import KNOWN_NIGHTS, LastingLoss, NightEvidence
 from specreg.verdicts.verdict import Outcome, Verdict
 
@@ -48,7 +48,7 @@ def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | Non
     if needed:
         clause = f"about {needed} nights would tell, {nights.nights + 1} are known"
     else:
-        clause = f"not even {MOST_NIGHTS_TO_HOLD} nights would tell"
+        clause = f"not even {MAX_NIGHTS_TO_HOLD} nights would tell"
     if needed:
         remedy = reason.remedy
     else:

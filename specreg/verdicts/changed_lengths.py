@@ -10,7 +10,7 @@ from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 LENGTHS_CHANGED = "LENGTHS_CHANGED"
 """The code of a verdict in which some prompts gave answers of another length."""
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 def weigh_changed_lengths(
@@ -26,7 +26,7 @@ def weigh_changed_lengths(
         changes: the other prompts, one at least.
         prompts: how many prompts there are in all.
     """
-    examples = "; ".join(str(change) for change in changes[:_MOST_NAMED])
+    examples = "; ".join(str(change) for change in changes[:_MAX_NAMED])
     subject = f"{len(changes)} of {prompts} prompts gave answers of another length ({examples})"
     shown = verdict
     if unchanged.comparison.change_frac is None:

@@ -17,15 +17,15 @@ from specreg.stats.intervals import (
     change_of_launches,
     t_quantile,
 )
-from specreg.stats.nights import DIFFERENCE_FREEDOM, MOST_TOGETHER, NightSpread
+from specreg.stats.nights import DIFFERENCE_FREEDOM, MAX_TOGETHER, NightSpread
 from specreg.stats.variance import Variance, sum_of
 from specreg.verdicts.nights import NightEvidence, usual_night_frac
 
 RUN_LAUNCHES = 1 + MORE_LAUNCHES
 """The most launches that a run takes of an undecided case."""
-MOST_LAUNCHES = 12
+MAX_LAUNCHES = 12
 """The most launches of a case to record; each takes minutes."""
-MOST_NIGHTS_TO_HOLD = 2 * MOST_TOGETHER
+MAX_NIGHTS_TO_HOLD = 2 * MAX_TOGETHER
 """What so many nights don't hold isn't held in a season."""
 _POWER_LEVEL = 0.01
 """The minimum detectable effect is proven 99 times out of 100."""
@@ -47,7 +47,7 @@ def detectable(
     """
     mde_frac_by_launches = {
         launches: mde_of_launches(metric, launches, recorded, spread)
-        for launches in range(1, MOST_LAUNCHES + 1)
+        for launches in range(1, MAX_LAUNCHES + 1)
     }
     launch = Variance(value=spread.within_frac**2, freedom=spread.freedom)
     between_frac = spread.between_frac or usual_night_frac(metric, kind)
@@ -94,7 +94,7 @@ def nights_to_hold(metric: Metric, tolerance_frac: float, spread: NightSpread) -
         reach = t_quantile(LEVEL, freedom)
         return -to_frac(metric, -reach * error) <= tolerance_frac
 
-    counts = range(2, MOST_NIGHTS_TO_HOLD + 1)
+    counts = range(2, MAX_NIGHTS_TO_HOLD + 1)
     row = bisect.bisect_left(counts, True, key=is_held)  # noqa: FBT003 - False before True
     return counts[row] if row < len(counts) else 0
 
@@ -105,7 +105,7 @@ def launches_to_hold(
     """Return how many launches of one night hold a tolerance, 0 if no reasonable number does."""
     reach = t_quantile(LEVELS[Look.FURTHER_LAUNCH], nights.spread.night.freedom)
     reference = max(nights.effect.error_frac**2 - nights.spread.of(launches), 0.0)
-    for count in range(launches + 1, MOST_LAUNCHES + 1):
+    for count in range(launches + 1, MAX_LAUNCHES + 1):
         error = math.sqrt(nights.spread.of(count) + reference)
         if -to_frac(metric, -reach * error) <= tolerance_frac:
             return count

@@ -30,7 +30,7 @@ from specreg.verdicts.verdict import GOOD, JUDGED, Verdict
 
 _FEWEST_RUNS = 5
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
-_MOST_BYTES = 1024 * MIB
+_MAX_BYTES = 1024 * MIB
 _SPEED_DEFINITION = b"short turns, all over all"
 """How speeds are measured; a record of speeds that were measured otherwise isn't compared."""
 
@@ -251,7 +251,7 @@ def load_history(path: Path) -> History:
     If a run was resumed, only its last line for a case counts, because it measured the case once.
     """
     try:
-        lines = read_regular(path, _MOST_BYTES).splitlines()
+        lines = read_regular(path, _MAX_BYTES).splitlines()
     except FileNotFoundError:
         return History({})
     except OSError as error:

@@ -12,7 +12,7 @@ from specreg.measurement.metrics import METRICS, Metric
 from specreg.verdicts.by_nights import MACHINE_MOVED
 from specreg.verdicts.verdict import JUDGED, Outcome, Verdict
 
-_MOST_KEPT = 0.5
+_MAX_KEPT = 0.5
 """Of a lost pattern, the first position keeps at least so much of its tolerance."""
 
 
@@ -132,4 +132,4 @@ def _is_pattern(verdict: Verdict, first_position: Verdict | None) -> bool:
         return False
     kept_frac = first_position.comparison.change_frac
     tolerance_frac = first_position.comparison.tolerance_frac or 0.0
-    return kept_frac is not None and kept_frac > -_MOST_KEPT * tolerance_frac
+    return kept_frac is not None and kept_frac > -_MAX_KEPT * tolerance_frac

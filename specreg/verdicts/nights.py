@@ -19,8 +19,8 @@ from specreg.measurement.metrics import METRICS, Family, Metric, acceptance_valu
 from specreg.stats.intervals import LEVEL, Effect
 from specreg.stats.nights import (
     DIFFERENCE_FREEDOM,
-    MOST_NIGHTS,
-    MOST_TOGETHER,
+    MAX_NIGHTS,
+    MAX_TOGETHER,
     NightLevel,
     NightSpread,
     change_tonight,
@@ -378,7 +378,7 @@ def _without(deviations: Sequence[float], own: float) -> list[float]:
 def _reference(nights: Sequence[NightLevel]) -> Sequence[NightLevel]:
     """Return the nights that tonight is held against: the first good ones of the level."""
     good = [night for night in nights if night.stands]
-    return good[:MOST_NIGHTS] or nights[:1]
+    return good[:MAX_NIGHTS] or nights[:1]
 
 
 def _together(series: Sequence[NightLevel], spread: NightSpread) -> tuple[int, Effect | None]:
@@ -387,10 +387,10 @@ def _together(series: Sequence[NightLevel], spread: NightSpread) -> tuple[int, E
     That is half of the nights, but five as soon as there are as many besides the baseline.
     """
     earlier = len(series) - 1
-    nights = min(max(len(series) // 2, min(earlier, KNOWN_NIGHTS)), MOST_TOGETHER)
+    nights = min(max(len(series) // 2, min(earlier, KNOWN_NIGHTS)), MAX_TOGETHER)
     if earlier == 1:
         return nights, None
-    reference = min(len(series) - nights, MOST_TOGETHER)
+    reference = min(len(series) - nights, MAX_TOGETHER)
     return nights, mean_of_last(series, nights, spread, reference)
 
 

@@ -27,7 +27,7 @@ enum {
     UNKNOWN = 999,
 };
 typedef unsigned long long u64;
-enum { MOST_GPUS = 16, MOST_ROWS = 32, LONGEST = 96, MOST_SLICES = 7 };
+enum { MAX_GPUS = 16, MAX_ROWS = 32, LONGEST = 96, MAX_SLICES = 7 };
 
 #define NS_PER_S 1000000000LL
 #define FRAME_NS 100000000LL /* how often a sensor that samples reports anew */
@@ -48,7 +48,7 @@ struct throttle { double mask, from_s, to_s; };
 /* What a function answers in place of what it would say. */
 struct answers {
     int count;
-    struct answer { char function[LONGEST]; int code; } rows[MOST_ROWS];
+    struct answer { char function[LONGEST]; int code; } rows[MAX_ROWS];
 };
 struct gpu {
     char uuid[LONGEST], name[LONGEST];
@@ -59,13 +59,13 @@ struct gpu {
     NUMBERS(X)
 #undef X
     int process_count, throttle_count;
-    struct process processes[MOST_ROWS];
-    struct throttle throttles[MOST_ROWS];
+    struct process processes[MAX_ROWS];
+    struct throttle throttles[MAX_ROWS];
     struct answers answers;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* ctypes lets go of Python's own */
-static struct gpu gpus[MOST_GPUS];
+static struct gpu gpus[MAX_GPUS];
 static struct answers driver_answers; /* of the functions that are of no GPU */
 static char driver_version[LONGEST] = "580.scripted";
 static unsigned gpu_count, users;
@@ -88,7 +88,7 @@ static int scripted(const struct answers *answers, const char *function) {
 }
 
 static int read_answer(struct answers *answers, const char *value) {
-    if (answers->count == MOST_ROWS) return 0;
+    if (answers->count == MAX_ROWS) return 0;
     struct answer *answer = &answers->rows[answers->count++];
     return sscanf(value, "%95s %d", answer->function, &answer->code) == 2;
 }
@@ -96,7 +96,7 @@ static int read_answer(struct answers *answers, const char *value) {
 /* Whether a line was understood: a key that isn't read would be a fault that isn't seen. */
 static int read_line(const char *key, const char *value) {
     if (!strcmp(key, "uuid")) {
-        if (gpu_count == MOST_GPUS) return 0;
+        if (gpu_count == MAX_GPUS) return 0;
         struct gpu *gpu = &gpus[gpu_count];
         memset(gpu, 0, sizeof *gpu);
         snprintf(gpu->uuid, LONGEST, "%s", value);
@@ -110,11 +110,11 @@ static int read_line(const char *key, const char *value) {
     if (!strcmp(key, "answer")) return read_answer(&gpu->answers, value);
     if (!strcmp(key, "name")) return snprintf(gpu->name, LONGEST, "%s", value) > 0;
     if (!strcmp(key, "started_ns")) return (gpu->started_ns = atoll(value)) != 0;
-    if (!strcmp(key, "process") && gpu->process_count < MOST_ROWS) {
+    if (!strcmp(key, "process") && gpu->process_count < MAX_ROWS) {
         struct process *row = &gpu->processes[gpu->process_count++];
         return sscanf(value, "%lf %lf %lf", &row->pid, &row->memory_bytes, &row->from_s) == 3;
     }
-    if (!strcmp(key, "throttle") && gpu->throttle_count < MOST_ROWS) {
+    if (!strcmp(key, "throttle") && gpu->throttle_count < MAX_ROWS) {
         struct throttle *row = &gpu->throttles[gpu->throttle_count++];
         return sscanf(value, "%lf %lf %lf", &row->mask, &row->from_s, &row->to_s) == 3;
     }
@@ -317,7 +317,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
 int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) {
     struct gpu gpu;
     int answer = look(handle, &gpu);
-    *count = MOST_SLICES;
+    *count = MAX_SLICES;
     return answer == SUCCESS ? scripted(&gpu.answers, "nvmlDeviceGetMaxMigDeviceCount") : answer;
 }
 

@@ -41,7 +41,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 _POLL_S = 0.2
 _STOP_S = 10.0
 _NICE = 19
-_MOST_REQUESTS = 256
+_MAX_REQUESTS = 256
 _LAST = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 _EXTRAS = ("finish_reason", "num_output_tokens")
@@ -83,7 +83,7 @@ class TritonPythonModel:
         del arguments
         engine_args = json.loads((Path(pb_utils.get_model_dir()) / "model.json").read_text())
         self._port = _free_port()
-        self._threads = ThreadPoolExecutor(_MOST_REQUESTS)
+        self._threads = ThreadPoolExecutor(_MAX_REQUESTS)
         self._vllm = _start_vllm(engine_args, self._port)
         try:
             _wait_until_healthy(self._vllm, self._port)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from specreg.core.errors import AnswerError, ServerDiedError
-from specreg.core.http import MOST_BYTES, HttpResponse, ask
+from specreg.core.http import MAX_BYTES, HttpResponse, ask
 from specreg.servers.server import send_probe
 from tests.unit import builders
 
@@ -106,7 +106,7 @@ def test_no_answer_is_waited_for_longer_than_is_said(say: Say) -> None:
 
 def test_an_answer_that_is_too_long_is_not_kept() -> None:
     say = endless(OK + b"Connection: close\r\n\r\n", b"x" * 2**20)
-    words = f"^/metrics: answers more than {MOST_BYTES} bytes$"
+    words = f"^/metrics: answers more than {MAX_BYTES} bytes$"
     with saying(say) as url, pytest.raises(AnswerError, match=words):
         ask(url, "GET", "/metrics", within_s=30.0)
 

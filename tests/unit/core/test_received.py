@@ -15,7 +15,7 @@ import pytest
 from specreg.baselines.schema import load_baseline, load_published
 from specreg.core.errors import SpecregError
 from specreg.core.files import file_sha256, replace_file
-from specreg.core.names import MOST_CASE_CHARACTERS, check_spelling, is_name
+from specreg.core.names import MAX_CASE_CHARACTERS, check_spelling, is_name
 from specreg.core.received import (
     copy_received,
     read_received,
@@ -143,9 +143,9 @@ def test_other_spellings_are_refused(name: str) -> None:
 
 
 def test_an_id_of_a_case_may_be_longer() -> None:
-    check_spelling("case", "x" * MOST_CASE_CHARACTERS, MOST_CASE_CHARACTERS)
+    check_spelling("case", "x" * MAX_CASE_CHARACTERS, MAX_CASE_CHARACTERS)
     with pytest.raises(SpecregError, match="1 to 128"):
-        check_spelling("case", "x" * (MOST_CASE_CHARACTERS + 1), MOST_CASE_CHARACTERS)
+        check_spelling("case", "x" * (MAX_CASE_CHARACTERS + 1), MAX_CASE_CHARACTERS)
 
 
 def read_history(path: Path) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from specreg.core.server_words import (
-    MOST_QUOTED_CHARACTERS,
+    MAX_QUOTED_CHARACTERS,
     ServerWords,
     error_in,
     quote,
@@ -66,11 +66,11 @@ def test_what_is_no_error_has_no_words(content: bytes) -> None:
 def test_a_quotation_is_one_printable_line_of_a_bounded_length() -> None:
     assert quote("\x1b[31mred\x1b[0m\n\n\tend\x00") == "red end\ufffd"
     assert quote(b"caf\xc3\xa9 \xff") == "café �"
-    assert quote("x" * 10**6) == "x" * (MOST_QUOTED_CHARACTERS - 1) + "…"
+    assert quote("x" * 10**6) == "x" * (MAX_QUOTED_CHARACTERS - 1) + "…"
     words = {"error": {"message": "\x1b[1m" + "y" * 10**5}}
     quotation = error_in(msgspec.json.encode(words))
     assert quotation is not None
-    assert len(quotation.text) == MOST_QUOTED_CHARACTERS
+    assert len(quotation.text) == MAX_QUOTED_CHARACTERS
     assert quotation.text.isprintable()
 
 
@@ -78,4 +78,4 @@ def test_of_a_long_answer_the_words_are_quoted_and_not_its_beginning() -> None:
     answer = msgspec.json.encode({"error": {"param": "x" * 500, "message": "dead"}})
     assert quote_answer(answer) == "dead"
     assert quote_answer(b'{"error": "dead"}') == '{"error": "dead"}'
-    assert quote_answer(b"y" * 500) == "y" * (MOST_QUOTED_CHARACTERS - 1) + "…"
+    assert quote_answer(b"y" * 500) == "y" * (MAX_QUOTED_CHARACTERS - 1) + "…"

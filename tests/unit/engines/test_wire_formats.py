@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.acceptance.trace import StreamEvent
-from specreg.core.http import MOST_BYTES
+from specreg.core.http import MAX_BYTES
 from specreg.engines.registry import ENGINES
 from specreg.engines.sglang import SglangWireFormat
 from specreg.engines.vllm import VllmWireFormat
@@ -479,7 +479,7 @@ def test_a_line_of_data_that_ends_is_an_event(stream: bytes, events: list[bytes]
 def test_a_line_without_an_end_is_refused() -> None:
     splitter = EventSplitter()
     begun = time.monotonic()
-    for _ in range(MOST_BYTES // 1_024):
+    for _ in range(MAX_BYTES // 1_024):
         assert list(splitter.feed(b"x" * 1_024)) == []
     with builders.invalid("EVENT_UNREADABLE", "after 16777216 bytes"):
         list(splitter.feed(b"x"))
