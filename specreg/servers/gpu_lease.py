@@ -10,7 +10,7 @@ import datetime as dt
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from specreg.core.files import cache_folder, replace_file
 from specreg.core.interrupts import check_signalled
 from specreg.core.processes import describe, our_ids
 from specreg.telemetry.devices import open_probe, wait_until_free
+from specreg.telemetry.gpus import VARIABLES, visibility
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
 
@@ -29,7 +30,6 @@ _POLL_S = 0.2
 _BACK_WITHIN_S = 10.0
 _BYTES_PER_GIB = 2**30
 _SYSFS = Path("/sys")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SLACK_BYTES = 2**30
 """How much more memory the driver itself may hold after a server than before it."""
 
@@ -108,7 +108,7 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
             holder = holder_path.read_text(errors="replace")
         message = f"{_title(device)}: used by {holder}"
         if not waits:
-            advice = "wait until it is done, or choose another with CUDA_VISIBLE_DEVICES"
+            advice = f"wait until it is done, or choose another with {device.selector}"
             raise SensorError(f"{message}; {advice}") from error
         tell(f"{message}; waiting until it is done")
         lock.acquire(poll_interval=_POLL_S)
@@ -193,8 +193,8 @@ class GpuClaim:
                 time.sleep(_POLL_S)
                 devices = self._take_free(visible_devices, gpus)
         # What is changed for the child processes is undone when the GPUs are given back.
-        self._held.callback(_show, os.environ.get(_VISIBLE))
-        _show(",".join(device.id for device in devices))
+        self._held.callback(_show, {name: os.environ.get(name) for name in VARIABLES})
+        _show(visibility(devices, os.environ))
         all_cores = os.sched_getaffinity(0)
         cores = own_cores(devices, visible_devices, all_cores)
         if cores:
@@ -269,9 +269,10 @@ def _listed_cores(path: Path) -> AbstractSet[int]:
     return cores
 
 
-def _show(devices: str | None) -> None:
-    """Let this process and its child processes see only some GPUs; None for all."""
-    if devices is None:
-        os.environ.pop(_VISIBLE, None)
-    else:
-        os.environ[_VISIBLE] = devices
+def _show(settings: Mapping[str, str | None]) -> None:
+    """Set the variables by which this process and its child processes see GPUs; None unsets one."""
+    for name, value in settings.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -55,7 +55,7 @@ from specreg.servers.installer import (
 from specreg.servers.interpreters import installed_version, why_no_module
 from specreg.servers.model_fetch import Output, fetch_models, hub_interpreters
 from specreg.telemetry.devices import devices_of
-from specreg.telemetry.identity import find_gpus
+from specreg.telemetry.identity import Gpus, find_gpus
 from specreg.telemetry.sensor import Device
 
 MARKER = "specreg.json"
@@ -281,7 +281,7 @@ class Provision:
                     f"model pair '{spec.models}': engine '{spec.engine}' serves no revision but the"
                     " newest; leave the revisions out, or name a folder"
                 )
-            self._check_driver(spec, find_gpus().driver_version, variables)
+            self._check_build(spec, find_gpus(), variables)
             if spec.parallel.nodes > 1:
                 raise UnsupportedError(
                     f"parallel.nodes = {spec.parallel.nodes}: servers are started on this machine"
@@ -304,13 +304,26 @@ class Provision:
             packages = locked_packages(self.requirement(spec))
         return cuda_release_of(packages)
 
-    def _check_driver(self, spec: ServerSpec, driver: str, variables: Mapping[str, str]) -> None:
-        """Check that the driver runs the CUDA of a server, else raise an UnsupportedError."""
-        if not driver:
+    def _check_build(self, spec: ServerSpec, gpus: Gpus, variables: Mapping[str, str]) -> None:
+        """Check that the build of a server's engine is one for the GPUs and their driver.
+
+        Raises:
+            UnsupportedError: It is built for another vendor, or for a newer CUDA.
+        """
+        if not self.on_gpu or self.url is not None or not gpus.devices:
             return
-        problem = why_driver_too_old(self.cuda_release(spec), driver, variables)
+        subject = f"engine '{self.requirement(spec).pin}'"
+        if gpus.are_amd:
+            is_installed_here = engine_named(spec.engine).program is None and self.python is None
+            if is_installed_here and self.build is None:
+                raise UnsupportedError(
+                    f"{subject}: its release is built for CUDA, and this machine has GPUs of AMD;"
+                    " name an environment with a build for ROCm with --specreg-engine-python"
+                )
+            return
+        problem = why_driver_too_old(self.cuda_release(spec), gpus.driver_version, variables)
         if problem:
-            raise UnsupportedError(f"engine '{self.requirement(spec).pin}': {problem}")
+            raise UnsupportedError(f"{subject}: {problem}")
 
     def _needs_cache(self, cases: Collection[Case]) -> bool:
         """True if environments or larger models are made, or GPUs are locked, for some cases."""

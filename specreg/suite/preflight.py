@@ -366,7 +366,8 @@ def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
         missing = missing_tools(
             python,
             {**os.environ, **dict(spec.engine_env)},
-            compiles_kernels=engine.compiles,
+            # For AMD's GPUs SGLang brings its kernels compiled, and Triton needs no CUDA.
+            compiles_kernels=engine.compiles and not gpus_of(context.options).are_amd,
             is_installed=is_there,
         )
         findings = [

@@ -7,7 +7,8 @@ from collections.abc import Set as AbstractSet
 
 from specreg.core.errors import SensorError
 from specreg.core.processes import describe
-from specreg.telemetry import nvml, rapl
+from specreg.telemetry import amd, nvml, rapl
+from specreg.telemetry.gpus import find_visible
 from specreg.telemetry.sensor import Device, Probe, State
 
 THROTTLE_REASONS = {
@@ -39,8 +40,10 @@ def open_probe(device: Device) -> Probe:
     Raises:
         SensorError: the device is gone.
     """
-    if device.sensor == "nvml":
+    if device.sensor == nvml.SENSOR:
         return nvml.open_probe(device)
+    if device.sensor == amd.SENSOR:
+        return amd.open_probe(device)
     return rapl.open_probe(device)
 
 
@@ -54,7 +57,7 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     Raises:
         SensorError: there are fewer devices, or none.
     """
-    devices = nvml.find(variables).devices if gpus else rapl.find()
+    devices = find_visible(variables).devices if gpus else rapl.find()
     if len(devices) < gpus:
         raise SensorError(f"{devices[0].sensor} shows {len(devices)} of {gpus} GPUs")
     return devices[:gpus] if gpus else devices
@@ -130,7 +133,7 @@ def check_free(
             processes = ", ".join(map(describe, sorted(foreign_pids)))
             raise SensorError(
                 f"DEVICE_SHARED: {device.name}, number {device.number}: used by {processes}; end"
-                " it, or choose another GPU with CUDA_VISIBLE_DEVICES"
+                f" it, or choose another GPU with {device.selector}"
             )
 
 

@@ -15,9 +15,9 @@ import psutil
 
 from specreg.core.errors import NoGpuError, SensorError
 from specreg.core.names import MAX_NAME_CHARACTERS
-from specreg.telemetry import nvml
-from specreg.telemetry.nvml import HiddenGpu
-from specreg.telemetry.sensor import Device
+from specreg.telemetry import amd
+from specreg.telemetry.gpus import find_visible
+from specreg.telemetry.sensor import Device, HiddenGpu
 
 # The widest vector unit decides the kernels that a CPU engine picks.
 _INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
@@ -166,6 +166,11 @@ class Gpus:
             raise SensorError(self.why_none)
 
     @property
+    def are_amd(self) -> bool:
+        """True if the GPUs are AMD's, for which engines have builds of their own."""
+        return any(device.sensor == amd.SENSOR for device in self.devices)
+
+    @property
     def driver_version(self) -> str:
         """The version of the driver of all GPUs; empty without a GPU."""
         return self.devices[0].driver_version if self.devices else ""
@@ -217,7 +222,7 @@ def _power_limit_w(devices: Sequence[Device]) -> float | None:
 def find_gpus() -> Gpus:
     """Return the GPUs that this process sees, according to their driver."""
     try:
-        gpus = nvml.find(os.environ)
+        gpus = find_visible(os.environ)
     except NoGpuError as error:
         return Gpus(devices=(), why_none=str(error))
     except SensorError as error:

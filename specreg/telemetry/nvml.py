@@ -11,10 +11,11 @@ import msgspec
 import pynvml
 
 from specreg.core.errors import NoGpuError, SensorError
-from specreg.telemetry.sensor import Device, Probe, Scope, State
+from specreg.telemetry.sensor import Device, HiddenGpu, Probe, Scope, State, VisibleGpus
 
 _T = TypeVar("_T")
 
+SENSOR = "nvml"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _CONTROL_NODE = Path("/dev/nvidiactl")
@@ -65,32 +66,6 @@ _PLAIN_WORDS: Mapping[int, str] = MappingProxyType(
     }
 )
 """Plain words for errors that NVML itself describes in a way that needs explaining."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HiddenGpu:
-    """A GPU that is installed and can't be used.
-
-    Attributes:
-        number: its index in the driver's order.
-        reason: why it can't be used, and what to do.
-    """
-
-    number: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisibleGpus:
-    """The GPUs of a process.
-
-    Attributes:
-        devices: the GPUs that it can use, in CUDA's order.
-        hidden: the GPUs that it can't use.
-    """
-
-    devices: tuple[Device, ...]
-    hidden: tuple[HiddenGpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +205,11 @@ def _slices_of(handle: object, number: int) -> list[Device] | None:
     return slices
 
 
+def visibility(devices: Sequence[Device]) -> Mapping[str, str]:
+    """Return the variables with which a process sees only some GPUs."""
+    return {_VISIBLE: ",".join(device.id for device in devices)}
+
+
 def open_probe(device: Device) -> Probe:
     """Return a probe that reads a GPU.
 
@@ -251,7 +231,7 @@ def _device(handle: object, number: int) -> Device:
         # NVML writes a domain with eight digits, Linux with four.
         bus_id = pci.busId.lower()[-len("0000:00:00.0") :]
     return Device(
-        sensor="nvml",
+        sensor=SENSOR,
         id=pynvml.nvmlDeviceGetUUID(handle),
         name=_ask(pynvml.nvmlDeviceGetName, handle) or "",
         number=number,

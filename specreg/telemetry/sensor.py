@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -28,7 +29,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU or a processor. A field is None or empty if the driver doesn't report it.
 
     Attributes:
-        sensor: The interface that reads it, nvml or rapl.
+        sensor: The interface that reads it: nvml, amdsmi or rapl.
         id: A unique and constant id, such as a GPU's UUID.
         name: The name of its model, as the driver reports it.
         number: Its index in the driver's order, from 0.
@@ -52,6 +53,37 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     driver_version: str = ""
     bus_id: str = ""
     why_not: str = ""
+
+    @property
+    def selector(self) -> str:
+        """The environment variable by which a user chooses GPUs of its vendor."""
+        return "HIP_VISIBLE_DEVICES" if self.sensor == "amdsmi" else "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenGpu:
+    """A GPU that is installed and can't be used.
+
+    Attributes:
+        number: its index in the driver's order.
+        reason: why it can't be used, and what to do.
+    """
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleGpus:
+    """The GPUs of a process.
+
+    Attributes:
+        devices: the GPUs that it can use, in the order in which engines count them.
+        hidden: the GPUs that it can't use.
+    """
+
+    devices: tuple[Device, ...]
+    hidden: tuple[HiddenGpu, ...]
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,313 @@
+"""Find and read AMD's GPUs through AMD SMI, with the library `amdsmi` that ROCm brings.
+
+Names, units and fields are those of amdsmi 7.0.2: energy in ticks of the stated microjoules, power
+in watts, power limits in microwatts, and "N/A" for what a GPU doesn't have. No GPU of AMD was at
+hand; the tests read scripted ones.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specreg.core.errors import NoGpuError, SensorError
+from specreg.telemetry.sensor import Device, HiddenGpu, Probe, Scope, State
+
+SENSOR = "amdsmi"
+_RUNTIME_VISIBLE = "ROCR_VISIBLE_DEVICES"
+"""The variable of ROCm's runtime; HIP counts the GPUs that it leaves."""
+_HIP_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""The variables of HIP, which mean the same."""
+_CONTROL_NODE = Path("/dev/kfd")
+"""The file that a process opens to compute on any of AMD's GPUs."""
+_IMPORT_ERRORS = (ImportError, OSError, AttributeError, KeyError)
+"""What importing amdsmi raises without it, or without the C library that it loads."""
+_INSTALL = "install ROCm's amdsmi for this Python, of the release that the machine has"
+NO_POWER = "AMD SMI: it tells no power; take a newer driver, or another GPU"
+_MODULES = ("MI300A",)
+"""GPUs on a module with a processor, whose power is that of both."""
+_UNKNOWN = (0xFFFF, 0xFFFFFFFF)
+_UJ_PER_MJ = 1000
+_UW_PER_W = 10**6
+_MW_PER_W = 1000
+_PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu(Probe):
+    """Reads a GPU. A value is None if the card doesn't have it.
+
+    Attributes:
+        smi: the module amdsmi.
+        handle: its handle of the GPU.
+    """
+
+    smi: Any
+    handle: Any
+
+    def energy_mj(self) -> int | None:
+        count = self._ask("amdsmi_get_energy_count")
+        if count is None:
+            return None
+        ticks = count.get("energy_accumulator", count.get("power"))  # its name before ROCm 6.1
+        # A card of two GPUs counts in the first and leaves the second at 0.
+        if not ticks:
+            return None
+        return int(ticks * count["counter_resolution"] / _UJ_PER_MJ)
+
+    def state(self) -> State:
+        power = self._ask("amdsmi_get_power_info") or {}
+        activity = self._ask("amdsmi_get_gpu_activity") or {}
+        utilisation_frac: float | None = None
+        utilisation_percent = _number(activity.get("gfx_activity"))
+        if utilisation_percent is not None:
+            utilisation_frac = utilisation_percent / _PERCENT
+        return State(
+            average_mw=_power_mw(power.get("average_socket_power")),
+            instant_mw=_power_mw(power.get("current_socket_power")),
+            sm_clock_mhz=self._clock_mhz("GFX"),
+            memory_clock_mhz=self._clock_mhz("MEM"),
+            temperature_c=self._temperature_c(),
+            # AMD SMI looks twice, 100 ms apart, before it says what holds a GPU back.
+            throttle_mask=None,
+            utilisation_frac=utilisation_frac,
+            used_bytes=self._ask("amdsmi_get_gpu_memory_usage", self.smi.AmdSmiMemoryType.VRAM),
+        )
+
+    def processes(self) -> Mapping[int, int | None] | None:
+        processes = self._ask("amdsmi_get_gpu_process_list")
+        # Before ROCm 6.1 the list has handles, which say nothing by themselves.
+        if processes is None or not all(isinstance(process, dict) for process in processes):
+            return None
+        return {process["pid"]: process["memory_usage"]["vram_mem"] for process in processes}
+
+    def _clock_mhz(self, name: str) -> int | None:
+        clock = self._ask("amdsmi_get_clock_info", getattr(self.smi.AmdSmiClkType, name))
+        return None if clock is None else _number(clock["clk"])
+
+    def _temperature_c(self) -> int | None:
+        """Return the temperature of the hottest spot, or that of the edge of older cards."""
+        metric = self.smi.AmdSmiTemperatureMetric.CURRENT
+        for name in ("HOTSPOT", "EDGE"):
+            sensor = getattr(self.smi.AmdSmiTemperatureType, name)
+            temperature_c = _number(self._ask("amdsmi_get_temp_metric", sensor, metric))
+            if temperature_c is not None:
+                return temperature_c
+        return None
+
+    def _ask(self, question: str, *arguments: object) -> Any:  # noqa: ANN401 - as the library answers
+        return _ask(self.smi, question, self.handle, *arguments)
+
+
+def find_all(
+    control_node: Path = _CONTROL_NODE,
+) -> tuple[tuple[Device, ...], tuple[HiddenGpu, ...]]:
+    """Find all GPUs of AMD, in HIP's order, and those that can't be used.
+
+    Args:
+        control_node: a file that only exists where a process may use AMD's GPUs.
+
+    Raises:
+        NoGpuError: there is none.
+        SensorError: amdsmi is missing or doesn't work on a machine that has such GPUs.
+    """
+    smi = _library(control_node)
+    with _mapped_errors(smi):
+        handles = smi.amdsmi_get_processor_handles()
+    if not handles:
+        raise NoGpuError("AMD SMI: the driver shows no GPU; check the container's --device")
+    devices: list[Device] = []
+    hidden: list[HiddenGpu] = []
+    for number, handle in enumerate(handles):
+        try:
+            with _mapped_errors(smi):
+                devices.append(_device(smi, handle, number))
+        except SensorError as error:
+            hidden.append(HiddenGpu(number=number, reason=str(error)))
+    if not devices:
+        raise SensorError(hidden[0].reason)
+    devices.sort(key=lambda device: device.number)
+    return tuple(devices), tuple(hidden)
+
+
+def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[Device, ...]:
+    """Return the GPUs that a process with these environment variables sees, in its order.
+
+    ROCm's guide to GPU isolation defines the rule: the runtime exposes the GPUs whose indices or
+    UUIDs ROCR_VISIBLE_DEVICES lists, and HIP those of them whose indices HIP_VISIBLE_DEVICES or
+    CUDA_VISIBLE_DEVICES lists. The first word that fits no GPU ends a list.
+
+    Args:
+        devices: the GPUs of the machine, in HIP's order.
+        variables: the environment variables of the process.
+
+    Raises:
+        NoGpuError: the variables select none.
+        SensorError: the two variables of HIP differ.
+    """
+    lists = {name: variables[name] for name in _HIP_VISIBLE if name in variables}
+    if len(set(lists.values())) > 1:
+        settings = " and ".join(f"{name}={value}" for name, value in lists.items())
+        raise SensorError(f"AMD SMI: {settings} differ; set one of them, or both to the same")
+    selected = _selected(devices, variables.get(_RUNTIME_VISIBLE))
+    for hip_list in set(lists.values()):
+        selected = _selected(selected, hip_list)
+    if not selected:
+        names = (_RUNTIME_VISIBLE, *_HIP_VISIBLE)
+        settings = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
+        message = f"AMD SMI: {settings} leaves none of {len(devices)}"
+        raise NoGpuError(f"{message} GPU(s); unset it, or name one that is there")
+    return tuple(selected)
+
+
+def _selected(devices: Sequence[Device], words: str | None) -> list[Device]:
+    """Return the GPUs that a list of indices or UUIDs names; all of them without a list."""
+    if words is None:
+        return list(devices)
+    selected: list[Device] = []
+    for word in filter(None, map(str.strip, words.split(","))):
+        fitting = [device for device in devices if device.id == word]
+        if word.isdigit() and int(word) < len(devices):
+            fitting = [devices[int(word)]]
+        if len(fitting) != 1:
+            break
+        selected += [device for device in fitting if device not in selected]
+    return selected
+
+
+def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables with which a process sees only some of the GPUs that it sees now.
+
+    The runtime's own list stays as it is; HIP's index counts the GPUs that it leaves.
+
+    Args:
+        devices: the GPUs to leave.
+        variables: the environment variables of the process now.
+    """
+    installed, _ = find_all()
+    exposed = _selected(installed, variables.get(_RUNTIME_VISIBLE))
+    ids = [device.id for device in exposed]
+    indices = ",".join(str(ids.index(device.id)) for device in devices)
+    return dict.fromkeys(_HIP_VISIBLE, indices)
+
+
+def open_probe(device: Device) -> Probe:
+    """Return a probe that reads a GPU.
+
+    Raises:
+        SensorError: the GPU is gone.
+    """
+    smi = _library(_CONTROL_NODE)
+    with _mapped_errors(smi):
+        handles = smi.amdsmi_get_processor_handles()
+    for handle in handles:
+        # A GPU that was given to another job doesn't say its id.
+        with contextlib.suppress(smi.AmdSmiException):
+            if _id_of(smi, handle) == device.id:
+                return _Gpu(smi, handle)
+    raise SensorError(f"AMD SMI: GPU '{device.id}' is gone; look at the kernel's log (dmesg)")
+
+
+def _library(control_node: Path) -> Any:  # noqa: ANN401 - a library that may be missing
+    """Return the module amdsmi, ready to answer.
+
+    Raises:
+        NoGpuError: it isn't there, and neither is a GPU of AMD.
+        SensorError: it isn't there, or doesn't work, on a machine with such a GPU.
+    """
+    try:
+        smi = importlib.import_module(SENSOR)
+    except _IMPORT_ERRORS as error:
+        if control_node.exists():
+            message = f"AMD SMI: '{control_node}' is there, and amdsmi can't be imported, {error}"
+            raise SensorError(f"{message}; {_INSTALL}") from error
+        raise NoGpuError(f"AMD SMI: amdsmi can't be imported; {_INSTALL}") from error
+    with _mapped_errors(smi):
+        smi.amdsmi_init(smi.AmdSmiInitFlags.INIT_AMD_GPUS)
+    return smi
+
+
+@contextlib.contextmanager
+def _mapped_errors(smi: Any) -> Iterator[None]:  # noqa: ANN401 - a library that may be missing
+    """Raise amdsmi's errors as SensorError."""
+    try:
+        yield
+    except smi.AmdSmiException as error:
+        words = " ".join(str(error).split())
+        remedy = "look at the rights of /dev/kfd and /dev/dri, and at the kernel's log (dmesg)"
+        raise SensorError(f"AMD SMI: {words}; {remedy}") from error
+
+
+def _ask(smi: Any, question: str, *arguments: object) -> Any:  # noqa: ANN401 - as the library answers
+    """Return the answer to a question; None if the card or the library doesn't answer it."""
+    function: Callable[..., Any] | None = getattr(smi, question, None)
+    if function is None:
+        return None
+    try:
+        return function(*arguments)
+    except smi.AmdSmiException:
+        return None
+
+
+def _device(smi: Any, handle: object, place: int) -> Device:  # noqa: ANN401 - as above
+    """Return a GPU. One that doesn't answer by its id can't be told from others, so it is hidden.
+
+    Raises:
+        AmdSmiException: it has no id.
+    """
+    name = str((_ask(smi, "amdsmi_get_gpu_asic_info", handle) or {}).get("market_name") or "")
+    driver = (_ask(smi, "amdsmi_get_gpu_driver_info", handle) or {}).get("driver_version")
+    enumeration = _ask(smi, "amdsmi_get_gpu_enumeration_info", handle) or {}
+    hip_number = _number(enumeration.get("hip_id"))
+    probe = _Gpu(smi, handle)
+    state = probe.state()
+    has_power = (state.average_mw, state.instant_mw, probe.energy_mj()) != (None, None, None)
+    is_module = any(module in name for module in _MODULES)
+    return Device(
+        sensor=SENSOR,
+        id=_id_of(smi, handle),
+        name="" if name == "N/A" else name,
+        number=place if hip_number is None else hip_number,
+        scope=Scope.MODULE if is_module else Scope.GPU,
+        limit_w=_own_limit_w(smi, handle),
+        memory_bytes=_ask(smi, "amdsmi_get_gpu_memory_total", handle, smi.AmdSmiMemoryType.VRAM),
+        driver_version=driver if isinstance(driver, str) and driver != "N/A" else "",
+        bus_id=_ask(smi, "amdsmi_get_gpu_device_bdf", handle) or "",
+        why_not="" if has_power else NO_POWER,
+    )
+
+
+def _id_of(smi: Any, handle: object) -> str:  # noqa: ANN401 - as above
+    """Return the id of a GPU: the UUID that ROCm's runtime takes, else AMD SMI's own."""
+    enumeration = _ask(smi, "amdsmi_get_gpu_enumeration_info", handle) or {}
+    hip_uuid = enumeration.get("hip_uuid")
+    if isinstance(hip_uuid, str) and hip_uuid.startswith("GPU-"):
+        return hip_uuid
+    return str(smi.amdsmi_get_gpu_device_uuid(handle))
+
+
+def _own_limit_w(smi: Any, handle: object) -> float | None:  # noqa: ANN401 - as above
+    """Return a GPU's power limit in W if it isn't the vendor's; 0 if it is, None if unknown."""
+    limits = _ask(smi, "amdsmi_get_power_cap_info", handle)
+    if limits is None:
+        return None
+    limit_uw = _number(limits["power_cap"])
+    vendor_limit_uw = _number(limits["default_power_cap"])
+    if not limit_uw or not vendor_limit_uw:
+        return None
+    return 0.0 if limit_uw == vendor_limit_uw else limit_uw / _UW_PER_W
+
+
+def _power_mw(power_w: object) -> int | None:
+    """Return a power in mW; None for "N/A" and for 0, which a GPU without a sensor says."""
+    number = _number(power_w)
+    return number * _MW_PER_W if number else None
+
+
+def _number(value: object) -> int | None:
+    """Return a number of amdsmi; None for "N/A" and for its largest values."""
+    if isinstance(value, int) and value not in _UNKNOWN:
+        return value
+    return None

@@ -1,0 +1,295 @@
+"""AMD's GPUs by scripted ones behind amdsmi's interface, on a machine without NVIDIA's."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specreg.core.errors import NoGpuError, SensorError
+from specreg.telemetry import amd
+from specreg.telemetry.identity import Environment
+from tests.unit import builders
+from tests.unit.builders.scripted_gpus import run_python
+
+DOUBLES = builders.ROOT / "tests/doubles/amd"
+GIB = 2**30
+MI300X: dict[str, Any] = {
+    "uuid": "a1ff74a1-0000-1000-80de-000000000000",
+    "hip_uuid": "GPU-0000000000000000",
+    "hip_id": 0,
+    "bdf": "0000:c1:00.0",
+    "market_name": "Scripted AMD Instinct MI300X",
+    "driver_version": "6.12.12",
+    "memory_total_bytes": 192 * GIB,
+    "memory_used_bytes": 3 * GIB,
+    "power_cap_w": 750,
+    "default_power_cap_w": 750,
+    "current_w": 400,
+    "counted_w": 400,
+    "gfx_clock_mhz": 2_100,
+    "memory_clock_mhz": 1_300,
+    "hotspot_c": 61,
+    "gfx_activity": 97,
+    "processes": [],
+}
+ASK = """
+import os, sys
+from specreg.core.errors import SensorError
+from specreg.telemetry.devices import check_cool, check_free, devices_of
+try:
+    devices = devices_of(int(sys.argv[1]), os.environ)
+    print(*[device.why_not or device.id[-1] for device in devices])
+    check_free(devices, set())
+    check_cool(devices)
+except SensorError as error:
+    print(error)
+"""
+STATE = """
+import os, time, msgspec
+from specreg.telemetry.devices import devices_of, open_probe
+(device,) = devices_of(1, os.environ)
+probe = open_probe(device)
+began_mj, began_s = probe.energy_mj(), time.monotonic()
+time.sleep(0.5)
+ended_mj, ended_s = probe.energy_mj(), time.monotonic()
+power_w = None if began_mj is None else (ended_mj - began_mj) / 1000 / (ended_s - began_s)
+print(msgspec.json.encode([device, probe.state(), power_w]).decode())
+"""
+CLAIM = """
+import os
+from specreg.servers.gpu_lease import GpuClaim
+from specreg.telemetry.devices import devices_of
+NAMES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+def settings():
+    return [os.environ.get(name, "unset") for name in NAMES]
+claim = GpuClaim()
+first, second = GpuClaim(), GpuClaim()
+first.take(1, print)
+print(*settings(), *[device.id[-1] for device in devices_of(1, os.environ)])
+second.take(1, print)
+print(*settings(), *[device.id[-1] for device in devices_of(1, os.environ)])
+second.give_back()
+first.give_back()
+print(*settings())
+"""
+WATCH = """
+import os, sys, time
+from pathlib import Path
+from specreg.telemetry.devices import devices_of
+from specreg.telemetry.power_record import record_power
+from specreg.telemetry.sampler import watch
+devices = devices_of(1, os.environ)
+with watch(devices, Path(sys.argv[1])) as watching:
+    time.sleep(1.0)
+    began_ns = time.monotonic_ns()
+    time.sleep(1.5)
+    ended_ns = time.monotonic_ns()
+    traces, problem = watching.traces(ended_ns)
+record = record_power(
+    traces, (began_ns, ended_ns), tokens=1000, accepted_frac=0.5, idle=(began_ns, began_ns)
+)
+(device,) = record.case.devices
+print(problem, device.invalid, device.from_counter, round(device.mean_w), device.sm_clock_mhz)
+"""
+CHECK = """
+from specreg.core.errors import SpecregError
+from specreg.servers.provision import Provision
+from specreg.telemetry.identity import current_environment, find_gpus
+from tests.unit import builders
+print(current_environment(needs_gpus=1).name, find_gpus().driver_version)
+try:
+    Provision(on_gpu=True, show=print).check([builders.CASE])
+except SpecregError as error:
+    print(error)
+"""
+
+
+def gpu(number: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - of any field
+    names = {
+        "uuid": f"a1ff74a1-0000-1000-80de-00000000000{number}",
+        "hip_uuid": f"GPU-000000000000000{number}",
+        "hip_id": number,
+        "bdf": f"0000:c{number}:00.0",
+    }
+    return MI300X | names | changes
+
+
+def run(
+    library: Path,
+    program: str,
+    gpus: list[dict[str, Any]],
+    *arguments: str,
+    init_error: int | None = None,
+    **variables: str,
+) -> list[str]:
+    """The lines that a program prints where amdsmi shows these GPUs and NVML none."""
+    folder = library.parent
+    script = folder / "amd.json"
+    script.write_text(json.dumps({"gpus": gpus, "init_error": init_error}))
+    modules = os.pathsep.join((str(builders.ROOT), str(DOUBLES)))
+    settings = {"AMDSMI_SCRIPT": str(script), "PYTHONPATH": modules, **variables}
+    return run_python(library, folder, [], program, *arguments, **settings).splitlines()
+
+
+THREE = [gpu(0), gpu(1), gpu(2)]
+
+
+def test_a_gpu_is_read_by_its_energy_counter(library: Path) -> None:
+    (line,) = run(library, STATE, [MI300X])
+    device, state, power_w = json.loads(line)
+    assert (device["sensor"], device["name"]) == ("amdsmi", "Scripted AMD Instinct MI300X")
+    assert (device["memory_bytes"], device["limit_w"]) == (192 * GIB, 0.0)
+    assert (device["driver_version"], device["bus_id"]) == ("6.12.12", "0000:c1:00.0")
+    assert state == {
+        "instant_mw": 400_000,
+        "sm_clock_mhz": 2_100,
+        "memory_clock_mhz": 1_300,
+        "temperature_c": 61,
+        "utilisation_frac": 0.97,
+        "used_bytes": 3 * GIB,
+    }
+    assert power_w == pytest.approx(400, rel=0.01)
+
+
+def test_power_is_recorded_from_the_counter_by_the_sampler(library: Path, tmp_path: Path) -> None:
+    (line,) = run(library, WATCH, [MI300X], str(tmp_path / "power.jsonl"))
+    assert line.split() == ["True", "400", "2100"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        (("counted_w",), ["0"]),
+        (("current_w",), ["0"]),
+        (("counted_w", "current_w"), [amd.NO_POWER]),
+    ],
+    ids=["no counter", "no power", "neither"],
+)
+def test_a_gpu_without_power_and_counter_tells_no_power(
+    library: Path, missing: tuple[str, ...], says: list[str]
+) -> None:
+    without = {name: value for name, value in gpu(0).items() if name not in missing}
+    assert run(library, ASK, [without], "1") == says
+
+
+def test_the_second_gpu_of_a_card_whose_counter_stays_at_zero_tells_no_power(library: Path) -> None:
+    second = gpu(1, counted_w=0, current_w="N/A")
+    assert run(library, ASK, [gpu(0), second], "2") == [f"0 {amd.NO_POWER}"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "seen"),
+    [
+        ({}, "0 1 2"),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, "2 0"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "1"),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"}, "1"),
+        ({"ROCR_VISIBLE_DEVICES": "2,1"}, "2 1"),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-0000000000000002"}, "2"),
+        ({"ROCR_VISIBLE_DEVICES": "2,1", "HIP_VISIBLE_DEVICES": "1"}, "1"),
+        ({"HIP_VISIBLE_DEVICES": "0,7,1"}, "0"),
+        ({"HIP_VISIBLE_DEVICES": "1,1"}, "1"),
+    ],
+)
+def test_what_rocm_sees_is_seen(variables: dict[str, str], seen: str) -> None:
+    devices = tuple(builders.device(id=f"GPU-000000000000000{n}", number=n) for n in range(3))
+    assert " ".join(device.id[-1] for device in amd.visible(devices, variables)) == seen
+
+
+@pytest.mark.parametrize(
+    ("variables", "kind", "words"),
+    [
+        (
+            {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"},
+            SensorError,
+            "HIP_VISIBLE_DEVICES=1 and CUDA_VISIBLE_DEVICES=0 differ; set one",
+        ),
+        ({"HIP_VISIBLE_DEVICES": ""}, NoGpuError, "HIP_VISIBLE_DEVICES= leaves none of 3"),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, NoGpuError, "HIP_VISIBLE_DEVICES=-1 leaves none of 3"),
+        (
+            {"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"},
+            NoGpuError,
+            "ROCR_VISIBLE_DEVICES=0, HIP_VISIBLE_DEVICES=1 leaves none",
+        ),
+    ],
+)
+def test_a_selection_that_leaves_no_gpu_is_quoted(
+    variables: dict[str, str], kind: type[SensorError], words: str
+) -> None:
+    devices = tuple(builders.device(id=f"GPU-000000000000000{n}", number=n) for n in range(3))
+    with pytest.raises(kind, match=words):
+        amd.visible(devices, variables)
+
+
+def test_gpus_are_numbered_as_hip_does_and_not_as_the_bus(library: Path) -> None:
+    by_bus = [gpu(0, hip_id=1), gpu(1, hip_id=0)]
+    assert run(library, ASK, by_bus, "1") == ["1"]
+    assert run(library, ASK, by_bus, "1", HIP_VISIBLE_DEVICES="1") == ["0"]
+
+
+def test_processes_that_share_a_claim_see_their_own_gpu(library: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    assert run(library, CLAIM, THREE, SPECREG_CACHE=cache)[0] == "unset 0 0 0"
+    lines = run(library, CLAIM, THREE, ROCR_VISIBLE_DEVICES="2,1", SPECREG_CACHE=cache)
+    assert lines[0] == "2,1 0 0 2"
+    assert lines[-1] == "2,1 unset unset"
+
+
+def test_a_stranger_on_the_gpu_is_named_with_the_variable_that_chooses_another(
+    library: Path,
+) -> None:
+    taken = gpu(0, processes=[[4_000_000, GIB]])
+    (_, message) = run(library, ASK, [taken], "1")
+    assert message.startswith("DEVICE_SHARED: Scripted AMD Instinct MI300X, number 0: used by")
+    assert message.endswith("choose another GPU with HIP_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "init_error", "words"),
+    [
+        ([], None, "NVML: the driver shows no GPU"),
+        ([MI300X], 34, "AMD SMI: Error code: 34 | AMDSMI_STATUS_DRIVER_NOT_LOADED"),
+        ([gpu(0, uuid={"error": 10}, hip_uuid="N/A")], None, "AMD SMI: Error code: 10 | AMDSMI_ST"),
+    ],
+    ids=["none", "no driver", "no permission"],
+)
+def test_gpus_that_cannot_be_used_say_why(
+    library: Path, gpus: list[dict[str, Any]], init_error: int | None, words: str
+) -> None:
+    (message,) = run(library, ASK, gpus, "1", init_error=init_error)
+    assert message.startswith(words)
+
+
+def test_a_gpu_that_may_not_be_opened_hides_itself_alone(library: Path) -> None:
+    closed = gpu(0, uuid={"error": 10}, hip_uuid="N/A")
+    assert run(library, ASK, [closed, gpu(1)], "1") == ["1"]
+
+
+def test_without_amdsmi_a_machine_with_such_gpus_says_what_to_install(tmp_path: Path) -> None:
+    node = tmp_path / "kfd"
+    with pytest.raises(NoGpuError):
+        amd.find_all(node)
+    node.touch()
+    with pytest.raises(SensorError, match=r"amdsmi can't be imported, .*; install ROCm's"):
+        amd.find_all(node)
+
+
+def test_the_environment_has_the_name_of_the_card_and_needs_a_build_for_rocm(
+    library: Path, tmp_path: Path
+) -> None:
+    name, message = run(library, CHECK, [MI300X], SPECREG_CACHE=str(tmp_path / "cache"))
+    assert name == "scripted-amd-instinct-mi300x-192gb-x1 6.12.12"
+    assert message.endswith(
+        "its release is built for CUDA, and this machine has GPUs of AMD; name an environment with"
+        " a build for ROCm with --specreg-engine-python"
+    )
+
+
+def test_a_power_limit_that_somebody_set_is_part_of_the_environment(library: Path) -> None:
+    (line,) = run(library, STATE, [gpu(0, power_cap_w=550)])
+    device, _, _ = json.loads(line)
+    assert device["limit_w"] == 550
+    environment = Environment(kind="gpu", gpus=(device["name"],), power_limit_w=device["limit_w"])
+    assert environment.name.endswith("-550w-x1")
