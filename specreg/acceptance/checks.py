@@ -206,6 +206,7 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     requests = None
     if after.requests is not None and before.requests is not None:
         requests = after.requests - before.requests
+    # A counter never falls, unless the server was restarted and counts from 0 again.
     differences = [steps, requests or 0]
     counts_text = ""
     if counts:
@@ -217,6 +218,7 @@ def check_counters(before: Counters, after: Counters) -> Counters:
             " its log"
         )
         raise InvalidMeasurementError("COUNTERS_FELL", message)
+    # A request that runs at either end may be one that somebody else sent.
     running_requests = [
         counters.running_requests
         for counters in (before, after)

@@ -82,6 +82,7 @@ def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None
         control=decision.control,
         hints=tuple(_hints(gate, decision, again)),
     )
+    # A page that can't be written must not end a gate that is measuring.
     try:
         record_document(gate.folder / FILE_NAME, report)
         write_outputs(ALWAYS, report, gate.folder, gate.folder)

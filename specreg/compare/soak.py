@@ -1,7 +1,6 @@
 """A soak: one arm stays under load for long, and its last segments are compared to the first."""
 
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -204,6 +203,7 @@ class Soak:
             arm = dataclasses.replace(arm, warm=bool(self.segments))
             plan = Plan(show=lambda _: None, parts=1, counts_apart=False)
             (measurement,) = measure([arm], workload, plan)
+            # A soak without acceptance has nothing to watch, so it ends with the reason.
             invalidity = measurement.invalid.get(Family.ACCEPTANCE)
             if invalidity is not None:
                 raise InvalidMeasurementError(invalidity.code, invalidity.text)
@@ -223,6 +223,14 @@ class Soak:
     def _segment(
         self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
     ) -> Segment:
+        """Return the figures of one replay of the prompts.
+
+        Args:
+            replay: what was timed.
+            invalid: what of it isn't valid.
+            server: the server, whose memory is read now.
+            started_ns: when the first segment began.
+        """
         (segment_round,) = replay.rounds
         gaps = segment_round.gaps
         step_ms: float | None = None
@@ -255,13 +263,26 @@ class Soak:
             points = self._points(figure, from_s=0.0)
             if len(points) < SEGMENT_PARTS:
                 continue
-            trend = _trend_of(figure, points)
-            if trend is not None:
-                sight = self._sight(figure, trend, LAST_LEVEL / len(figures))
+            sight = self._sight_of(figure, points, LAST_LEVEL / len(figures))
+            if sight is not None:
                 yield f"{figure.name}: {sight}"
 
-    def _sight(self, figure: Figure, trend: Trend, level: float) -> "Sight":
-        """Return what the whole soak can find of a figure, by the trend of a part of it."""
+    def _sight_of(
+        self, figure: Figure, points: Sequence[tuple[float, float]], level: float
+    ) -> Sight | None:
+        """Return what the whole soak can find of a figure, by a part of it.
+
+        Args:
+            figure: what is watched.
+            points: the hour and the value of each segment of the part, `SEGMENT_PARTS` at least.
+            level: the level of the look that is to find it.
+
+        Returns:
+            None if the figure's first value isn't above 0, so that it has no relative trend.
+        """
+        trend = _trend_of(figure, points)
+        if trend is None:
+            return None
         minutes = self.options.minutes
         part_minutes = self.passed_s / 60
         tolerance_frac = self._tolerance_frac(figure)
@@ -322,15 +343,12 @@ class Soak:
             doesn't fail if the whole soak is too short to find a loss as small as the tolerance.
         """
         points = self._points(figure, from_s=LEAD_IN_FRAC * 60 * self.options.minutes)
-        tolerance_frac = self._tolerance_frac(figure)
-        verdict = functools.partial(Verdict, case_id=self.case.id, metric=figure.name)
-        nothing_compared = Comparison(against=_AGAINST, tolerance_frac=tolerance_frac)
         if len(points) < SEGMENT_PARTS:
             reason = Reason(
                 text=f"no telling from {len(points)} segments, {SEGMENT_PARTS} are needed",
                 remedy="soak longer, or with fewer --prompts",
             )
-            return verdict(outcome=Outcome.INCONCLUSIVE, comparison=nothing_compared, reason=reason)
+            return self._undecided(figure, reason)
         hours, values = zip(*points, strict=True)
         means = part_means(values)
         beyond = float(means[0]) - figure.origin
@@ -338,12 +356,14 @@ class Soak:
             reason = Reason(
                 text=f"it is never beyond {figure.origin:g}", remedy="there is nothing to lose"
             )
-            return verdict(outcome=Outcome.INCONCLUSIVE, comparison=nothing_compared, reason=reason)
+            return self._undecided(figure, reason)
+
+        tolerance_frac = self._tolerance_frac(figure)
         change = change_of_segments(values, hours, figure.sign / beyond)
         low, high = change.bounds(level)
         outcome = outcome_of(change.estimate_frac, low, high, tolerance_frac)
         drift_reason: Reason | None = None
-        is_too_short = False
+        sight: Sight | None = None
         if outcome is Outcome.REGRESSED:
             drift_reason = Reason(
                 text=f"worse by {-change.estimate_frac:.1%} in an hour",
@@ -351,15 +371,16 @@ class Soak:
             )
         elif outcome is Outcome.INCONCLUSIVE:
             drift_reason = Reason(text="no telling yet", remedy="soak longer")
-            trend = _trend_of(figure, points)
-            if trend is not None:
-                sight = self._sight(figure, trend, level)
-                is_too_short = not sight.is_enough
-            if is_too_short:
-                drift_reason = Reason(
-                    text=str(sight), remedy=f"it is no more than {-low:.1%} worse in an hour"
-                )
-        return verdict(
+            sight = self._sight_of(figure, points, level)
+        # A soak that is too short for any such loss doesn't fail: it couldn't have passed either.
+        is_too_short = sight is not None and not sight.is_enough
+        if is_too_short:
+            drift_reason = Reason(
+                text=str(sight), remedy=f"it is no more than {-low:.1%} worse in an hour"
+            )
+        return Verdict(
+            case_id=self.case.id,
+            metric=figure.name,
             outcome=outcome,
             value=float(means[-1]),
             comparison=Comparison(
@@ -373,6 +394,16 @@ class Soak:
             ),
             reason=drift_reason,
             softened=is_too_short,
+        )
+
+    def _undecided(self, figure: Figure, reason: Reason) -> Verdict:
+        """Return the verdict on a figure of which nothing could be compared."""
+        return Verdict(
+            case_id=self.case.id,
+            metric=figure.name,
+            outcome=Outcome.INCONCLUSIVE,
+            comparison=Comparison(against=_AGAINST, tolerance_frac=self._tolerance_frac(figure)),
+            reason=reason,
         )
 
     def _points(self, figure: Figure, *, from_s: float) -> list[tuple[float, float]]:

@@ -124,6 +124,7 @@ def check_answers(running: RunningCase) -> Verdict:
             running.control_answers[key] = ask_greedy(case, control, texts, in_flight)
         return running.control_answers[key]
 
+    # The control goes first, because its replies are part of the later turns of both servers.
     ask_plain = functools.partial(ask_control, in_flight=case.in_flight)
     turns = ask_each_turn(control.endpoint, case, prompts, ask_plain)
     names = [turn.name for turn in turns]
@@ -133,6 +134,7 @@ def check_answers(running: RunningCase) -> Verdict:
     batch = other_batch(case)
     if batch:
         ask_again = functools.partial(ask_control, texts, batch)
+    # Where the answers part, the control is asked again and scores both tokens.
     losslessness = check_lossless(
         names,
         plain_answers,

@@ -1,7 +1,7 @@
-"""Ask for greedy answers in token ids turn by turn, each after the replies before it.
+"""Get greedy answers in token ids turn by turn, each after the replies before it.
 
-Two servers are compared on the same texts: those that one of them, without speculation or of the
-older version, gives by its own replies.
+Two servers are compared on the same texts. The replies in these texts are those of one of the two:
+of the server without speculation, or of the older version.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class TurnAnswer(NamedTuple):
 
 
 def turns_of(case: Case, prompt: Prompt) -> int:
-    """Return how many turns of a prompt the case asks."""
+    """Return how many turns of a prompt the case replays."""
     return len(prompt.turns[: case.turns]) or 1
 
 
@@ -37,13 +37,16 @@ def ask_each_turn(
     prompts: Sequence[Prompt],
     ask: Callable[[Texts], Sequence[Transcript]],
 ) -> tuple[TurnAnswer, ...]:
-    """Ask all first turns, then all second ones, and so on.
+    """Send all first turns, then all second ones, and so on.
 
     Args:
-        endpoint: of the server whose tokenizer and template make the texts.
-        case: how its prompts are put, and how many turns of each.
+        endpoint: the server whose tokenizer and template make the texts.
+        case: says how prompts are sent, and how many turns of each.
         prompts: at least one.
-        ask: gives the answers to texts, which later turns come after.
+        ask: returns the answers to texts. They become part of the later turns.
+
+    Returns:
+        The turns in the order in which they were sent.
 
     Raises:
         InvalidMeasurementError: a server doesn't answer in ids, or a reply has no text.
@@ -51,16 +54,19 @@ def ask_each_turn(
     answers: list[TurnAnswer] = []
     histories: dict[str, tuple[Message, ...]] = {}
     for turn in range(1, max(turns_of(case, prompt) for prompt in prompts) + 1):
-        going = [prompt for prompt in prompts if turn <= turns_of(case, prompt)]
-        for prompt in going:
+        sent_prompts = [prompt for prompt in prompts if turn <= turns_of(case, prompt)]
+        for prompt in sent_prompts:
             if prompt.turns:
                 user = Message("user", prompt.turns[turn - 1])
                 histories[prompt.id] = (*histories.get(prompt.id, ()), user)
-        chats = [histories[prompt.id] for prompt in going if not prompt.token_ids]
+        # A prompt in token ids has no chat to encode.
+        chats = [histories[prompt.id] for prompt in sent_prompts if not prompt.token_ids]
         encoded = iter(encode_chats(endpoint, case, chats))
-        texts = [prompt.token_ids or next(encoded) for prompt in going]
-        for prompt, text, answer in zip(going, texts, ask(texts), strict=True):
-            name = prompt.id if turn == 1 else f"{prompt.id} turn {turn}"
+        texts = [prompt.token_ids or next(encoded) for prompt in sent_prompts]
+        for prompt, text, answer in zip(sent_prompts, texts, ask(texts), strict=True):
+            name = prompt.id
+            if turn > 1:
+                name = f"{prompt.id} turn {turn}"
             answers.append(TurnAnswer(name, text, answer))
             if turn < turns_of(case, prompt):
                 reply = Message("assistant", _reply(case, name, answer))
@@ -69,6 +75,11 @@ def ask_each_turn(
 
 
 def _reply(case: Case, name: str, answer: Transcript) -> str:
+    """Return the text of an answer as later turns have it, without a thought.
+
+    Raises:
+        InvalidMeasurementError: `ANSWER_UNREADABLE`, the server sent ids and no text.
+    """
     if answer.text is None:
         message = f"the answer to prompt '{name}' has no text, so the next turn can't be asked"
         raise InvalidMeasurementError("ANSWER_UNREADABLE", message)

@@ -492,6 +492,7 @@ class WireFormat:
 
         def parse_event(event: bytes) -> StreamEvent:
             nonlocal tokens_so_far
+            # Refuse an error, or an answer that the server gave up.
             parsed = decode_event(_decoder, event)
             if parsed.choices:
                 choice = parsed.choices[0]
@@ -501,6 +502,7 @@ class WireFormat:
             if choice.finish_reason is not None:
                 check_ended_well(choice.finish_reason, event)
 
+            # Count the tokens that the event adds.
             usage_tokens = None
             prompt_tokens = None
             new_tokens = 0
@@ -513,6 +515,7 @@ class WireFormat:
             if self.tells_ids:
                 new_tokens = len(token_ids)
 
+            # A completion has its text in the choice, a chat in the delta of the choice.
             text = choice.text or ""
             thought = ""
             extra_json = ""

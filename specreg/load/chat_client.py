@@ -137,6 +137,7 @@ class _StreamState:
         Raises:
             InvalidMeasurementError: `ANSWER_ENDLESS` or `TOKENS_IMPOSSIBLE`.
         """
+        # A server that ignores its cap would fill the memory, so its answer is refused on the way.
         self.characters += len(event.text)
         if event.thought or event.extra_json:
             self.characters += len(event.thought) + len(event.extra_json)
@@ -154,6 +155,7 @@ class _StreamState:
                 self.thought_chunks.append(chunk)
             self.chunks.append(chunk)
             self.answer.end_chunk(len(self.chunks))
+        # Servers send these on one of the last events, or on several with the totals so far.
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
         if event.usage_tokens is not None:
@@ -377,7 +379,10 @@ def _check_stream(stream: _StreamState) -> None:
 
 
 def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) -> RequestTrace:
-    """Return the times and counts of a stream that has ended."""
+    """Return the times and counts of a stream that has ended.
+
+    A request that failed has those of the part that came.
+    """
     first_ns = None
     last_ns = None
     first_chunk_tokens = 0

@@ -233,7 +233,9 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
     if measurement.acceptance is not None:
         acceptance = _acceptance(measurement.acceptance, measurement)
 
-    timing = control = None
+    # What a reason of INVALID spoils isn't shown, so that nobody takes it for a figure.
+    timing = None
+    control = None
     has_speeds = Family.THROUGHPUT not in invalid and Family.LATENCY not in invalid
     if replay is not None and has_speeds:
         timing = _arm(replay)
@@ -409,6 +411,7 @@ def _mean_length(parts: Iterable[StepCounts]) -> float | None:
 def _arm(replay: Replay) -> ArmFigures:
     traces = replay.traces
     total_tokens_per_s = None
+    # The sum would be too small if the server didn't report the prompt of each request.
     if all(trace.prompt_tokens is not None for trace in traces):
         total_tokens_per_s = metrics.per_s(replay, _total_tokens)
     by_category: dict[str, list[RequestTrace]] = {}

@@ -425,7 +425,7 @@ class Starting:
         self._running.close()
 
 
-def launches_of(case: Case, number: int) -> tuple[Launch, Launch]:
+def launch_pair(case: Case, number: int) -> tuple[Launch, Launch]:
     """Return the launches of a case's control and of its server.
 
     Args:

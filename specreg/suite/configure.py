@@ -41,11 +41,12 @@ _NOT_ATTACHED = {"update_baselines", "resume", "launches", "engine_version", "sh
 
 
 def _check_options(options: Options) -> None:
-    """Check that the options can be combined, and that numbers are in their range.
+    """Check that the options can be combined, and that their numbers are in range.
 
     Raises:
-        SpecregError: they can't, or aren't.
+        SpecregError: two options contradict one another, or a number is out of its range.
     """
+    # Options that contradict one another.
     conflicting = [
         flag_of(field)
         for field in fields(options)
@@ -58,6 +59,8 @@ def _check_options(options: Options) -> None:
     if options.update_baselines and options.num_prompts is not None:
         problem = "a baseline is of as many prompts as the matrix says; leave one of them out"
         raise SpecregError(f"--update-baselines with --num-prompts: {problem}")
+
+    # Numbers that are out of their range.
     counts = {
         "--specreg-launches": (options.launches, MAX_LAUNCHES_ASKED),
         "--num-prompts": (options.num_prompts, MAX_PROMPTS_ASKED),
@@ -140,6 +143,7 @@ def open_context(
     Raises:
         SpecregError: an option, the tier or the machine doesn't fit; the message names it.
     """
+    # The tier and the machine.
     _check_options(options)
     gpus = gpus_of(options)
     default_tier = "gpu" if gpus.devices else "cpu"
@@ -148,6 +152,8 @@ def open_context(
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
         environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
+
+    # The folder: a worker's is below that of the whole run.
     clock = RunClock.start()
     if worker_folder is None:
         run_folder = _run_folder(root / options.runs, options, clock)
@@ -155,7 +161,9 @@ def open_context(
     else:
         run_folder = worker_folder
         whole_run = worker_folder.parents[1]
+    # From here on these names aren't hidden, even if a secret has the same characters.
     declare_vocabulary(tier.cases, tier.name, environment.name, whole_run.name, *FLAGS)
+
     provision = provision_of(
         options, on_gpu=tier.needs_gpus > 0, show=progress.show, tell=progress.tell
     )

@@ -13,7 +13,7 @@ from specreg.baselines.store import BaselineStore, settings_in
 from specreg.datasets.hub import is_offline
 from specreg.matrix.case import Case, CaseSettings, Tier
 from specreg.measurement.metrics import METRICS
-from specreg.servers.launch import Launch, launches_of
+from specreg.servers.launch import Launch, launch_pair
 from specreg.servers.provision import Provision
 from specreg.suite.options import LAUNCHES_TO_RECORD, WITHOUT_HISTORY, Options, options_to_repeat
 from specreg.telemetry.identity import Environment, ProcessorLoad
@@ -62,7 +62,7 @@ class CaseLaunch:
     @classmethod
     def of(cls, case: Case, number: int) -> Self:
         """Return a case on the launch of a number, from 1."""
-        control, server = launches_of(case, number)
+        control, server = launch_pair(case, number)
         return cls(case=case, server=server, control=control)
 
     @property

@@ -71,10 +71,11 @@ def _fewer_prompts(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _changed_facts(result: RunResult) -> Iterator[str]:
-    """Name what servers ran with other than when their baselines were recorded.
+    """Name the facts of launches that changed since the baselines were recorded.
 
-    What the cases with a lost speed have in common comes first, because it is what to look at.
+    Changes of cases that lost a speed come first, because they may be the cause.
     """
+    # Most cases of a run share the same changes, which are then said once.
     case_ids_by_changes: dict[str, list[str]] = {}
     for case in result.cases:
         changes = ", ".join(_changes_of(result, case))
@@ -124,7 +125,8 @@ def _packages(result: RunResult) -> Iterator[str]:
 def _unused_baselines(context: RunContext) -> Iterator[str]:
     """Name the baselines of this machine that no case of any tier needs."""
     folder = context.root / context.options.matrix
-    with contextlib.suppress(SpecregError):  # a tier that can't be read says so in its own runs
+    # A tier that can't be read is an error of its own runs, not of this one.
+    with contextlib.suppress(SpecregError):
         tiers = [load_tier(folder, name) for name in tier_names(folder)]
         unused = context.store.unused({case.id for tier in tiers for case in tier.cases})
         if unused:

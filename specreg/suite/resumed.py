@@ -54,6 +54,7 @@ def journal_key(case: Case, launch: int, selection: Selection, context: RunConte
         context: the run.
     """
     spec = case.server
+    # What is measured depends on the purpose: speeds take other prompts and a control.
     if selection.is_recording:
         purpose = "record"
     elif selection.needs_speed(case):

@@ -127,6 +127,7 @@ def with_journal(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> Sh
     if not os.path.lexists(path):
         return shard
     cases_by_key = {case.key: case for case in cases}
+    # A journal from another machine is checked line by line against the cases here.
     trusted = None if is_ours else cases_by_key
     measured = {
         (key.case_id, key.launch): measurement

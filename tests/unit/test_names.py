@@ -1,24 +1,17 @@
-"""Names are the field's words, no metaphors or participles; those of numbers end in their unit."""
+"""The names of numbers end in their unit."""
 
-import ast
 import dataclasses
 import importlib
 import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import httpx
 import msgspec
 
 from tests.unit import builders
 
-METAPHOR = re.compile(
-    r"crews?|dockets?|luggage|errands?|outposts?|hunts?|talks?|hearings?|sittings?|foresights?"
-    r"|lanes?|desks?|consult(s|ing)?"
-)
-PARTICIPLE = re.compile(r"begun|told|said|asked|lived")
 UNITS = (
     *("_ns", "_ns2", "_h2", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c"),
     *("_frac", "_requests", "_nats", "_gib", "_gb", "_kib", "_min", "_uj", "_j", "_ratio"),
@@ -34,38 +27,6 @@ UNITLESS = re.compile(
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
     r"|_?usual|_?levels?|_deviations|noise|launch_values|_day"  # logarithms and their variances
 )
-
-
-def is_riddle(name: str, pattern: re.Pattern[str]) -> bool:
-    """Whether a word of `snake_case` or `CamelCase` is in a pattern."""
-    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
-    return any(pattern.fullmatch(part.lower()) for part in parts)
-
-
-def riddles(path: Path, source: str) -> Iterator[str]:
-    """List the names of a module, its classes and public functions that are riddles."""
-    if is_riddle(path.stem, METAPHOR):
-        yield str(path)
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef):
-            riddle = is_riddle(node.name, METAPHOR) or is_riddle(node.name, PARTICIPLE)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            riddle = not node.name.startswith("_") and is_riddle(node.name, METAPHOR)
-        else:
-            continue
-        if riddle:
-            yield f"{path}: {node.name}"
-
-
-def test_names_are_the_words_of_the_field() -> None:
-    folders = ("specreg", "tests", "fixtures", "docs", ".ci")
-    paths = [path for name in folders for path in (builders.ROOT / name).rglob("*.py")]
-    names = [
-        riddle
-        for path in [*paths, *builders.ROOT.glob("*.py")]
-        for riddle in riddles(path.relative_to(builders.ROOT), path.read_text())
-    ]
-    assert names == []
 
 
 def is_float(annotation: object) -> bool:

@@ -79,6 +79,7 @@ class _Totals:
         end_j = start_j
         tokens: dict[int, int] = {}
         for number, steps in enumerate(decode(batch)):
+            # The clock is read before anything else, so that this loop's own work isn't timed.
             end_ns = clock()
             end_j = energy_j() or 0.0
             self.steps += steps.values()
@@ -122,6 +123,7 @@ def measure(
         totals.measure_batch(decode, batch, clock, energy_j)
     seconds = totals.duration_ns / _NS_PER_S
     emitted_tokens = sum(len(step.token_ids) for step in totals.steps)
+    # Steps that drafted nothing, such as the first of each request, have no acceptance.
     drafting = [step for step in totals.steps if step.drafted]
     accepted = sum(step.accepted for step in drafting)
     drafted = sum(step.drafted for step in drafting)

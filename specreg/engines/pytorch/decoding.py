@@ -145,14 +145,18 @@ class Row:
         """
         new_ids = (*draft.token_ids[: verified.accepted], verified.next_id)
         answered_tokens = len(self.context) - len(self.job.prompt)
+        # The answer ends at its cap, or at a stop token before it.
         tokens_left = self.job.output_cap_tokens - answered_tokens
         delivered = new_ids[:tokens_left]
-        finish_reason = "length" if len(new_ids) >= tokens_left else None
+        finish_reason = None
+        if len(new_ids) >= tokens_left:
+            finish_reason = "length"
         for count, token_id in enumerate(delivered, start=1):
             if token_id in self.models.stop_ids and not self.job.ignore_eos:
                 delivered = new_ids[:count]
                 finish_reason = "stop"
                 break
+        # The end cuts the tokens that are delivered. The counts of the step stay, as in vLLM.
         self.context.extend(new_ids)
         self.is_finished = finish_reason is not None
         logprobs: tuple[Mapping[int, float], ...] = ()

@@ -371,6 +371,7 @@ def _load_checkpoint(
             " fixtures/models/tiny, or no oracle"
         )
         raise ModelError(message) from error
+    # A head multiplies the target's states, so it only works with a target of its own sizes.
     target_config = target.config.get_text_config(decoder=True)
     sizes = (config.hidden_size, config.vocab_size)
     target_sizes = (target_config.hidden_size, target_config.vocab_size)

@@ -135,6 +135,7 @@ def build_job(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
         ServerRefusedError: The prompt is empty or has unknown ids, or prompt and answer don't fit
             into the context.
     """
+    # Turn the request into token ids, and find out how long its answer may be.
     top_logprobs = None
     if isinstance(body, ChatBody):
         prompt = tokenizer.apply_chat_template(
@@ -150,6 +151,8 @@ def build_job(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
             prompt = tokenizer(prompt).input_ids
         cap_tokens = body.max_tokens or _COMPLETION_CAP_TOKENS
         top_logprobs = body.logprobs
+
+    # Refuse what the model couldn't decode, before it waits for a place in a batch.
     if not prompt:
         raise ServerRefusedError("prompt: is empty; give tokens of this model")
     unknown_ids = [token_id for token_id in prompt if not 0 <= token_id < len(tokenizer)]
