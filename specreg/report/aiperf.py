@@ -29,8 +29,10 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
     Raises:
         SpecregError: a case's id can't be the name of a folder.
     """
+    began_ns = 0
     began = began_at(report.run.run)
-    began_ns = int(began.timestamp()) * _NS_PER_S if began is not None else 0
+    if began is not None:
+        began_ns = int(began.timestamp()) * _NS_PER_S
     cases = [case for case in report.cases if case.case_id in measured]
     for case in cases:
         check_spelling("case", case.case_id, MAX_CASE_CHARACTERS)
@@ -46,11 +48,14 @@ def _records_of(
     case: CaseReport, measurement: Measurement, began_ns: int
 ) -> Iterator[Mapping[str, object]]:
     """Yield the record of each request, in the order in which they were sent."""
-    traces = measurement.replay.traces if measurement.replay else ()
+    if measurement.replay is None:
+        return
+    traces = measurement.replay.traces
     shift_ns = began_ns - min((trace.sent_ns for trace in traces), default=0)
     counts_by_turn: dict[tuple[str, int], list[StepCounts]] = {}
-    for prompt in measurement.acceptance.prompts if measurement.acceptance else ():
-        counts_by_turn.setdefault((prompt.prompt_id, prompt.turn), []).append(prompt.counts)
+    if measurement.acceptance is not None:
+        for prompt in measurement.acceptance.prompts:
+            counts_by_turn.setdefault((prompt.prompt_id, prompt.turn), []).append(prompt.counts)
     # A prompt that is replayed again is another session, and has the next counts of its turn.
     replays = Counter[tuple[str, int]]()
     session_numbers: dict[tuple[str, int], int] = {}
@@ -58,14 +63,15 @@ def _records_of(
         turn = (trace.prompt_id, trace.turn)
         replay = replays[turn]
         replays[turn] += 1
+        acceptance = None
         counts = counts_by_turn.get(turn, [])
+        if replay < len(counts):
+            acceptance = _acceptance(case, trace, counts[replay])
         session = session_numbers.setdefault((trace.prompt_id, replay), len(session_numbers))
         yield {
             "metadata": _metadata(trace, session, shift_ns),
             "metrics": _metrics(trace),
-            "spec_decode_acceptance": (
-                _acceptance(case, trace, counts[replay]) if replay < len(counts) else None
-            ),
+            "spec_decode_acceptance": acceptance,
             "error": None,
         }
 
@@ -107,6 +113,9 @@ def _acceptance(
     """Return aiperf's acceptance of a request; None where it isn't known what was drafted."""
     if not counts.steps or not counts.proposed:
         return None
+    draft_tokens = None
+    if case.settings is not None:
+        draft_tokens = case.settings.draft_tokens
     return {
         "engine": case.engine,
         "mean_acceptance_length": counts.acceptance_length,
@@ -117,6 +126,6 @@ def _acceptance(
         "num_accepted_draft_tokens": counts.accepted,
         "num_draft_tokens": counts.proposed,
         "num_spec_steps": counts.steps,
-        "num_spec_tokens": case.settings.draft_tokens if case.settings else None,
+        "num_spec_tokens": draft_tokens,
         "completion_tokens": trace.tokens,
     }

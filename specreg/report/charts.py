@@ -80,7 +80,9 @@ def speedup_picture(report: Report) -> IntervalPicture | None:
 
 def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | None:
     """Return what a case gained; None where that wasn't measured."""
-    value = verdict.value if verdict is not None else None
+    value = None
+    if verdict is not None:
+        value = verdict.value
     if value is None and case.figures is not None:
         value = case.figures.judged.get(_SPEEDUP)
     if value is None:
@@ -131,12 +133,15 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
         if comparison.low_frac is not None and comparison.high_frac is not None:
             interval = (100 * comparison.low_frac, 100 * comparison.high_frac)
             text += f" ({render_interval(comparison.low_frac, comparison.high_frac)})"
+        target = ""
+        if verdict.case_id in known:
+            target = verdict.case_id
         row = IntervalRow(
             label=verdict.case_id,
             text=text,
             value=100 * change_frac,
             tone=str(tone_of([verdict])),
-            target=verdict.case_id if verdict.case_id in known else "",
+            target=target,
             interval=interval,
         )
         rows_by_metric.setdefault(verdict.metric, []).append(row)
@@ -158,7 +163,9 @@ def positions_by_method(cases: Iterable[CaseReport]) -> Mapping[str, Sequence[Ba
             continue
         shares = case.figures.acceptance.total.marginal_frac
         if shares:
-            expected = case.expected.marginal_frac if case.expected else ()
+            expected: Sequence[float] = ()
+            if case.expected is not None:
+                expected = case.expected.marginal_frac
             picture = draw_bars(case.case_id, shares, expected, target=case.case_id)
             pictures.setdefault(case.method, []).append(picture)
     return pictures
@@ -235,7 +242,9 @@ def _figure_history(
         runs = runs_by_case.get(case.case_id)
         if runs is None:
             continue
-        expected = case.expected.values.get(metric.name) if case.expected else None
+        expected = None
+        if case.expected is not None:
+            expected = case.expected.values.get(metric.name)
         changes_by_case[case.case_id] = list(_changes_percent(metric, runs, expected))
     values = [change for changes in changes_by_case.values() for change in changes]
     y = Axis.over([0.0, *values], _CHANGES)
@@ -288,7 +297,9 @@ def _changes_percent(
     metric: Metric, runs: Sequence[RunRecord], expected: float | None
 ) -> Iterator[float]:
     """Yield by how much each run differs from what is expected, or from the first of them."""
-    base = runs[0].values[metric.name] if expected is None else expected
+    base = expected
+    if base is None:
+        base = runs[0].values[metric.name]
     for run in runs:
         yield 100 * better_frac(metric, run.values[metric.name], base)
 
@@ -328,9 +339,11 @@ def _date_ticks(plot: Plot, nights: Sequence[str]) -> Sequence[Tick]:
 
 
 def _date_of(run: str) -> str:
-    """Return the month and the day of a run; its whole name if that has no time."""
+    """Return the month and the day of a run; the beginning of its name if that has no time."""
     moment = began_at(run)
-    return f"{moment:%m-%d}" if moment else run[:8]
+    if moment is None:
+        return run[:8]
+    return f"{moment:%m-%d}"
 
 
 def case_histories(
@@ -352,10 +365,19 @@ def case_histories(
 def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None) -> CurvePicture:
     """Draw one figure of one case over its runs, in the unit of the figure."""
     values = [run.values[metric] for run in runs]
-    y = Axis.over(values if expected is None else [*values, expected])
-    plot = Plot(y=y, x_low=0, x_high=len(runs) - 1)
+    drawn_values = list(values)
+    if expected is not None:
+        drawn_values.append(expected)
+    plot = Plot(y=Axis.over(drawn_values), x_low=0, x_high=len(runs) - 1)
+    reference = None
+    if expected is not None:
+        reference = plot.height(expected)
+    note = ""
+    bad_places: list[int] = []
     bad = first_bad(runs, metric)
-    note = f"Not fine since {moment_of(runs[bad])}." if bad < len(runs) else ""
+    if bad < len(runs):
+        note = f"Not fine since {moment_of(runs[bad])}."
+        bad_places.append(plot.x(bad))
     versions = _version_starts((number, run.engine_version) for number, run in enumerate(runs))
     dots = []
     for number, run in enumerate(runs):
@@ -369,9 +391,9 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
         x_ticks=_date_ticks(plot, [run.run for run in runs]),
         y_ticks=plot.y_ticks,
         curves=[line],
-        reference=None if expected is None else plot.height(expected),
+        reference=reference,
         versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
-        bad=[plot.x(bad)] if bad < len(runs) else [],
+        bad=bad_places,
     )
 
 
@@ -469,8 +491,9 @@ def _load_picture(
     curves = []
     findings = []
     for index, (name, line) in enumerate(lines.items()):
-        crossed = crossings(line) if len(line) >= _FEWEST_LOADS else []
+        crossed: list[float] = []
         if len(line) >= _FEWEST_LOADS:
+            crossed = crossings(line)
             findings.append(f"{name} {break_even(line)}")
         color = _LINE_COLORS[index % len(_LINE_COLORS)]
         places = [(math.log2(load), gain) for load, gain in line]

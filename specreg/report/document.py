@@ -234,7 +234,9 @@ def exit_status(verdicts: Sequence[Verdict]) -> int:
         return REGRESSED_STATUS
     if failed & {Outcome.INVALID, Outcome.INCONCLUSIVE}:
         return UNDECIDED_STATUS
-    return NO_BASELINE_STATUS if Outcome.NO_BASELINE in failed else 0
+    if Outcome.NO_BASELINE in failed:
+        return NO_BASELINE_STATUS
+    return 0
 
 
 def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
@@ -426,9 +428,14 @@ def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expect
         return None
     record = load_acceptance(baseline.acceptance)
     records = [measurement.acceptance for measurement in measured if measurement.acceptance]
-    measured_prompts = records[0].prompts if records else ()
+    measured_prompts: set[str] = set()
+    if records:
+        measured_prompts = {prompt.prompt_id for prompt in records[0].prompts}
     if record is not None and record.prompts and measured_prompts:
-        record = record.only({prompt.prompt_id for prompt in measured_prompts})
+        record = record.only(measured_prompts)
+    marginal_frac: tuple[float, ...] = ()
+    if record is not None:
+        marginal_frac = record.total.marginal_acceptance
     values = {}
     for metric in METRICS.values():
         if not metric.by_launch:
@@ -443,7 +450,7 @@ def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expect
         facts=baseline.provenance.facts,
         reason=baseline.provenance.reason,
         values={name: value for name, value in values.items() if value is not None},
-        marginal_frac=record.total.marginal_acceptance if record else (),
+        marginal_frac=marginal_frac,
     )
 
 
@@ -569,7 +576,10 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
         obstacle = outcomes
         reason = outcomes
     elif verdict_of_a.outcome is not verdict_of_b.outcome:
-        reason = f"{outcomes}; {obstacle}" if obstacle else outcomes
+        reason = "; ".join(filter(None, (outcomes, obstacle)))
+    outcome = Outcome.MEASURED
+    if obstacle:
+        outcome = Outcome.NOT_COMPARABLE
     metric = METRICS.get(verdict_of_b.metric)
     change_frac = None
     value_of_a = verdict_of_a.value
@@ -579,7 +589,7 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
     return Verdict(
         case_id=verdict_of_b.case_id,
         metric=verdict_of_b.metric,
-        outcome=Outcome.NOT_COMPARABLE if obstacle else Outcome.MEASURED,
+        outcome=outcome,
         value=verdict_of_b.value,
         comparison=Comparison(expected=verdict_of_a.value, change_frac=change_frac),
         reason=Reason(text=reason) if reason else None,
@@ -588,19 +598,25 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
 
 def _as_expected(a: Report, case: CaseReport) -> Expected:
     """Return the figures of a case in run A in the form of a baseline's."""
-    acceptance = case.figures.acceptance if case.figures else None
+    engine_version = ""
+    marginal_frac: tuple[float, ...] = ()
+    if case.figures is not None:
+        engine_version = case.figures.engine_version
+        if case.figures.acceptance is not None:
+            marginal_frac = case.figures.acceptance.total.marginal_frac
     return Expected(
         environment=a.run.environment,
         recorded_on=a.ended_at.partition("T")[0],
-        engine_version=case.figures.engine_version if case.figures else "",
+        engine_version=engine_version,
         reason=f"run {a.run.run}",
         values={},
-        marginal_frac=acceptance.total.marginal_frac if acceptance else (),
+        marginal_frac=marginal_frac,
         driver_version=a.origin.driver_version,
     )
 
 
 def _engine(case: CaseReport) -> str:
     """Return the engine of a case with its version, if that is known."""
-    version = case.figures.engine_version if case.figures else ""
-    return f"{case.engine} {version}".rstrip()
+    if case.figures is None:
+        return case.engine
+    return f"{case.engine} {case.figures.engine_version}".rstrip()

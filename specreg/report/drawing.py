@@ -208,7 +208,13 @@ def draw_intervals(
 
     drawn = []
     for row in rows:
-        low, high = row.interval or (None, None)
+        low_percent = None
+        high_percent = None
+        if row.interval is not None:
+            low_percent, high_percent = map(percent, row.interval)
+        mark_percent = None
+        if row.baseline is not None:
+            mark_percent = percent(row.baseline)
         drawn.append(
             Interval(
                 label=row.label,
@@ -216,9 +222,9 @@ def draw_intervals(
                 tone=row.tone,
                 target=row.target,
                 value=percent(row.value),
-                low=None if low is None else percent(low),
-                high=None if high is None else percent(high),
-                mark=None if row.baseline is None else percent(row.baseline),
+                low=low_percent,
+                high=high_percent,
+                mark=mark_percent,
             )
         )
     return IntervalPicture(
@@ -255,13 +261,10 @@ def draw_bars(
     """Draw shares (0..1) side by side, with what was expected of them behind."""
     bars = []
     for index, share in enumerate(shares):
-        known = expected[index] if index < len(expected) else None
-        bars.append(
-            Bar(
-                share=_rounded(100 * share),
-                expected=None if known is None else _rounded(100 * known),
-            )
-        )
+        expected_percent = None
+        if index < len(expected):
+            expected_percent = _rounded(100 * expected[index])
+        bars.append(Bar(share=_rounded(100 * share), expected=expected_percent))
     return BarPicture(title=title, target=target, bars=bars)
 
 

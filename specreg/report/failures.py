@@ -46,8 +46,8 @@ class Failure:
 def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, of several types
     """Make what pytest shows of an exception fit to be shown, in place, and return it.
 
-    It has no values of arguments and variables: they may be secrets, and pytest cuts their middle
-    out, so that they aren't recognised.
+    The values of arguments and variables are left out. They may be secrets, and pytest cuts their
+    middle out, so that they wouldn't be recognised as such.
     """
     if isinstance(traceback, str):
         return readable_block(traceback)
@@ -55,8 +55,9 @@ def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, 
         return type(traceback)(map(make_traceback_readable, traceback))
     if dataclasses.is_dataclass(traceback) and not isinstance(traceback, type):
         for field in dataclasses.fields(traceback):
-            value = getattr(traceback, field.name)
-            shown = None if field.name in _VALUES_SHOWN else make_traceback_readable(value)
+            shown = None
+            if field.name not in _VALUES_SHOWN:
+                shown = make_traceback_readable(getattr(traceback, field.name))
             setattr(traceback, field.name, shown)
     return traceback
 
@@ -91,7 +92,7 @@ def _label_and_value(verdict: Verdict) -> str:
 
 
 def _direction(comparison: Comparison, change_frac: float) -> str:
-    """Return the word for a change; of what should stay as it is only the direction counts."""
+    """Return the word for a change; for a metric that should stay as it is, only its direction."""
     if comparison.two_sided:
         return "less" if change_frac < 0 else "more"
     return "worse" if change_frac < 0 else "better"
@@ -136,7 +137,9 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
     for case_id, case_verdicts in by_case(failed).items():
         error = errors.get(case_id, "")
         head, _, _ = error.partition("\n")
-        shown_error = f"{head}\n(as above)" if head in shown_heads else error
+        shown_error = error
+        if head in shown_heads:
+            shown_error = f"{head}\n(as above)"
         texts[case_id] = render_failures(case_verdicts, shown_error)
         shown_heads.add(head)
     return texts
@@ -155,7 +158,9 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
         lines += [f"{outcome}: {sentence}" for sentence in _sentences(same_outcome)]
         for explanation in _explanations(same_outcome):
             error_head, _, _ = error.partition("\n")
-            text = error if explanation == error_head else explanation
+            text = explanation
+            if explanation == error_head:
+                text = error
             lines += [f"  {line}" for line in text.splitlines()]
     return "\n".join(lines)
 
@@ -168,7 +173,9 @@ def _sentences(verdicts: Sequence[Verdict]) -> list[str]:
     sentences = [
         sentence_of(verdict) for verdict in verdicts if verdict.comparison.change_frac is None
     ]
-    return [*compared, ", ".join(sentences)] if sentences else compared
+    if sentences:
+        compared.append(", ".join(sentences))
+    return compared
 
 
 def _explanations(verdicts: Iterable[Verdict]) -> Iterable[str]:
@@ -209,10 +216,13 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
         streak = runs[bad:]
         if not streak or len(runs) == 1:
             continue
-        since = f"not fine since {moment_of(streak[0])}"
-        length = f", {len(streak)} judged runs in a row" if len(streak) > 1 else ""
-        last_fine = f"; last fine {moment_of(runs[bad - 1])}" if bad else ", and never before"
-        story = f"{since}{length}{last_fine}"
+        story = f"not fine since {moment_of(streak[0])}"
+        if len(streak) > 1:
+            story += f", {len(streak)} judged runs in a row"
+        if bad:
+            story += f"; last fine {moment_of(runs[bad - 1])}"
+        else:
+            story += ", and never before"
         labels_by_story.setdefault(story, []).append(label_of(verdict.metric))
     for story, labels in labels_by_story.items():
         yield f"{', '.join(labels)}: {story}"
@@ -225,8 +235,10 @@ def first_bad(runs: Sequence[RunRecord], metric: str) -> int:
         0 if no run was fine, and the number of runs if the last one was. So it is if all runs after
         the last fine one were INCONCLUSIVE: a night that can't tell is no loss.
     """
-    fine = [index for index, run in enumerate(runs) if run.fine(metric)]
-    start = fine[-1] + 1 if fine else 0
+    start = 0
+    for index, run in enumerate(runs):
+        if run.fine(metric):
+            start = index + 1
     if any(is_bad(run, metric) for run in runs[start:]):
         return start
     return len(runs)
@@ -241,5 +253,6 @@ def is_bad(run: RunRecord, metric: str) -> bool:
 def moment_of(run: RunRecord) -> str:
     """Return when a run began and with what: `2026-11-21 02:00 UTC with 0.32.0`."""
     moment = began_at(run.run)
-    when = f"{moment:%Y-%m-%d %H:%M} UTC" if moment else f"run {run.run}"
-    return f"{when} with {run.engine_version}"
+    if moment is None:
+        return f"run {run.run} with {run.engine_version}"
+    return f"{moment:%Y-%m-%d %H:%M} UTC with {run.engine_version}"

@@ -102,9 +102,22 @@ def render_page(report: Report, in_progress: str = "") -> str:
     known = {case.case_id: case for case in report.cases}
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
     held = [verdict for verdict in verdicts if not verdict.fails]
-    again = run_command((), report.origin.options) if is_run else report.origin.command
-    speedups = speedup_picture(report) if is_run else None
-    gains = [speedups] if speedups else list(change_pictures(report))
+    # What a run goes on to do isn't left open yet.
+    open_notes = []
+    if not in_progress:
+        open_notes = list(notes_of(report))
+
+    # A gate has no control, no history and no baseline. It shows changes in place of speedups.
+    again = report.origin.command
+    environment = None
+    histories = []
+    speedups = None
+    if is_run:
+        again = run_command((), report.origin.options)
+        environment = run.environment
+        histories = list(history_by_figure(report.cases))
+        speedups = speedup_picture(report)
+    gains = [speedups] if speedups is not None else list(change_pictures(report))
     page = TEMPLATES.get_template("page.html.jinja").render(
         report=report,
         secrets=known_secrets(),
@@ -114,7 +127,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         title=title_of(report),
         names=columns_of(report),
         answers=answers_of(report),
-        open=[] if in_progress else list(notes_of(report)),
+        open=open_notes,
         red=dict(red_first),
         by_case=verdicts_by_case,
         found={verdict.outcome for verdict in verdicts},
@@ -128,10 +141,10 @@ def render_page(report: Report, in_progress: str = "") -> str:
         gains=gains,
         has_many=sum(len(picture.rows) for picture in gains) > _MANY_ROWS,
         positions=positions_by_method(report.cases),
-        histories=list(history_by_figure(report.cases)) if is_run else [],
+        histories=histories,
         line_names={color: case_id for case_id, color in case_colors(report.cases).items()},
         loads=list(gains_over_load(report.cases)),
-        notes=render_notes(held, run.environment if is_run else None),
+        notes=render_notes(held, environment),
         next_steps=next_of(report) or f"{_what_is_left(report)}the same again:\n  {again}",
         cases=_in_order(known, (*dict(red_first), *verdicts_by_case, *known)),
     )
@@ -140,8 +153,9 @@ def render_page(report: Report, in_progress: str = "") -> str:
 
 def _what_is_left(report: Report) -> str:
     """Return what there is to do where no command would help: nothing, if all is well."""
-    has_failed = any(answer.tone is Tone.BAD for answer in answers_of(report))
-    return "" if has_failed else "nothing needs to be done; "
+    if any(answer.tone is Tone.BAD for answer in answers_of(report)):
+        return ""
+    return "nothing needs to be done; "
 
 
 def _in_order(known: dict[str, CaseReport], case_ids: Sequence[str]) -> list[CaseReport]:
@@ -184,7 +198,9 @@ def render_markdown(report: Report) -> str:
 
 def _column(metric: str) -> str:
     """Return a metric's column in the overview; all positions share one."""
-    return "acceptance by position" if metric.startswith("acceptance_pos") else axis_of(metric)
+    if metric.startswith("acceptance_pos"):
+        return "acceptance by position"
+    return axis_of(metric)
 
 
 def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verdict | None]:
@@ -226,8 +242,32 @@ def _energy_of(case: CaseReport) -> object:
 
 
 def _histories_of(case: CaseReport) -> list[object]:
-    expected = case.expected.values if case.expected else {}
+    """Return the pictures of a case's earlier runs."""
+    expected: dict[str, float] = {}
+    if case.expected is not None:
+        expected = case.expected.values
     return list(case_histories(case.history, expected))
+
+
+def _facts_of(case: CaseReport) -> list[tuple[str, str]]:
+    """Return the facts of a case's launch with their names, as far as they are known."""
+    if case.figures is None:
+        return []
+    return list(known_facts(case.figures.facts))
+
+
+def _settings_of(case: CaseReport) -> list[object]:
+    """Return the settings of a case."""
+    if case.settings is None:
+        return []
+    return list(settings_of(case.settings))
+
+
+def _spreads_of(case: CaseReport) -> list[object]:
+    """Return how the times and lengths of a case's requests spread."""
+    if case.figures is None:
+        return []
+    return list(spreads_of(case.figures))
 
 
 def _spaced_versions(versions: Sequence[Tick]) -> list[Tick]:
@@ -280,11 +320,11 @@ TEMPLATES.filters.update(
     log_links=_log_links,
     oracle=lambda verdicts: list(oracle_positions(verdicts)),
     sentence=sentence_of,
-    facts=lambda case: list(known_facts(case.figures.facts)) if case.figures else [],
-    settings=lambda case: list(settings_of(case.settings)) if case.settings else [],
+    facts=_facts_of,
+    settings=_settings_of,
     since=since_when,
     spaced=_spaced_versions,
-    spreads=lambda case: list(spreads_of(case.figures)) if case.figures else [],
+    spreads=_spreads_of,
     tone=tone_of,
     tone_class=lambda verdict: tone_of([verdict]),
 )

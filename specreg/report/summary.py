@@ -108,17 +108,20 @@ def answers_of_run(run: RunVerdict) -> Sequence[Headline]:
 
 
 def _subject_of(verdict: Verdict) -> str:
+    # A correctness check isn't a metric. It belongs to acceptance.
+    family = Family.ACCEPTANCE
     metric = METRICS.get(verdict.metric)
-    family = metric.family if metric else Family.ACCEPTANCE  # a correctness check
+    if metric is not None:
+        family = metric.family
     return next(subject for subject, families in _SUBJECTS.items() if family in families)
 
 
 def render_answers(answers: Sequence[Headline], *, color: bool) -> str:
     """Render the answers as lines of text."""
-    lines = []
-    for answer in answers:
-        style = Style.parse(STYLES[answer.tone] if color else "none")
-        lines.append(style.render(str(answer)))
+    lines = [str(answer) for answer in answers]
+    if color:
+        styles = [Style.parse(STYLES[answer.tone]) for answer in answers]
+        lines = [style.render(line) for style, line in zip(styles, lines, strict=True)]
     return "\n".join(lines)
 
 
@@ -165,27 +168,31 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
     for case_id, reason in skipped.items():
         ids_by_reason.setdefault(reason.removeprefix(f"{case_id} "), []).append(case_id)
     reasons = sorted(ids_by_reason.items(), key=lambda item: -len(item[1]))
-    parts = [
-        f"{case_ids[0]} {reason}"
-        if len(case_ids) == 1
-        else f"{len(case_ids)}, {case_ids[0]} the first: {reason}"
-        for reason, case_ids in reasons[:_MAX_REASONS]
-    ]
+    parts = []
+    for reason, case_ids in reasons[:_MAX_REASONS]:
+        if len(case_ids) == 1:
+            parts.append(f"{case_ids[0]} {reason}")
+        else:
+            parts.append(f"{len(case_ids)}, {case_ids[0]} the first: {reason}")
     if len(reasons) > _MAX_REASONS:
         parts.append(f"{len(reasons) - _MAX_REASONS} other reasons")
     return f"Cases that were skipped: {len(skipped)} of {cases}. {'; '.join(parts)}."
 
 
 def _describe_arm(arm: ArmReport) -> str:
-    overrides = f" with {', '.join(arm.overrides)}" if arm.overrides else ""
-    installed = f": {arm.installed}" if arm.installed else ""
-    versions = ""
+    """Say what a side was asked to be, what was installed, and what its servers reported."""
+    description = f"{arm.name} is {arm.text}"
+    if arm.overrides:
+        description += f" with {', '.join(arm.overrides)}"
+    if arm.installed:
+        description += f": {arm.installed}"
     if arm.engine_versions:
-        versions = f"; its servers said {', '.join(arm.engine_versions)}"
-    return f"{arm.name} is {arm.text}{overrides}{installed}{versions}"
+        description += f"; its servers said {', '.join(arm.engine_versions)}"
+    return description
 
 
 def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Headline:
+    """Return the answer on a subject: its tone is that of its worst verdict."""
     if not verdicts:
         return Headline(subject=subject, tone=Tone.DOUBT, text=_why_no_verdict(run, subject))
     telling = _without_inapplicable_checks(verdicts)
@@ -193,7 +200,7 @@ def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Headl
     parts = [_counts(run, telling)]
     if subject == "speed":
         parts += _speed_remarks(run)
-        # A speculation that costs speed may well equal its baseline; that is nothing to be glad of.
+        # A speculation that costs speed may equal its baseline. That isn't good news.
         if tone is Tone.GOOD and run.slowed:
             tone = Tone.DOUBT
     return Headline(subject=subject, tone=tone, text="; ".join(parts))
@@ -219,10 +226,15 @@ def _without_inapplicable_checks(verdicts: Sequence[Verdict]) -> Sequence[Verdic
 
 
 def _why_no_verdict(run: RunVerdict, subject: str) -> str:
-    reason = run.no_power if subject == "power" else ""
+    """Say why a subject has no verdict."""
+    reason = ""
+    if subject == "power":
+        reason = run.no_power
     if run.skipped and not run.verdicts:
         reason = next(iter(run.skipped.values()))
-    return f"not measured: {reason}" if reason else "not judged: no test of it ran"
+    if reason:
+        return f"not measured: {reason}"
+    return "not judged: no test of it ran"
 
 
 def _speed_remarks(run: RunVerdict) -> list[str]:
@@ -251,23 +263,31 @@ def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
             continue
         if parts:
             parts.append(f"{len(same_outcome)} {shown.word}")
-        else:  # the worst one, with an example
+        else:
+            # The worst outcome comes first, and has an example.
             example = _example(same_outcome)
             count = f"{len(same_outcome)} of {len(verdicts)} figures"
             parts.append(f"{count} {shown.word}{example}")
     if not parts:
         return _all_hold(run, verdicts)
     held = sum(verdict.outcome in GOOD for verdict in verdicts)
-    if held:
-        parts.append(f"{held} hold{'s' if held == 1 else ''}")
+    if held == 1:
+        parts.append("1 holds")
+    elif held:
+        parts.append(f"{held} hold")
     return ", ".join(parts)
 
 
 def _all_hold(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
+    """Say that a subject holds, and in how many cases."""
     cases = len({verdict.case_id for verdict in verdicts})
+    if run.complete and cases == 1:
+        return "holds in the one case"
     if run.complete:
-        return f"holds in all {cases} cases" if cases > 1 else "holds in the one case"
-    return f"holds in the {cases} cases that ran" if cases > 1 else "holds in the case that ran"
+        return f"holds in all {cases} cases"
+    if cases == 1:
+        return "holds in the case that ran"
+    return f"holds in the {cases} cases that ran"
 
 
 def _example(verdicts: Sequence[Verdict]) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import io
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -65,8 +65,7 @@ def label_of(metric: str) -> str:
 
 def axis_of(metric: str) -> str:
     """Return a metric with its unit: `throughput, tokens/s`. Shares have no unit."""
-    unit = _unit_of(metric)
-    return f"{label_of(metric)}, {unit}" if unit else label_of(metric)
+    return ", ".join(filter(None, (label_of(metric), _unit_of(metric))))
 
 
 def render_value(metric: str, value: float | None) -> str:
@@ -75,13 +74,14 @@ def render_value(metric: str, value: float | None) -> str:
         return NOTHING
     if _suffix(metric) == "_frac":
         return f"{100 * value:.4g}%"
-    unit = _unit_of(metric)
-    return f"{format_number(value)} {unit}" if unit else format_number(value)
+    return f"{format_number(value)} {_unit_of(metric)}".rstrip()
 
 
 def render_change(change_frac: float | None) -> str:
     """Return a change in percent with its sign: `+1.2%`; a dash for None."""
-    return NOTHING if change_frac is None else f"{change_frac:+.1%}"
+    if change_frac is None:
+        return NOTHING
+    return f"{change_frac:+.1%}"
 
 
 def render_interval(low_frac: float | None, high_frac: float | None) -> str:
@@ -121,14 +121,15 @@ def render_rows(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
         wraps = name == head[0] or name in folded
-        is_left = wraps or name in left_columns
-        table.add_column(
-            name, justify="left" if is_left else "right", no_wrap=not wraps, overflow="fold"
-        )
+        justify: Literal["left", "right"] = "right"
+        if wraps or name in left_columns:
+            justify = "left"
+        table.add_column(name, justify=justify, no_wrap=not wraps, overflow="fold")
     for row in rows:
-        # Strings would have rich take what is in brackets for markup.
+        # In a plain string, rich would take what is in brackets for markup.
         cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
-        table.add_row(*cells, style="bold" if len(row) == 1 else None)
+        is_heading = len(row) == 1
+        table.add_row(*cells, style="bold" if is_heading else None)
     if not table.row_count:
         return ""
     text = io.StringIO()
@@ -152,16 +153,18 @@ def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
     speedup_rows = [_speedup_row(case) for case in figures if case.speedup and case.control]
     category_rows = [row for case in figures for row in _category_rows(case)]
     power_rows = [[case.case_id, *_power_cells(case.power)] for case in figures if case.power]
-    tables = (
+    parts = [
         render_rows(_SPEEDUP, speedup_rows, color=color, folded=(_POSITIONS,)),
         render_rows(_CATEGORIES, category_rows, color=color),
         render_rows(_POWER, power_rows, color=color, folded=("remark",)),
-        _WORDS if speedup_rows else "",
-    )
-    return "\n\n".join(table for table in tables if table)
+    ]
+    if speedup_rows:
+        parts.append(_WORDS)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _speedup_row(figures: Figures) -> Sequence[str]:
+    """Return the cells of a case in the table of the speedups: times first, then acceptance."""
     cells = [figures.case_id]
     if figures.timing and figures.control and figures.speedup:
         cells += [
@@ -190,41 +193,46 @@ def _category_rows(figures: Figures) -> Iterator[Sequence[str]]:
         return
     yield [figures.case_id]
     for name, pace in figures.timing.by_category.items():
+        cells = [f"  {name}", str(pace.requests)]
         part = figures.acceptance.by_category.get(name)
-        cells = [
-            f"  {name}",
-            str(pace.requests),
-            _fixed(part.acceptance_length_tokens if part else None),
-            _fixed(part.acceptance_rate_frac if part else None),
-        ]
+        if part is None:
+            cells += [NOTHING, NOTHING]
+        else:
+            cells += [_fixed(part.acceptance_length_tokens), _fixed(part.acceptance_rate_frac)]
         if figures.speedup and figures.control:
+            control_tpot_ms = None
             control_pace = figures.control.by_category.get(name)
-            cells += [
-                _median(control_pace.tpot_ms if control_pace else None),
-                _median(pace.tpot_ms),
-                _gain(figures.speedup.tpot_ratio_by_category.get(name)),
-            ]
+            if control_pace is not None:
+                control_tpot_ms = control_pace.tpot_ms
+            gain = _gain(figures.speedup.tpot_ratio_by_category.get(name))
+            cells += [_median(control_tpot_ms), _median(pace.tpot_ms), gain]
         yield cells
 
 
 def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]]:
-    """Yield what was timed: its name, how it spreads, and how it does without speculation."""
+    """Yield the name of each spread, its summary, and the control's summary; None without one."""
     if figures.timing is None:
         return
     for field, name in SPREADS.items():
         summary = getattr(figures.timing, field)
-        if summary is not None:
-            control_summary = getattr(figures.control, field) if figures.control else None
-            # Both servers are asked the same prompts, whose lengths are therefore shown once.
-            is_shown = control_summary != summary
-            yield name, summary, control_summary if is_shown else None
+        if summary is None:
+            continue
+        control_summary = None
+        if figures.control is not None:
+            control_summary = getattr(figures.control, field)
+        if control_summary == summary:
+            # Both servers get the same prompts, so the lengths of the prompts are shown once.
+            control_summary = None
+        yield name, summary, control_summary
 
 
 def _power_cells(power: PowerRecord) -> Sequence[str]:
     arm = power.case
     if arm is None:
         return (*[NOTHING] * 5, str(power.invalid or ""))
-    control_j_per_token = power.control.energy_j_per_token if power.control else None
+    control_j_per_token = None
+    if power.control is not None:
+        control_j_per_token = power.control.energy_j_per_token
     saved = NOTHING
     if power.energy_ratio is not None:
         saved = f"{1 - 1 / power.energy_ratio:+.0%}"
@@ -284,7 +292,9 @@ def _unit_of(metric: str) -> str:
 
 
 def _median(summary: Summary | None) -> str:
-    return format_number(summary.p50 if summary else None)
+    if summary is None:
+        return NOTHING
+    return format_number(summary.p50)
 
 
 def _gain(ratio: float | None) -> str:
