@@ -26,6 +26,8 @@ from specreg.core.reasons import Invalidity
 from specreg.core.received import open_received, received_files
 from specreg.core.values import check_plain_names, hide_values
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
+from specreg.engines.methods import METHODS
+from specreg.engines.registry import ENGINES
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
@@ -372,9 +374,17 @@ def _rounds(
 
 
 def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
-    """Return the case of a key, which must be a known one if any are passed."""
+    """Return the case of a key, which must be a known one if any are passed.
+
+    Raises:
+        msgspec.ValidationError: the case isn't known here, or its engine or method isn't.
+    """
     if known is None:
-        return msgspec.json.decode(key.case, type=Case)
+        decoded_case = msgspec.json.decode(key.case, type=Case)
+        server = decoded_case.server
+        if server.engine not in ENGINES or server.method not in METHODS:
+            raise msgspec.ValidationError(f"no engine here has '{server.engine}-{server.method}'")
+        return decoded_case
     case = known.get(key.case)
     if case is None or case.id != key.case_id:
         raise msgspec.ValidationError("measured with other settings than the case has here")

@@ -162,6 +162,23 @@ def test_a_case_or_a_look_of_another_version_is_not_taken_over(path: Path) -> No
     assert dict(load_journal(path)) == {KEY: measured}
 
 
+@pytest.mark.parametrize(("field", "name"), [("method", "eagle4"), ("engine", "vlln")])
+def test_a_case_of_an_unknown_engine_or_method_is_left_out(
+    path: Path, field: str, name: str
+) -> None:
+    """Another version may have had it, or a bit of the disk is wrong."""
+    journaled(path)
+    lines = lines_of(path)
+    for line in lines:
+        key = line.get("key")
+        if isinstance(key, dict):
+            case = json.loads(key["case"])
+            case["server"][field] = name
+            key["case"] = json.dumps(case)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert load_journal(path) == {}
+
+
 def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     journal = Journal(path)
     journal.begin(KEY)
