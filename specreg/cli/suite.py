@@ -292,6 +292,7 @@ def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[Shard]:
     )
     if done.returncode:
         raise SpecregError(
-            f"specreg ray: the run can't be cut:\n{done.stdout[-2000:]}{done.stderr}"
+            f"specreg ray: the run can't be cut, pytest ended with status {done.returncode}; mend"
+            f" what it says:\n{done.stdout[-2000:]}{done.stderr}"
         )
     return msgspec.json.decode((root / SHARDS).read_bytes(), type=list[Shard])

@@ -96,7 +96,8 @@ def bisect_versions(
     last = versions[-1]
     state, reason = compare(last)
     if state is VersionState.UNKNOWN:
-        raise UnsupportedError(f"{last}: no telling whether it is worse than {good}, {reason}")
+        problem = f"no telling whether it is worse than {good}, {reason}"
+        raise UnsupportedError(f"{last}: {problem}; name another bad version, or a larger change")
     if state is VersionState.GOOD:
         would = f"there is nothing to find, or {TOLERANCE} says what would be"
         raise UnsupportedError(f"{last}: isn't worse than {good}; {would}")

@@ -159,7 +159,9 @@ def parse_override(text: str) -> Override:
     key, _, name = key.partition(".")
     check_name("setting", key, _TYPES, f"override '{text}'")
     if not equals or (key == "engine_env") != bool(name):
-        raise UnsupportedError(f"override '{text}': give KEY=VALUE, or engine_env.NAME=VALUE")
+        raise UnsupportedError(
+            f"override '{text}': names no value; give KEY=VALUE, or engine_env.NAME=VALUE"
+        )
     try:
         if key == "engine_args":
             shlex.split(value)

@@ -208,7 +208,9 @@ class Soak:
             if invalidity is not None:
                 raise InvalidMeasurementError(invalidity.code, invalidity.text)
             if measurement.replay is None:
-                raise InvalidMeasurementError("ACCEPTANCE_MISSING", "the server answered nothing")
+                raise InvalidMeasurementError(
+                    "ACCEPTANCE_MISSING", "the server answered nothing; look at its log"
+                )
             if not self.segments:
                 for remark in workload_remarks(figures_of(measurement, launch=1)):
                     self.options.show(remark)

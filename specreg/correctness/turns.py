@@ -81,6 +81,9 @@ def _reply(case: Case, name: str, answer: Transcript) -> str:
         InvalidMeasurementError: `ANSWER_UNREADABLE`, the server sent ids and no text.
     """
     if answer.text is None:
-        message = f"the answer to prompt '{name}' has no text, so the next turn can't be asked"
+        message = (
+            f"the answer to prompt '{name}' has no text, so the next turn can't be asked; look"
+        )
+        message += " at the server's log"
         raise InvalidMeasurementError("ANSWER_UNREADABLE", message)
     return REPLIES[case.history_reply](REPLIES[_WITHOUT_THINKING](answer.text))

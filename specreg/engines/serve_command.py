@@ -470,5 +470,6 @@ def _count(value: Setting | None) -> int:
         MatrixError: it is none.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise MatrixError(f"command: the speculation has {value} where a number from 1 on is due")
+        problem = f"the speculation has {value} where a number from 1 on is due"
+        raise MatrixError(f"command: {problem}; give it such a number")
     return value

@@ -166,7 +166,9 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
         decoded = decoder.decode(event)
     except UNREADABLE as error:
         check_no_error(event)
-        raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {quote(event)}") from error
+        raise InvalidMeasurementError(
+            "EVENT_UNREADABLE", f"{error}, in: {quote(event)}; look at the server's log"
+        ) from error
     if decoded.error is not None and is_error(decoded.error):
         words = words_of(decoded.error)
         raise ServerAnswerError(words.text, words.status)
@@ -541,7 +543,8 @@ class WireFormat:
         Raises:
             InvalidMeasurementError: There are none, or they can't be read.
         """
-        message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters"
+        message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters;"
+        message += " judge this engine by its requests"
         raise InvalidMeasurementError("METRICS_MISSING", message)
 
 
@@ -732,7 +735,9 @@ class EventSplitter:
         for content in (data, stray):
             check_no_error(content)
         if not is_finished and stray.strip():
-            message = f"the answer is no stream of events: {quote(stray)}"
+            message = (
+                f"the answer is no stream of events: {quote(stray)}; check the server's version"
+            )
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
 
 

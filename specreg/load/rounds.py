@@ -338,7 +338,8 @@ class _Worker(NamedTuple):
                 builder.lags.merge(reply.lags)
                 return
         status = self.child.popen.wait()
-        message = f"a client process ended with status {status}:\n{self.child.last_lines()}"
+        message = f"a client process ended with status {status}; see why in its last lines:\n"
+        message += self.child.last_lines()
         raise InvalidMeasurementError("CLIENT_DIED", message)
 
 

@@ -463,7 +463,8 @@ def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
     for trace in traces:
         drafted_nothing = trace.tokens <= 1 or trace.later_chunks == trace.tokens - 1
         if trace.acceptance is None and not drafted_nothing:
-            message = f"prompt '{trace.prompt_id}': the server sent no acceptance, to others it did"
+            problem = f"prompt '{trace.prompt_id}': the server sent no acceptance, to others it did"
+            message = f"{problem}; look at its log"
             raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
         counts.append(trace.acceptance or NO_STEPS)
     return counts

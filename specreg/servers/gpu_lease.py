@@ -181,7 +181,11 @@ class GpuClaim:
         gpu_search = find_gpus()
         visible_devices = gpu_search.devices
         if len(visible_devices) < gpus:
-            reason = gpu_search.why_none or f"there are {len(visible_devices)}"
+            reason = gpu_search.why_none
+            if not reason:
+                reason = (
+                    f"this process sees {len(visible_devices)}; take a machine that has as many"
+                )
             raise SensorError(f"{gpus} GPUs: {reason}")
         line_path = cache_folder("gpus") / "line.lock"
         with filelock.FileLock(line_path, thread_local=False):

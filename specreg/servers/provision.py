@@ -432,7 +432,8 @@ class Provision:
             SensorError: None can be read.
         """
         if self.url is not None:
-            raise SensorError("power: what the attached server runs on isn't known here")
+            problem = "what the attached server runs on isn't known here"
+            raise SensorError(f"power: {problem}; let the suite start the server to measure power")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 

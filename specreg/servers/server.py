@@ -135,7 +135,7 @@ class StartedServer(Server):
         if problem:
             raise ServerDiedError(
                 f"SERVER_DIED: server '{self.spec.id}': {problem} while it was measured;"
-                f" last lines of {self.log_path}:\n{self.process.last_lines()}"
+                f" see why in the last lines of {self.log_path}:\n{self.process.last_lines()}"
             )
 
     def ended(self, within_s: float = 0.0) -> str:

@@ -86,7 +86,8 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     for verdict in result.verdicts_of(case.id):
         if verdict.outcome is Outcome.WRONG:
             raise BaselineError(
-                f"baseline of '{case.id}': not written, WRONG: {verdict.explanation}"
+                f"baseline of '{case.id}': not written, WRONG: {verdict.explanation}; record it"
+                " once its answers are right"
             )
     if len(measurements) < context.launches:
         count = f"{len(measurements)} of {context.launches} launches were measured"

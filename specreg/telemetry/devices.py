@@ -59,7 +59,8 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     """
     devices = find_visible(variables).devices if gpus else rapl.find()
     if len(devices) < gpus:
-        raise SensorError(f"{devices[0].sensor} shows {len(devices)} of {gpus} GPUs")
+        problem = f"{devices[0].sensor} shows {len(devices)} of {gpus} GPUs"
+        raise SensorError(f"{problem}; show the server more of them with CUDA_VISIBLE_DEVICES")
     return devices[:gpus] if gpus else devices
 
 

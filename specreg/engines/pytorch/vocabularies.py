@@ -39,7 +39,8 @@ class SharedVocabulary:
         if unknown_id is None:
             unknown_id = draft.eos_token_id
         if unknown_id is None:
-            raise ModelError("draft: its tokenizer has neither an unknown nor an end token")
+            message = "draft: its tokenizer has neither an unknown nor an end token"
+            raise ModelError(f"{message}; take a draft whose tokenizer has one")
         self.draft_ids = torch.full((sizes[0],), unknown_id)
         self.target_ids = torch.full((sizes[1],), -1)
         target_vocabulary = target.get_vocab()
