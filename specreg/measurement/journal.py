@@ -138,6 +138,10 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     digest: int = 1
 
 
+class _PassedOver(msgspec.Struct, frozen=True, tag="Replayed"):
+    """A request whose content isn't decoded, because there may be a million of them."""
+
+
 Line = Attempt | Replayed | Ended | Checked
 _Builders = dict[tuple[bool, int], RoundBuilder]
 """The rounds of a measurement by whether they are the control's, and by their number."""
@@ -406,7 +410,8 @@ def load_checks(
         SpecregError: the file can't be read, or a line of another machine's journal can't be.
     """
     verdicts = {}
-    for _, line in _lines(path, strict=known is not None):
+    kinds = Attempt | _PassedOver | Ended | Checked
+    for _, line in _lines(path, strict=known is not None, kinds=kinds):
         if isinstance(line, Checked) and line.digest == ANSWER_DIGEST:
             verdicts[line.key, line.check] = line.verdict
     return verdicts
@@ -456,18 +461,24 @@ def _written_ns(run: Path) -> int:
     return max(path.lstat().st_mtime_ns for path in (run, *paths))
 
 
-def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[bytes, Line | None]]:
+def _lines(
+    path: Path,
+    *,
+    strict: bool = False,
+    kinds: Any = Line,  # noqa: ANN401 - a union of types
+) -> Iterator[tuple[bytes, Any]]:
     """Yield each line with its newline, and decoded; None instead if it can't be read.
 
     Args:
         path: the journal's file.
         strict: whether a line may be unreadable only if it isn't JSON, because a writer that was
             killed left part of it.
+        kinds: the types of the lines.
 
     Raises:
         SpecregError: the file can't be read or is too long, or a line breaks the strict rule.
     """
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(kinds)
     with (
         _map_disk_errors(path, "name a run that has one, or measure anew"),
         open_received(path.parent, path.name) as file,
@@ -479,11 +490,11 @@ def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[bytes, Line | 
             if number > _MAX_LINES or len(content) == _MAX_LINE_BYTES:
                 limits = f"{_MAX_LINES} lines of {_MAX_LINE_BYTES // _MIB} MiB"
                 raise SpecregError(f"journal '{path}': is longer than {limits}; {_AGAIN}")
-            line: Line | None = None
+            line = None
             try:
                 line = decoder.decode(content)
                 # There are hundreds of thousands of requests, and `check_request` checks theirs.
-                if strict and not isinstance(line, Replayed):
+                if strict and not isinstance(line, (Replayed, _PassedOver)):
                     check_plain_names(msgspec.json.decode(content))
             except UNREADABLE as error:
                 is_torn = not isinstance(error, (msgspec.ValidationError, RecursionError))

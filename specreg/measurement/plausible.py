@@ -4,7 +4,6 @@ A journal may come from another machine. The calculations rely on moments that a
 counts that a request can have, so both are checked before anything is calculated.
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -42,14 +41,17 @@ def check_request(finished: FinishedRequest) -> None:
             )
 
     # Check the counts.
-    _check_counts(
-        (finished.conversation_index, trace.first_chunk_tokens, *trace.chunk_sizes), "a request"
-    )
-    _check_counts(trace.thought_chunk_sizes, "a thought")
-    reported_tokens = (trace.usage_tokens, trace.prompt_tokens)
-    _check_counts((tokens for tokens in reported_tokens if tokens is not None), "a request")
-    _check_counts((trace.turn - 1,), "turns")
-    _check_counts((chunk.tokens for chunk in finished.chunks), "a chunk")
+    counts = [
+        finished.conversation_index,
+        trace.first_chunk_tokens,
+        *trace.chunk_sizes,
+        *trace.thought_chunk_sizes,
+        trace.usage_tokens or 0,
+        trace.prompt_tokens or 0,
+        trace.turn - 1,
+    ]
+    counts += [chunk.tokens for chunk in finished.chunks]
+    _check_counts(counts, "a request")
     if len(trace.chunk_sizes) > _MAX_CHUNK_TOKENS:
         raise msgspec.ValidationError(f"a chunk of {len(trace.chunk_sizes)} tokens")
     if trace.acceptance is not None:
@@ -137,12 +139,13 @@ def _check_steps(counts: StepCounts) -> None:
 
 
 def _check_counts(counts: Iterable[int], subject: str) -> None:
-    for count in counts:
-        if not 0 <= count <= _MAX_COUNT:
-            raise msgspec.ValidationError(f"a count of {subject} that can't be")
+    # A journal may have a million requests, so the loops are those of `min` and `max`.
+    numbers = tuple(counts)
+    if numbers and not 0 <= min(numbers) <= max(numbers) <= _MAX_COUNT:
+        raise msgspec.ValidationError(f"a count of {subject} that can't be")
 
 
 def _check_order(moments_ns: Iterable[int]) -> None:
-    for earlier_ns, later_ns in itertools.pairwise(moments_ns):
-        if earlier_ns > later_ns:
-            raise msgspec.ValidationError("moments that aren't in order")
+    moments = list(moments_ns)
+    if moments != sorted(moments):
+        raise msgspec.ValidationError("moments that aren't in order")
