@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,8 +30,10 @@ from tests.unit.builders.sharded_runs import CASES, CHOSEN, TIER
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 KILLS = int(os.environ.get("SPECREG_KILLS", "10"))
-STARTS = 3
+STARTS = 5
 """How often a start of Ray is tried."""
+SHARD_WITHIN_S = 300.0
+"""How long a command may take until its first shard runs, also on a busy machine."""
 ENDED_WITHIN_S = 20.0
 """How long after a kill something of a shard may still run."""
 DEAF = Script(step_ms=10.0, shares_memory=True, ignore_sigterm=True)
@@ -233,13 +236,13 @@ def test_a_task_that_is_killed_leaves_nothing(victim: Victim, seed: int) -> None
     arguments = ("--", *CHOSEN[2:], *own_options(suite))
     command = command_of(victim.address, suite.folder / f"merged-{seed}", *arguments)
     with start_here(command, victim.environment()) as driver:
-        wait_until(lambda: bool(running_shards(suite.folder)), 120)
+        wait_for_shard(suite, driver)
         time.sleep(moment_s)
         servers = [process for process in marked(suite.folder) if "--port" in arguments_of(process)]
         if is_stopped and servers:
             servers[0].suspend()
         # One shard may have ended just now, and the next one not begun.
-        wait_until(lambda: bool(running_shards(suite.folder)), 120)
+        wait_for_shard(suite, driver)
         before = supervised(suite.folder)
         task = running_shards(suite.folder)[0].parent()
         assert task is not None
@@ -252,6 +255,17 @@ def test_a_task_that_is_killed_leaves_nothing(victim: Victim, seed: int) -> None
     assert supervised(suite.folder) == []
     assert list(victim.temporary.glob("shard-*")) == []
     assert not shared_left(shared_before)
+
+
+def wait_for_shard(suite: Suite, driver: subprocess.Popen[str]) -> None:
+    """Wait until a shard runs; show what the command has printed if none does."""
+    until_s = time.monotonic() + SHARD_WITHIN_S
+    while not running_shards(suite.folder):
+        if driver.poll() is not None or time.monotonic() > until_s:
+            driver.kill()
+            output, _ = driver.communicate()
+            pytest.fail(f"no shard runs; status {driver.returncode}:\n{output}")
+        time.sleep(0.05)
 
 
 def wait_until_ended(processes: Sequence[psutil.Process]) -> None:
