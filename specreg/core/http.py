@@ -14,6 +14,7 @@ import msgspec
 
 from specreg.core.certificates import trusted_certificates, why_not_trusted
 from specreg.core.errors import AnswerError
+from specreg.core.interrupts import check_signalled
 from specreg.core.readable import readable_line
 from specreg.core.server_words import MAX_QUOTED_CHARACTERS, error_in
 
@@ -87,6 +88,8 @@ async def read(
         raise AnswerError(f"{path}: no whole answer within {within_s:g} s", late=True) from error
     # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
     except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError) as error:
+        # A callback of the event loop may have dropped the interrupt, and its connection.
+        check_signalled()
         raise AnswerError(f"{path}: {type(error).__name__}, {_why(error)}") from error
     return HttpResponse(path=path, status=response.status_code, content=bytes(content))
 

@@ -14,6 +14,7 @@ from specreg.acceptance.trace import Chunk, Reply, RequestTrace, StreamEvent, ch
 from specreg.core.certificates import trusted_certificates
 from specreg.core.errors import HungError, InvalidMeasurementError
 from specreg.core.http import HEADERS, shortly
+from specreg.core.interrupts import check_signalled
 from specreg.core.server_words import quote, quote_answer
 from specreg.datasets.prompts import REPLIES, Prompt
 from specreg.engines.registry import ENGINES
@@ -202,9 +203,11 @@ class ChatClient:
 
         Raises:
             HungError: the server showed no life during 60 s in which requests were running.
+            KeyboardInterrupt: a signal came, and the event loop dropped its interrupt.
         """
         while True:
             await asyncio.sleep(_WATCH_S)
+            check_signalled()
             if not self.running:
                 continue
             tokens_ns = [stream.chunks[-1].at_ns for stream in self.running if stream.chunks]
@@ -283,6 +286,8 @@ class ChatClient:
                 await self._stream(path, body, stream, wire_format.new_parser(ask))
         # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
         except (httpx.HTTPError, aiohttp.ClientError) as failure:
+            # A callback of the event loop may have dropped the interrupt, and its connection.
+            check_signalled()
             stream.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
             stream.late = isinstance(failure, httpx.TimeoutException | TimeoutError)
         except TimeoutError:
