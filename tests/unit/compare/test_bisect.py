@@ -203,11 +203,7 @@ def remarks_of(options: BisectOptions, version: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("side", "error", "message"),
     [
-        (
-            Side.B,
-            UnsupportedError,
-            "0.32.0: no telling .* than 0.29.0, too old; name an",
-        ),
+        (Side.B, UnsupportedError, "0.32.0: no telling .* than 0.29.0, too old; name an"),
         (Side.A, SideError, "too old"),
     ],
 )
