@@ -36,7 +36,8 @@ from specreg.engines.engine import Engine, Parallel
 from specreg.engines.methods import METHODS, Method, Tree
 from specreg.engines.registry import ENGINES, render_methods
 from specreg.matrix.case import CaseSettings
-from specreg.matrix.tier import CasesTable, ModelsTable, TierFile, load_tier, tier_names
+from specreg.matrix.tables import CasesTable, ModelsTable, TierFile
+from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import GATE_METRICS, METRICS, SPOILS, Family, Metric
 from specreg.report.document import exit_status
 from specreg.report.tables import axis_of

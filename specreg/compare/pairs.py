@@ -17,7 +17,8 @@ from specreg.engines.engine import LaunchSettings
 from specreg.engines.methods import METHODS, SCHEDULED
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, DraftTokens, ServerSpec, Tier
-from specreg.matrix.tier import check_pinned, check_tree, within
+from specreg.matrix.table_cases import check_pinned, check_tree
+from specreg.matrix.tables import within
 from specreg.measurement.metrics import GATE_METRICS, Metric
 
 _LAUNCH_TYPES = typing.get_type_hints(LaunchSettings, include_extras=True)

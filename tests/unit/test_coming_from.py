@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from specreg.cli import app
 from specreg.engines.engine import Parallel
 from specreg.engines.methods import Tree
-from specreg.matrix.tier import CasesTable, load_tier, tier_names
+from specreg.matrix.tables import CasesTable
+from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS
 from tests.unit import builders
 from tests.unit.builders.collection import Collection, collect

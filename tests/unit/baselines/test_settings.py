@@ -22,7 +22,8 @@ from specreg.matrix.case import (
     Sizes,
     WorkloadSettings,
 )
-from specreg.matrix.tier import CasesTable, load_tier
+from specreg.matrix.tables import CasesTable
+from specreg.matrix.tier import load_tier
 from tests.unit import builders
 
 NOT_COMPARED = {

@@ -1,0 +1,209 @@
+"""The cases that a table of a matrix file makes: its methods, drafts, model pairs and loads."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from specreg.core.errors import MatrixError, check_name
+from specreg.datasets.prompts import REPLIES
+from specreg.datasets.table import dataset_named
+from specreg.engines.engine import LaunchSettings, values_of_fields
+from specreg.engines.methods import METHODS, SCHEDULED, Tree
+from specreg.engines.registry import engine_named
+from specreg.engines.serve_command import read_speculation
+from specreg.matrix.case import Arrivals, Case, Limits, Load, ServerSpec, Sizes, WorkloadSettings
+from specreg.matrix.tables import CasesTable, ModelsTable, check_table
+
+_POWER_S = 30.0
+_ValueT = TypeVar("_ValueT")
+
+
+def cases_of(
+    table: CasesTable, pairs: Mapping[str, ModelsTable], *, on_gpu: bool
+) -> Iterator[Case]:
+    """Yield the cases of a table, without their controls.
+
+    Raises:
+        UnknownNameError: An engine, method, dataset, model pair or reply doesn't exist.
+        MatrixError: Keys of the table exclude each other.
+        DatasetError: `random-N` has more digits than allowed.
+    """
+    dataset_named(table.dataset)
+    check_name("history_reply", table.history_reply, REPLIES)
+    for name in table.engine_env:
+        if not name or "=" in name:
+            message = f"engine_env: '{name}' is no name of a variable, which is neither empty nor"
+            raise MatrixError(f"{message} has '='; rename it")
+    check_table(table)
+    power_s = table.power_s
+    if power_s is None:
+        power_s = _POWER_S if on_gpu else 0.0
+    loads = _loads_of(table)
+    for models in as_tuple(table.models):
+        check_name("model pair", models, pairs)
+        speculations = itertools.product(table.methods, as_tuple(table.draft_tokens))
+        # Without speculation the servers are equal for all numbers of drafts.
+        servers = dict.fromkeys(
+            _server_of(table, method, draft_tokens, models, pairs[models])
+            for method, draft_tokens in speculations
+        )
+        for server, load in itertools.product(servers, loads):
+            case = Case(
+                **_taken(WorkloadSettings, table),
+                server=server,
+                control=None,
+                load=load,
+                limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
+                power_s=power_s,
+            )
+            check_pinned(case, on_gpu=on_gpu)
+            yield case
+
+
+def _loads_of(table: CasesTable) -> list[Load]:
+    """Return the loads of a table: one for each of its concurrencies, or of its rates."""
+    settings = values_of_fields(Load, table)
+    if table.concurrency:
+        settings |= {"arrivals": table.arrivals or Arrivals.CLOSED, "requests_per_s": 0.0}
+        return [Load(**settings | {"concurrency": slots}) for slots in table.concurrency]
+    settings |= {"arrivals": table.arrivals or Arrivals.POISSON, "concurrency": 0}
+    return [Load(**settings | {"requests_per_s": rate}) for rate in table.requests_per_s]
+
+
+def as_tuple(value: _ValueT | list[_ValueT]) -> tuple[_ValueT, ...]:
+    """Return the values of a key that takes a list or one value."""
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
+    """Return the values that a table has of a dataclass's fields, with its tables as pairs."""
+    values: dict[str, Any] = {}
+    for name, value in values_of_fields(kind, table).items():
+        if isinstance(value, dict):
+            values[name] = tuple(sorted(value.items()))
+        else:
+            values[name] = value
+    return values
+
+
+def _server_of(
+    table: CasesTable, method: str, draft_tokens: int, models: str, pair: ModelsTable
+) -> ServerSpec:
+    """Return a server of a table, with one of its methods, numbers of drafts and model pairs.
+
+    Raises:
+        UnknownNameError: The engine or method doesn't exist, or the pair has no draft for it.
+        MatrixError: The tree and the method don't fit together.
+    """
+    check_name("method", method, METHODS)
+    takes_draft = METHODS[method].needs_draft
+    if takes_draft:
+        check_name(f"draft in [models.{models}] for method", method, pair.drafts)
+    engine_named(table.engine).spelling_of(method)
+    if method != "none":
+        check_tree(table.tree, method, draft_tokens)
+    sizes = None
+    if pair.target_gib is not None:
+        draft_gib = pair.drafts_gib.get(method) if takes_draft else 0.0
+        sizes = Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
+    parallel = table.parallel if takes_draft else table.parallel.without_draft
+    spec = ServerSpec(
+        **_taken(LaunchSettings, table) | {"parallel": parallel},
+        engine=table.engine,
+        method=method,
+        models=models,
+        target=pair.target,
+        target_revision=pair.target_revision,
+        draft=pair.drafts[method] if takes_draft else None,
+        draft_revision=pair.drafts_revision.get(method, "") if takes_draft else "",
+        padding_layers=pair.padding_layers,
+        widen=pair.widen,
+        draft_tokens=draft_tokens,
+        sizes=sizes,
+        variant=table.variant,
+    )
+    engine = engine_named(spec.engine)
+    engine.check(spec)
+    if method == "none":
+        return spec.without_speculation
+    if spec.speculation:
+        _check_speculation(spec)
+    return spec
+
+
+def _check_speculation(spec: ServerSpec) -> None:
+    """Check that the further keys of a speculation leave its method what it is.
+
+    Raises:
+        MatrixError: With these keys it is spelt as another method.
+    """
+    engine = engine_named(spec.engine)
+    settings = engine.canonical_speculation(spec.rendered_speculation(spec.draft))
+    spelt_method = read_speculation(settings, engine.methods).method
+    if spelt_method != spec.method:
+        raise MatrixError(
+            f"speculation = {dict(spec.speculation)} makes method '{spec.method}' the method"
+            f" '{spelt_method}'; name that instead, or leave out the key"
+        )
+
+
+def check_tree(tree: Tree | None, method: str, depth: int) -> None:
+    """Check that a method that drafts trees has a valid tree, and that other methods have none.
+
+    Args:
+        tree: The tree; None without one.
+        method: The name of the method.
+        depth: The most drafts that a step can accept, which is the depth of the tree.
+
+    Raises:
+        MatrixError: The tree is missing, needless, or has an impossible number of drafted tokens.
+    """
+    if METHODS[method].drafts_trees != (tree is not None):
+        setting = f"tree = {tree}" if tree else "no tree"
+        tree_methods = ", ".join(name for name in METHODS if METHODS[name].drafts_trees)
+        raise MatrixError(
+            f"method '{method}' with {setting}; needed tree ="
+            f" {{ branches = 2, drafted_tokens = 6 }} for {tree_methods}, and none for others: give"
+            " them a table each"
+        )
+    if tree is None:
+        return
+    # With t branches and depth s there are t + (s - 1) · t² continuations to choose from.
+    most_tokens = tree.branches + (depth - 1) * tree.branches**2
+    if not depth <= tree.drafted_tokens <= most_tokens:
+        raise MatrixError(
+            f"tree.drafted_tokens = {tree.drafted_tokens} with draft_tokens = {depth} and"
+            f" tree.branches = {tree.branches}; needed {depth} to {most_tokens}: the deepest branch"
+            " alone, to all there is to choose from"
+        )
+
+
+def check_pinned(case: Case, *, on_gpu: bool) -> None:
+    """Check that the engine can keep to the acceptance that a case pins.
+
+    Args:
+        case: The case, which may pin nothing.
+        on_gpu: True if the server runs on a GPU.
+
+    Raises:
+        MatrixError: The engine can't, or the length or another setting of the case is wrong.
+    """
+    spec = case.server
+    length_tokens = spec.pinned_length_tokens
+    if length_tokens is None and spec.method != SCHEDULED:
+        return
+    methods = engine_named(spec.engine).pinned_methods(on_gpu=on_gpu)
+    problem = ""
+    if spec.method not in methods:
+        hardware = "on a GPU" if on_gpu else "without a GPU"
+        known_methods = ", ".join(sorted(methods)) or "none"
+        problem = f"engine '{spec.engine}' can't {hardware}; methods that it can: {known_methods}"
+    elif length_tokens is None or not 1 <= length_tokens <= spec.draft_tokens + 1:
+        problem = (
+            f"pinned_length_tokens = {length_tokens} with draft_tokens = {spec.draft_tokens};"
+            f" needed 1 to {spec.draft_tokens + 1}"
+        )
+    elif spec.method == SCHEDULED and (case.turns != 1 or case.temperature > 0):
+        problem = "it knows greedy answers to first turns alone; set turns = 1 and no temperature"
+    if problem:
+        raise MatrixError(f"acceptance = \"pinned\" of method '{spec.method}': {problem}")

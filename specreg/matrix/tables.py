@@ -1,0 +1,379 @@
+"""The tables of a matrix file: their keys, and what can't stand in one of them together."""
+
+import contextlib
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from specreg.core.commands import specreg_command
+from specreg.core.errors import MatrixError, SpecregError, check_name
+from specreg.core.files import MIB, read_regular
+from specreg.core.names import check_spelling
+from specreg.core.readable import is_plain, readable_line
+from specreg.engines.engine import LaunchSettings, Parallel, Positive
+from specreg.engines.methods import METHODS, Setting
+from specreg.engines.wire_format import Form
+from specreg.matrix.case import (
+    THINKING_SWITCHES,
+    USUAL_DRAFT_TOKENS,
+    AboveZero,
+    Arrivals,
+    DraftTokens,
+    Load,
+    NotNegative,
+    Rate,
+    Width,
+    WorkloadSettings,
+)
+from specreg.matrix.models import is_hub_id
+
+_MAX_PART_BYTES = 255
+"""The longest name of a file or a folder in Linux."""
+_MAX_PATH_CHARACTERS = 1_000
+_SHOWN_CHARACTERS = 80
+_LAUNCH_SUFFIX = re.compile(r"-launch\d+$")
+_ADVICE = f"mend it, or begin with a file of {specreg_command('init')}"
+_TableT = TypeVar("_TableT")
+Revision = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^([\w.][\w./-]*)?$")]
+"""A commit, tag or branch of the hub."""
+_SomeNames = Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
+    """`[models.NAME]`: a target and its drafts.
+
+    Attributes:
+        target: the target: a hub id, or a folder (a path that begins with `.`, `/` or
+            `fixtures/`).
+        drafts: by method, the draft model or head.
+        padding_layers: how many identity layers are appended to the target at set-up, so that a
+            step of a tiny target costs enough for speculation to save something.
+        widen: the size that tiny models are made to cost at set-up; without it they stay as they
+            are.
+        target_gib: the memory of the target's weights as they are served, in GiB; without it
+            nobody checks whether a GPU holds them.
+        drafts_gib: by method, the memory of the draft's weights, in GiB.
+        token_kib: the memory of a token in the target's KV cache, in KiB.
+        licence: the licences of its models as their publishers name them, and whether one has to be
+            accepted on the hub first.
+        target_revision: the commit, tag or branch of the target on the hub; without it its main
+            branch, as it is when it is fetched.
+        drafts_revision: by method, the revision of the draft on the hub.
+    """
+
+    target: str
+    drafts: dict[str, str] = {}
+    padding_layers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    widen: Width | None = None
+    target_gib: AboveZero | None = None
+    drafts_gib: dict[str, AboveZero] = {}
+    token_kib: NotNegative = 0.0
+    licence: str = ""
+    target_revision: Revision = ""
+    drafts_revision: dict[str, Revision] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CasesTable(LaunchSettings, WorkloadSettings, Load):
+    """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
+
+    A case must be hashable, so it has tuples of pairs where a file has tables.
+
+    Attributes:
+        engine: the name of the engine.
+        command: the command line that starts the server, `vllm serve …`, `python -m
+            sglang.launch_server …` or `trtllm-serve …`, instead of `engine`, `methods`, `models`
+            and the settings that it says; `specreg matrix` shows what was understood.
+        methods: the speculative methods; `"none"` makes the speedup of the others measurable.
+        models: the name of a model pair; of several, a machine runs the first that its GPUs hold.
+        draft_tokens: how many tokens are drafted per step, as one number or a list.
+        variant: what ends the id of the cases that speculate, where another table of the tier would
+            make the same ids.
+        acceptance: `"real"` judges the drafter; `"pinned"` fixes the acceptance length, so that
+            only the cost of a step differs.
+        concurrency: the requests in flight of closed loops, one case for each; the next request
+            begins when one has ended.
+        requests_per_s: the rates of open loops, one case for each; requests are sent when they are
+            due, whatever the server does.
+        arrivals: how the requests of a rate come: `"poisson"` (the default), `"constant"` or
+            `"gamma"` with `burstiness`.
+        ttft_limit_ms: the most TTFT of a good request, in ms; it adds the metric goodput.
+        tpot_limit_ms: the most TPOT of a good request, in ms; it adds the metric goodput.
+        power_s: how long each server is kept under load for its power, in seconds; 30 in tiers for
+            GPUs and 0 in others.
+    """
+
+    engine: str
+    command: str = ""
+    methods: _SomeNames
+    models: str | _SomeNames
+    draft_tokens: DraftTokens | Annotated[list[DraftTokens], msgspec.Meta(min_length=1)] = (
+        USUAL_DRAFT_TOKENS
+    )
+    variant: str = ""
+    acceptance: Literal["real", "pinned"] = "real"
+    concurrency: tuple[Positive, ...] = ()  # type: ignore[assignment]
+    requests_per_s: tuple[Rate, ...] = ()  # type: ignore[assignment]
+    arrivals: Arrivals | None = None  # type: ignore[assignment]
+    ttft_limit_ms: AboveZero | None = None
+    tpot_limit_ms: AboveZero | None = None
+    power_s: NotNegative | None = None
+    engine_env: dict[str, str] = field(default_factory=dict)  # type: ignore[assignment]
+    chat_template_args: dict[str, object] = field(default_factory=dict)  # type: ignore[assignment]
+    speculation: dict[str, Setting] = field(default_factory=dict)  # type: ignore[assignment]
+    tolerances: dict[str, AboveZero] = field(default_factory=dict)  # type: ignore[assignment]
+
+
+class TierFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole matrix file, its tables not yet decoded; see `Tier`.
+
+    Attributes:
+        needs_gpus: how many GPUs a machine must have for the tier to run at all; 0 for none.
+        models: model pairs of this tier alone; one of them replaces a shared pair of its name.
+        defaults: keys for all tables of cases that don't have them.
+        cases: the tables of cases.
+    """
+
+    needs_gpus: Annotated[int, msgspec.Meta(ge=0, le=2**16)]
+    models: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    cases: list[Any]
+
+
+class PairsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of the pairs that all tiers share."""
+
+    models: dict[str, Any]
+
+
+@contextlib.contextmanager
+def within(location: str) -> Iterator[None]:
+    """Begin the message of an error that leaves the context with the location of its cause."""
+    try:
+        yield
+    except SpecregError as error:
+        error.args = (f"{location}: {error}",)
+        raise
+
+
+def load_file(path: Path, kind: type[_TableT]) -> _TableT:
+    """Return the decoded document of a file.
+
+    Raises:
+        UnknownNameError: It has a key that doesn't exist.
+        MatrixError: It can't be read or decoded.
+    """
+    with within(f"matrix file '{path}'"):
+        try:
+            document = tomllib.loads(read_regular(path, MIB).decode())
+            _check_texts(document)
+            return convert(document, kind)
+        # TOML raises ValueError, also for a number with too many digits.
+        except (OSError, ValueError, RecursionError) as error:
+            raise MatrixError(f"can't be read, {error}; {_ADVICE}") from error
+
+
+def _check_texts(value: object, key: str = "$") -> None:
+    """Check that no text has a NUL character, which no path, argument or variable can have.
+
+    Args:
+        value: A document, or a part of it.
+        key: The key of the part in the document, for the message.
+
+    Raises:
+        MatrixError: A text has one.
+    """
+    if isinstance(value, dict):
+        for name, part in value.items():
+            if "\0" in name:
+                raise MatrixError(f"a key of {key} has a NUL character; give it another name")
+            _check_texts(part, f"{key}.{name}")
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            _check_texts(part, f"{key}[{number}]")
+    elif isinstance(value, str) and "\0" in value:
+        raise MatrixError(f"{key} has a NUL character; remove it")
+
+
+def convert(document: object, kind: type[_TableT]) -> _TableT:
+    """Return a document as a value of a type.
+
+    Raises:
+        UnknownNameError: It has a key that doesn't exist.
+        MatrixError: A value has the wrong type, or is out of range.
+    """
+    if isinstance(document, dict):
+        keys = typing.get_type_hints(kind)
+        for name in document:
+            check_name("key", name, keys)
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        message = str(error).replace("`$.", "`")
+        raise MatrixError(f"{message}; {_ADVICE}") from error
+
+
+def pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]:
+    """Return the model pairs of a file, by name.
+
+    Raises:
+        UnknownNameError: A pair has a key that doesn't exist, or a draft for a method without one.
+        MatrixError: A pair has a wrong name, or can't be decoded.
+    """
+    pairs = {}
+    for name, table in tables.items():
+        with within(f"matrix file '{path}', [models.{name}]"):
+            pairs[name] = _pair_of(name, table)
+    return pairs
+
+
+def _pair_of(name: str, table: object) -> ModelsTable:
+    """Return one model pair; errors as in `pairs_of`."""
+    check_ending("model pair", name)
+    pair = convert(table, ModelsTable)
+    for reference in (pair.target, *pair.drafts.values()):
+        _check_reference(reference)
+    if pair.widen and pair.padding_layers:
+        raise MatrixError("padding_layers with widen, which says how many; leave one of them out")
+    methods_with_draft = [method for method in METHODS if METHODS[method].needs_draft]
+    for method in pair.drafts:
+        check_name("method that takes a draft", method, methods_with_draft)
+    for method in (*pair.drafts_gib, *pair.drafts_revision):
+        check_name("draft", method, pair.drafts)
+    _check_pin(pair.target, pair.target_revision)
+    for method, revision in pair.drafts_revision.items():
+        _check_pin(pair.drafts[method], revision)
+    return pair
+
+
+def _check_pin(reference: str, revision: str) -> None:
+    """Check that a revision is of a model on the hub, else raise a MatrixError."""
+    if revision and not is_hub_id(reference):
+        raise MatrixError(
+            f"revision '{revision}' of '{reference}', which is a folder; needed a hub id, or no"
+            " revision"
+        )
+
+
+def _check_reference(reference: str) -> None:
+    """Check that a model is named by a text that can be a path, and be shown.
+
+    Raises:
+        MatrixError: The text can't.
+    """
+    longest_bytes = max(len(os.fsencode(part)) for part in reference.split("/"))
+    is_too_long = longest_bytes > _MAX_PART_BYTES or len(reference) > _MAX_PATH_CHARACTERS
+    if reference and is_plain(reference) and not is_too_long:
+        return
+    shown = readable_line(reference, _SHOWN_CHARACTERS)
+    raise MatrixError(
+        f"model '{shown}': neither an id of the hub nor a folder is called so, got"
+        f" {len(reference)} characters; give the one or the other"
+    )
+
+
+def check_ending(kind: str, name: str) -> None:
+    """Check that a name may end the name of a server.
+
+    Raises:
+        MatrixError: It can't, because of its spelling or because a second launch ends so.
+    """
+    check_spelling(kind, name)
+    if _LAUNCH_SUFFIX.search(f"-{name}"):
+        problem = "it ends as a second launch of a server does"
+        raise MatrixError(f"{kind} '{name}': {problem}; give it another name")
+
+
+def check_table(table: CasesTable) -> None:
+    """Check that no keys of a table exclude each other.
+
+    Raises:
+        MatrixError: Some do.
+    """
+    _check_load(table)
+    _check_parallel(table.parallel)
+    if table.variant:
+        check_ending("variant", table.variant)
+    if (table.acceptance == "pinned") != (table.pinned_length_tokens is not None):
+        raise MatrixError(
+            f"acceptance = '{table.acceptance}', pinned_length_tokens ="
+            f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
+            " or neither"
+        )
+    if table.speculation and set(table.methods) == {"none"}:
+        raise MatrixError(
+            f"speculation = {table.speculation} with methods = {table.methods}; name a method that"
+            " speculates, or leave speculation out"
+        )
+    if table.temperature == 0 and (table.top_p < 1 or table.top_k is not None):
+        raise MatrixError(
+            f"top_p = {table.top_p}, top_k = {table.top_k} with temperature = 0, where always the"
+            " likeliest token is taken; give a temperature, or leave them out"
+        )
+    if table.thinking is not None:
+        _check_thinking(table)
+
+
+def _check_load(table: CasesTable) -> None:
+    """Check that a table has one kind of load, and prompts and sequences enough for it.
+
+    Raises:
+        MatrixError: It hasn't.
+    """
+    is_closed = bool(table.concurrency)
+    is_open = bool(table.requests_per_s)
+    has_its_arrivals = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == is_closed
+    if is_closed == is_open or not has_its_arrivals:
+        raise MatrixError(
+            f"concurrency = {table.concurrency}, requests_per_s = {table.requests_per_s},"
+            f" arrivals = {table.arrivals}; give either concurrency alone (a closed loop) or"
+            " requests_per_s with arrivals constant, poisson (the default) or gamma"
+        )
+    in_flight = max(table.concurrency, default=0)
+    if in_flight > table.max_sequences:
+        settings = f"concurrency = {in_flight} with max_sequences = {table.max_sequences}"
+        raise MatrixError(f"{settings}; the server must take on all that are in flight")
+    if table.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
+        raise MatrixError('burstiness is of gamma alone; set arrivals = "gamma" or leave it out')
+    # With fewer prompts the load would never be as high as its id says.
+    if table.speed and table.duration_s is None and table.prompts < in_flight:
+        raise MatrixError(
+            f"prompts = {table.prompts} with concurrency = {in_flight}; needed one for each in"
+            " flight: raise prompts, or lower concurrency"
+        )
+
+
+def _check_parallel(parallel: Parallel) -> None:
+    """Check that a server over several nodes is one copy with as many GPUs on each.
+
+    Raises:
+        MatrixError: It isn't.
+    """
+    if parallel.nodes > 1 and (parallel.data > 1 or parallel.gpus % parallel.nodes):
+        raise MatrixError(
+            f"parallel.nodes = {parallel.nodes} with data = {parallel.data}, tensor ="
+            f" {parallel.tensor} and pipeline = {parallel.pipeline}: a server over nodes is one"
+            " copy with as many GPUs on each; change one of them"
+        )
+
+
+def _check_thinking(table: CasesTable) -> None:
+    """Check that a chat template is there to switch the thought, and isn't told otherwise.
+
+    Raises:
+        MatrixError: The requests are no chat, or `chat_template_args` has the switch too.
+    """
+    if table.form is not Form.CHAT:
+        message = f'thinking = {table.thinking} with form = "{table.form}", which has no chat'
+        raise MatrixError(f"{message} template; leave one of them out")
+    for name in THINKING_SWITCHES:
+        if name in table.chat_template_args:
+            message = f"thinking with chat_template_args.{name}, which says the same"
+            raise MatrixError(f"{message}; leave one of them out")
