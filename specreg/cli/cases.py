@@ -119,7 +119,7 @@ def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
     folder = root / USUAL.matrix
     chosen = tier_of(folder, tier)
     for case in chosen.cases:
-        check_allowed(case, chosen.places[case.id])
+        check_allowed(case, chosen.locations[case.id])
     gpus = find_gpus()
     environment = current_environment(needs_gpus=chosen.gpus_used(gpus.memory_gib))
     store = BaselineStore(folder=root / USUAL.baselines, environment=environment)

@@ -289,7 +289,9 @@ class ServerSpec(LaunchSettings):
     @property
     def drafted_tokens(self) -> int:
         """The tokens that a step drafts, D / S."""
-        return self.tree.drafted_tokens if self.tree else self.draft_tokens
+        if self.tree is not None:
+            return self.tree.drafted_tokens
+        return self.draft_tokens
 
     @property
     def id(self) -> str:
@@ -335,6 +337,7 @@ class ServerSpec(LaunchSettings):
         sizes = self.sizes
         if sizes is not None:
             sizes = dataclasses.replace(sizes, draft_gib=0.0)
+        # All that only a drafter has goes, so that one control serves all methods of a target.
         return dataclasses.replace(
             self,
             method="none",
@@ -397,6 +400,7 @@ class Case(WorkloadSettings):
         a duration has its own pace, and four rounds.
         """
         concurrency = self.load.concurrency
+        # Such a load has its own pace, and shorter rounds would be mostly ramp and drain.
         if not concurrency or self.load.duration_s is not None:
             return min(_OPEN_ROUNDS, self.prompts)
         round_prompts = 1
@@ -430,6 +434,7 @@ class Case(WorkloadSettings):
         """
         gpus = self.server.parallel.gpus_by_node
         memory_gib = self.memory_gib
+        # A GPU whose memory isn't known may be large enough.
         known_gib = [gib for gib in gpus_gib[:gpus] if gib is not None]
         is_too_small = memory_gib is not None and min(known_gib, default=memory_gib) < memory_gib
         if len(gpus_gib) >= gpus and not is_too_small:
@@ -471,7 +476,7 @@ class Tier:
         name: the name of the file, without its suffix.
         needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
         cases: the cases in the order of the file.
-        places: by case id, the file and number of its table, for errors.
+        locations: by case id, the file and number of its table, for errors.
         choices: by case id, the model pairs that its table names, the preferred one first.
         licences: by model pair, the licences of its models; a pair without a stated one isn't here.
         commands: by the file and number of a table with a `command`, what was understood of it.
@@ -480,7 +485,7 @@ class Tier:
     name: str
     needs_gpus: int
     cases: tuple[Case, ...]
-    places: Mapping[str, str] = field(default_factory=dict)
+    locations: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     licences: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -504,7 +509,9 @@ class Tier:
         Args:
             gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
         """
-        unmet = self.unmet(gpus_gib) if gpus_gib else {}
+        unmet: dict[str, str] = {}
+        if gpus_gib:
+            unmet = self.unmet(gpus_gib)
         # By the pairs that a table names, those with a case that doesn't fit.
         too_large: dict[tuple[str, ...], set[str]] = {}
         for case in self.cases:
@@ -514,7 +521,8 @@ class Tier:
         for case in self.cases:
             pairs = self.choices[case.id]
             fitting_pairs = [pair for pair in pairs if pair not in too_large.get(pairs, set())]
-            chosen_pair = fitting_pairs[0] if fitting_pairs else pairs[-1]
+            # Tables name the largest pair first, so the last one lacks the least.
+            chosen_pair = next(iter(fitting_pairs), pairs[-1])
             if case.server.models == chosen_pair:
                 cases.append(case)
         return dataclasses.replace(self, cases=tuple(cases))

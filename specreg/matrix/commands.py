@@ -67,28 +67,19 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
     command = read_command(text, commands)
     keys: dict[str, Any] = {"engine": command.engine}
     drafts: dict[str, str] = {}
-    method = "none"
+    methods = ["none"]
     if command.speculation:
         speculation = _speculation_of(command)
-        method = speculation.method
-        keys["draft_tokens"] = speculation.draft_tokens
-        if speculation.tree:
-            keys["tree"] = msgspec.to_builtins(speculation.tree)
-        if speculation.further:
-            keys["speculation"] = dict(speculation.further)
+        methods.append(speculation.method)
+        keys |= _keys_of_speculation(speculation)
         if speculation.draft:
-            drafts[method] = speculation.draft
-    methods = table.get("methods", ["none", method] if command.speculation else None)
-    if isinstance(methods, list) and command.speculation and method not in methods:
-        raise MatrixError(
-            f"methods = {methods}, the command speculates with '{method}'; name it among them, or"
-            " leave methods out"
-        )
-    keys["methods"] = methods or ["none"]
+            drafts[speculation.method] = speculation.draft
+    keys["methods"] = _methods_of(table, methods)
     keys |= _values_of(command)
     notes = list(command.notes)
     share_frac = keys.get(_SHARE)
-    if share_frac is not None and "none" in keys["methods"] and len(keys["methods"]) > 1:
+    has_control = "none" in keys["methods"] and len(keys["methods"]) > 1
+    if share_frac is not None and has_control:
         keys[_SHARE] = share_frac / 2
         flag = command.flags[_SHARE]
         notes.append(f"{flag} {share_frac:g} is for case and control together: each has half")
@@ -97,6 +88,39 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
     if command.variables:
         keys["engine_env"] = dict(command.variables)
     return TableOfCommand(keys=keys, target=command.target, drafts=drafts, notes=tuple(notes))
+
+
+def _keys_of_speculation(speculation: ReadSpeculation) -> dict[str, Any]:
+    """Return a speculation as keys of `[[cases]]`, but for its method and its draft."""
+    keys: dict[str, Any] = {"draft_tokens": speculation.draft_tokens}
+    if speculation.tree is not None:
+        keys["tree"] = msgspec.to_builtins(speculation.tree)
+    if speculation.further:
+        keys["speculation"] = dict(speculation.further)
+    return keys
+
+
+def _methods_of(table: Mapping[str, object], methods: list[str]) -> list[str]:
+    """Return the methods that a table names; those of its command if it names none.
+
+    Args:
+        table: the keys beside the command.
+        methods: `none`, and the method that the command asks for if it asks for one.
+
+    Raises:
+        MatrixError: the table doesn't name the method of the command.
+    """
+    named_methods = table.get("methods", methods)
+    # What isn't a list is refused when the table is decoded.
+    if not isinstance(named_methods, list):
+        return methods
+    method = methods[-1]
+    if len(methods) > 1 and method not in named_methods:
+        raise MatrixError(
+            f"methods = {named_methods}, the command speculates with '{method}'; name it among"
+            " them, or leave methods out"
+        )
+    return named_methods
 
 
 def _speculation_of(command: ReadCommand) -> ReadSpeculation:
@@ -119,16 +143,16 @@ def _values_of(command: ReadCommand) -> dict[str, Any]:
         MatrixError: a value isn't one of its key.
     """
     kinds = typing.get_type_hints(LaunchSettings, include_extras=True)
-    kinds |= {
-        f"{_PARALLEL}{name}": kind
-        for name, kind in typing.get_type_hints(Parallel, include_extras=True).items()
-    }
+    for name, kind in typing.get_type_hints(Parallel, include_extras=True).items():
+        kinds[f"{_PARALLEL}{name}"] = kind
     keys: dict[str, Any] = {}
     parallel: dict[str, Any] = {}
     for key, words in command.values.items():
         flag = " ".join((command.flags[key], *words))
-        value: object = " ".join(words) if words else True
-        if key == _EXPERTS and words:
+        value: object = " ".join(words)
+        if not words:
+            value = True
+        elif key == _EXPERTS:
             value = _is_over_all(flag, words, command)
         try:
             value = msgspec.convert(value, kinds[key], strict=False)
@@ -212,19 +236,22 @@ def _joined(key: str, own_value: Any, value: Any) -> Any:  # noqa: ANN401 - part
 
 def describe(understood: TableOfCommand, models: str) -> tuple[str, ...]:
     """Return what was understood of a command, a line of a matrix file for each key."""
-    lines = [f"{key} = {_toml(value)}" for key, value in understood.keys.items()]
     pair = f"models = {_toml(models)} # target = {_toml(understood.target)}"
     for method, draft in understood.drafts.items():
         pair += f", drafts.{method} = {_toml(draft)}"
-    return (pair, *lines, *(f"# {note}" for note in understood.notes))
+    lines = [f"{key} = {_toml(value)}" for key, value in understood.keys.items()]
+    # Comments of TOML, because these lines can be pasted into the tier.
+    comments = [f"# {note}" for note in understood.notes]
+    return (pair, *lines, *comments)
 
 
 def _toml(value: object) -> str:
     """Return a value as a matrix file has it."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
+        entries = [f"{key} = {_toml(part)}" for key, part in value.items()]
+        return f"{{ {', '.join(entries)} }}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return f"[{', '.join(map(_toml, value))}]"
     if dataclasses.is_dataclass(value):
         return str(value)
     return msgspec.json.encode(value).decode()

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import filelock
 
@@ -137,6 +138,7 @@ def model_sha256(reference: str) -> str:
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
+    # In one order on every machine.
     for path in (folder / CONFIG, *sorted(folder.glob("*.safetensors"))):
         digest.update(bytes.fromhex(file_sha256(path)))
     return digest.hexdigest()
@@ -152,20 +154,30 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
         ModelError: A folder is missing or incomplete, or can't be made larger.
     """
     if spec.widen is not None:
-        target, *drafts = [str(folder) for _, _, folder in _widened(root, spec)]
-        return target, drafts[0] if drafts else None
+        target_folder, *draft_folders = [str(wide.folder) for wide in _wide_models(root, spec)]
+        return target_folder, next(iter(draft_folders), None)
     target = resolve_model(root, spec.target)
-    layers = spec.padding_layers
-    if layers:
-        if is_hub_id(target):
-            message = f"model '{target}': only a folder can be padded; set padding_layers = 0"
-            raise ModelError(message)
-        source = Path(target)
-        padded = cache_dir() / "models" / f"{source.name}-{layers}-{_content_sha256(source)[:16]}"
-        _make_folder(padded, lambda folder: write_padded_model(source, folder, layers))
-        target = str(padded)
-    draft = None if spec.draft is None else resolve_model(root, spec.draft)
+    if spec.padding_layers:
+        target = _pad(target, spec.padding_layers)
+    draft = None
+    if spec.draft is not None:
+        draft = resolve_model(root, spec.draft)
     return target, draft
+
+
+def _pad(target: str, layers: int) -> str:
+    """Return the folder of a target with identity layers, which is written if it isn't there.
+
+    Raises:
+        ModelError: The target is no folder, or can't be padded.
+    """
+    if is_hub_id(target):
+        raise ModelError(f"model '{target}': only a folder can be padded; set padding_layers = 0")
+    source = Path(target)
+    # The name tells what it is made of, so that a changed source isn't taken for the old one.
+    padded = cache_dir() / "models" / f"{source.name}-{layers}-{_content_sha256(source)[:16]}"
+    _make_folder(padded, lambda folder: write_padded_model(source, folder, layers))
+    return str(padded)
 
 
 def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -> None:
@@ -174,13 +186,13 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
     Raises:
         ModelError: A folder is missing or incomplete, or can't be widened.
     """
-    for source, shape, folder in _widened(root, spec):
+    for wide in _wide_models(root, spec):
 
-        def write(empty_folder: Path, source: Path = source, shape: Shape = shape) -> None:
-            show(f"widening {source.name} to {spec.widen}, once")
-            write_widened_model(source, shape, empty_folder)
+        def write(empty_folder: Path, wide: _WideModel = wide) -> None:
+            show(f"widening {wide.source.name} to {spec.widen}, once")
+            write_widened_model(wide.source, wide.shape, empty_folder)
 
-        _make_folder(folder, write)
+        _make_folder(wide.folder, write)
 
 
 def _content_sha256(folder: Path, *parameters: object) -> str:
@@ -211,20 +223,33 @@ def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
             return
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder.parent.with_suffix(".lock")):
-            if not folder.is_dir():
-                with passing_folder(folder) as empty_folder:
-                    write(empty_folder)
-                    empty_folder.rename(folder)
+            # Another process may have written it while this one waited.
+            if folder.is_dir():
+                return
+            with passing_folder(folder) as empty_folder:
+                write(empty_folder)
+                empty_folder.rename(folder)
     except OSError as error:
         message = f"model folder '{folder}': can't be written, {error.strerror}; make room, or name"
         raise ModelError(f"{message} another cache with SPECREG_CACHE") from error
 
 
-def _widened(root: Path, spec: ServerSpec) -> Iterator[tuple[Path, Shape, Path]]:
-    """Yield a server's target and then its draft, if it has one, as they are to be widened.
+class _WideModel(NamedTuple):
+    """A model that is to be widened.
 
-    Yields:
-        The folder of the narrow model, the shape, and the folder of the wide model.
+    Attributes:
+        source: the folder of the narrow model.
+        shape: the sizes to widen to.
+        folder: the folder of the wide model.
+    """
+
+    source: Path
+    shape: Shape
+    folder: Path
+
+
+def _wide_models(root: Path, spec: ServerSpec) -> Iterator[_WideModel]:
+    """Yield a server's target and then its draft, if it has one, where they are to be widened.
 
     Raises:
         ModelError: One of them can't be widened.
@@ -246,4 +271,4 @@ def _widened(root: Path, spec: ServerSpec) -> Iterator[tuple[Path, Shape, Path]]
             )
         content_sha256 = _content_sha256(source, shape, _RECIPE)
         folder = cache_dir() / "models" / f"{source.name}-wide-{spec.widen}-{content_sha256}"
-        yield source, shape, folder
+        yield _WideModel(source, shape, folder)

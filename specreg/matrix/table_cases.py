@@ -1,6 +1,5 @@
 """The cases that a table of a matrix file makes: its methods, drafts, model pairs and loads."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from specreg.matrix.case import Arrivals, Case, Limits, Load, ServerSpec, Sizes,
 from specreg.matrix.tables import CasesTable, ModelsTable, check_table
 
 _POWER_S = 30.0
+"""How long a case on a GPU is under load for its power, unless its table says otherwise."""
 _ValueT = TypeVar("_ValueT")
 
 
@@ -30,44 +30,51 @@ def cases_of(
     """
     dataset_named(table.dataset)
     check_name("history_reply", table.history_reply, REPLIES)
-    for name in table.engine_env:
-        if not name or "=" in name:
-            message = f"engine_env: '{name}' is no name of a variable, which is neither empty nor"
-            raise MatrixError(f"{message} has '='; rename it")
     check_table(table)
     power_s = table.power_s
     if power_s is None:
         power_s = _POWER_S if on_gpu else 0.0
+    limits = Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms)
+    settings = _taken(WorkloadSettings, table)
     loads = _loads_of(table)
-    for models in as_tuple(table.models):
-        check_name("model pair", models, pairs)
-        speculations = itertools.product(table.methods, as_tuple(table.draft_tokens))
-        # Without speculation the servers are equal for all numbers of drafts.
-        servers = dict.fromkeys(
-            _server_of(table, method, draft_tokens, models, pairs[models])
-            for method, draft_tokens in speculations
-        )
-        for server, load in itertools.product(servers, loads):
+    for server in _servers_of(table, pairs):
+        for load in loads:
             case = Case(
-                **_taken(WorkloadSettings, table),
+                **settings,
                 server=server,
+                # Whether the tier has a control shows only when all its tables are read.
                 control=None,
                 load=load,
-                limits=Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms),
+                limits=limits,
                 power_s=power_s,
             )
             check_pinned(case, on_gpu=on_gpu)
             yield case
 
 
+def _servers_of(table: CasesTable, pairs: Mapping[str, ModelsTable]) -> Iterator[ServerSpec]:
+    """Yield each server of a table once; errors as in `cases_of`."""
+    for models in as_tuple(table.models):
+        check_name("model pair", models, pairs)
+        # Without speculation the servers are equal for all numbers of drafts.
+        servers: dict[ServerSpec, None] = {}
+        for method in table.methods:
+            for draft_tokens in as_tuple(table.draft_tokens):
+                server = _server_of(table, method, draft_tokens, models, pairs[models])
+                servers[server] = None
+        yield from servers
+
+
 def _loads_of(table: CasesTable) -> list[Load]:
     """Return the loads of a table: one for each of its concurrencies, or of its rates."""
     settings = values_of_fields(Load, table)
+    # A table has lists of these two, of which a load has a number of one.
+    del settings["concurrency"], settings["requests_per_s"]
     if table.concurrency:
-        settings |= {"arrivals": table.arrivals or Arrivals.CLOSED, "requests_per_s": 0.0}
-        return [Load(**settings | {"concurrency": slots}) for slots in table.concurrency]
-    settings |= {"arrivals": table.arrivals or Arrivals.POISSON, "concurrency": 0}
-    return [Load(**settings | {"requests_per_s": rate}) for rate in table.requests_per_s]
+        settings["arrivals"] = table.arrivals or Arrivals.CLOSED
+        return [Load(**settings, concurrency=slots) for slots in table.concurrency]
+    settings["arrivals"] = table.arrivals or Arrivals.POISSON
+    return [Load(**settings, requests_per_s=rate) for rate in table.requests_per_s]
 
 
 def as_tuple(value: _ValueT | list[_ValueT]) -> tuple[_ValueT, ...]:
@@ -79,10 +86,10 @@ def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
     """Return the values that a table has of a dataclass's fields, with its tables as pairs."""
     values: dict[str, Any] = {}
     for name, value in values_of_fields(kind, table).items():
+        values[name] = value
+        # A case is hashed, and a server is found by its settings.
         if isinstance(value, dict):
             values[name] = tuple(sorted(value.items()))
-        else:
-            values[name] = value
     return values
 
 
@@ -96,35 +103,43 @@ def _server_of(
         MatrixError: The tree and the method don't fit together.
     """
     check_name("method", method, METHODS)
-    takes_draft = METHODS[method].needs_draft
-    if takes_draft:
+    engine = engine_named(table.engine)
+    engine.spelling_of(method)
+    draft = None
+    draft_revision = ""
+    draft_gib: float | None = 0.0
+    parallel = table.parallel.without_draft
+    if METHODS[method].needs_draft:
         check_name(f"draft in [models.{models}] for method", method, pair.drafts)
-    engine_named(table.engine).spelling_of(method)
+        draft = pair.drafts[method]
+        draft_revision = pair.drafts_revision.get(method, "")
+        draft_gib = pair.drafts_gib.get(method)
+        parallel = table.parallel
     if method != "none":
         check_tree(table.tree, method, draft_tokens)
     sizes = None
     if pair.target_gib is not None:
-        draft_gib = pair.drafts_gib.get(method) if takes_draft else 0.0
         sizes = Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
-    parallel = table.parallel if takes_draft else table.parallel.without_draft
+    settings = _taken(LaunchSettings, table)
+    settings["parallel"] = parallel
     spec = ServerSpec(
-        **_taken(LaunchSettings, table) | {"parallel": parallel},
+        **settings,
         engine=table.engine,
         method=method,
         models=models,
         target=pair.target,
         target_revision=pair.target_revision,
-        draft=pair.drafts[method] if takes_draft else None,
-        draft_revision=pair.drafts_revision.get(method, "") if takes_draft else "",
+        draft=draft,
+        draft_revision=draft_revision,
         padding_layers=pair.padding_layers,
         widen=pair.widen,
         draft_tokens=draft_tokens,
         sizes=sizes,
         variant=table.variant,
     )
-    engine = engine_named(spec.engine)
     engine.check(spec)
     if method == "none":
+        # One server is the target alone of all methods, whatever their table says of speculation.
         return spec.without_speculation
     if spec.speculation:
         _check_speculation(spec)
@@ -159,7 +174,9 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
         MatrixError: The tree is missing, needless, or has an impossible number of drafted tokens.
     """
     if METHODS[method].drafts_trees != (tree is not None):
-        setting = f"tree = {tree}" if tree else "no tree"
+        setting = "no tree"
+        if tree is not None:
+            setting = f"tree = {tree}"
         tree_methods = ", ".join(name for name in METHODS if METHODS[name].drafts_trees)
         raise MatrixError(
             f"method '{method}' with {setting}; needed tree ="
@@ -195,7 +212,9 @@ def check_pinned(case: Case, *, on_gpu: bool) -> None:
     methods = engine_named(spec.engine).pinned_methods(on_gpu=on_gpu)
     problem = ""
     if spec.method not in methods:
-        hardware = "on a GPU" if on_gpu else "without a GPU"
+        hardware = "without a GPU"
+        if on_gpu:
+            hardware = "on a GPU"
         known_methods = ", ".join(sorted(methods)) or "none"
         problem = f"engine '{spec.engine}' can't {hardware}; methods that it can: {known_methods}"
     elif length_tokens is None or not 1 <= length_tokens <= spec.draft_tokens + 1:
@@ -204,6 +223,7 @@ def check_pinned(case: Case, *, on_gpu: bool) -> None:
             f" needed 1 to {spec.draft_tokens + 1}"
         )
     elif spec.method == SCHEDULED and (case.turns != 1 or case.temperature > 0):
+        # Its drafts are the control's answers, which it sees once beforehand.
         problem = "it knows greedy answers to first turns alone; set turns = 1 and no temperature"
     if problem:
         raise MatrixError(f"acceptance = \"pinned\" of method '{spec.method}': {problem}")

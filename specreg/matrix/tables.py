@@ -209,6 +209,7 @@ def convert(document: object, kind: type[_TableT]) -> _TableT:
         UnknownNameError: It has a key that doesn't exist.
         MatrixError: A value has the wrong type, or is out of range.
     """
+    # msgspec ignores keys that a type doesn't have; here they are mostly misspelt ones.
     if isinstance(document, dict):
         keys = typing.get_type_hints(kind)
         for name in document:
@@ -216,6 +217,7 @@ def convert(document: object, kind: type[_TableT]) -> _TableT:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
+        # The reader knows the file and its table already, and the key is what `$.` begins.
         message = str(error).replace("`$.", "`")
         raise MatrixError(f"{message}; {_ADVICE}") from error
 
@@ -236,6 +238,7 @@ def pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]
 
 def _pair_of(name: str, table: object) -> ModelsTable:
     """Return one model pair; errors as in `pairs_of`."""
+    # A pair's name is the end of its servers' names.
     check_ending("model pair", name)
     pair = convert(table, ModelsTable)
     for reference in (pair.target, *pair.drafts.values()):
@@ -268,6 +271,7 @@ def _check_reference(reference: str) -> None:
     Raises:
         MatrixError: The text can't.
     """
+    # Longer ones end in an OSError wherever the folder is looked up.
     longest_bytes = max(len(os.fsencode(part)) for part in reference.split("/"))
     is_too_long = longest_bytes > _MAX_PART_BYTES or len(reference) > _MAX_PATH_CHARACTERS
     if reference and is_plain(reference) and not is_too_long:
@@ -297,6 +301,10 @@ def check_table(table: CasesTable) -> None:
     Raises:
         MatrixError: Some do.
     """
+    for name in table.engine_env:
+        if not name or "=" in name:
+            message = f"engine_env: '{name}' is no name of a variable, which is neither empty nor"
+            raise MatrixError(f"{message} has '='; rename it")
     _check_load(table)
     _check_parallel(table.parallel)
     if table.variant:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,13 @@ def load_tier(folder: Path, name: str) -> Tier:
         MatrixError: The folder doesn't exist, or a file can't be decoded or is contradictory.
         DatasetError: `random-N` has more digits than allowed.
     """
-    path = folder / f"{name}.toml"
     # Unlike Path's method this is false for a name that is too long, too.
     if not os.path.isdir(folder):  # noqa: PTH112
         message = f"tiers '{folder}': no such folder; run this in the repository, or name its root"
         raise MatrixError(message)
     if name not in tier_names(folder):
         raise UnknownNameError("tier", name, tier_names(folder))
+    path = folder / f"{name}.toml"
     file = load_file(path, TierFile)
     pairs = pairs_of(path, file.models)
     shared_path = folder.parent / PAIRS
@@ -60,46 +60,93 @@ def load_tier(folder: Path, name: str) -> Tier:
         shared_models = load_file(shared_path, PairsFile).models
         pairs = pairs_of(shared_path, shared_models) | pairs
     on_gpu = file.needs_gpus > 0
-    choices: dict[str, tuple[str, ...]] = {}
-    locations: dict[str, str] = {}
+    listing = _Listing()
     commands: dict[str, tuple[str, ...]] = {}
-    pairs_by_server: dict[str, str] = {}
-    cases: list[Case] = []
     for number, document in enumerate(file.cases, 1):
         location = f"matrix file '{path}', [[cases]] no. {number}"
         with within(location):
-            # What isn't a table is left for `convert` to refuse.
-            if not isinstance(document, dict):
-                table = convert(document, CasesTable)
-            elif COMMAND in document:
+            if isinstance(document, dict) and COMMAND in document:
                 keys, commands[location] = _table_of_command(document, file.defaults, pairs)
                 table = convert(keys, CasesTable)
             else:
-                table = convert({**file.defaults, **document}, CasesTable)
-                if table.command:
-                    raise MatrixError("command in [defaults]; give it to a table of cases")
+                table = _table_of_keys(document, file.defaults)
+            choices = as_tuple(table.models)
             for case in cases_of(table, pairs, on_gpu=on_gpu):
-                _check_id(case, pairs_by_server, locations)
-                locations[case.id] = location
-                pairs_by_server[case.server.id] = case.server.models
-                cases.append(case)
-                choices[case.id] = as_tuple(table.models)
-    used_pairs = dict.fromkeys(case.server.models for case in cases)
+                listing.add(case, location, choices)
+    used_pairs = dict.fromkeys(case.server.models for case in listing.cases)
     return Tier(
         name=name,
         needs_gpus=file.needs_gpus,
-        cases=tuple(_with_controls(cases, locations, on_gpu=on_gpu)),
-        places=locations,
-        choices=choices,
+        cases=tuple(_with_controls(listing, on_gpu=on_gpu)),
+        locations=listing.locations,
+        choices=listing.choices,
         licences={pair: pairs[pair].licence for pair in used_pairs if pairs[pair].licence},
         commands=commands,
     )
+
+
+class _Listing:
+    """The cases of a tier, listed one after another, whose ids must differ.
+
+    Attributes:
+        cases: the cases so far.
+        locations: by case id, the file and number of its table.
+        choices: by case id, the model pairs that its table names.
+    """
+
+    def __init__(self) -> None:
+        self.cases: list[Case] = []
+        self.locations: dict[str, str] = {}
+        self.choices: dict[str, tuple[str, ...]] = {}
+        self._pairs_by_server: dict[str, str] = {}
+
+    def add(self, case: Case, location: str, choices: tuple[str, ...]) -> None:
+        """Add the next case.
+
+        Raises:
+            MatrixError: Its id or its server's is taken or has the wrong spelling, or there are too
+                many cases.
+        """
+        check_spelling("case", case.id, MAX_CASE_CHARACTERS)
+        if case.id in self.locations:
+            raise MatrixError(
+                f"two cases are called '{case.id}', the other is of {self.locations[case.id]};"
+                " remove one"
+            )
+        server = case.server
+        pair = self._pairs_by_server.setdefault(server.id, server.models)
+        # Names of pairs may hold dashes, so that two of them can make one name of a server.
+        if pair != server.models:
+            raise MatrixError(
+                f"two servers are called '{server.id}', one of model pair '{server.models}', the"
+                f" other of '{pair}'; rename a pair"
+            )
+        if len(self.cases) >= _MAX_CASES:
+            raise MatrixError(f"there are more than {_MAX_CASES} cases; leave some out")
+        self.cases.append(case)
+        self.locations[case.id] = location
+        self.choices[case.id] = choices
 
 
 def tier_names(folder: Path) -> tuple[str, ...]:
     """Return the names of the tiers in a folder, sorted."""
     files = (path for path in folder.glob("*.toml") if path.is_file())
     return tuple(sorted(path.stem for path in files if is_name(path.stem)))
+
+
+def _table_of_keys(document: object, defaults: Mapping[str, Any]) -> CasesTable:
+    """Return a table without a command, with the defaults.
+
+    Raises:
+        MatrixError: It is none, or a default can't be one.
+    """
+    # What isn't a table is left for `convert` to refuse.
+    if not isinstance(document, dict):
+        return convert(document, CasesTable)
+    table = convert({**defaults, **document}, CasesTable)
+    if table.command:
+        raise MatrixError("command in [defaults]; give it to a table of cases")
+    return table
 
 
 def _table_of_command(
@@ -118,14 +165,15 @@ def _table_of_command(
         raise MatrixError(f"Expected `str`, got `{type(command).__name__}` - at `command`; mend it")
     understood = understand_command(command, table)
     keys = merge_command(understood, table, defaults)
-    fitting_pairs = [
-        name
-        for name, pair in pairs.items()
-        if pair.target == understood.target and understood.drafts.items() <= pair.drafts.items()
-    ]
+    fitting_pairs = []
+    for name, pair in pairs.items():
+        has_drafts = understood.drafts.items() <= pair.drafts.items()
+        if pair.target == understood.target and has_drafts:
+            fitting_pairs.append(name)
     name = table.get("models", understood.pair_name)
     if not isinstance(name, str):
         raise MatrixError(f"models = {name} with a command, which has one pair; name one")
+    # A pair of the repository knows the memory of its models, which a new one doesn't.
     if "models" not in table and fitting_pairs and name not in fitting_pairs:
         name = fitting_pairs[0]
     if name not in pairs:
@@ -139,49 +187,18 @@ def _table_of_command(
     return keys, describe(understood, name)
 
 
-def _check_id(case: Case, pairs_by_server: Mapping[str, str], locations: Mapping[str, str]) -> None:
-    """Check that the ids of a case and of its server differ from those of the cases before it.
-
-    Args:
-        case: The next case of a tier.
-        pairs_by_server: The model pairs of the servers before it, by server id.
-        locations: The files and numbers of the tables before it, by case id.
-
-    Raises:
-        MatrixError: An id is taken or has the wrong spelling, or there are too many cases.
-    """
-    check_spelling("case", case.id, MAX_CASE_CHARACTERS)
-    server = case.server
-    if case.id in locations:
-        location = locations[case.id]
-        raise MatrixError(
-            f"two cases are called '{case.id}', the other is of {location}; remove one"
-        )
-    pair = pairs_by_server.get(server.id, server.models)
-    if pair != server.models:
-        raise MatrixError(
-            f"two servers are called '{server.id}', one of model pair '{server.models}', the other"
-            f" of '{pair}'; rename a pair"
-        )
-    if len(locations) >= _MAX_CASES:
-        raise MatrixError(f"there are more than {_MAX_CASES} cases; leave some out")
-
-
-def _with_controls(
-    cases: Sequence[Case], locations: Mapping[str, str], *, on_gpu: bool
-) -> Iterator[Case]:
+def _with_controls(listing: _Listing, *, on_gpu: bool) -> Iterator[Case]:
     """Yield the cases, each that speculates with a control if the tier has that server.
 
     Args:
-        cases: The cases of a tier.
-        locations: The file and number of the table of each, by case id.
+        listing: The cases of a tier, and where they stand.
         on_gpu: True if the servers run on GPUs, whose memory case and control share.
 
     Raises:
         MatrixError: A server takes so much of a GPU's memory that its control doesn't fit.
     """
-    plain_servers = {case.server for case in cases if not case.speculates}
-    for case in cases:
+    plain_servers = {case.server for case in listing.cases if not case.speculates}
+    for case in listing.cases:
         control = case.server.without_speculation
         if not case.speculates or control not in plain_servers:
             yield case
@@ -189,7 +206,7 @@ def _with_controls(
         share_frac = case.server.gpu_memory_frac
         if on_gpu and share_frac > _MAX_SHARED_FRAC:
             raise MatrixError(
-                f"{locations[case.id]}: gpu_memory_frac = {share_frac}, needed at most"
+                f"{listing.locations[case.id]}: gpu_memory_frac = {share_frac}, needed at most"
                 f" {_MAX_SHARED_FRAC}: case and control stand beside one another; lower it"
             )
         yield dataclasses.replace(case, control=control)

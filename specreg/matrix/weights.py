@@ -110,19 +110,32 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
         first = int(config["num_hidden_layers"])
     except UNFIT as error:
         raise _unfit(source, error) from error
-    template = {
+    first_layer = {
         name.removeprefix(_FIRST_LAYER): tensor
         for name, tensor in tensors.items()
         if name.startswith(_FIRST_LAYER)
     }
-    if not template:
+    if not first_layer:
         raise _unfit(source, f"no {_FIRST_LAYER} in its weights")
+    identity_layer = {name: _identity_tensor(name, bits) for name, bits in first_layer.items()}
     for layer in range(first, first + layers):
-        for name, tensor in template.items():
-            fill = _ONE if "norm" in name else 0
-            tensors[f"model.layers.{layer}.{name}"] = np.full_like(tensor, fill)
+        for name, tensor in identity_layer.items():
+            tensors[f"model.layers.{layer}.{name}"] = tensor
     write_tensors(tensors, target / _WEIGHTS)
     _write_config(source, target, config | {"num_hidden_layers": first + layers})
+
+
+def _identity_tensor(name: str, model: Bits) -> Bits:
+    """Return the tensor of a layer that adds nothing to the residual stream.
+
+    Args:
+        name: which of a layer's tensors it is.
+        model: a tensor of its shape.
+    """
+    # A norm must not divide by nothing, and what follows it is multiplied by zeros.
+    if "norm" in name:
+        return np.full_like(model, _ONE)
+    return np.zeros_like(model)
 
 
 def _unfit(source: Path, fault: object) -> ModelError:
@@ -186,10 +199,13 @@ def write_tensors(tensors: Mapping[str, Bits], path: Path) -> None:
         header[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     encoded = json.dumps(header).encode()
+    # Readers map the file into memory, where the data should begin at a multiple of a word.
     encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
-    length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
     with path.open("wb") as file:
-        file.writelines((length, encoded, *(tensor.tobytes() for tensor in tensors.values())))
+        file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little"))
+        file.write(encoded)
+        for tensor in tensors.values():
+            file.write(tensor.tobytes())
 
 
 def _write_config(source: Path, target: Path, config: Mapping[str, object]) -> None:
@@ -259,13 +275,16 @@ def _axes_of(
     reached = heads * group * head_dim
     # Several heads of queries share a head of keys. The first head of each such group is the
     # narrow model's.
-    queries = np.arange(reached).reshape(heads, group, head_dim)[:, 0].reshape(-1)
+    rows_by_head = np.arange(reached).reshape(heads, group, head_dim)
+    queries = _Axis(
+        length=shape.num_attention_heads * head_dim,
+        real=rows_by_head[:, 0].reshape(-1),
+        reached=reached,
+    )
     return {
         "hidden": _Axis.of_first(shape.hidden_size, config["hidden_size"]),
         "intermediate": _Axis.of_first(shape.intermediate_size, config["intermediate_size"]),
-        "queries": _Axis(
-            length=shape.num_attention_heads * head_dim, real=queries, reached=reached
-        ),
+        "queries": queries,
         "keys": _Axis.of_first(shape.num_key_value_heads * head_dim, heads * head_dim),
     }
 
@@ -277,10 +296,12 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
         ValueError: It can't.
     """
     growth = {name: size / config[name] for name, size in dataclasses.asdict(shape).items()}
+    # The root of its growth multiplies norms in bfloat16, and loses no bit if it is a power of two.
+    powers_of_four = math.log2(growth["hidden_size"]) / 2
     projections = {name.split(".")[-2] for name, bits in narrow.items() if bits.ndim > 1}
     conditions = (
         min(growth.values()) >= 1,
-        (math.log2(growth["hidden_size"]) / 2).is_integer(),
+        powers_of_four.is_integer(),
         config["num_attention_heads"] == config["num_key_value_heads"],
         config["head_dim"] > 0,
         config["rms_norm_eps"] > 0,
@@ -307,16 +328,19 @@ def _widened_tensor(
     if template.ndim == 1:
         return _widened_norm(narrow, axes["hidden"].length)
     row_axis, column_axis = _AXES[projection]
+    # The vocabulary isn't widened.
     rows = axes.get(row_axis) or _Axis.of_first(len(template), len(template))
     streams = template.shape[1] // len(axes[column_axis].real)
     columns = axes[column_axis].repeated(streams)
     bits = np.resize(_noise(), (rows.length, columns.length))
     if projection == "embed_tokens":
+        # The added dimensions of the residual stream begin with zeros.
         bits[:] = 0
     elif projection in {"v_proj", "gate_proj"}:
         # What a layer adds to the stream is multiplied by these, so added rows must give zero.
         is_added = np.ones(rows.length, bool)
-        is_added[rows.real if narrow is not None else []] = False
+        if narrow is not None:
+            is_added[rows.real] = False
         bits[is_added] = 0
     elif projection == "fc":
         bits[:, columns.real] = 0
@@ -362,6 +386,7 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
     weight_map: dict[str, str] = {}
     size_bytes = 0
     for number, names in enumerate(files, start=1):
+        # So are files of several called, and an index names them.
         file_name = f"model-{number:05}-of-{len(files):05}.safetensors"
         tensors = {}
         for name, template_name in names.items():
@@ -374,7 +399,8 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
     index = {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
     (folder / f"{_WEIGHTS}.index.json").write_text(json.dumps(index, indent=1))
     epsilon = config["rms_norm_eps"] * config["hidden_size"] / shape.hidden_size
-    _write_config(source, folder, config | dataclasses.asdict(shape) | {"rms_norm_eps": epsilon})
+    wide_config = {**config, **dataclasses.asdict(shape), "rms_norm_eps": epsilon}
+    _write_config(source, folder, wide_config)
 
 
 def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping[str, str]]:
@@ -383,9 +409,13 @@ def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping
     Each file has one layer, whose templates are the tensors of the narrow model's first layer. The
     last file has all other tensors.
     """
-    layer_tensors = {name: match for name in narrow if (match := _LAYER.fullmatch(name))}
+    matches = {name: _LAYER.fullmatch(name) for name in narrow}
+    layer_tensors = {name: match for name, match in matches.items() if match is not None}
     first_layer = min(match["layer"] for match in layer_tensors.values())
-    layers = shape.num_hidden_layers if first_layer.startswith("model.") else 1
+    layers = 1
+    # The single layer of a head is called otherwise, and stays the only one.
+    if first_layer.startswith("model."):
+        layers = shape.num_hidden_layers
     for layer in range(layers):
         prefix = re.sub(r"\d+", str(layer), first_layer)
         yield {

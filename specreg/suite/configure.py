@@ -101,7 +101,7 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
         cases = tuple(_with_shared_runner(case, options.engine_version) for case in tier.cases)
         tier = replace(tier, cases=cases)
     for case in tier.cases:
-        check_allowed(case, tier.places[case.id])
+        check_allowed(case, tier.locations[case.id])
     return tier
 
 

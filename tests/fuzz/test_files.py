@@ -59,7 +59,7 @@ def read_tier(folder: Path, content: bytes, *, pairs: bytes | None = None) -> No
     tier.unmet((80.0, 80.0))
     tier.gpus_used((80.0,))
     for case in tier.cases:
-        check_allowed(case, tier.places[case.id])
+        check_allowed(case, tier.locations[case.id])
         assert case.id
         case.unmet(())
 

@@ -28,7 +28,7 @@ def test_each_case_can_be_measured_by_its_engine(name: str) -> None:
     tier = load_tier(FOLDER, name)
     for case in tier.cases:
         engine = engine_named(case.server.engine)
-        check_allowed(case, tier.places[case.id])
+        check_allowed(case, tier.locations[case.id])
         check_version(case, engine.requirement(on_gpu=tier.needs_gpus > 0).version)
         assert case.output_cap_tokens < case.server.max_model_len_tokens
 
