@@ -286,7 +286,7 @@ class Vllm(Engine):
             ),
             "measured 0.32.0, 2026-11-24",
         ),
-        **dict.fromkeys(("pard", "p_eagle"), "measured 0.32.0, 2026-11-26"),
+        **dict.fromkeys(("pard", "p_eagle", "draft_model_tli"), "measured 0.32.0, 2026-11-26"),
     }
     oldest: ClassVar = "0.26"
     module: ClassVar = "vllm"
