@@ -243,7 +243,7 @@ def run_shard(
     Returns:
         Its status, the end of what it said, and its run's folder packed; empty without one.
     """
-    with _interruptible(), contextlib.ExitStack() as cleanups:
+    with interruptible(), contextlib.ExitStack() as cleanups:
         temporary = new_temporary("shard-")
         runs = temporary / "runs"
         command = (
@@ -276,12 +276,17 @@ def run_shard(
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGINT end this process, and those that it starts: Ray has it blocked in its own."""
+def interruptible() -> Iterator[None]:
+    """Let SIGINT interrupt this process, which runs a task of Ray.
+
+    Ray blocks it in its own processes, and a cluster that was started in the background ignores it.
+    """
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
+        signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
