@@ -1,6 +1,7 @@
 """Samples with something wrong in them; silent where each ends in words or in a reading."""
 
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,10 @@ from specreg.core.errors import SpecregError
 from tests.fuzz.mutations import Mutation
 from tests.unit.builders.started_servers import at_most
 
-_BLOCK_S = 60.0
+_BLOCK_S = 900.0
+"""How long a block of cases may take on a machine as busy as any: none may wait for ever."""
+_CASE_CPU_S = 20.0
+"""How much time of a processor a case may take, however busy the machine is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,7 @@ def try_all(numbers: Iterable[int], kinds: Sequence[Sequence[Sample]], folder: P
         for number in numbers:
             rng = random.Random(number)  # noqa: S311 - a case, no secret
             kind = rng.choice(rng.choice(kinds))
+            began_s = time.process_time()
             try:
                 kind.read(folder, kind.wrong(rng, kind.content))
             except SpecregError as error:
@@ -43,6 +48,8 @@ def try_all(numbers: Iterable[int], kinds: Sequence[Sequence[Sample]], folder: P
                 raise
             except pytest.fail.Exception:
                 pytest.fail(f"case {number} takes too long: nox -s fuzz -- --only {number}")
+            cpu_s = time.process_time() - began_s
+            assert cpu_s < _CASE_CPU_S, f"case {number} takes {cpu_s:.0f} s of a processor"
 
 
 def read_all_sound(samples: Iterable[Sample], folder: Path) -> None:
