@@ -1,0 +1,163 @@
+"""Each place that tells a user what to type prints commands that run, and no place is forgotten."""
+
+import ast
+import dataclasses
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specreg.baselines.comparison import compare
+from specreg.baselines.record import RecordedBaseline
+from specreg.cli import app
+from specreg.core.errors import SensorError
+from specreg.measurement.metrics import METRICS
+from specreg.report.document import load_report
+from specreg.report.page import render_page
+from specreg.report.terminal import render_next, render_written
+from specreg.stats.intervals import Look
+from specreg.suite.machine import check_usable
+from specreg.suite.new_baselines import record_baselines
+from specreg.suite.options import Options
+from specreg.telemetry.identity import Gpus
+from specreg.verdicts.judge import JudgedBy, judge
+from specreg.verdicts.verdict import Lack, Outcome, Verdict
+from tests.unit import builders
+from tests.unit.builders import runs
+from tests.unit.builders.collection import Collection, collect
+from tests.unit.builders.library_source import trees
+from tests.unit.builders.nights import nights_of
+from tests.unit.builders.pages import EXAMPLE
+
+TIER = ("--specreg-tier=cpu",)
+CASES = ("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4")
+NAMES_COMMANDS = {"run_command", "record_command"}
+COMMAND = re.compile(r"pytest tests/perf(?: -k (?:\"[^\"]*\"|\S+))?(?: --[a-z-]+(?:=\S+)?)*")
+TTFT = "ttft_p50_ms"
+
+
+def end_of_a_run(_: Path) -> str:
+    """The end of a run with a case of each kind that needs a command."""
+    undecided = Verdict(
+        case_id=CASES[0], metric=TTFT, outcome=Outcome.INCONCLUSIVE, needed_launches=5
+    )
+    lost = dataclasses.replace(undecided, outcome=Outcome.REGRESSED)
+    invalid = dataclasses.replace(undecided, case_id=CASES[1], outcome=Outcome.INVALID)
+    unrecorded = dataclasses.replace(
+        invalid, outcome=Outcome.NO_BASELINE, lacks=Lack.BASELINE, metric="tpot_p50_ms"
+    )
+    return render_next([undecided, lost, invalid, unrecorded], {*CASES, "another"}, TIER)
+
+
+def written_baselines(folder: Path) -> str:
+    """The end of a recording."""
+    record = RecordedBaseline(
+        path=folder / f"cpu-x/{CASES[0]}.json", old=None, new=builders.baseline()
+    )
+    return render_written([record], {*CASES}, TIER)
+
+
+def page_of_a_green_run(_: Path) -> str:
+    """The page of a run in which nothing needs to be done, and of each case how it is repeated."""
+    return render_page(load_report(EXAMPLE))
+
+
+def cases_of_a_report(_: Path) -> str:
+    """How each case of a run is repeated."""
+    return "\n".join(case.reproduce for case in load_report(EXAMPLE).cases)
+
+
+def verdict_without_a_baseline(_: Path) -> str:
+    """Why a figure has nothing to compare with."""
+    known = dataclasses.replace(builders.known(), options=TIER)
+    evidence = compare([builders.measurement({TTFT: 2.5}, of=runs.COUNTS)], known)
+    nights = nights_of(METRICS[TTFT], evidence)
+    verdict = judge(METRICS[TTFT], evidence, Look.FULL, JudgedBy(nights=nights, cases=1))
+    return verdict.explanation
+
+
+def baselines_to_record_again(folder: Path) -> str:
+    """The end of a recording that couldn't be written, though no test failed."""
+    for name in ("matrix/cpu.toml", "models/pairs.toml"):
+        (folder / name).parent.mkdir()
+        shutil.copy(builders.ROOT / "fixtures" / name, folder / name)
+    launch = builders.measurement({TTFT: 2.5}, of=runs.COUNTS)
+    context = runs.context(folder / "matrix", update_baselines=True, launches=2)
+    return "\n".join(record_baselines(runs.measured_run(context, launch).result(), color=False)[0])
+
+
+def doctor_of(tier: str) -> str:
+    """What specreg doctor says of a tier."""
+    return CliRunner().invoke(app, ["doctor", "--tier", tier]).output
+
+
+def machine_whose_gpus_are_unusable(_: Path) -> str:
+    """The refusal to take such a machine for one without GPUs."""
+    gpus = Gpus(devices=(), why_none="GPU is lost", is_unusable=True)
+    with pytest.raises(SensorError) as error:
+        check_usable(gpus, Options(), needs_gpus=True)
+    return str(error.value)
+
+
+PLACES: Mapping[tuple[str, str], Callable[[Path], str]] = {
+    ("report/page.py", "render_page"): page_of_a_green_run,
+    ("report/terminal.py", "_step"): end_of_a_run,
+    ("report/terminal.py", "render_next"): end_of_a_run,
+    ("report/terminal.py", "render_written"): written_baselines,
+    ("suite/configure.py", "unmet_need"): lambda _: doctor_of("gpu"),
+    ("suite/document.py", "_case_report"): cases_of_a_report,
+    ("suite/machine.py", "check_usable"): machine_whose_gpus_are_unusable,
+    ("suite/new_baselines.py", "record_baselines"): baselines_to_record_again,
+    ("suite/preflight.py", "_examine_baselines"): lambda _: doctor_of("cpu"),
+    ("verdicts/judge.py", "_refused"): verdict_without_a_baseline,
+}
+"""By file and function that names a command to run the suite, what makes it do so."""
+
+
+def test_each_place_that_names_a_command_is_tried() -> None:
+    places = set()
+    for name, tree in trees():
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef) or function.name in NAMES_COMMANDS:
+                continue
+            called = {
+                call.func.id
+                for call in ast.walk(function)
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+            }
+            if called & NAMES_COMMANDS:
+                places.add((name, function.name))
+    assert places == set(PLACES)
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], list[str]]:
+    """The commands that each place names, for cases that the tier `cpu` has."""
+    named = {}
+    for place, make in PLACES.items():
+        text = make(tmp_path_factory.mktemp("place"))
+        words = " ".join(text.replace(builders.CASE.id, CASES[0]).replace("&#34;", '"').split())
+        named[place] = [command.rstrip(".;,<") for command in COMMAND.findall(words)]
+    return named
+
+
+@pytest.fixture(scope="module")
+def collections(commands: Mapping[tuple[str, str], list[str]]) -> Mapping[str, Collection]:
+    """What each of the commands would run."""
+    return collect(sorted({command for named in commands.values() for command in named}))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=" ".join)
+def test_each_command_that_a_place_names_collects_tests(
+    place: tuple[str, str],
+    commands: Mapping[tuple[str, str], list[str]],
+    collections: Mapping[str, Collection],
+) -> None:
+    assert commands[place]
+    for command in commands[place]:
+        collection = collections[command]
+        assert collection.exit_code == 0, (command, collection.output)
+        assert collection.tests, command
