@@ -377,8 +377,14 @@ class Case(WorkloadSettings):
 
     @property
     def id(self) -> str:
-        """The name: engine, method, model pair, dataset and load (`vllm-eagle3-tiny-toy-c4`)."""
-        return f"{self.server.id}-{self.dataset}-{self.load.id}"
+        """The name: engine, method, model pair, dataset and load (`vllm-eagle3-tiny-toy-c4`).
+
+        A temperature adds `-t0.6` to the dataset.
+        """
+        parts = [self.server.id, self.dataset]
+        if self.temperature:
+            parts.append(f"t{self.temperature:g}")
+        return "-".join((*parts, self.load.id))
 
     @property
     def key(self) -> str:

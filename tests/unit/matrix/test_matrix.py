@@ -50,6 +50,16 @@ def case_of(tier: Tier, case_id: str) -> Case:
     return next(case for case in tier.cases if case.id == case_id)
 
 
+def test_a_temperature_is_part_of_the_id_and_leaves_the_servers_as_they_are(tmp_path: Path) -> None:
+    text = MODELS + 2 * CASES + "temperature = 0.6\ntop_k = 20\n"
+    tier = load(tmp_path, text)
+    assert [case.id for case in tier.cases[4:]] == [
+        *("vllm-none-tiny-toy-t0.6-c1", "vllm-none-tiny-toy-t0.6-c4"),
+        *("vllm-eagle3-tiny-toy-t0.6-c1", "vllm-eagle3-tiny-toy-t0.6-c4"),
+    ]
+    assert [case.server for case in tier.cases[4:]] == [case.server for case in tier.cases[:4]]
+
+
 def test_a_table_makes_a_case_of_each_method_and_load_beside_none_of_its_models(
     tmp_path: Path,
 ) -> None:
