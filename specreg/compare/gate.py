@@ -298,8 +298,11 @@ class Gate:
         def record(arm: int, part: int) -> Record:
             return lambda finished: requests[arm].append((part, finished))
 
-        arms = [Arm(case=pair.of(side), server=server) for side, server in servers.items()]
-        plan = Plan(show=lambda _: None, least_s=options.least_s, record=record)
+        arms = [
+            Arm(case=pair.of(side), server=server, least_s=options.least_s)
+            for side, server in servers.items()
+        ]
+        plan = Plan(show=lambda _: None, record=record)
         workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
         measurements = measure(arms, workload, plan)
         measured = []

@@ -30,10 +30,17 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A phase that goes on since `began_ns`, for a pair and about something of it, as a case."""
+    """A phase that goes on, for server pairs and about something of them, as a case.
+
+    Attributes:
+        phase: the phase.
+        pairs: the pairs that it goes on for, which share its time equally.
+        of: what it is about.
+        began_ns: since when it goes on.
+    """
 
     phase: Phase
-    pair: str
+    pairs: tuple[str, ...]
     of: str
     began_ns: int
 
@@ -85,22 +92,29 @@ class Timeline:
     began_ns: int = field(default_factory=process_began_ns)
     listener: Callable[[Sequence[Step]], None] = lambda _: None
     _steps: list[Step] = field(default_factory=list)
-    _spent_ns: dict[str, dict[Phase, int]] = field(default_factory=dict)
+    _spent_ns: dict[str, dict[Phase, float]] = field(default_factory=dict)
     _booked_ns: int = 0
 
     @contextlib.contextmanager
-    def during(self, phase: Phase, pair: str = "", *, of: str = "") -> Iterator[None]:
+    def during(self, phase: Phase, *pairs: str, of: str = "") -> Iterator[None]:
         """Spend the context's time on a phase; one inside of it has its own.
 
-        Args are those of `Step`; an empty pair is that of the phase around it, or the last one.
+        Args:
+            phase: the phase.
+            pairs: the pairs that share its time; without any, those of the phase around it, or the
+                last one that had a phase.
+            of: what it is about; empty for the first pair.
         """
-        if not pair:
-            pair = self._steps[-1].pair if self._steps else next(reversed(self._spent_ns), "")
+        if not pairs and self._steps:
+            pairs = self._steps[-1].pairs
+        elif not pairs:
+            pairs = (next(reversed(self._spent_ns), ""),)
         now_ns = self._book()
-        step = Step(phase=phase, pair=pair, of=of or pair, began_ns=now_ns)
+        step = Step(phase=phase, pairs=pairs, of=of or pairs[0], began_ns=now_ns)
         depth = len(self._steps)
         try:  # from here on: Ctrl-C may come before the context has begun
-            self._spent_ns.setdefault(pair, {})
+            for pair in pairs:
+                self._spent_ns.setdefault(pair, {})
             self._steps.append(step)
             self.listener(tuple(self._steps))
             yield
@@ -138,7 +152,9 @@ class Timeline:
         now_ns = self.clock()
         if self._steps:
             step = self._steps[-1]
-            spent = self._spent_ns[step.pair]
-            spent[step.phase] = spent.get(step.phase, 0) + now_ns - self._booked_ns
+            share_ns = (now_ns - self._booked_ns) / len(step.pairs)
+            for pair in step.pairs:
+                spent = self._spent_ns[pair]
+                spent[step.phase] = spent.get(step.phase, 0) + share_ns
         self._booked_ns = now_ns
         return now_ns

@@ -8,7 +8,7 @@ the baseline.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -467,6 +467,54 @@ class Case(WorkloadSettings):
     def needs_fresh_server(self) -> bool:
         """True if another case's requests to the server would change what this case measures."""
         return engine_named(self.server.engine).spelling_of(self.server.method).learns
+
+    @property
+    def control_case(self) -> "Case":
+        """The same workload on the control; without a control the case itself."""
+        return dataclasses.replace(self, server=self.control or self.server, control=None)
+
+
+def in_run_order(cases: Sequence[Case]) -> list[Case]:
+    """Return cases in the order in which a run measures them: by server, as these come first."""
+    servers = list(dict.fromkeys(case.server for case in cases))
+    return sorted(cases, key=lambda case: servers.index(case.server))
+
+
+def companions_of(
+    case: Case,
+    later_cases: Iterable[Case],
+    *,
+    may_join: Callable[[Case], bool],
+    fit: Callable[[Sequence[ServerSpec]], bool],
+) -> list[Case]:
+    """Return the cases that are measured side by side with a case, beside one control.
+
+    They differ in their speculation alone. A drafter that learns has a server of its own and takes
+    no part. Cases beyond the next one of another control don't either: their servers would have to
+    be kept meanwhile.
+
+    Args:
+        case: the first case.
+        later_cases: the cases that the run measures after it, in order.
+        may_join: whether a case is to be measured at all.
+        fit: whether servers may take their memory at the same time.
+    """
+    if case.needs_fresh_server:
+        return []
+    control_case = case.control_case
+    servers = dict.fromkeys((control_case.server, case.server))
+    companions = []
+    for later_case in later_cases:
+        if later_case.control_case.server != control_case.server:
+            break
+        is_alike = later_case.control_case == control_case and not later_case.needs_fresh_server
+        if not is_alike or not may_join(later_case):
+            continue
+        with_case = {**servers, later_case.server: None}
+        if fit(list(with_case)):
+            servers = with_case
+            companions.append(later_case)
+    return companions
 
 
 def render_memory(gpus_gib: Sequence[float | None]) -> str:

@@ -7,7 +7,7 @@ counters; and where there are no counters either, from the chunks.
 import asyncio
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ from specreg.load.rounds import Clients, Round
 from specreg.matrix.case import Case, Load, ServerSpec
 from specreg.measurement.metrics import ALL, Family, note_invalidity
 from specreg.servers.server import Server
-from specreg.stats.intervals import FEWEST_PROMPTS
+from specreg.stats.intervals import FEWEST_PROMPTS, Look
 from specreg.telemetry.power_record import (
     POWER_INVALID,
     PowerRecord,
@@ -51,6 +51,15 @@ _ENOUGH_ROUNDS = 2 * FEWEST_PROMPTS
 """With fewer rounds between two readings of the counters, the prompts are replayed in batches."""
 _NS_PER_S = 10**9
 
+StoppingRule = Callable[[AcceptanceRecord | None, Look], bool]
+"""Takes what an arm accepted so far and the look; returns whether that is enough."""
+
+
+def has_all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
+    """Return whether all prompts of the workload were replayed, whatever was accepted."""
+    del acceptance
+    return look is not Look.EARLY
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
@@ -59,15 +68,21 @@ class Arm:
     Attributes:
         case: the case as the server runs it.
         server: the running server.
-        required: whether the other arms mean nothing without this one. A control isn't required,
-            and is left out once it fails.
+        is_control: whether the speeds of all other arms are compared with this one's. Without a
+            control the arms are compared with each other.
         warm: whether the server was measured under this load before; it isn't warmed up again.
+        enough: decides at each look whether what the arm accepted is enough; if all prompts aren't,
+            the extension follows.
+        least_s: the shortest time, in seconds, for which the arm is asked; the prompts are replayed
+            again for the speeds alone.
     """
 
     case: Case
     server: Server
-    required: bool = True
+    is_control: bool = False
     warm: bool = False
+    enough: StoppingRule = has_all_prompts
+    least_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,6 +96,7 @@ class ArmReplay:
         rounds: the rounds that were replayed.
         batches: what was replayed for the acceptance alone, see `count_in_batches`.
         acceptance: the acceptance when it was last read; None where it has none that is valid.
+        look: the look at which it was enough.
         block: a stretch of load without a pause, for the power; None without one.
         invalid: for each invalid family the reason why its figures mean nothing.
         parsed_within_s: how long a page of counters may take to parse, in seconds.
@@ -95,6 +111,7 @@ class ArmReplay:
     rounds: list[Round] = field(default_factory=list)
     batches: list[Round] = field(default_factory=list)
     acceptance: AcceptanceRecord | None = None
+    look: Look = Look.FULL
     block: Round | None = None
     invalid: dict[Family, Invalidity] = field(default_factory=dict)
     parsed_within_s: float = _PARSED_WITHIN_S

@@ -74,10 +74,19 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     packages_sha256: str = ""
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="Begun"):
-    """The start of a measurement, in seconds since the epoch."""
+_ArmNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 
-    key: Key
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="Begun"):
+    """The start of measurements that are made side by side.
+
+    Attributes:
+        keys: of the cases, in the order of the arms. A control that is no case of the run has no
+            key; it is the arm after them.
+        at_s: when they began, in seconds since the epoch.
+    """
+
+    keys: tuple[Key, ...]
     at_s: float
 
 
@@ -85,20 +94,24 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request.
 
     Attributes:
-        control: whether the control was asked, not the case's server.
+        arm: the arm that was asked, by its number in the measurement that began last, from 0.
         round: the number of the round, from 0.
         finished: the request.
     """
 
-    control: bool
+    arm: _ArmNumber
     round: int
     finished: FinishedRequest
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of the measurement that began last, with what its requests don't tell of it.
+    """The end of a case's measurement, with what its requests don't tell of it.
+
+    The requests of a control stand once, however many cases of the measurement it serves.
 
     Attributes:
+        arm: the arm that measured the case, by its number in the measurement that began last.
+        control: the arm that was its control; None without one.
         engine_version: the version that the server reports.
         target: the target model that was served: a folder or a hub id.
         draft: the draft model; None without one.
@@ -109,6 +122,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         invalid: for each invalid family the reason why its figures mean nothing.
     """
 
+    arm: _ArmNumber
+    control: _ArmNumber | None = None
     engine_version: str
     target: str
     draft: str | None
@@ -143,8 +158,8 @@ class _PassedOver(msgspec.Struct, frozen=True, tag="Replayed"):
 
 
 Line = Attempt | Replayed | Ended | Checked
-_Builders = dict[tuple[bool, int], RoundBuilder]
-"""The rounds of a measurement by whether they are the control's, and by their number."""
+_Builders = dict[tuple[int, int], RoundBuilder]
+"""The rounds of a measurement by the number of their arm, and by their own."""
 
 _MIB = 2**20
 _MAX_LINE_BYTES = 64 * _MIB
@@ -196,31 +211,39 @@ class Journal:
                 raise SpecregError(message) from error
         self._lock = lock
 
-    def begin(self, key: Key) -> None:
-        """Record that a measurement begins."""
-        self._write(Attempt(key=key, at_s=time.time()))
+    def begin(self, *keys: Key) -> None:
+        """Record that cases begin to be measured side by side, in the order of their arms."""
+        self._write(Attempt(keys=keys, at_s=time.time()))
 
     def record_round(self, arm: int, number: int) -> Record:
         """Return the recorder of a round's requests.
 
         Args:
-            arm: the index of the arm: 0 for the case, 1 for its control.
+            arm: the index of the arm.
             number: the number of the round, from 0.
         """
 
         def record(finished: FinishedRequest) -> None:
-            self._write(Replayed(control=arm > 0, round=number, finished=finished))
+            self._write(Replayed(arm=arm, round=number, finished=finished))
 
         return record
 
-    def end(self, measurement: Measurement) -> None:
-        """Record that a measurement is complete, unless nothing of it is valid."""
+    def end(self, measurement: Measurement, *, arm: int = 0, control: int | None = None) -> None:
+        """Record that a case's measurement is complete, unless nothing of it is valid.
+
+        Args:
+            measurement: the measurement.
+            arm: the index of the arm that made it.
+            control: the index of the arm that was its control; None without one.
+        """
         replay = measurement.replay
         if replay is None:
             return
         lags = tuple(part.lags for part in replay.rounds)
         control_lags = tuple(part.lags for part in replay.control_rounds)
         ended = Ended(
+            arm=arm,
+            control=control,
             engine_version=measurement.engine_version,
             packages=measurement.packages,
             facts=measurement.facts,
@@ -294,32 +317,34 @@ def load_journal(
         SpecregError: the file can't be read, or the journal of another machine says what can't be.
     """
     measurements: dict[Key, Measurement] = {}
-    # The measurement that the lines belong to, None between two and after an unreadable line.
-    key: Key | None = None
+    # What the lines belong to, by arm: the cases that have begun and not ended. There are none
+    # after an unreadable line.
+    keys: dict[int, Key] = {}
     builders: _Builders = {}
     for _, line in _lines(path, strict=known is not None):
         try:
             if isinstance(line, Attempt):
-                key = line.key
+                keys = dict(enumerate(line.keys))
                 builders = {}
-            elif isinstance(line, Replayed) and key is not None:
+            elif isinstance(line, Replayed) and keys:
                 check_request(line.finished)
-                builder = builders.setdefault((line.control, line.round), RoundBuilder())
+                builder = builders.setdefault((line.arm, line.round), RoundBuilder())
                 builder.take(line.finished)
-            elif isinstance(line, Ended) and key is not None:
-                measurement = _measurement(key, line, builders, known)
+            elif isinstance(line, Ended) and line.arm in keys:
+                measurement = _measurement(keys[line.arm], line, builders, known)
+                key = keys.pop(line.arm)
                 if last:
                     measurements.pop(key, None)
                 measurements.setdefault(key, measurement)
-                key = None
             elif not isinstance(line, Checked):
-                key = None
+                keys = {}
         except UNREADABLE as error:
-            if known is not None and key is not None:
-                message = f"journal '{path}': measurement of '{key.case_id}': {error}"
+            if known is not None and keys:
+                case_ids = ", ".join(f"'{key.case_id}'" for key in keys.values())
+                message = f"journal '{path}': measurement of {case_ids}: {error}"
                 raise SpecregError(f"{message}; {_AGAIN}") from error
             # A case that another version wrote may have another form, which isn't taken over.
-            key = None
+            keys = {}
     return measurements
 
 
@@ -335,8 +360,10 @@ def _measurement(
     if line.look not in Look.__members__:
         raise msgspec.ValidationError(f"no look is called '{line.look}'")
     lags, control_lags = line.lags
-    rounds = _rounds(builders, lags, control=False)
-    control_rounds = _rounds(builders, control_lags, control=True)
+    rounds = _rounds(builders, lags, line.arm)
+    control_rounds: tuple[Round, ...] = ()
+    if line.control is not None:
+        control_rounds = _rounds(builders, control_lags, line.control)
     if line.acceptance is not None:
         check_record(line.acceptance)
     if line.power is not None:
@@ -366,13 +393,13 @@ def _measurement(
 
 
 def _rounds(
-    builders: _Builders, lags_of_rounds: Sequence[TimeHistogram], *, control: bool
+    builders: _Builders, lags_of_rounds: Sequence[TimeHistogram], arm: int
 ) -> tuple[Round, ...]:
-    """Return the rounds of the case or of its control; a round may have no requests."""
+    """Return the first rounds of an arm, as many as have lags; a round may have no requests."""
     rounds = []
     for number, lags in enumerate(lags_of_rounds):
         check_lags(lags)
-        builder = builders.get((control, number), RoundBuilder())
+        builder = builders.get((arm, number), RoundBuilder())
         rounds.append(dataclasses.replace(builder.as_round(), lags=lags))
     return tuple(rounds)
 

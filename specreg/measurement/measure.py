@@ -17,6 +17,7 @@ import msgspec
 from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.processes import our_ids
 from specreg.core.reasons import Invalidity
 from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt, deal
@@ -52,14 +53,6 @@ _NS_PER_S = 10**9
 RecordRound = Callable[[int, int], Record]
 """Takes the index of an arm and the number of a round, both from 0; returns the recorder of the
 round's requests."""
-StoppingRule = Callable[[AcceptanceRecord | None, Look], bool]
-"""Takes what the first arm accepted so far and the look; returns whether that is enough."""
-
-
-def has_all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
-    """Return whether all prompts of the workload were replayed, whatever was accepted."""
-    del acceptance
-    return look is not Look.EARLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +91,9 @@ class Plan:
     Attributes:
         show: takes each step of the measurement as text.
         parts: the number of parts into which the prompts are dealt, with a look after each; None
-            for the rounds of the first case, with one look after all of them.
+            for the rounds of the case, with one look after all of them.
         counts_apart: whether the acceptance has to be known in parts that can be compared, not only
             as a sum. Where the counters alone tell it, that may take a further replay.
-        enough: decides at each look; if all prompts aren't enough, the extension follows.
-        least_s: the shortest time, in seconds, for which each arm is asked; the prompts are
-            replayed again for the speeds alone.
         power_s: how long, in seconds, each server is kept under load for its power if none of its
             rounds took as long; used only if the power is sampled.
         watching: the sampler of the devices' power; None for no power.
@@ -115,8 +105,6 @@ class Plan:
     show: Callable[[str], None]
     parts: int | None = None
     counts_apart: bool = True
-    enough: StoppingRule = has_all_prompts
-    least_s: float = 0.0
     power_s: float = 0.0
     watching: Watch | None = None
     turn_to: Callable[[Phase], None] = lambda _: None
@@ -165,6 +153,11 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
     The order of the arms changes from round to round; with two it is A B, B A. A check that breaks
     makes families of its arm invalid and raises nothing here; the other families are measured.
 
+    Args:
+        arms: the arms, whose cases differ in their servers alone; at most one is the control.
+        workload: the prompts.
+        plan: how much of them is replayed.
+
     Returns:
         The measurement of each arm, in the order of the arms.
 
@@ -176,10 +169,11 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
     idle = _watch_idle(plan)
     # A server may start further processes while it serves, so its processes are listed twice.
     pids = _pids(arms)
-    arm_replays, look = uvloop.run(_replay_arms(arms, workload, plan))
+    arm_replays, is_complete = uvloop.run(_replay_arms(arms, workload, plan))
     pids |= _pids(arms)
     measurements = tuple(
-        _measurement_of(arm_replay, look, plan, idle, pids) for arm_replay in arm_replays
+        _measurement_of(arm_replay, plan, idle, pids, is_complete=is_complete)
+        for arm_replay in arm_replays
     )
     for arm, measurement in zip(arms, measurements, strict=True):
         # That the server has died explains more than the check that broke.
@@ -189,7 +183,11 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
 
 
 def combine_with_control(case: Measurement, control: Measurement) -> Measurement:
-    """Return a case's measurement with its control's rounds and power, so that it has a speedup."""
+    """Return a case's measurement with its control's rounds and power, so that it has a speedup.
+
+    A control that serves several cases goes on after a case has ended. What counts for the case are
+    the rounds in which both took part.
+    """
     invalid = dict(case.invalid)
     if Family.SPEEDUP in control.invalid:
         invalid.setdefault(Family.SPEEDUP, control.invalid[Family.SPEEDUP])
@@ -201,7 +199,8 @@ def combine_with_control(case: Measurement, control: Measurement) -> Measurement
     power = _combine_power(case.replay.power, control_replay.power)
     if power is not None and changes_runner(case.facts, control.facts):
         power = msgspec.structs.replace(power, energy_ratio=None)
-    replay = dataclasses.replace(case.replay, control_rounds=control_replay.rounds, power=power)
+    control_rounds = control_replay.rounds[: len(case.replay.rounds)]
+    replay = dataclasses.replace(case.replay, control_rounds=control_rounds, power=power)
     values = values_of(case.case, replay, invalid)
     return dataclasses.replace(case, replay=replay, values=values, invalid=invalid)
 
@@ -271,27 +270,30 @@ def _watch_idle(plan: Plan) -> Span:
 
 
 def _pids(arms: Sequence[Arm]) -> AbstractSet[int]:
-    return frozenset().union(*(arm.server.pids() for arm in arms))
+    """Return the processes of the arms' servers, and of all others that this process started."""
+    pids = frozenset[int]().union(*(arm.server.pids() for arm in arms))
+    # A server that waits for its turn in another measurement holds memory of the devices too.
+    return pids | our_ids() if pids else pids
 
 
 def _measurement_of(
-    arm_replay: ArmReplay, look: Look | None, plan: Plan, idle: Span, pids: AbstractSet[int]
+    arm_replay: ArmReplay, plan: Plan, idle: Span, pids: AbstractSet[int], *, is_complete: bool
 ) -> Measurement:
     """Return the measurement of an arm.
 
     Args:
         arm_replay: what the arm replayed.
-        look: the look at which it was enough; None if a required arm failed.
         plan: the plan, with the sampler of the devices' power.
         idle: the span in which no server had requests.
         pids: the process ids of all servers.
+        is_complete: whether all was replayed, because no arm failed that the others need.
     """
     case = arm_replay.arm.case
     server = arm_replay.arm.server
     invalid = arm_replay.invalid
     replay = None
     values: Mapping[str, float] = {}
-    if look is not None and invalid.keys() != ALL:
+    if is_complete and invalid.keys() != ALL:
         power = None
         if plan.watching is not None:
             # It may make further families invalid, so it comes before the values.
@@ -314,26 +316,50 @@ def _measurement_of(
         replay=replay,
         values=values,
         invalid=invalid,
-        look=look or Look.FULL,
+        look=arm_replay.look,
     )
 
 
 async def _replay_arms(
     arms: Sequence[Arm], workload: Workload, plan: Plan
-) -> tuple[list[ArmReplay], Look | None]:
-    """Return what each arm replayed, and the look at which it was enough; None if one failed."""
+) -> tuple[list[ArmReplay], bool]:
+    """Return what each arm replayed, and whether no arm failed that the others need."""
     async with contextlib.AsyncExitStack() as stack:
         arm_replays = []
         for arm in arms:
             opened = open_clients(arm.case, arm.server.endpoint, clock=plan.clock)
             clients = await stack.enter_async_context(opened)
             arm_replays.append(ArmReplay(arm=arm, clients=clients))
+        is_complete = True
         try:
-            look = await _ArmRotation(arm_replays, workload, plan).run()
+            await _ArmRotation(arm_replays, workload, plan).run()
         except InvalidMeasurementError:
             # The replay of the arm that failed holds the reason.
-            look = None
-        return arm_replays, look
+            is_complete = False
+        return arm_replays, is_complete
+
+
+def balanced_orders(arms: int) -> Sequence[Sequence[int]]:
+    """Return orders in which each arm has each place, and follows each other arm, equally often.
+
+    The orders are the rows of a Williams design. Each is followed by its reverse, so that in two
+    rounds each arm comes once before and once after each other arm.
+
+    Args:
+        arms: the number of arms, 1 or more.
+    """
+    # 0, 1, n - 1, 2, n - 2, …: the steps between neighbours are all different.
+    first_order = [0]
+    for number in range(1, arms):
+        half = (number + 1) // 2
+        first_order.append(half if number % 2 else arms - half)
+    # With an even number of arms the reverses are rows of the same design.
+    shifts = arms if arms % 2 else arms // 2
+    orders = []
+    for shift in range(shifts):
+        order = [(arm + shift) % arms for arm in first_order]
+        orders += [order, order[::-1]]
+    return orders
 
 
 class _ArmRotation:
@@ -342,9 +368,9 @@ class _ArmRotation:
     Attributes:
         arm_replays: what each arm has replayed so far, in the order of the arms.
         active: the replays of the arms that haven't failed.
+        controls: the replay of the control; none if the arms are compared with each other.
         workload: the prompts.
         plan: how much of the workload is replayed.
-        case: the case of the first arm.
         parts: the prompts of each round.
         orders: the orders in which the arms take their turns.
         rounds_replayed: how many rounds were replayed; the number of the next one, from 0.
@@ -353,32 +379,33 @@ class _ArmRotation:
     def __init__(self, arm_replays: Sequence[ArmReplay], workload: Workload, plan: Plan) -> None:
         self.arm_replays = tuple(arm_replays)
         self.active = list(arm_replays)
+        self.controls = [replay for replay in arm_replays if replay.arm.is_control]
         self.workload = workload
         self.plan = plan
-        self.case = arm_replays[0].arm.case
-        self.parts = deal(workload.prompts, plan.parts or self.case.rounds)
-        # Each order has its turn, so that no arm is always the first or always follows another.
-        self.orders = itertools.cycle(itertools.permutations(self.arm_replays))
+        # The cases differ in their servers alone, so all of them have the same rounds.
+        self.parts = deal(workload.prompts, plan.parts or arm_replays[0].arm.case.rounds)
+        self.orders = itertools.cycle(balanced_orders(len(arm_replays)))
         self.rounds_replayed = 0
 
-    async def run(self) -> Look:
-        """Measure all arms, and return the look at which it was enough.
+    async def run(self) -> None:
+        """Measure all arms.
 
         Raises:
-            InvalidMeasurementError: a required arm failed.
+            InvalidMeasurementError: an arm failed that the others need.
         """
         await self._warm_up()
-        look = await self._replay_until_enough()
-        while self._needs_more_rounds():
+        await self._replay_until_enough()
+        arm_replays = self._with_too_little(self.active)
+        while arm_replays:
             self.plan.show("the prompts again")
             for part in self.parts:
-                await self._replay_round(part)
+                await self._replay_round(part, arm_replays)
+            arm_replays = self._with_too_little(arm_replays)
         for arm_replay in self.active:
             with note_invalidity(arm_replay.invalid):
                 check_client(arm_replay.rounds)
         if self.plan.watching is not None:
             await self._load_for_power()
-        return look
 
     async def _warm_up(self) -> None:
         """Warm up each arm, and read the counters from which its tokens count."""
@@ -398,14 +425,11 @@ class _ArmRotation:
         for arm_replay in tuple(self.active):
             await self._attempt(arm_replay, arm_replay.begin())
 
-    async def _replay_until_enough(self) -> Look:
-        """Replay the prompts until they are enough, and read what was accepted."""
-        first, *later_replays = self.arm_replays
-        look = Look.EARLY
-        is_enough = False
+    async def _replay_until_enough(self) -> None:
+        """Replay the prompts until they are enough for each arm, and read what was accepted."""
         for number, part in enumerate(self.parts, start=1):
             self.plan.show(f"round {number} of {len(self.parts)}")
-            await self._replay_round(part)
+            await self._replay_round(part, self.active)
             is_last = number == len(self.parts)
             look = Look.FULL if is_last else Look.EARLY
             if self.plan.parts is None and not is_last:
@@ -415,34 +439,49 @@ class _ArmRotation:
                     await self._attempt(
                         arm_replay, arm_replay.count_in_batches(self.workload.prompts)
                     )
-            await self._attempt(first, first.read())
-            is_enough = self.plan.enough(first.acceptance, look)
-            if is_enough:
-                break
-        if not is_enough and first.acceptance is not None and self.workload.extension:
-            await self._extend()
-            return Look.EXTENDED
-        for arm_replay in later_replays:
-            if arm_replay in self.active:
-                await self._attempt(arm_replay, arm_replay.read())
-        return look
+            undecided = await self._look(look)
+            if not undecided:
+                return
+        if self.workload.extension:
+            await self._extend([replay for replay in undecided if replay.acceptance is not None])
 
-    async def _replay_round(self, prompts: Sequence[Prompt]) -> None:
-        """Replay prompts on every active arm, in the next order."""
-        for arm_replay in next(self.orders):
-            if arm_replay in self.active:
+    async def _look(self, look: Look) -> list[ArmReplay]:
+        """Read what the active arms accepted, and return those for which it isn't enough yet."""
+        for arm_replay in tuple(self.active):
+            arm_replay.look = look
+            await self._attempt(arm_replay, arm_replay.read())
+        undecided = []
+        for arm_replay in self.active:
+            if arm_replay in self.controls:
+                continue
+            # Without speculation there is nothing to decide before all prompts were replayed.
+            is_decided = look is Look.FULL
+            if arm_replay.arm.case.speculates:
+                is_decided = arm_replay.arm.enough(arm_replay.acceptance, look)
+            if not is_decided:
+                undecided.append(arm_replay)
+        return undecided
+
+    async def _replay_round(
+        self, prompts: Sequence[Prompt], arm_replays: Sequence[ArmReplay]
+    ) -> None:
+        """Replay prompts on those of some arms that are active, in the next order."""
+        for index in next(self.orders):
+            arm_replay = self.arm_replays[index]
+            if arm_replay in arm_replays and arm_replay in self.active:
                 record = self._recorder(arm_replay)
                 await self._attempt(arm_replay, arm_replay.replay(prompts, record))
         self.rounds_replayed += 1
 
-    async def _extend(self) -> None:
-        """Replay the extension on the active arms that speculate."""
+    async def _extend(self, arm_replays: Sequence[ArmReplay]) -> None:
+        """Replay the extension on some arms, for their acceptance alone."""
         extension = self.workload.extension
-        self.plan.show(f"undecided, {len(extension)} prompts more")
-        for arm_replay in tuple(self.active):
-            if arm_replay.arm.case.speculates:
-                record = self._recorder(arm_replay)
-                await self._attempt(arm_replay, arm_replay.extend(extension, record))
+        if arm_replays:
+            self.plan.show(f"undecided, {len(extension)} prompts more")
+        for arm_replay in arm_replays:
+            arm_replay.look = Look.EXTENDED
+            record = self._recorder(arm_replay)
+            await self._attempt(arm_replay, arm_replay.extend(extension, record))
 
     def _recorder(self, arm_replay: ArmReplay) -> Record:
         """Return what takes the requests of an arm in the next round."""
@@ -453,7 +492,8 @@ class _ArmRotation:
         least_s = self.plan.power_s
         if least_s:
             self.plan.show(f"power, {least_s:g} s of load for each server")
-        loaded = [arm_replay for arm_replay in next(self.orders) if arm_replay in self.active]
+        in_order = [self.arm_replays[index] for index in next(self.orders)]
+        loaded = [arm_replay for arm_replay in in_order if arm_replay in self.active]
         try:
             for arm_replay in loaded:
                 await arm_replay.replay_block(self.workload.prompts, least_s)
@@ -462,31 +502,49 @@ class _ArmRotation:
                 arm_replay.discard_block(error.invalidity)
 
     async def _attempt(self, arm_replay: ArmReplay, action: Awaitable[None]) -> None:
-        """Await an action on an arm, and leave the arm out if it fails and isn't required.
+        """Await an action on an arm, and leave the arm out if it fails.
 
         Raises:
-            InvalidMeasurementError: the action failed, and the arm is required.
+            InvalidMeasurementError: the action failed, and the other arms mean nothing without this
+                one: it was the last one beside the control, or there is no control.
         """
         try:
             await action
         except InvalidMeasurementError as error:
             arm_replay.discard(error.invalidity)
-            if arm_replay.arm.required:
+            left = [replay for replay in self.active if replay is not arm_replay]
+            if not self.controls or not any(replay not in self.controls for replay in left):
                 raise
             # The check has an event loop of its own, so it needs another thread.
             await asyncio.to_thread(arm_replay.arm.server.check_alive)
             self.active.remove(arm_replay)
 
-    def _needs_more_rounds(self) -> bool:
-        """Return whether another replay adds to the speeds and changes nothing else."""
-        if not self.case.speed or self.case.needs_fresh_server:
+    def _with_too_little(self, arm_replays: Sequence[ArmReplay]) -> list[ArmReplay]:
+        """Return those of some arms that replay the prompts again, with what they are compared to.
+
+        An arm that has had its time leaves, so that the fastest arm doesn't make the slowest one
+        replay the prompts as often as itself. The control stays for all that are left.
+        """
+        candidates = [replay for replay in self.active if replay in arm_replays]
+        too_little = [replay for replay in candidates if self._has_too_little(replay)]
+        compared = self.controls or self.arm_replays
+        if not too_little:
+            return []
+        return [replay for replay in candidates if replay in too_little or replay in compared]
+
+    def _has_too_little(self, arm_replay: ArmReplay) -> bool:
+        """Return whether another replay adds to the speeds of an arm, and changes nothing else."""
+        case = arm_replay.arm.case
+        if not case.speed or case.needs_fresh_server:
             return False
         # With one round one of the arms was always the first. A case with another number of
         # prompts than the matrix says has no speed that is judged, so one round is enough there.
-        if self.rounds_replayed == 1 and len(self.active) > 1 and not self.case.matrix_prompts:
+        is_compared = len(self.active) > 1 and arm_replay not in self.controls
+        if self.rounds_replayed == 1 and is_compared and not case.matrix_prompts:
             return True
-        shortest_ns = min(arm_replay.rounds_ns for arm_replay in self.active)
-        return shortest_ns < self.plan.least_s * _NS_PER_S
+        compared = [replay for replay in self.controls or self.arm_replays if replay in self.active]
+        shortest_ns = min(replay.rounds_ns for replay in (arm_replay, *compared))
+        return shortest_ns < arm_replay.arm.least_s * _NS_PER_S
 
 
 async def _teach_drafter(arm_replay: ArmReplay, prompts: Sequence[Prompt]) -> None:

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from specreg.core.errors import PortInUseError, ServerDiedError, ServerStartError, SpecregError
+from specreg.core.errors import (
+    MemoryHeldError,
+    PortInUseError,
+    ServerDiedError,
+    ServerStartError,
+    SpecregError,
+)
 from specreg.core.files import cache_dir, replace_file
 from specreg.core.processes import SupervisedProcess, new_temporary, start_process, stop_process
 from specreg.core.redaction import hide
@@ -31,7 +37,7 @@ from specreg.matrix.models import served_models, widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.gpu_lease import GpuClaim, lease_gpus
 from specreg.servers.installer import installed_packages, version_in
-from specreg.servers.memory import fit_together, gpu_memory
+from specreg.servers.memory import gpu_memory
 from specreg.servers.provision import Provision
 from specreg.servers.server import POLL_S, Server, StartedServer, ready_server
 from specreg.servers.toolkit import toolkit_release, toolkit_variables
@@ -478,25 +484,27 @@ class Servers:
         if control is not None and control.launch == launch:
             yield control
             return
-        starting = self._starting(launch)
+        starting = self.starting(launch)
         try:
             yield starting
         finally:
             self._stop(starting)
             del self._startings[launch]
 
-    def _starting(self, launch: Launch) -> Starting:
+    def starting(self, launch: Launch) -> Starting:
         """Return the server of a launch, which is kept until its context ends."""
         starting = Starting(launch=launch, start=lambda: self._server(launch))
         return self._startings.setdefault(launch, starting)
 
-    def start_all(self, startings: Sequence[Starting], next_launch: Launch | None = None) -> None:
+    def start_all(
+        self, startings: Sequence[Starting], dispensable: Sequence[Starting] = ()
+    ) -> None:
         """Start servers, at the same time if memory allows, and return when all are ready.
 
         Args:
             startings: the servers.
-            next_launch: the launch that is needed after them. Without a GPU it starts with them,
-                and nobody waits for an error of it.
+            dispensable: servers that start with them, and may fail to. Who needs one of them gets
+                its error.
 
         Raises:
             SpecregError: One of `startings` didn't start. The others go on until they are needed
@@ -505,10 +513,9 @@ class Servers:
         to_start = [starting for starting in startings if not starting.running]
         if to_start:
             self._claim_gpus(to_start)
-        waiting = list(to_start)
-        if next_launch and not self.provision.on_gpu:
-            # First, because the others' time would pass while its environment is installed.
-            waiting.insert(0, self._starting(next_launch))
+        further = [starting for starting in dispensable if not starting.running]
+        # First, because the others' time would pass while their environments are installed.
+        waiting = [*further, *to_start]
         if self._fit_together(waiting):
             # All that keeps the machine busy is done before the first of them starts.
             for starting in to_start:
@@ -520,6 +527,20 @@ class Servers:
                 waiting = [starting for starting in waiting if _is_waiting(starting, to_start)]
         for starting in to_start:
             _ = starting.server
+        for starting in further:
+            while _is_waiting(starting, to_start):
+                time.sleep(POLL_S)
+
+    def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
+        """Return whether servers may take their memory beside all servers that are up.
+
+        Those of them that are up have theirs already.
+        """
+        up_specs = [starting.launch.spec for starting in self._startings.values() if starting.is_up]
+        missing_specs = [spec for spec in specs if spec not in up_specs]
+        if self.provision.on_gpu:
+            return self.provision.fit([*up_specs, *missing_specs])
+        return self.provision.fit(missing_specs)
 
     def _claim_gpus(self, startings: Sequence[Starting]) -> None:
         """Wait for the GPUs of servers if this process shares them and holds none."""
@@ -532,12 +553,8 @@ class Servers:
 
     def _fit_together(self, startings: Sequence[Starting]) -> bool:
         """Return whether there are several servers to start, and their memory fits together."""
-        if self.provision.url is not None or len(startings) <= 1:
-            return False
-        gpus_gib: tuple[float | None, ...] = ()
-        if self.provision.on_gpu:
-            gpus_gib = find_gpus().memory_gib or (None,)
-        return fit_together([starting.launch.spec for starting in startings], gpus_gib)
+        specs = [starting.launch.spec for starting in startings]
+        return len(specs) > 1 and self.provision.fit(specs)
 
     def _prepare(self, launch: Launch) -> None:
         """Install the environment of a server's engine and fetch its models, if they are missing.
@@ -601,9 +618,12 @@ def _is_waiting(starting: Starting, needed: Sequence[Starting]) -> bool:
 
     Raises:
         SpecregError: A server that is needed failed to start.
+        MemoryHeldError: The memory of a server that failed isn't given back.
     """
     try:
         return starting.poll() is None
+    except MemoryHeldError:
+        raise
     except SpecregError:
         if starting in needed:
             raise

@@ -53,6 +53,7 @@ from specreg.servers.installer import (
     uv_variables,
 )
 from specreg.servers.interpreters import installed_version, why_no_module
+from specreg.servers.memory import fit_together
 from specreg.servers.model_fetch import Output, fetch_models, hub_interpreters
 from specreg.telemetry.devices import devices_of
 from specreg.telemetry.identity import Gpus, find_gpus
@@ -436,6 +437,18 @@ class Provision:
             raise SensorError(f"power: {problem}; let the suite start the server to measure power")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
+
+    def fit(self, specs: Sequence[ServerSpec]) -> bool:
+        """Return whether servers may take their memory at the same time; never for an attached one.
+
+        Without a GPU what they take must be free now.
+        """
+        if self.url is not None:
+            return False
+        gpus_gib: Sequence[float | None] = ()
+        if self.on_gpu:
+            gpus_gib = find_gpus().memory_gib or (None,)
+        return fit_together(specs, gpus_gib)
 
     def why_no_power(self, spec: ServerSpec) -> str:
         """Return why the power of a server can't be read; empty if it can."""

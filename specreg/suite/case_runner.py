@@ -1,9 +1,12 @@
-"""Measure and check the cases of a run on their servers, each at most once."""
+"""Measure and check the cases of a run on their servers, each at most once.
+
+Cases that differ in their speculation alone are measured side by side, beside one control, as far
+as memory holds their servers. What is measured with another case waits here until its own tests
+come, so that the order of a run doesn't depend on memory.
+"""
 
 import contextlib
-import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -24,23 +27,21 @@ from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase, RunTime, Timeline
 from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase
 from specreg.correctness.oracle_client import predict_drafts
-from specreg.matrix.case import Case
+from specreg.matrix.case import Case, companions_of
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.arm import Arm
+from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import (
     Measurement,
     Plan,
-    StoppingRule,
     Workload,
     combine_with_control,
-    has_all_prompts,
     measure,
     workload_of,
 )
 from specreg.report.progress import RunProgress
-from specreg.servers.launch import Launch, Servers
+from specreg.servers.launch import Launch, Servers, Starting
 from specreg.servers.server import Server
 from specreg.stats.intervals import PARTS, Look
 from specreg.suite.context import CaseLaunch, RunContext
@@ -98,6 +99,14 @@ class CaseSource(Protocol):
         """Return the torch that a case's engine runs with; empty if that isn't known."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A case that is measured side by side with others, and its server."""
+
+    case: Case
+    starting: Starting
+
+
 @dataclass(slots=True, kw_only=True)
 class CaseRunner:
     """Measures and checks cases on their servers, each at most once.
@@ -108,7 +117,7 @@ class CaseRunner:
     Attributes:
         progress: is told which case is at hand, and counts its requests.
         on_new_case: is called before a case is measured on a launch for the first time.
-        measure_arms: measures a case and its control side by side.
+        measure_arms: measures cases and their control side by side.
         launches: what was measured so far.
         retried: in words, what was measured twice.
     """
@@ -126,6 +135,10 @@ class CaseRunner:
     retried: list[str] = field(default_factory=list)
     _failed: dict[str, SpecregError] = field(default_factory=dict)
     _control_answers: ControlAnswers = field(default_factory=dict)
+    _measured_ahead: dict[tuple[str, int], Measurement] = field(default_factory=dict)
+    """By case and launch, what was measured with another case."""
+    _unshared: set[Launch] = field(default_factory=set)
+    """The controls beside which each case is measured alone, because a server went away."""
 
     @property
     def hosts(self) -> Mapping[str, str]:
@@ -178,17 +191,113 @@ class CaseRunner:
         self._begin(name)
         key = self._key(case, number)
         if key in self.resumed.measurements:
-            measurement = self.resumed.measurements[key]
-            return MeasuredLaunch(measurement=measurement, number=number, is_resumed=True)
+            resumed = self.resumed.measurements[key]
+            return MeasuredLaunch(measurement=resumed, number=number, is_resumed=True)
+        measurement: Measurement | None = None
+        if (case.id, number) in self._measured_ahead:
+            measurement = self._measured_ahead.pop((case.id, number))
+        elif self.selection.needs_speed(case):
+            measurement = self._measure_with_companions(case, servers)
+        if measurement is None:
+            measurement = self._measure_alone(case, servers)
+        return MeasuredLaunch(measurement=measurement, number=number)
+
+    def _measure_alone(self, case: Case, servers: ServerSet) -> Measurement:
+        """Measure a case beside its control and no other case, twice if a server goes away."""
         if not self.selection.needs_speed(case):
             # The control is there for the speedup alone.
             servers = servers.without_control
-        measurement = self._retry(
-            lambda: self._measure_once(case, servers), servers, remark=f"{name}: measured again"
+
+        def measure_once() -> Measurement:
+            self._started(servers)
+            (measurement,) = self._measure_once([_Member(case, servers.server)], servers.control)
+            return measurement
+
+        name = servers.launch.case_id(case)
+        return self._retry(measure_once, servers, remark=f"{name}: measured again")
+
+    def _measure_with_companions(self, case: Case, servers: ServerSet) -> Measurement | None:
+        """Measure a case side by side with others that have the same control.
+
+        Returns:
+            The measurement of the case; None if there are no such cases, or if a server went away.
+
+        Raises:
+            SpecregError: the server of the case or its control didn't start.
+        """
+        control = servers.control or servers.server
+        companions = self._companions(case, servers.launch, control)
+        if not companions:
+            return None
+        startings = [member.starting for member in companions]
+        self._started(servers, startings)
+        companions = [member for member in companions if member.starting.running]
+        if not companions:
+            return None
+        members = [_Member(case, servers.server), *companions]
+        try:
+            measurements = self._measure_once(members, control)
+        except ServerDiedError as error:
+            # A case that is measured alone costs no other case anything if its server dies again.
+            self._unshared.add(control.launch)
+            for starting in (control, *(member.starting for member in members)):
+                starting.stop_if_dead()
+            name = servers.launch.case_id(case)
+            self.retried.append(f"{name}: measured again, {error.head}")
+            return None
+        for member, measurement in zip(members, measurements, strict=True):
+            # Where every case beside it failed, a control that is a case itself wasn't measured.
+            if measurement.replay is not None or measurement.invalid:
+                number = member.starting.launch.number
+                self._measured_ahead[member.case.id, number] = measurement
+        return self._measured_ahead.pop((case.id, servers.launch.number), None)
+
+    def _companions(self, case: Case, launch: Launch, control: Starting) -> list[_Member]:
+        """Return what is measured side by side with a case; no server is started here.
+
+        The workers and the shards of a run have methods beside each other on other GPUs, and which
+        case comes next isn't theirs to know. Further launches are those of one server.
+        """
+        number = launch.number
+        is_further = number > self.context.launches
+        if self.context.is_part or is_further or control.launch in self._unshared:
+            return []
+        cases = [
+            case_launch.case
+            for case_launch in self.context.case_launches()
+            if case_launch.server.number == number
+            and case_launch.case.id in self.selection.measured_ids
+        ]
+        if case not in cases:
+            return []
+        companions = companions_of(
+            case,
+            cases[cases.index(case) + 1 :],
+            may_join=lambda later_case: self._may_join(case, later_case, number),
+            fit=self.servers.fit_beside,
         )
-        if any(invalidity.code == HungError.code for invalidity in measurement.invalid.values()):
-            servers.stop()  # a server that hangs isn't used again
-        return MeasuredLaunch(measurement=measurement, number=number)
+        members = []
+        for companion in companions:
+            companion_launch = CaseLaunch.of(companion, number).server
+            starting = control
+            if companion_launch != control.launch:
+                starting = self.servers.starting(companion_launch)
+            members.append(_Member(companion, starting))
+        return members
+
+    def _may_join(self, case: Case, later_case: Case, number: int) -> bool:
+        """Return whether a later case is to be measured, for the same figures as a case."""
+        selection = self.selection
+        if not selection.needs_speed(later_case):
+            return False
+        if selection.needs_power(later_case) != selection.needs_power(case):
+            return False
+        is_measured = (later_case.id, number) in self._measured_ahead
+        if is_measured or self.launches.find(later_case, number) is not None:
+            return False
+        with contextlib.suppress(SpecregError):  # without its models: its own tests say so
+            return self._key(later_case, number) not in self.resumed.measurements
+        return False
 
     def _key(self, case: Case, number: int) -> Key:
         return journal_key(case, number, self.selection, self.context)
@@ -224,96 +333,122 @@ class CaseRunner:
                 servers.stop()
                 raise
 
-    def _measure_once(self, case: Case, servers: ServerSet) -> Measurement:
-        """Measure a case beside its control, and record it in the journal."""
-        running = self._started(servers)
-        arms = [Arm(case=case, server=running[0])]
-        workload = (case.dataset, case.load)
-        control = servers.control
-        if control is not None:
-            plain_case = dataclasses.replace(case, server=case.control or case.server, control=None)
-            is_warm = workload in control.warm_for
-            arms.append(Arm(case=plain_case, server=running[1], required=False, warm=is_warm))
-        name = servers.launch.case_id(case)
-        # Once its server is up: a first run has made the environment meanwhile.
-        self.journal.begin(self._key(case, servers.launch.number))
-        with (
-            self.timeline.during(Phase.MEASURING, servers.launch.id, of=name),
-            self._watching(case, name) as watching,
-        ):
-            plan = self._plan(case, servers.launch.number, watching)
-            prompts = load_case_prompts(self.context.root, case)
-            measurements = self.measure_arms(arms, workload_of(case, prompts), plan)
-        if control is not None and not measurements[-1].invalid:
-            # Warming it up again for the next method would take as long as measuring it.
-            control.warm_for.add(workload)
-        measurement = measurements[0]
-        if control is not None:
-            measurement = combine_with_control(*measurements)
-        self.journal.end(measurement)
-        return measurement
-
-    def _started(self, servers: ServerSet) -> tuple[Server, ...]:
-        """Return the servers, started and ready: the case's own first, then its control."""
-        to_start = [starting for starting in servers if not starting.running]
-        if to_start:
-            names = " beside ".join(starting.launch.id for starting in to_start)
-            # While only this server starts, its control runs already, and the machine has time to
-            # start the server that is needed next.
-            ahead = self._next_launch(servers) if to_start == [servers.server] else None
-            with self.timeline.during(Phase.STARTING, servers.launch.id, of=names):
-                self.servers.start_all(to_start[::-1], ahead)  # all others need the control
-        return tuple(starting.server for starting in servers)
-
-    def _next_launch(self, servers: ServerSet) -> Launch | None:
-        """Return the launch that is measured next beside the same control.
-
-        None if there is no such launch, or if another process of the run may take it.
-        """
-        if servers.control is None or self.context.is_worker:
-            return None
-        measured_ids = self.selection.measured_ids
-        to_measure = (
-            case_launch
-            for case_launch in self.context.case_launches()
-            if case_launch.case.id in measured_ids
-        )
-        from_here = itertools.dropwhile(
-            lambda case_launch: case_launch.server != servers.launch, to_measure
-        )
-        with contextlib.suppress(SpecregError):  # without its models: its own tests say so
-            for case_launch in from_here:
-                if self._can_start_ahead(case_launch, servers.launch, servers.control.launch):
-                    return case_launch.server
-        return None
-
-    def _can_start_ahead(self, case_launch: CaseLaunch, server: Launch, control: Launch) -> bool:
-        """Return True if a case is measured beside a control on another server, and not resumed."""
-        if case_launch.control != control or case_launch.server in {control, server}:
-            return False
-        key = self._key(case_launch.case, case_launch.server.number)
-        return key not in self.resumed.measurements
-
-    def _plan(self, case: Case, launch: int, watching: Watch | None) -> Plan:
-        """Return how much of a case to measure, and who is told what.
+    def _measure_once(
+        self, members: Sequence[_Member], control: Starting | None
+    ) -> list[Measurement]:
+        """Measure cases whose servers are up side by side, and record them in the journal.
 
         Args:
-            case: what to measure.
-            launch: the number of its server's launch, from 1.
+            members: the cases.
+            control: the control of all of them, which may be the server of one of them; None to
+                measure a single case without one.
+
+        Returns:
+            The measurement of each case, with its speedup if it has one.
+        """
+        case = members[0].case
+        launch = members[0].starting.launch
+        name = launch.case_id(case)
+        startings = [member.starting for member in members]
+        arms = [self._arm(member, is_control=member.starting is control) for member in members]
+        if control is not None and control not in startings:
+            startings.append(control)
+            arms.append(
+                Arm(
+                    case=case.control_case,
+                    server=control.server,
+                    is_control=True,
+                    warm=(case.dataset, case.load) in control.warm_for,
+                )
+            )
+        # Once the servers are up: a first run has made their environments meanwhile.
+        self.journal.begin(*(self._key(member.case, launch.number) for member in members))
+        pairs = [member.starting.launch.id for member in members]
+        with (
+            self.timeline.during(Phase.MEASURING, *pairs, of=name),
+            self._watching(case, name) as watching,
+        ):
+            plan = self._plan(arms[0], watching)
+            prompts = load_case_prompts(self.context.root, case)
+            measurements = self.measure_arms(arms, workload_of(case, prompts), plan)
+        for starting, measurement in zip(startings, measurements, strict=True):
+            codes = {invalidity.code for invalidity in measurement.invalid.values()}
+            if HungError.code in codes:
+                starting.stop()  # a server that hangs isn't used again
+            elif not codes:
+                # Warming a control up again for the next method would take as long as measuring it.
+                starting.warm_for.add((case.dataset, case.load))
+        return self._ended(arms[: len(members)], startings, measurements, control)
+
+    def _ended(
+        self,
+        arms: Sequence[Arm],
+        startings: Sequence[Starting],
+        measurements: Sequence[Measurement],
+        control: Starting | None,
+    ) -> list[Measurement]:
+        """Give each case its speedup, and record that it is measured."""
+        ended = []
+        control_index = None if control is None else startings.index(control)
+        for index, arm in enumerate(arms):
+            measurement = measurements[index]
+            compared_with = None if arm.is_control else control_index
+            if compared_with is not None:
+                measurement = combine_with_control(measurement, measurements[compared_with])
+            self.journal.end(measurement, arm=index, control=compared_with)
+            ended.append(measurement)
+        return ended
+
+    def _arm(self, member: _Member, *, is_control: bool) -> Arm:
+        """Return the arm that measures a case."""
+        case = member.case
+        return Arm(
+            case=case,
+            server=member.starting.server,
+            is_control=is_control,
+            warm=(case.dataset, case.load) in member.starting.warm_for,
+            enough=self._stopping_rule(case, member.starting.launch.number) or has_all_prompts,
+            least_s=least_time_s(case, self.selection, self.context),
+        )
+
+    def _started(
+        self, servers: ServerSet, companions: Sequence[Starting] = ()
+    ) -> tuple[Server, ...]:
+        """Return the servers, started and ready: the case's own first, then its control.
+
+        Args:
+            servers: the servers.
+            companions: further servers that start with them if they can.
+        """
+        to_start = [starting for starting in servers if not starting.running]
+        further = [starting for starting in companions if not starting.running]
+        if to_start or further:
+            ids = [starting.launch.id for starting in (*to_start, *further)]
+            names = " beside ".join(ids)
+            pairs = [servers.launch.id, *(starting.launch.id for starting in further)]
+            with self.timeline.during(Phase.STARTING, *pairs, of=names):
+                # All others need the control.
+                self.servers.start_all(to_start[::-1], further)
+        return tuple(starting.server for starting in servers)
+
+    def _plan(self, arm: Arm, watching: Watch | None) -> Plan:
+        """Return how cases are measured, and who is told what.
+
+        Args:
+            arm: that of the first case.
             watching: samples the power of the servers' devices; None if nothing does.
         """
-        needs_speed = self.selection.needs_speed(case)
-        needs_power = self.selection.needs_power(case)
-        enough = self._stopping_rule(case, launch)
+        case = arm.case
+        selection = self.selection
+        needs_power = selection.needs_power(case)
         # Acceptance alone is looked at after each part of the prompts, speeds after all of them.
-        looks_early = enough is not None and not needs_speed and not self.selection.is_recording
+        is_timed = selection.needs_speed(case) or selection.is_recording
+        looks_early = arm.enough is not has_all_prompts and not is_timed
         return Plan(
             show=self._show_or_stop,
             parts=PARTS if looks_early else None,
-            enough=enough or has_all_prompts,
             turn_to=self.timeline.turn_to,
             record=self.progress.count(case.load.concurrency, self.journal.record_round),
-            least_s=least_time_s(case, self.selection, self.context),
             power_s=case.power_s if needs_power else 0.0,
             watching=watching,
         )

@@ -11,7 +11,7 @@ from typing import Self
 from specreg.baselines.comparison import CaseBaselines
 from specreg.baselines.store import BaselineStore, settings_in
 from specreg.datasets.hub import is_offline
-from specreg.matrix.case import Case, CaseSettings, Tier
+from specreg.matrix.case import Case, CaseSettings, Tier, in_run_order
 from specreg.measurement.metrics import METRICS
 from specreg.servers.launch import Launch, launch_pair
 from specreg.servers.provision import Provision
@@ -158,9 +158,7 @@ class RunContext:
 
         Cases that share a server follow one another.
         """
-        # A server is started once for all its cases, in the order in which the tier names it first.
-        servers = list(dict.fromkeys(case.server for case in self.tier.cases))
-        cases = sorted(self.tier.cases, key=lambda case: servers.index(case.server))
+        cases = in_run_order(self.tier.cases)
         for number in range(1, self.launches + 1):
             for case in cases:
                 if self.options.engine in {None, case.server.engine}:

@@ -18,7 +18,8 @@ from specreg.baselines.comparison import (
 from specreg.core.errors import BaselineError
 from specreg.core.reasons import Reason
 from specreg.matrix.case import Case
-from specreg.measurement.measure import Measurement, StoppingRule, values_of
+from specreg.measurement.arm import StoppingRule
+from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.stats.intervals import MORE_LAUNCHES, Look
 from specreg.stats.variance import Variance

@@ -336,8 +336,10 @@ def lives(process: psutil.Process) -> bool:
 
 
 def _begins(line: dict[str, object], case_id: str) -> bool:
-    key = line.get("key")
-    return line["type"] == "Begun" and isinstance(key, dict) and key["case_id"] == case_id
+    keys = line.get("keys")
+    if line["type"] != "Begun" or not isinstance(keys, list):
+        return False
+    return any(key["case_id"] == case_id for key in keys)
 
 
 def _is_api(process: psutil.Process) -> bool:

@@ -77,6 +77,6 @@ def journaled(
     packages = ("numpy==2.4.6", "vllm @ file:///wheels/vllm.whl")
     facts = LaunchFacts(model_runner="v2", target_revision="0123abcd")
     measurement = dataclasses.replace(measured, replay=replay, packages=packages, facts=facts)
-    journal.end(measurement)
+    journal.end(measurement, control=1)
     journal.close()
     return measurement

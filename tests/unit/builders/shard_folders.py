@@ -147,12 +147,12 @@ def record_measurement(journal: Journal, case: Case, launch: int = 1) -> Measure
 
 
 def change_json(path: Path, changes: Mapping[str, Any]) -> None:
-    """Change fields of a JSON file, each named by its keys with dots between."""
+    """Change fields of a JSON file, each named by its keys and indices with dots between."""
     document = json.loads(path.read_text())
     for name, value in changes.items():
         holder = document
         *outer, last = name.split(".")
         for key in outer:
-            holder = holder[key]
+            holder = holder[int(key) if key.isdecimal() else key]
         holder[last] = value
     path.write_text(json.dumps(document))

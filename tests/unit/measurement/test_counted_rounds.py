@@ -11,7 +11,7 @@ import pytest
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, Source
 from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.matrix.case import Case
-from specreg.measurement.arm import Arm
+from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
@@ -44,9 +44,11 @@ def old_server(new_server: Server) -> Server:
     return dataclasses.replace(new_server, engine=_OldVllm())
 
 
-def measured(case: Case, server: Server, **plan: object) -> Measurement:
+def measured(
+    case: Case, server: Server, enough: StoppingRule = has_all_prompts, **plan: object
+) -> Measurement:
     slow_clock = Plan(show=lambda _: None, clock=lambda: time.monotonic_ns() // 3)
-    arm = Arm(case=case, server=server)
+    arm = Arm(case=case, server=server, enough=enough)
     chosen = dataclasses.replace(slow_clock, **plan)  # type: ignore[arg-type]
     (measurement,) = measure([arm], workload_of(case, PROMPTS), chosen)
     assert not measurement.invalid

@@ -3,11 +3,12 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import random
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from specreg.core.errors import SpecregError
 from specreg.core.reasons import Invalidity
 from specreg.engines.methods import Tree
 from specreg.load.chat_client import FinishedRequest
-from specreg.load.rounds import RoundBuilder
+from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Arrivals, Case, Limits, Load
-from specreg.measurement.journal import Journal, last_run, load_checks, load_journal
-from specreg.measurement.measure import values_of
-from specreg.measurement.metrics import Family
+from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
+from specreg.measurement.measure import Measurement, values_of
+from specreg.measurement.metrics import Family, Replay
 from tests.unit import builders
 from tests.unit.builders.journals import ACCEPTANCE, CASE, COUNTS, KEY, finished, journaled, key_of
 
@@ -52,6 +53,90 @@ def test_a_measurement_is_read_back_unchanged(path: Path) -> None:
     for part in (*again.replay.rounds, *again.replay.control_rounds):
         assert [trace.prompt_id for trace in part.traces] == ["one", "two", "two"]
         assert part.gaps.size == 3
+
+
+def journaled_together(path: Path, keys: Sequence[Key]) -> list[Measurement]:
+    """Two cases that were measured beside one control of three rounds, of which the first had two.
+
+    The control is the arm after them, unless it is a case of its own with the last key.
+    """
+    control_arm = 2
+    rounds_of_arms = (2, 3, 3)
+    journal = Journal(path)
+    journal.begin(*keys)
+    rounds: dict[int, list[Round]] = {0: [], 1: [], 2: []}
+    for number, arm in itertools.product(range(3), range(3)):
+        if number >= rounds_of_arms[arm]:
+            continue
+        builder = RoundBuilder()
+        request = finished(f"prompt-{number}")
+        journal.record_round(arm, number)(request)
+        builder.take(request)
+        builder.lags.add_all((3, 4))
+        rounds[arm].append(builder.as_round())
+    measurements = []
+    for arm, key in enumerate(keys):
+        case = msgspec.json.decode(key.case, type=Case)
+        is_control = arm == control_arm
+        control_rounds = [] if is_control else rounds[control_arm][: rounds_of_arms[arm]]
+        replay = Replay(
+            rounds=tuple(rounds[arm]),
+            control_rounds=tuple(control_rounds),
+            concurrency=case.load.concurrency,
+            acceptance=None if is_control else ACCEPTANCE,
+        )
+        measured = builders.measurement(values_of(case, replay), case=case)
+        measurement = dataclasses.replace(measured, replay=replay)
+        journal.end(measurement, arm=arm, control=None if is_control else control_arm)
+        measurements.append(measurement)
+    journal.close()
+    return measurements
+
+
+NGRAM = dataclasses.replace(builders.on_server(method="ngram"), control=builders.PLAIN_SPEC)
+TOGETHER = (KEY, key_of(NGRAM), key_of(builders.PLAIN_CASE))
+
+
+@pytest.mark.parametrize("keys", [TOGETHER[:2], TOGETHER], ids=["control", "control-is-a-case"])
+def test_cases_beside_one_control_come_back_one_by_one(path: Path, keys: Sequence[Key]) -> None:
+    measured = journaled_together(path, keys)
+
+    requests = [line for line in lines_of(path) if line["type"] == "Replayed"]
+    assert len(requests) == 8, "those of the control stand once"
+    assert dict(load_journal(path)) == dict(zip(keys, measured, strict=True))
+
+
+def test_of_cases_that_were_measured_together_those_that_ended_come_back(path: Path) -> None:
+    first, *_ = journaled_together(path, TOGETHER)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-2]) + lines[-2][:50])
+
+    assert dict(load_journal(path)) == {KEY: first}
+    after = journaled(path, SECOND_LAUNCH)
+    assert dict(load_journal(path)) == {KEY: first, SECOND_LAUNCH: after}
+
+
+def test_a_request_that_cannot_be_read_costs_all_that_were_measured_with_it(path: Path) -> None:
+    journaled_together(path, TOGETHER)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3][:50] + b"\xff\n"
+    path.write_bytes(b"".join(lines))
+
+    assert dict(load_journal(path)) == {}
+
+
+def test_a_journal_of_an_earlier_form_is_left_out(path: Path) -> None:
+    """Its requests said whether the control was asked, and not which arm."""
+    journaled(path)
+    lines = lines_of(path)
+    for line in lines:
+        if line["type"] == "Begun":
+            (line["key"],) = line.pop("keys")
+        elif line["type"] == "Replayed":
+            line["control"] = bool(line.pop("arm"))
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    assert dict(load_journal(path)) == {}
 
 
 A_SUM = dataclasses.replace(builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=())
@@ -103,7 +188,7 @@ def test_a_request_is_on_disk_as_soon_as_it_has_ended(path: Path) -> None:
         journal.record_round(arm=1, number=3)(request)
         line = lines_of(path)[-1]
         assert path.read_bytes().endswith(b"\n")
-        assert (line["control"], line["round"]) == (True, 3)
+        assert (line["arm"], line["round"]) == (1, 3)
         assert msgspec.convert(line["finished"], FinishedRequest) == request
     journal.close()
 
@@ -170,8 +255,7 @@ def test_a_case_of_an_unknown_engine_or_method_is_left_out(
     journaled(path)
     lines = lines_of(path)
     for line in lines:
-        key = line.get("key")
-        if isinstance(key, dict):
+        for key in line.get("keys", ()):
             case = json.loads(key["case"])
             case["server"][field] = name
             key["case"] = json.dumps(case)
@@ -201,7 +285,7 @@ def test_invalid_families_and_an_empty_round_are_read_back_unchanged(path: Path)
     part = dataclasses.replace(measured, invalid=invalid, replay=replay, values=values)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
-    Journal(path).end(part)
+    Journal(path).end(part, control=1)
     assert dict(load_journal(path)) == {KEY: part}
 
 

@@ -26,7 +26,7 @@ from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round, open_clients
 from specreg.matrix.case import Arrivals, Case, Load
-from specreg.measurement.arm import Arm
+from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -74,12 +74,16 @@ def metrics_in(*families: Family) -> set[str]:
 
 
 def measured(
-    server: Server, control: Server | None, case: Case = builders.CASE, plan: Plan = QUIET
+    server: Server,
+    control: Server | None,
+    case: Case = builders.CASE,
+    plan: Plan = QUIET,
+    enough: StoppingRule = has_all_prompts,
 ) -> Measurement:
-    arms = [Arm(case=case, server=server)]
+    arms = [Arm(case=case, server=server, enough=enough)]
     if control is not None:
         control_case = dataclasses.replace(case, server=builders.PLAIN_SPEC, control=None)
-        arms.append(Arm(case=control_case, server=control, required=False))
+        arms.append(Arm(case=control_case, server=control, is_control=True))
     measurements = measure(arms, workload_of(case, builders.PROMPTS), plan)
     return combine_with_control(*measurements) if control is not None else measurements[0]
 
@@ -360,7 +364,8 @@ def asked_of(
         looks.append((len(acceptance.prompts), look))
         return answers[len(looks) - 1]
 
-    measurement = measured(*servers, plan=dataclasses.replace(QUIET, parts=parts, enough=enough))
+    plan = dataclasses.replace(QUIET, parts=parts)
+    measurement = measured(*servers, plan=plan, enough=enough)
     assert not measurement.invalid
     return measurement, looks
 

@@ -74,7 +74,7 @@ def test_a_pair_starts_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_server_started_ahead_says_that_it_failed_only_when_it_is_needed(
+def test_a_dispensable_server_says_that_it_failed_only_when_it_is_needed(
     tmp_path: Path, *, fails: bool
 ) -> None:
     shown = list[str]()
@@ -85,7 +85,7 @@ def test_a_server_started_ahead_says_that_it_failed_only_when_it_is_needed(
     plain = launch(tmp_path, PLAIN, slow)
     drafting = launch(tmp_path, DRAFTING, script)
     with run.start(plain) as first:
-        run.start_all([first], next_launch=drafting)
+        run.start_all([first], [run.starting(drafting)])
         assert shown == [f"starting {spec.spec.id}" for spec in (drafting, plain)], (
             "installed first"
         )

@@ -13,20 +13,19 @@ from specreg.core.errors import (
     HungError,
     InvalidMeasurementError,
     MemoryHeldError,
-    ModelError,
     ServerDiedError,
     SpecregError,
 )
 from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
-from specreg.measurement.arm import Arm
+from specreg.measurement.arm import Arm, StoppingRule
 from specreg.measurement.journal import load_checks
-from specreg.measurement.measure import Measurement, Plan, StoppingRule, Workload
-from specreg.servers.launch import Launch, Poll, Servers, Starting
+from specreg.measurement.measure import Measurement, Plan, Workload
+from specreg.servers.launch import Launch, Poll, Starting
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
 from specreg.suite.case_runner import CaseRunner
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.context import CaseLaunch
 from specreg.suite.result import Run
 from specreg.suite.resumed import Resumed
 from specreg.suite.server_set import ServerSet
@@ -199,62 +198,6 @@ def test_a_control_is_warmed_up_once_for_each_load_and_after_each_start(tmp_path
     assert arms.last_is_warm[3:] == [False]
 
 
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class NotingServers(Servers):
-    """Servers that note which launch is started ahead of its turn, and don't start it."""
-
-    ahead: list[Launch | None] = dataclasses.field(default_factory=list)
-
-    def start_all(self, startings: Sequence[Starting], next_launch: Launch | None = None) -> None:
-        self.ahead.append(next_launch)
-        Servers.start_all(self, startings)
-
-
-def noting_servers(context: RunContext) -> NotingServers:
-    """Servers of a run that note what is started ahead."""
-    return NotingServers(
-        root=context.root,
-        provision=context.provision,
-        ready_within_s=1.0,
-        logs=context.run_folder / "logs",
-    )
-
-
-@pytest.mark.parametrize(
-    ("draft", "is_fetched", "starts"),
-    [(None, True, True), ("./gone", True, False), (None, False, False)],
-    ids=["at-hand", "no-folder", "unfetched"],
-)
-def test_the_next_server_beside_the_same_control_starts_ahead(
-    tmp_path: Path, draft: str | None, *, is_fetched: bool, starts: bool
-) -> None:
-    third_server = dataclasses.replace(METHODS[2].server, draft=draft)
-    third = dataclasses.replace(METHODS[2], server=third_server)
-    cases = [*METHODS[:2], third]
-    without_control = builders.on_server(method="suffix")
-    context = runs.context(
-        tmp_path, cases=(*cases, without_control), update_baselines=True, launches=1
-    )
-    selection = runs.selection(context, {case.id: () for case in context.tier.cases})
-    if not is_fetched:
-        unfetched = {third.id: "the hub doesn't give it"}
-        selection = dataclasses.replace(selection, unfetched=unfetched)
-    arms = ScriptedArms()
-    all_servers = noting_servers(context)
-    run = runs.run(context, selection, servers=all_servers, measure_arms=arms)
-    control = ready_starting(CaseLaunch.of(cases[0], 1).control)
-    sets = [ServerSet(ready_starting(CaseLaunch.of(case, 1).server), control) for case in cases]
-
-    run.cases.measure(cases[0], sets[0])
-    run.cases.measure(cases[1], sets[1])
-    with pytest.raises(ModelError) if draft else contextlib.nullcontext():
-        run.cases.measure(third, sets[2])
-
-    assert len(arms.last_is_warm) == (2 if draft else 3)
-    assert all_servers.ahead[:2] == [None, sets[2].launch if starts else None]
-    assert not any(all_servers.ahead[2:])
-
-
 def test_a_set_of_servers_has_a_control_only_where_the_case_has_one() -> None:
     server = ready_starting(LAUNCH)
     control = ready_starting(dataclasses.replace(LAUNCH, spec=builders.PLAIN_SPEC))
@@ -276,8 +219,8 @@ def test_a_further_recorded_launch_replays_all_prompts_unless_it_repeats(
     """The prompts of the extension would repeat as well."""
     rules: list[StoppingRule] = []
 
-    def measure_arms(arms: Sequence[Arm], _: Workload, plan: Plan) -> Sequence[Measurement]:
-        rules.append(plan.enough)
+    def measure_arms(arms: Sequence[Arm], _: Workload, __: Plan) -> Sequence[Measurement]:
+        rules.append(arms[0].enough)
         return [MEASURED] * len(arms)
 
     context = runs.context(tmp_path, update_baselines=True)

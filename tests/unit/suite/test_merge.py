@@ -247,9 +247,10 @@ def test_a_measurement_counts_for_the_case_here_alone(machine: MergingMachine) -
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     for line in lines:
         if line["type"] == "Begun":
-            case = json.loads(line["key"]["case"])
+            (key,) = line["keys"]
+            case = json.loads(key["case"])
             case["server"]["target"] = "/etc"
-            line["key"]["case"] = json.dumps(case)
+            key["case"] = json.dumps(case)
     journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     done = machine.merge(shard)
     assert "with other settings than the case has here" in str(done.exception)
@@ -357,9 +358,12 @@ MISFIT_LINES = (
     ("Ended", {"lags": [[{"counts": {"99999999999": 1}}], []]}),
     ("Ended", {"acceptance.total.steps": 10**400}),
     ("Ended", {"invalid": {"beauty": "why"}}),
-    ("Begun", {"key.launch": "one"}),
-    ("Begun", {"key.case_id": "another"}),
-    ("Begun", {"key.environment": "::error::x"}),
+    ("Begun", {"keys.0.launch": "one"}),
+    ("Begun", {"keys.0.case_id": "another"}),
+    ("Begun", {"keys.0.environment": "::error::x"}),
+    ("Replayed", {"arm": 10**400}),
+    ("Ended", {"arm": -1}),
+    ("Ended", {"control": "one"}),
     ("Ended", {"target": "a\n##[error]"}),
     ("Replayed", {"finished.trace.prompt_id": "\x1b[31m"}),
 )
@@ -386,7 +390,7 @@ def test_a_journal_that_says_what_cannot_be_is_refused(
 def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None:
     shard = machine.shard()
     with (shard / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"type":"Begun","key":{"case":"')
+        journal.write(b'{"type":"Begun","keys":[{"case":"')
     done = machine.merge(shard)
     assert done.exit_code == 11, done.output
     assert b"null\n" in (machine.into / "journal.jsonl").read_bytes()
@@ -407,7 +411,7 @@ def test_the_verdict_of_a_check_is_one(machine: MergingMachine, verdict: Mapping
     lines = (shard / "journal.jsonl").read_text().splitlines()
     checked = {
         "type": "Checked",
-        "key": json.loads(lines[0])["key"],
+        "key": json.loads(lines[0])["keys"][0],
         "check": "lossless_frac",
         "verdict": {"case_id": machine.case.id, "metric": "x", "outcome": "PASS", **verdict},
         "digest": ANSWER_DIGEST,

@@ -15,7 +15,8 @@ from specreg.baselines.schema import stored_acceptance
 from specreg.core.errors import BaselineError
 from specreg.core.reasons import Invalidity, Reason
 from specreg.matrix.case import Case
-from specreg.measurement.measure import Measurement, StoppingRule
+from specreg.measurement.arm import StoppingRule
+from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay
 from specreg.stats.intervals import Look
 from specreg.verdicts.confirmation import Confirmation, enough_for
