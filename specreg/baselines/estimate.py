@@ -6,14 +6,14 @@ A run is cut by it into shards of about the same length, and `specreg matrix` sh
 import dataclasses
 import math
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.baselines.schema import Baseline, read_baselines
 from specreg.baselines.store import BaselineStore
 from specreg.datasets.table import dataset_named
-from specreg.matrix.case import Case
+from specreg.matrix.case import Case, ServerSpec, companions_of, in_run_order
 from specreg.measurement.metrics import METRICS
 
 START_S = {"cpu": 30.0, "gpu": 120.0}
@@ -25,6 +25,8 @@ READ_GIB_PER_S = 1560.0
 """How fast a step is guessed to read its weights: half of an H100's 3.35 TB/s."""
 _LEAST_STEP_S = {"cpu": 0.02, "gpu": 0.003}
 """The least time of a step, however small the model: the engine's own work."""
+Fit = Callable[[Sequence[ServerSpec]], bool]
+"""Returns whether servers may take their memory at the same time."""
 _WARM_UP_BATCHES = 7
 """The fewest batches of a warm-up, each of as many requests as are in flight."""
 
@@ -36,10 +38,12 @@ class Estimate:
     Attributes:
         case_s: the time in seconds.
         source: what it was derived from: a recording, or a guess.
+        control_s: the part of it that its control takes, in seconds.
     """
 
     case_s: float
     source: str
+    control_s: float = 0.0
 
     @property
     def is_of_this_machine(self) -> bool:
@@ -70,13 +74,17 @@ def estimate_of(
     warm_up_requests = _WARM_UP_BATCHES * (case.load.concurrency or 1)
     fewest_passes = 2 if case.control and case.rounds == 1 else 1  # each arm is first once
     passes = max(fewest_passes, math.ceil(case.least_s / (min(paces_s) * case.prompts)))
-    timed_s = sum(paces_s) * case.prompts * passes
-    if case.load.duration_s:
-        timed_s = len(cases) * case.rounds * case.load.duration_s
-    power_s = len(cases) * case.power_s
-    checks_s = paces_s[0] * case.prompts
-    total_s = sum(paces_s) * warm_up_requests + timed_s + power_s + checks_s
-    return Estimate(total_s, " and ".join(sources))
+    arms_s = []
+    for pace_s in paces_s:
+        timed_s = pace_s * case.prompts * passes
+        if case.load.duration_s:
+            timed_s = case.rounds * case.load.duration_s
+        arms_s.append(pace_s * warm_up_requests + timed_s + case.power_s)
+    case_s, *control_s = arms_s
+    if case.control:
+        # Answers that differ from the control's are asked for again; these may be all of them.
+        case_s += paces_s[0] * case.prompts
+    return Estimate(case_s + sum(control_s), " and ".join(sources), sum(control_s))
 
 
 def _pace(
@@ -147,11 +155,56 @@ def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gp
     return max(busy_s)
 
 
-def run_s(cases: Collection[Case], estimates: Mapping[str, Estimate], kind: str) -> float:
-    """Return how long a run of cases takes, each counted on all GPUs that it takes."""
+def measured_together(cases: Sequence[Case], fit: Fit) -> list[tuple[Case, ...]]:
+    """Return the cases of a run in groups that are measured side by side, beside one control.
+
+    Args:
+        cases: in the order of the run.
+        fit: whether servers may take their memory at the same time.
+    """
+    groups: list[tuple[Case, ...]] = []
+    left = dict.fromkeys(cases)
+    for index, case in enumerate(cases):
+        if case not in left:
+            continue
+        companions = companions_of(case, cases[index + 1 :], may_join=left.__contains__, fit=fit)
+        group = (case, *companions)
+        groups.append(group)
+        for measured_case in group:
+            del left[measured_case]
+    return groups
+
+
+def group_s(group: Sequence[Case], estimates: Mapping[str, Estimate]) -> float:
+    """Return how long cases take that are measured side by side, whose control is asked once.
+
+    A case without speculation is the control itself.
+    """
+    own_s = 0.0
+    controls_s = []
+    for case in group:
+        estimate = estimates[case.id]
+        if case.control is None:
+            controls_s.append(estimate.case_s)
+        else:
+            own_s += estimate.case_s - estimate.control_s
+            controls_s.append(estimate.control_s)
+    return own_s + max(controls_s)
+
+
+def run_s(cases: Sequence[Case], estimates: Mapping[str, Estimate], kind: str, fit: Fit) -> float:
+    """Return how long a run of cases takes, each counted on all GPUs that it takes.
+
+    Args:
+        cases: the cases.
+        estimates: by case's id, how long it takes.
+        kind: the kind of machine, "cpu" or "gpu".
+        fit: whether servers may take their memory at the same time.
+    """
     servers = {server for case in cases for server in (case.server, case.control) if server}
     fresh = [case.server for case in cases if case.needs_fresh_server]
     starts = [*servers.difference(fresh), *fresh]
     starts_s = sum(START_S[kind] * server.parallel.gpus for server in starts)
-    cases_s = sum(estimates[case.id].case_s * case.server.parallel.gpus for case in cases)
-    return starts_s + cases_s
+    groups = measured_together(in_run_order(cases), fit)
+    groups_s = sum(group_s(group, estimates) * group[0].server.parallel.gpus for group in groups)
+    return starts_s + groups_s

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,10 +28,13 @@ from specreg.matrix.case import Case, Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.tables import NOTHING, format_number, render_rows
+from specreg.servers.memory import fit_together
 from specreg.suite.options import LAUNCHES_TO_RECORD
 from specreg.telemetry.identity import Gpus, current_environment, find_gpus
 
 _S_PER_MIN = 60.0
+_USUAL_GPU_GIB = 79.6
+"""The memory of an H100, by which times are estimated on a machine without a GPU."""
 
 
 def baselines(
@@ -140,11 +143,7 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
     on_gpu = tier.needs_gpus > 0
     rows = [_matrix_row(case, estimates[case.id], on_gpu=on_gpu) for case in tier.cases]
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
-    lines = [
-        render_rows(columns, rows, folded=("by",)),
-        "",
-        *_time_lines(tier, estimates, len(gpus.devices)),
-    ]
+    lines = [render_rows(columns, rows, folded=("by",)), "", *_time_lines(tier, estimates, gpus)]
     datasets = sorted({case.dataset for case in tier.cases})
     licensed = [name for name in datasets if dataset_named(name).licence]
     if licensed:
@@ -166,11 +165,17 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
     return "\n".join(lines)
 
 
-def _time_lines(tier: Tier, estimates: Mapping[str, Estimate], gpus: int) -> Iterator[str]:
+def _time_lines(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterator[str]:
     """Yield about how long a run of a tier and its recording take, on one GPU and on all."""
     kind = "gpu" if tier.needs_gpus else "cpu"
-    one_gpu = " on one GPU" if tier.needs_gpus else ""
-    night_s = run_s(tier.cases, estimates, kind)
+    one_gpu = ""
+    if tier.needs_gpus:
+        one_gpu = " on one GPU" if gpus.devices else f" on one GPU of {_USUAL_GPU_GIB:.0f} GiB"
+    gpus_gib: Sequence[float | None] = ()
+    if tier.needs_gpus:
+        gpus_gib = gpus.memory_gib or (_USUAL_GPU_GIB,)
+    fit = functools.partial(fit_together, gpus_gib=gpus_gib)
+    night_s = run_s(tier.cases, estimates, kind, fit)
     recording_s = LAUNCHES_TO_RECORD * night_s
     yield (
         f"one run takes about {_hours(night_s)}{one_gpu}, {START_S[kind]:.0f} s of it for each"
@@ -181,12 +186,13 @@ def _time_lines(tier: Tier, estimates: Mapping[str, Estimate], gpus: int) -> Ite
         f" and up to {USUAL.record_minutes:.0f} min more where further launches help"
         f" (--specreg-record-minutes)"
     )
-    if tier.needs_gpus and gpus > 1:
-        shared_s = run_on_gpus_s(tier.cases, estimates, gpus)
+    gpu_count = len(gpus.devices)
+    if tier.needs_gpus and gpu_count > 1:
+        shared_s = run_on_gpus_s(tier.cases, estimates, gpu_count)
         recording_s = LAUNCHES_TO_RECORD * shared_s
         yield (
-            f"with -n auto on these {gpus} GPUs a run takes about {_hours(shared_s)}, recording it"
-            f" about {_hours(recording_s)}"
+            f"with -n auto on these {gpu_count} GPUs a run takes about {_hours(shared_s)},"
+            f" recording it about {_hours(recording_s)}"
         )
 
 

@@ -171,7 +171,7 @@ def _expect(config: pytest.Config, selection: Selection) -> None:
     """Have the progress say how long the run takes, unless other processes share it."""
     context = config.stash[CONTEXT]
     if not context.is_worker:
-        config.stash[PROGRESS].run.expect(expected_times(context, selection))
+        config.stash[PROGRESS].run.expect(expected_times(context, selection, context.provision.fit))
 
 
 def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selection) -> None:

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from specreg.baselines.estimate import START_S, estimate_of
+from specreg.baselines.estimate import (
+    START_S,
+    Estimate,
+    Fit,
+    estimate_of,
+    group_s,
+    measured_together,
+)
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
@@ -91,28 +98,52 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
     return sorted(groups, key=lambda group: (-group.gpus, -group.expected_s, group.id))
 
 
-def expected_times(context: RunContext, selection: Selection) -> dict[str, ExpectedTime]:
+def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[str, ExpectedTime]:
     """Return about how long each case takes on each launch, in the order of the run.
 
-    The first case on a server takes its start as well, unless that runs already.
+    The first of the cases that are measured side by side takes the time of all of them. The first
+    case on a server takes its start as well, unless that runs already.
+
+    Args:
+        context: the run.
+        selection: what it judges.
+        fit: whether servers may take their memory at the same time.
     """
     kind = "gpu" if context.tier.needs_gpus else "cpu"
+    case_launches = [
+        case_launch
+        for case_launch in context.case_launches()
+        if case_launch.case.id in selection.measured_ids
+    ]
+    estimates: dict[str, Estimate] = {}
+    timed_cases: list[Case] = []
+    for case_launch in case_launches:
+        case = case_launch.case
+        if case.id in estimates:
+            continue
+        to_measure = dataclasses.replace(case, least_s=least_time_s(case, selection, context))
+        if selection.needs_speed(case):
+            timed_cases.append(case)
+        else:
+            to_measure = dataclasses.replace(to_measure, control=None, power_s=0.0)
+        estimates[case.id] = estimate_of(to_measure, context.store, kind)
+    cases_s = {case_id: estimate.case_s for case_id, estimate in estimates.items()}
+    if not context.is_part:
+        for group in measured_together(timed_cases, fit):
+            cases_s.update(dict.fromkeys((case.id for case in group), 0.0))
+            cases_s[group[0].id] = group_s(group, estimates)
     times: dict[str, ExpectedTime] = {}
     started: set[Launch] = set()
-    for case_launch in context.case_launches():
-        case = case_launch.case
-        if case.id not in selection.measured_ids:
-            continue
+    for case_launch in case_launches:
+        case_id = case_launch.case.id
         start_s = 0.0
         if case_launch.server not in started and context.provision.url is None:
             start_s = START_S[kind]
         started.add(case_launch.server)
-        to_measure = dataclasses.replace(case, least_s=least_time_s(case, selection, context))
-        if not selection.needs_speed(case):
-            to_measure = dataclasses.replace(to_measure, control=None, power_s=0.0)
-        estimate = estimate_of(to_measure, context.store, kind)
         times[case_launch.name] = ExpectedTime(
-            case_s=estimate.case_s, start_s=start_s, is_of_this_machine=estimate.is_of_this_machine
+            case_s=cases_s[case_id],
+            start_s=start_s,
+            is_of_this_machine=estimates[case_id].is_of_this_machine,
         )
     return times
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from specreg.baselines.estimate import START_S, estimate_of
+from specreg.baselines.estimate import START_S, Fit, estimate_of, group_s
 from specreg.baselines.record import record_baseline
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
@@ -39,11 +39,17 @@ def groups_of(folder: Path, **options: Any) -> list[ServerGroup]:  # noqa: ANN40
     return server_groups(CASES, runs.context(folder, baselines=str(folder), **options))
 
 
-def expected(context: RunContext, name: str, **selected: Any) -> dict[str, float]:  # noqa: ANN401 - any field of Selection
+def expected(
+    context: RunContext,
+    name: str,
+    *,
+    fit: Fit = lambda _: False,
+    **selected: Any,  # noqa: ANN401 - any field of Selection
+) -> dict[str, float]:
     """The expected times of a run that needs one metric of all its cases, in seconds."""
     names = {case.id: [name] for case in context.tier.cases}
     selection = dataclasses.replace(runs.selection(context, names), **selected)
-    times = expected_times(context, selection)
+    times = expected_times(context, selection, fit)
     return {name: time.start_s + time.case_s for name, time in times.items()}
 
 
@@ -67,6 +73,28 @@ def test_where_no_speed_is_needed_neither_a_control_nor_power_is_expected(tmp_pa
 
     assert expected(context, "acceptance_length_tokens") == {case.id: alone_s}
     assert expected(context, TPOT)[case.id] > START_S["cpu"] + 200
+
+
+def test_the_first_of_the_cases_beside_one_control_takes_the_time_of_all(tmp_path: Path) -> None:
+    plain = builders.with_concurrency(1, builders.PLAIN_CASE)
+    drafting, ngram = (dataclasses.replace(case, control=plain.server) for case in (EAGLE, NGRAM))
+    cases = (plain, drafting, ngram)
+    context = runs.context(tmp_path, cases=cases)
+
+    times_s = expected(context, TPOT, fit=lambda _: True)
+
+    estimates = {case.id: estimate_of(case, context.store, "cpu") for case in cases}
+    start_s = START_S["cpu"]
+    assert times_s == {
+        plain.id: start_s + group_s(cases, estimates),
+        drafting.id: start_s,
+        ngram.id: start_s,
+    }
+    apart_s = expected(context, TPOT)
+    assert apart_s[ngram.id] == start_s + estimates[ngram.id].case_s
+    assert sum(times_s.values()) < sum(apart_s.values())
+    shard = runs.context(tmp_path, cases=cases, shard="1/2")
+    assert expected(shard, TPOT, fit=lambda _: True) == apart_s
 
 
 def test_a_least_time_is_expected_only_where_it_is_needed(tmp_path: Path) -> None:
