@@ -102,9 +102,9 @@ def test_cases_of_a_tier_that_do_not_fit_are_left_out_unless_named(
         ("vllm", "tiny"),
         ("vllm", "wide-1b"),
     }
-    assert "left out: 'sglang-none-tiny-toy-c1' is of engine 'sglang'" in shown
-    too_big = "vllm-none-qwen3-8b-toy-c1"
-    assert f"left out: {too_big} needs 1 GPU(s) of 44 GiB, this machine has 24 GiB" in shown
+    assert "left out: 'sglang-none-wide-1b-toy-c16' is of engine 'sglang'" in shown
+    too_big = "vllm-none-qwen3-8b-toy-c4"
+    assert f"left out: {too_big} needs 1 GPU(s) of 47 GiB, this machine has 24 GiB" in shown
     named = dataclasses.replace(request, case_ids=[too_big])
     with pytest.raises(UnsupportedError, match=f"{too_big} needs 1 .*choose other cases"):
         opened(named)

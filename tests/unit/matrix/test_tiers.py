@@ -1,17 +1,23 @@
 """The tiers of the repository: what they run, and what that needs."""
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
+from specreg.baselines.estimate import estimate_of, run_on_gpus_s, run_s
+from specreg.baselines.store import BaselineStore
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import check_allowed
 from specreg.servers.launch import LaunchSite, launch_options
+from specreg.servers.memory import fit_together
 from specreg.servers.provision import check_version
+from specreg.suite.options import LAUNCHES_TO_RECORD
+from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 from tests.unit import builders
 
 FOLDER = builders.ROOT / "fixtures/matrix"
@@ -54,7 +60,7 @@ def test_a_case_of_several_tiers_is_the_same_case() -> None:
     [
         ("gpu_smoke", (79.6,), 0),
         ("gpu", (79.6,), 0),
-        ("gpu", (24.0,), 38),
+        ("gpu", (24.0,), 25),
         ("gpu_weekly", (79.6,), 22 + 16),  # of two and of eight GPUs
         ("gpu_weekly", (79.6,) * 2, 22),
         ("gpu_weekly", (79.6,) * 8, 0),
@@ -78,16 +84,16 @@ def test_what_fits_which_machine(name: str, gpus_gib: tuple[float, ...], skipped
         ((), "wide-8b"),
     ],
 )
-@pytest.mark.parametrize("name", ["gpu_smoke", "gpu"])
+@pytest.mark.parametrize(("name", "loads"), [("gpu_smoke", (1, 16)), ("gpu", (16,))])
 def test_a_gpu_runs_the_largest_widened_pair_that_it_holds_for_all_cases(
-    name: str, gpus_gib: tuple[float, ...], models: str
+    name: str, loads: tuple[int, ...], gpus_gib: tuple[float, ...], models: str
 ) -> None:
     tier = load_tier(FOLDER, name).chosen(gpus_gib)
     wide = [case for case in tier.cases if case.server.widen]
     assert {case.server.models for case in wide} == {models}
     assert tier.cases[: len(wide)] == tuple(wide)
     assert [case.id for case in wide if case.server.method == "eagle3"] == [
-        f"{engine}-eagle3-{models}-toy-c{load}" for engine in ("vllm", "sglang") for load in (1, 16)
+        f"{engine}-eagle3-{models}-toy-c{load}" for engine in ("vllm", "sglang") for load in loads
     ]
 
 
@@ -152,8 +158,40 @@ def test_tensorrt_llm_takes_the_options_of_each_server_of_the_tiers(tmp_path: Pa
         assert kind is None or kind in classes["types"]
 
 
+def test_a_night_sees_each_method_of_each_engine_within_its_time() -> None:
+    """On an H100, by the estimate: 3.5 h a night, 8 h to record, 35 min on eight of them."""
+    cases = cases_of("gpu")
+    methods: dict[str, set[str]] = {}
+    for case in cases:
+        methods.setdefault(case.server.engine, set()).add(case.server.method)
+    seen = {"none", "ngram", "draft_model", "eagle3", "mtp"}
+    assert methods == {"vllm": seen, "sglang": seen}
+    for engine in methods:
+        loads = {case.load.concurrency for case in cases if case.server.engine == engine}
+        assert loads >= {1, 16}
+
+    chosen = load_tier(FOLDER, "gpu").chosen((79.6,)).cases
+    folder = builders.ROOT / "baselines"
+    store = BaselineStore(folder=folder, environment=UNKNOWN_ENVIRONMENT)
+    estimates = {case.id: estimate_of(case, store, "gpu") for case in chosen}
+    fit = functools.partial(fit_together, gpus_gib=(79.6,))
+    night_h = run_s(chosen, estimates, "gpu", fit) / 3600
+    assert night_h <= 3.5
+    assert LAUNCHES_TO_RECORD * night_h <= 8
+    assert run_on_gpus_s(chosen, estimates, 8) / 60 <= 35
+
+
+def test_what_a_night_asks_only_16_at_a_time_is_asked_one_at_a_time_elsewhere() -> None:
+    nights = {case.id for case in cases_of("gpu")}
+    elsewhere = {case.id for name in ("gpu_smoke", "gpu_weekly") for case in cases_of(name)}
+    for case_id in nights:
+        alone = case_id.replace("-c16", "-c1")
+        assert alone in nights | elsewhere, case_id
+
+
 def test_the_smoke_tier_is_part_of_the_nights_and_fetches_nothing() -> None:
     cases = cases_of("gpu_smoke")
     assert {case.dataset for case in cases} == {"toy"}
     assert not any(is_hub_id(case.server.target) for case in cases)
-    assert {case.id for case in cases} <= {case.id for case in cases_of("gpu")}
+    loaded = {case.id for case in cases if case.load.concurrency > 1}
+    assert loaded <= {case.id for case in cases_of("gpu")}
