@@ -411,6 +411,10 @@ class Starting:
         """True if the server was started and not stopped."""
         return self._poll is not None
 
+    def forget_failure(self) -> None:
+        """Have the server start once more although it failed to."""
+        self._error = None
+
     def stop_if_dead(self) -> None:
         """Stop what is left of a server that has died, so that the next attempt starts afresh."""
         try:
@@ -503,8 +507,8 @@ class Servers:
 
         Args:
             startings: the servers.
-            dispensable: servers that start with them, and may fail to. Who needs one of them gets
-                its error.
+            dispensable: servers that start with them, on a GPU after them, and may fail to. Who
+                needs one of them gets its error.
 
         Raises:
             SpecregError: One of `startings` didn't start. The others go on until they are needed
@@ -514,8 +518,11 @@ class Servers:
         if to_start:
             self._claim_gpus(to_start)
         further = [starting for starting in dispensable if not starting.running]
-        # First, because the others' time would pass while their environments are installed.
-        waiting = [*further, *to_start]
+        waiting = list(to_start)
+        if not self.provision.on_gpu:
+            # First, because the others' time would pass while their environments are installed. On
+            # a GPU they start last, because how much a server takes of it is an estimate.
+            waiting = [*further, *to_start]
         if self._fit_together(waiting):
             # All that keeps the machine busy is done before the first of them starts.
             for starting in to_start:
@@ -527,9 +534,9 @@ class Servers:
                 waiting = [starting for starting in waiting if _is_waiting(starting, to_start)]
         for starting in to_start:
             _ = starting.server
-        for starting in further:
-            while _is_waiting(starting, to_start):
-                time.sleep(POLL_S)
+        while further:
+            further = [starting for starting in further if _is_waiting(starting, to_start)]
+            time.sleep(POLL_S)
 
     def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
         """Return whether servers may take their memory beside all servers that are up.

@@ -27,7 +27,7 @@ from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase, RunTime, Timeline
 from specreg.correctness.checks import ControlAnswers, CorrectnessCheck, RunningCase
 from specreg.correctness.oracle_client import predict_drafts
-from specreg.matrix.case import Case, companions_of
+from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
@@ -44,6 +44,7 @@ from specreg.report.progress import RunProgress
 from specreg.servers.launch import Launch, Servers, Starting
 from specreg.servers.server import Server
 from specreg.stats.intervals import PARTS, Look
+from specreg.suite.companions import Companions, Member
 from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
 from specreg.suite.resumed import Resumed, journal_key
@@ -99,14 +100,6 @@ class CaseSource(Protocol):
         """Return the torch that a case's engine runs with; empty if that isn't known."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A case that is measured side by side with others, and its server."""
-
-    case: Case
-    starting: Starting
-
-
 @dataclass(slots=True, kw_only=True)
 class CaseRunner:
     """Measures and checks cases on their servers, each at most once.
@@ -137,8 +130,12 @@ class CaseRunner:
     _control_answers: ControlAnswers = field(default_factory=dict)
     _measured_ahead: dict[tuple[str, int], Measurement] = field(default_factory=dict)
     """By case and launch, what was measured with another case."""
-    _unshared: set[Launch] = field(default_factory=set)
-    """The controls beside which each case is measured alone, because a server went away."""
+    _companions: Companions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._companions = Companions(
+            context=self.context, selection=self.selection, servers=self.servers
+        )
 
     @property
     def hosts(self) -> Mapping[str, str]:
@@ -210,7 +207,7 @@ class CaseRunner:
 
         def measure_once() -> Measurement:
             self._started(servers)
-            (measurement,) = self._measure_once([_Member(case, servers.server)], servers.control)
+            (measurement,) = self._measure_once([Member(case, servers.server)], servers.control)
             return measurement
 
         name = servers.launch.case_id(case)
@@ -225,79 +222,47 @@ class CaseRunner:
         Raises:
             SpecregError: the server of the case or its control didn't start.
         """
+        launch = servers.launch
         control = servers.control or servers.server
-        companions = self._companions(case, servers.launch, control)
-        if not companions:
+        members = [Member(case, servers.server)]
+        companions = self._companions.of(
+            case, launch, control, lambda later: self._is_pending(later, launch.number)
+        )
+        if companions:
+            self._started(servers, [member.starting for member in companions])
+        for member in companions:
+            if member.starting.running:
+                members.append(member)
+                continue
+            # It may have lacked the memory that the others take, so it is tried again by itself.
+            self._companions.keep_apart(member.starting.launch)
+            member.starting.forget_failure()
+        if len(members) == 1:
             return None
-        startings = [member.starting for member in companions]
-        self._started(servers, startings)
-        companions = [member for member in companions if member.starting.running]
-        if not companions:
-            return None
-        members = [_Member(case, servers.server), *companions]
         try:
             measurements = self._measure_once(members, control)
         except ServerDiedError as error:
             # A case that is measured alone costs no other case anything if its server dies again.
-            self._unshared.add(control.launch)
+            self._companions.keep_apart(control.launch)
             for starting in (control, *(member.starting for member in members)):
                 starting.stop_if_dead()
-            name = servers.launch.case_id(case)
-            self.retried.append(f"{name}: measured again, {error.head}")
+            self.retried.append(f"{launch.case_id(case)}: measured again, {error.head}")
             return None
         for member, measurement in zip(members, measurements, strict=True):
             # Where every case beside it failed, a control that is a case itself wasn't measured.
             if measurement.replay is not None or measurement.invalid:
-                number = member.starting.launch.number
-                self._measured_ahead[member.case.id, number] = measurement
-        return self._measured_ahead.pop((case.id, servers.launch.number), None)
+                self._measured_ahead[member.key] = measurement
+        return self._measured_ahead.pop(members[0].key, None)
 
-    def _companions(self, case: Case, launch: Launch, control: Starting) -> list[_Member]:
-        """Return what is measured side by side with a case; no server is started here.
-
-        The workers and the shards of a run have methods beside each other on other GPUs, and which
-        case comes next isn't theirs to know. Further launches are those of one server.
-        """
-        number = launch.number
-        is_further = number > self.context.launches
-        if self.context.is_part or is_further or control.launch in self._unshared:
-            return []
-        cases = [
-            case_launch.case
-            for case_launch in self.context.case_launches()
-            if case_launch.server.number == number
-            and case_launch.case.id in self.selection.measured_ids
-        ]
-        if case not in cases:
-            return []
-        companions = companions_of(
-            case,
-            cases[cases.index(case) + 1 :],
-            may_join=lambda later_case: self._may_join(case, later_case, number),
-            fit=self.servers.fit_beside,
-        )
-        members = []
-        for companion in companions:
-            companion_launch = CaseLaunch.of(companion, number).server
-            starting = control
-            if companion_launch != control.launch:
-                starting = self.servers.starting(companion_launch)
-            members.append(_Member(companion, starting))
-        return members
-
-    def _may_join(self, case: Case, later_case: Case, number: int) -> bool:
-        """Return whether a later case is to be measured, for the same figures as a case."""
-        selection = self.selection
-        if not selection.needs_speed(later_case):
+    def _is_pending(self, case: Case, number: int) -> bool:
+        """Return whether a case has still to be measured on a launch of a number."""
+        is_measured = (case.id, number) in self._measured_ahead
+        if is_measured or self.launches.find(case, number) is not None:
             return False
-        if selection.needs_power(later_case) != selection.needs_power(case):
+        try:
+            return self._key(case, number) not in self.resumed.measurements
+        except SpecregError:  # without its models: its own tests say so
             return False
-        is_measured = (later_case.id, number) in self._measured_ahead
-        if is_measured or self.launches.find(later_case, number) is not None:
-            return False
-        with contextlib.suppress(SpecregError):  # without its models: its own tests say so
-            return self._key(later_case, number) not in self.resumed.measurements
-        return False
 
     def _key(self, case: Case, number: int) -> Key:
         return journal_key(case, number, self.selection, self.context)
@@ -334,7 +299,7 @@ class CaseRunner:
                 raise
 
     def _measure_once(
-        self, members: Sequence[_Member], control: Starting | None
+        self, members: Sequence[Member], control: Starting | None
     ) -> list[Measurement]:
         """Measure cases whose servers are up side by side, and record them in the journal.
 
@@ -399,7 +364,7 @@ class CaseRunner:
             ended.append(measurement)
         return ended
 
-    def _arm(self, member: _Member, *, is_control: bool) -> Arm:
+    def _arm(self, member: Member, *, is_control: bool) -> Arm:
         """Return the arm that measures a case."""
         case = member.case
         return Arm(

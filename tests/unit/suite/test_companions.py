@@ -15,7 +15,7 @@ from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
 from specreg.servers.launch import Launch, Poll, Servers, Starting
 from specreg.suite.case_runner import CaseRunner
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.context import CaseLaunch
 from specreg.suite.result import Run
 from specreg.suite.resumed import load_resumed
 from specreg.suite.server_set import ServerSet
@@ -72,10 +72,12 @@ class ScriptedServers(Servers):
     Attributes:
         most: how many of them memory holds.
         failing: the methods whose servers don't start.
+        failures: how often a server didn't start.
     """
 
     most: int = 10
     failing: frozenset[str] = frozenset()
+    failures: int = 0
 
     def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
         return len(specs) <= self.most
@@ -86,6 +88,7 @@ class ScriptedServers(Servers):
 
     def _scripted(self, launch: Launch) -> AbstractContextManager[Poll]:
         if launch.spec.method in self.failing:
+            self.failures += 1
             raise ServerStartError("SERVER_NOT_STARTED: x", "ended", "look", Path("log"), "")
         return runs.ready([])
 
@@ -116,18 +119,17 @@ class ScriptedArms:
 class ScriptedRun:
     """A run whose servers and arms are scripted."""
 
-    context: RunContext
+    servers: ScriptedServers
     arms: ScriptedArms
     run: Run[CaseRunner]
 
     def measure(self, *cases: Case, number: int = 1) -> list[Measurement]:
         """Measure cases one after the other, as their tests do."""
         measurements = []
-        servers = self.run.cases.servers
         for case in cases:
             launches = CaseLaunch.of(case, number)
-            control = servers.starting(launches.control)
-            server = servers.starting(launches.server)
+            control = self.servers.starting(launches.control)
+            server = self.servers.starting(launches.server)
             servers_of_case = ServerSet.of(case, server, control)
             measurements.append(self.run.cases.measure(case, servers_of_case))
         return measurements
@@ -157,7 +159,7 @@ def scripted(
     arms = ScriptedArms(dying)
     resumed = load_resumed([folder / "journal.jsonl"]) if resumes else None
     run = runs.run(context, selection, resumed=resumed, servers=scripted_servers, measure_arms=arms)
-    return ScriptedRun(context, arms, run)
+    return ScriptedRun(scripted_servers, arms, run)
 
 
 def test_all_methods_and_their_control_are_measured_in_one_go(tmp_path: Path) -> None:
@@ -196,8 +198,20 @@ def test_a_server_that_does_not_start_is_left_out_and_its_own_test_says_why(tmp_
     here.measure(PLAIN, DRAFTING, NGRAM)
 
     assert here.arms.groups == [["none*", "draft_model", "ngram"]]
-    with pytest.raises(SpecregError, match="SERVER_NOT_STARTED"):
-        here.measure(EAGLE)
+    for _ in range(2):
+        with pytest.raises(SpecregError, match="SERVER_NOT_STARTED"):
+            here.measure(EAGLE)
+    assert here.servers.failures == 2
+
+
+def test_a_server_that_lacked_memory_beside_others_starts_in_its_own_turn(tmp_path: Path) -> None:
+    here = scripted(tmp_path, failing=frozenset({"eagle3"}))
+
+    here.measure(PLAIN, DRAFTING)
+    here.servers.failing = frozenset()
+    here.measure(EAGLE, NGRAM)
+
+    assert here.arms.groups == [["none*", "draft_model", "ngram"], ["eagle3", "none*"]]
 
 
 def test_where_a_server_dies_each_case_is_measured_alone(tmp_path: Path) -> None:
@@ -242,12 +256,9 @@ def test_acceptance_alone_needs_no_control(tmp_path: Path) -> None:
     names = {case.id: [runs.LENGTH.name] for case in ALL[1:]}
     here = scripted(tmp_path)
     run = runs.run(
-        context,
-        runs.selection(context, names),
-        servers=here.run.cases.servers,
-        measure_arms=here.arms,
+        context, runs.selection(context, names), servers=here.servers, measure_arms=here.arms
     )
 
-    ScriptedRun(context, here.arms, run).measure(*ALL[1:])
+    ScriptedRun(here.servers, here.arms, run).measure(*ALL[1:])
 
     assert here.arms.groups == [["draft_model"], ["eagle3"], ["ngram"]]
