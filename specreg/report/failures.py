@@ -146,46 +146,45 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
 
 
 def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
-    """Say what went wrong with one case: a line for each metric, and below them each reason once.
+    """Say what went wrong with one case: a line for each metric, and below it the reason.
+
+    Metrics that share a reason stand together, and those that were not compared share a line.
 
     Args:
         verdicts: those of the case that fail.
         error: is shown in place of the reason that is its first line.
     """
+    error_head, _, _ = error.partition("\n")
+    groups: dict[tuple[Outcome, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault((verdict.outcome, _kind_of_reason(verdict)), []).append(verdict)
     lines = []
-    for outcome in dict.fromkeys(verdict.outcome for verdict in verdicts):
-        same_outcome = [verdict for verdict in verdicts if verdict.outcome is outcome]
-        lines += [f"{outcome}: {sentence}" for sentence in _sentences(same_outcome)]
-        for explanation in _explanations(same_outcome):
-            error_head, _, _ = error.partition("\n")
-            text = explanation
-            if explanation == error_head:
-                text = error
-            lines += [f"  {line}" for line in text.splitlines()]
+    for (outcome, _), group in groups.items():
+        lines += [f"{outcome}: {sentence}" for sentence in _sentences(group)]
+        explanation = group[0].explanation
+        text = error if explanation == error_head else explanation
+        lines += [f"  {line}" for line in text.splitlines()]
     return "\n".join(lines)
+
+
+def _kind_of_reason(verdict: Verdict) -> str:
+    """Return what is equal for reasons that differ in figures alone, which are shown anyway."""
+    if verdict.reason is None:
+        return ""
+    return verdict.reason.code or verdict.reason.text
 
 
 def _sentences(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a sentence for each metric that was compared, and one for all others together."""
-    compared = [
-        sentence_of(verdict) for verdict in verdicts if verdict.comparison.change_frac is not None
-    ]
-    sentences = [
-        sentence_of(verdict) for verdict in verdicts if verdict.comparison.change_frac is None
-    ]
-    if sentences:
-        compared.append(", ".join(sentences))
-    return compared
-
-
-def _explanations(verdicts: Iterable[Verdict]) -> Iterable[str]:
-    """Return one explanation of each kind; those of one kind differ in figures that are shown."""
-    by_kind: dict[str, str] = {}
+    compared: list[str] = []
+    uncompared: list[str] = []
     for verdict in verdicts:
-        if verdict.reason is not None:
-            kind = verdict.reason.code or verdict.reason.text
-            by_kind.setdefault(kind, verdict.explanation)
-    return by_kind.values()
+        is_compared = verdict.comparison.change_frac is not None
+        sentences = compared if is_compared else uncompared
+        sentences.append(sentence_of(verdict))
+    if uncompared:
+        compared.append(", ".join(uncompared))
+    return compared
 
 
 def by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdict]]:

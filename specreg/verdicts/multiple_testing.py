@@ -109,7 +109,7 @@ def _followed(verdict: Verdict, leader: Verdict, first_positions: Mapping[str, V
         decided = f"decided by {leader.metric}"
         reason = Reason(text=decided)
         if leader.reason is not None:
-            text = f"{leader.reason.text}; {decided}"
+            text = f"{decided}: {leader.reason.text}"
             reason = dataclasses.replace(leader.reason, text=text)
     return dataclasses.replace(
         verdict,

@@ -53,6 +53,19 @@ def test_a_reason_that_several_metrics_share_is_told_once_below_them() -> None:
     assert "INVALID: acceptance length, acceptance rate" in shown
 
 
+def test_a_reason_of_one_metric_alone_stands_below_it() -> None:
+    """Five reasons below five sentences leave it open which of them is whose."""
+    first = dataclasses.replace(LOST, reason=Reason(text="by category: chat 90 -> 80"))
+    second = dataclasses.replace(LOST, metric="tpot_p50_ms", reason=Reason(text="on two launches"))
+    shown = render_failures([first, second])
+    assert [line[:24] for line in shown.splitlines()] == [
+        "REGRESSED: throughput 90",
+        "  by category: chat 90 -",
+        "REGRESSED: tpot p50 90 m",
+        "  on two launches",
+    ]
+
+
 def test_an_error_is_told_in_full_in_the_first_case_that_it_stopped() -> None:
     second = dataclasses.replace(BROKEN, case_id="b-case")
     held = dataclasses.replace(LOST, case_id="c-case", outcome=Outcome.PASS)

@@ -100,7 +100,7 @@ def test_a_figure_that_follows_says_which_one_decided_and_why() -> None:
         verdict(LENGTH, REGRESSED, -0.1), reason=Reason(text="by category: chat 2 -> 1.5")
     )
     _, rate = follow([lost, verdict(RATE, PASS)])
-    assert rate.explanation == "by category: chat 2 -> 1.5; decided by acceptance_length_tokens"
+    assert rate.explanation == "decided by acceptance_length_tokens: by category: chat 2 -> 1.5"
     assert not rate.holds
 
 
