@@ -35,6 +35,8 @@ _MAX_MISSING_FRAC = 0.1
 _MAX_DISAGREEMENT_FRAC = 0.03
 _STUCK_NS = 10**9
 _AVERAGED_NS = 10**9
+_LEAST_READS = 30
+"""Three seconds of samples, of which the last can't be compared."""
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
 _MW_PER_W = 1000
@@ -69,7 +71,8 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     name = trace.device.name
     # The average is preferred: if the power swings, ten samples a second of its momentary value are
     # too few.
-    summed_j = integral_j(trace.samples, span, "average_mw")
+    lag_ns = averaging_lag_ns(trace.samples)
+    summed_j = integral_j(trace.samples, span, "average_mw", lag_ns)
     if summed_j is None:
         summed_j = integral_j(trace.samples, span, "instant_mw")
     reads = [
@@ -159,13 +162,70 @@ def check_counter(energy: Energy) -> None:
         )
 
 
-def integral_j(samples: Sequence[Sample], span: Span, field: str) -> float | None:
+def averaging_lag_ns(samples: Sequence[Sample]) -> int:
+    """Return how far a device's average power lags behind, measured by its energy counter.
+
+    NVML's average covers the last second on most cards. On GA100 and older chips the same question
+    is answered with the power of the moment (nvml.h, `nvmlDeviceGetPowerUsage`), and no table has
+    to say which card does what: a step of load tells. The power, integrated with either lag, is
+    compared with the counter at all its reads, and the lag with the smaller deviation is the
+    device's. A load without steps leaves both equal; then the lag doesn't matter.
+
+    Args:
+        samples: the samples of the device, from before the load to its end.
+
+    Returns:
+        Half of the averaged time, in ns: 0 for a power of the moment. Without a counter, that of an
+        average over a second.
+    """
+    documented_ns = _AVERAGED_NS // 2
+    reads = [
+        (sample.at_ns, sample.energy_mj, sample.state.average_mw)
+        for sample in samples
+        if sample.energy_mj is not None and sample.state.average_mw is not None
+    ]
+    if len(reads) < _LEAST_READS:
+        return documented_ns
+    moments_ns, energies_mj, powers_mw = np.array(reads, np.float64).T
+    deviations = [
+        _deviation_from_counter(moments_ns, energies_mj, powers_mw, lag_ns)
+        for lag_ns in (0, documented_ns)
+    ]
+    return 0 if deviations[0] < deviations[1] else documented_ns
+
+
+def _deviation_from_counter(
+    moments_ns: np.ndarray, energies_mj: np.ndarray, powers_mw: np.ndarray, lag_ns: int
+) -> float:
+    """Return how badly a power that lags by so much explains the counter, in mJ squared.
+
+    The two may differ by a factor, because each sensor has a gain of its own.
+
+    Args:
+        moments_ns: when a device was read, of shape (n,).
+        energies_mj: its counter, of shape (n,).
+        powers_mw: its power, of shape (n,).
+        lag_ns: how much earlier the power belongs.
+    """
+    steps_ns = np.diff(moments_ns)
+    steps_mj = (powers_mw[1:] + powers_mw[:-1]) / 2 * steps_ns / _NS_PER_S
+    summed_mj = np.concatenate(([0.0], np.cumsum(steps_mj)))
+    covered = moments_ns <= moments_ns[-1] - _AVERAGED_NS  # the same reads for any lag
+    explained_mj = np.interp(moments_ns[covered] + lag_ns, moments_ns, summed_mj)
+    terms = np.column_stack((explained_mj, np.ones(len(explained_mj))))
+    counted_mj = energies_mj[covered] - energies_mj[0]
+    factors, *_ = np.linalg.lstsq(terms, counted_mj, rcond=None)
+    return float(np.mean((terms @ factors - counted_mj) ** 2))
+
+
+def integral_j(samples: Sequence[Sample], span: Span, field: str, lag_ns: int = 0) -> float | None:
     """Integrate the power of the samples over a span, linearly interpolated between them.
 
     Args:
         samples: the samples of a device.
         span: the span.
-        field: the field of `State` with the power. An average belongs to the middle of its second.
+        field: the field of `State` with the power.
+        lag_ns: how much earlier the power belongs. An average belongs to the middle of its time.
 
     Returns:
         The energy in J; None if no sample has the field.
@@ -174,12 +234,10 @@ def integral_j(samples: Sequence[Sample], span: Span, field: str) -> float | Non
     for sample in samples:
         power_mw = getattr(sample.state, field)
         if power_mw is not None:
-            powers.append((sample.at_ns, power_mw))
+            powers.append((sample.at_ns - lag_ns, power_mw))
     if not powers:
         return None
     moments_ns, powers_mw = np.array(powers).T
-    if field == "average_mw":
-        moments_ns = moments_ns - _AVERAGED_NS // 2
     is_inside = (moments_ns > span[0]) & (moments_ns < span[1])
     grid_ns = np.concatenate(([span[0]], moments_ns[is_inside], [span[1]]))
     energy_mw_ns = np.trapezoid(np.interp(grid_ns, moments_ns, powers_mw), grid_ns)

@@ -90,7 +90,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of a device at a moment. A field is None if the device doesn't report it.
 
     Attributes:
-        average_mw: The average power over the last second.
+        average_mw: The average power over the last second; on some cards the power at this moment.
         instant_mw: The power at this moment.
         sm_clock_mhz: The clock of its processors.
         memory_clock_mhz: The clock of its memory.

@@ -14,7 +14,13 @@ import msgspec
 import pytest
 
 from specreg.core.errors import SensorError
-from specreg.telemetry.power_record import check_counter, energy_of, integral_j, missing_frac
+from specreg.telemetry.power_record import (
+    averaging_lag_ns,
+    check_counter,
+    energy_of,
+    integral_j,
+    missing_frac,
+)
 from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span, sample_devices
 from specreg.telemetry.sensor import Probe, State
 from tests.doubles.nvml.device import Load, constant
@@ -161,7 +167,10 @@ def test_a_real_h100_draws_what_both_of_its_fields_say(h100: PowerTrace) -> None
     length_s = (span[1] - span[0]) / NS_PER_S
     assert energy.energy_j / length_s == pytest.approx(434.7, rel=0.005)
     for name in ("average_mw", "instant_mw"):
-        assert integral_j(h100.samples, span, name) == pytest.approx(energy.energy_j, rel=0.005)
+        lag_ns = averaging_lag_ns(h100.samples) if name == "average_mw" else 0
+        assert integral_j(h100.samples, span, name, lag_ns) == pytest.approx(
+            energy.energy_j, rel=0.005
+        )
     assert energy.error_frac <= 0.001
 
 
@@ -189,6 +198,54 @@ def test_average_power_follows_a_step_in_a_second_and_instant_power_at_once(path
     for name, low_s, high_s in (("average_mw", 0.8, 1.0), ("instant_mw", 0.0, 0.2)):
         at_ns = next(sample.at_ns for sample in after if getattr(sample.state, name) > 630_000)
         assert low_s <= (at_ns - on_ns) / NS_PER_S <= high_s
+
+
+def as_average(samples: Iterable[Sample], field: str) -> list[Sample]:
+    """The samples of a card whose driver answers the question of the average with this field."""
+    return [
+        msgspec.structs.replace(
+            sample, state=State(average_mw=getattr(sample.state, field), instant_mw=None)
+        )
+        for sample in samples
+    ]
+
+
+@pytest.mark.parametrize("path", [*STEPS, H100], ids=["card-a", "card-b", "served"])
+@pytest.mark.parametrize("every", [1, 4], ids=["as recorded", "10 Hz"])
+@pytest.mark.parametrize(("field", "lag_ms"), [("average_mw", 500), ("instant_mw", 0)])
+def test_whether_a_power_is_an_average_is_measured_by_the_counter(
+    path: Path, every: int, field: str, lag_ms: int
+) -> None:
+    """A100 answers with the power of the moment, H100 with the mean of the last second."""
+    samples = as_average(recorded_samples(recorded_rows(path)), field)[::every]
+    assert averaging_lag_ns(samples) == lag_ms * 10**6
+
+
+@pytest.mark.parametrize(
+    ("length_s", "error_percent", "as_average_percent"), [(10, -1.6, -4.2), (30, -0.5, -1.6)]
+)
+def test_power_of_the_moment_taken_for_an_average_is_wrong_where_the_load_ends(
+    length_s: int, error_percent: float, as_average_percent: float
+) -> None:
+    """The error of a block that ends with its load, against the counter of the card."""
+    samples = as_average(recorded_samples(recorded_rows(H100)), "instant_mw")
+    loaded = [sample for sample in samples if (sample.state.average_mw or 0) > 400_000]
+    span = (loaded[-1].at_ns - length_s * NS_PER_S, loaded[-1].at_ns)
+    trace = PowerTrace(device=builders.device(), samples=samples)
+    counted_j = energy_of(trace, span).energy_j
+
+    def error_with(lag_ns: int) -> float:
+        return 100 * ((integral_j(samples, span, "average_mw", lag_ns) or 0.0) / counted_j - 1)
+
+    assert error_with(averaging_lag_ns(samples)) == pytest.approx(error_percent, abs=0.1)
+    assert error_with(500 * 10**6) == pytest.approx(as_average_percent, abs=0.1)
+
+
+def test_without_a_step_or_a_counter_the_documented_average_is_taken() -> None:
+    samples = recorded_samples(recorded_rows(H100))
+    without_counter = [msgspec.structs.replace(sample, energy_mj=None) for sample in samples]
+    assert averaging_lag_ns(without_counter) == 500 * 10**6
+    assert averaging_lag_ns(samples[:10]) == 500 * 10**6
 
 
 @pytest.mark.parametrize("path", STEPS, ids=["card-a", "card-b"])
