@@ -60,7 +60,8 @@ def test_a_case_of_several_tiers_is_the_same_case() -> None:
     [
         ("gpu_smoke", (79.6,), 0),
         ("gpu", (79.6,), 0),
-        ("gpu", (24.0,), 25),
+        ("gpu", (24.0,), 23),
+        ("gpu", (44.99,), 2),  # what a card of 48 GB shows
         ("gpu_weekly", (79.6,), 22 + 16),  # of two and of eight GPUs
         ("gpu_weekly", (79.6,) * 2, 22),
         ("gpu_weekly", (79.6,) * 8, 0),
