@@ -38,19 +38,24 @@ def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
         case_ids: the cases; none for all of the tier.
         options: how they run.
     """
-    names = " or ".join(f"{case_id}-" for case_id in case_ids)
-    chosen = [f"-k {_quoted(names)}"] if case_ids else []
     launcher = os.environ.get(LAUNCHER) or RUN_THE_SUITE
+    parts = [launcher]
+    if case_ids:
+        # The dash keeps `…-c1` from also selecting `…-c16`.
+        names = " or ".join(f"{case_id}-" for case_id in case_ids)
+        parts.append(f"-k {_quoted(names)}")
     launcher_options = shlex.split(os.environ.get(LAUNCHER_OPTIONS, ""))
-    typed = [option for option in options if option not in launcher_options]
-    command = " ".join(filter(None, (launcher, *chosen, shlex.join(typed))))
-    return command.removesuffix(" --")
+    typed_options = [option for option in options if option not in launcher_options]
+    if typed_options:
+        parts.append(shlex.join(typed_options))
+    return " ".join(parts).removesuffix(" --")
 
 
 def _quoted(names: str) -> str:
-    """An expression of pytest's as one word of the shell, in the quotes that people type."""
-    plain = re.fullmatch(r"[A-Za-z0-9_.-]+( or [A-Za-z0-9_.-]+)+", names)
-    return f'"{names}"' if plain else shlex.quote(names)
+    """Return an expression of pytest's as one word of the shell, in the quotes that people type."""
+    if re.fullmatch(r"[A-Za-z0-9_.-]+( or [A-Za-z0-9_.-]+)+", names):
+        return f'"{names}"'
+    return shlex.quote(names)
 
 
 def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
@@ -60,16 +65,24 @@ def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
 
 
 def specreg_command(*arguments: str) -> str:
-    """One of specreg's commands; a session of nox has it in its own environment alone."""
-    program = (_python(), "-m", "specreg") if os.environ.get(LAUNCHER) else ("specreg",)
-    return shlex.join((*program, *arguments))
+    """Return one of specreg's commands.
+
+    Under nox, specreg is installed only in the environment of the session, so the command names
+    that environment's interpreter.
+    """
+    if os.environ.get(LAUNCHER):
+        return shlex.join((_python(), "-m", "specreg", *arguments))
+    return shlex.join(("specreg", *arguments))
 
 
 def install_command(extra: str) -> str:
     """Return the command that installs an extra into the environment that lacks it."""
-    where = f" --python {shlex.quote(_python())}" if os.environ.get(LAUNCHER) else ""
-    requirement = '-e ".' if (OWN_REPOSITORY / "pyproject.toml").is_file() else '"specreg'
-    return f'uv pip install{where} {requirement}[{extra}]"'
+    install = "uv pip install"
+    if os.environ.get(LAUNCHER):
+        install += f" --python {shlex.quote(_python())}"
+    if (OWN_REPOSITORY / "pyproject.toml").is_file():
+        return f'{install} -e ".[{extra}]"'
+    return f'{install} "specreg[{extra}]"'
 
 
 def is_own_command(text: str) -> bool:
@@ -105,12 +118,14 @@ def is_own_option(text: str) -> bool:
 
 
 def is_attached(options: Sequence[str]) -> bool:
-    """Whether the server is one that is neither launched nor recorded here."""
+    """Return whether the options attach to a server, which is neither launched nor recorded."""
     return any(option.startswith(ATTACH_OPTION) for option in options)
 
 
 def _python() -> str:
-    """This interpreter, as seen from the folder that the user is in."""
+    """Return the path of this interpreter, relative to the user's folder if it is below it."""
     here = Path.cwd()
     python = Path(sys.executable)
-    return str(python.relative_to(here)) if python.is_relative_to(here) else str(python)
+    if python.is_relative_to(here):
+        return str(python.relative_to(here))
+    return str(python)

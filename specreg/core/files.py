@@ -40,14 +40,20 @@ OWN_REPOSITORY = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent
 
 
 def repository_path(root: Path, path: str) -> Path:
-    """A path in a repository; in specreg's own where that alone has it, below `fixtures/` only."""
-    own_path = OWN_REPOSITORY / path
-    is_own = path.startswith("fixtures/") and not (root / path).exists() and own_path.exists()
-    return own_path if is_own else root / path
+    """Return a path in a repository.
+
+    What a repository lacks below `fixtures/`, such as the tiny models, is taken from specreg's own.
+    """
+    path_here = root / path
+    if path.startswith("fixtures/") and not path_here.exists():
+        own_path = OWN_REPOSITORY / path
+        if own_path.exists():
+            return own_path
+    return path_here
 
 
 def cache_dir() -> Path:
-    """The folder of environments and of models made larger; shared by all checkouts of a user."""
+    """Return the folder of environments and widened models, which a user's checkouts share."""
     return Path(os.environ.get("SPECREG_CACHE") or platformdirs.user_cache_dir("specreg"))
 
 
@@ -98,13 +104,15 @@ def _naming_cache(cache: Path) -> Iterator[None]:
 
 
 def data_dir() -> Path:
-    """The folder of the prompt sets that `specreg prepare` wrote; shared as the cache is."""
+    """Return the folder of the prompt sets that `specreg prepare` wrote, shared like the cache."""
     return Path(os.environ.get("SPECREG_DATA") or cache_dir() / "datasets")
 
 
 def refusal(problem: str, named: PurePath | None = None) -> OSError:
-    """An error of which `strerror` says what is wrong, with the name that has to be named."""
-    return OSError(errno.EINVAL, problem if named is None else f"{str(named)!a} {problem}")
+    """Return an error whose `strerror` is a problem, after the name of the file if it is given."""
+    if named is not None:
+        problem = f"{str(named)!a} {problem}"
+    return OSError(errno.EINVAL, problem)
 
 
 def check_kind(status: os.stat_result, wanted: int, named: PurePath | None = None) -> None:

@@ -48,18 +48,20 @@ class HttpResponse:
         return self.content.decode(errors="replace")
 
     def good(self) -> bytes:
-        """The content where the status is 2xx and it is no error, else an `AnswerError`.
+        """Return the content of an answer that isn't an error.
 
-        Some servers answer an error with the status 200.
+        Raises:
+            AnswerError: The status isn't 2xx, or the content is an error: some servers answer an
+                error with the status 200.
         """
         words = error_in(self.content)
         is_good = HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
-        if not is_good or words is not None:
-            words_said = f": {words.text}" if words is not None else ""
-            raise AnswerError(
-                f"HTTP {self.status} from {self.path}{words_said}", status=self.status
-            )
-        return self.content
+        if is_good and words is None:
+            return self.content
+        message = f"HTTP {self.status} from {self.path}"
+        if words is not None:
+            message += f": {words.text}"
+        raise AnswerError(message, status=self.status)
 
 
 async def read(

@@ -23,9 +23,9 @@ def _characters(most: int) -> str:
 
 
 def _pattern(most_characters: int) -> str:
-    """The regular expression of a name, for `re.search` and for a JSON Schema.
+    """Return the regular expression of a name, for `re.search` and for a JSON Schema.
 
-    `$` alone would let a newline pass at the end.
+    `$` alone would accept a newline at the end.
     """
     return rf"^(?!\.{{1,2}}$){_characters(most_characters)}$(?!\n)"
 
@@ -41,7 +41,7 @@ ReportedCase = Annotated[str, msgspec.Meta(pattern=rf"^(?!\.{{1,2}}$){_CASE}( > 
 
 
 def is_name(text: str, most_characters: int = MAX_NAME_CHARACTERS) -> bool:
-    """Whether a text keeps to the grammar of names."""
+    """Return whether a text keeps to the grammar of names."""
     return re.search(_pattern(most_characters), text) is not None
 
 
@@ -52,7 +52,9 @@ def check_spelling(kind: str, name: str, most_characters: int = MAX_NAME_CHARACT
         SpecregError: it doesn't; the message says what a name may have.
     """
     if not is_name(name, most_characters):
-        shown = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…"
+        shown = name
+        if len(name) > _SHOWN_CHARACTERS:
+            shown = f"{name[:_SHOWN_CHARACTERS]}…"
         raise SpecregError(
             f"{kind} '{shown}': a name is 1 to {most_characters} letters, digits, '_', '.' or '-',"
             f" got {len(name)} characters; give it another name"

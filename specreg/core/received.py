@@ -146,7 +146,7 @@ def unpack_received(packed: bytes, into: Path) -> Path:
 
 
 def check_below(folder: Path, name: str) -> Path:
-    """The path of a file that is to be written below a folder.
+    """Return the path of a file that is to be written below a folder.
 
     Raises:
         OSError: `name` would lead elsewhere: it isn't made of plain names, or a folder on the way
@@ -162,7 +162,11 @@ def check_below(folder: Path, name: str) -> Path:
 
 
 def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
-    """The parts of a name, each of which is a plain one."""
+    """Return the parts of a name.
+
+    Raises:
+        OSError: one of them isn't a plain name.
+    """
     parts = tuple(name.split("/"))
     if not all(_FILE_NAME.fullmatch(part) for part in parts):
         raise refusal("is an odd name", folder / name)

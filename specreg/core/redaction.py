@@ -110,12 +110,12 @@ def declare_words(words: Iterable[str]) -> None:
 
 
 def known_secrets() -> tuple[str, ...]:
-    """All that is to be hidden wherever it occurs, in each way of writing it, the longest first."""
+    """Return all that is to be hidden wherever it occurs, in each of its forms, longest first."""
     return _known(tuple(os.environ.items()), frozenset(_LEARNT), _WORDS[0])
 
 
 def unhidden() -> tuple[str, ...]:
-    """By name each variable and option whose value is shown where it occurs, and why."""
+    """Return each variable and option whose secret value can't be hidden, with the reason."""
     named = _named_values(os.environ, ()) | _LEARNT
     reasons = {
         f"{value.name} ({reason})" for value in named if (reason := _why_unhidden(value.value))
@@ -160,8 +160,9 @@ def _without_value(match: re.Match[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def says_secret(name: str) -> bool:
-    """Whether the name of a variable or an option says that its value is secret."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)  # authToken
+    """Return whether the name of a variable or an option says that its value is secret."""
+    # `authToken` has the same parts as `auth_token`.
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     parts = [part for part in re.split(r"[^A-Z0-9]+", words.upper()) if part]
     if not parts or parts[-1] in _ABOUT_A_SECRET or "_".join(parts) in _ORDINARY_NAMES:
         return False
@@ -228,7 +229,7 @@ def _decoded(text: str) -> str:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a value is secret, whatever its length."""
+    """Return whether a value is secret by its name, whatever its length."""
     is_count = "TOKENS" in name.upper() and _NUMBER.fullmatch(value)
     is_special_token = value.startswith("<") and value.endswith(">")  # eos_token=<|end|>
     return (

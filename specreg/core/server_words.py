@@ -51,7 +51,9 @@ def quote_answer(content: bytes) -> str:
 def error_in(content: bytes) -> ServerWords | None:
     """Return the words of an answer that is JSON and an error, None for any other."""
     answer = _object_in(content)
-    return None if answer is None else error_of(answer)
+    if answer is None:
+        return None
+    return error_of(answer)
 
 
 def words_in(content: bytes) -> ServerWords:
@@ -60,7 +62,9 @@ def words_in(content: bytes) -> ServerWords:
     if answer is None:
         return ServerWords(quote(content))
     words = error_of(answer)
-    return ServerWords(_words_of(answer), _status_of(answer)) if words is None else words
+    if words is None:
+        return ServerWords(_words_of(answer), _status_of(answer))
+    return words
 
 
 def words_of(described: object) -> ServerWords:
@@ -69,7 +73,7 @@ def words_of(described: object) -> ServerWords:
 
 
 def is_json(content: bytes) -> bool:
-    """Whether a text is JSON, and all of it."""
+    """Return whether all of a text is one JSON value."""
     try:
         msgspec.json.decode(content, type=msgspec.Raw)
     except UNREADABLE:
@@ -78,7 +82,7 @@ def is_json(content: bytes) -> bool:
 
 
 def _object_in(content: bytes) -> dict[str, object] | None:
-    """Return the JSON object that a text is, None where it is none."""
+    """Decode a text that is a JSON object; return None for any other."""
     if not content.lstrip().startswith(b"{"):
         return None
     try:
@@ -93,26 +97,33 @@ def error_of(answer: Mapping[str, object]) -> ServerWords | None:
     described = _description_of(answer)
     if described is None:
         return None
+    # Some servers put the status beside the description instead of into it.
     status = _status_of(described)
-    return ServerWords(_words_of(described), _status_of(answer) if status is None else status)
+    if status is None:
+        status = _status_of(answer)
+    return ServerWords(_words_of(described), status)
 
 
 def _description_of(answer: Mapping[str, object]) -> object:
-    """Return what describes the error, None where the answer is none."""
+    """Return the part of an answer that describes an error; None if it isn't an error."""
     if len(answer) <= _MAX_FIELDS and is_error(answer.get("error")):
         return answer["error"]
     meta = answer.get("meta_info")
-    ended = meta.get("finish_reason") if isinstance(meta, dict) else None
-    if isinstance(ended, dict) and ended.get("type") == "abort":
-        return ended
+    if isinstance(meta, dict):
+        # SGLang reports an answer that it gave up as one that ended by "abort".
+        finish_reason = meta.get("finish_reason")
+        if isinstance(finish_reason, dict) and finish_reason.get("type") == "abort":
+            return finish_reason
     if answer.get("object") == "error" or answer.get("type") == "error":
         return answer
     is_flat = len(answer) <= _MAX_FIELDS and _ANSWERS.isdisjoint(answer)
-    return answer if is_flat and any(answer.get(name) for name in _FLAT) else None
+    if is_flat and any(answer.get(name) for name in _FLAT):
+        return answer
+    return None
 
 
 def is_error(value: object) -> bool:
-    """Whether the field `error` of an answer says that there is one."""
+    """Return whether the field `error` of an answer means that there is an error."""
     return value is not None and value is not False and value != ""
 
 
@@ -129,5 +140,8 @@ def _words_of(described: object) -> str:
 
 
 def _status_of(described: object) -> int | None:
-    values = [described.get(name) for name in _STATUSES] if isinstance(described, dict) else []
+    """Return the status that an error names; None without one."""
+    if not isinstance(described, dict):
+        return None
+    values = [described.get(name) for name in _STATUSES]
     return next((value for value in values if isinstance(value, int)), None)

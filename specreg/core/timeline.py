@@ -73,7 +73,7 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def process_began_ns() -> int:
-    """When this process began, on the monotonic clock; to 10 ms, as the kernel counts."""
+    """Return when this process began, on the monotonic clock. The kernel knows it to 10 ms."""
     started_s = started_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
     age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - round(started_s * _NS_PER_S)
     return time.monotonic_ns() - age_ns
@@ -84,8 +84,9 @@ class Timeline:
     """The phases of a run; each moment belongs to the innermost phase that goes on.
 
     Attributes:
-        clock: monotonic, in nanoseconds; began_ns: on that clock.
-        listener: is told the steps that go on, the innermost last, each time they change.
+        clock: monotonic, in nanoseconds.
+        began_ns: when the run began, on that clock.
+        listener: is called with the current steps, the innermost last, each time they change.
     """
 
     clock: Callable[[], int] = time.monotonic_ns
@@ -112,7 +113,8 @@ class Timeline:
         now_ns = self._book()
         step = Step(phase=phase, pairs=pairs, of=of or pairs[0], began_ns=now_ns)
         depth = len(self._steps)
-        try:  # from here on: Ctrl-C may come before the context has begun
+        # The block begins here, because Ctrl-C may come before the context has begun.
+        try:
             for pair in pairs:
                 self._spent_ns.setdefault(pair, {})
             self._steps.append(step)
@@ -130,7 +132,7 @@ class Timeline:
         self.listener(tuple(self._steps))
 
     def so_far(self) -> RunTime:
-        """Where the time went until now."""
+        """Return where the time went until now."""
         wall_ns = self._book() - self.began_ns
         pairs = tuple(
             PairTime(

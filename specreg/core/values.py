@@ -177,7 +177,7 @@ def _is_for_names(field: object) -> bool:
 
 
 def _is_name(value: object) -> bool:
-    """Whether a value is a name, or names alone: `run` may be a run's name or all of the run."""
+    """Return whether a value is a name or only names: `run` may be a run's name or a whole run."""
     if isinstance(value, list | tuple):
         return all(map(_is_name, value))
     return isinstance(value, str)
@@ -224,7 +224,7 @@ def _fields_with_text(kind: type) -> tuple[str, ...]:
 
 
 def _may_hold_text(name: str, info: msgspec.inspect.Type) -> bool:
-    """Whether a field may hold a text: of one for names, only where it has fields of its own."""
+    """Return whether a field may hold a text; one for names only if it has fields of its own."""
     parts = list(_types_in(info))
     has_fields = any(isinstance(part, _WITH_FIELDS) for part in parts)
     if _is_for_names(name) and not has_fields:

@@ -269,14 +269,15 @@ class ArmReplay:
         They can't where the server's counters lag behind its answers: the last steps are missing,
         or a round has fewer steps than its tokens take.
         """
-        counted = sum((each.counts for each in self._counted), NO_STEPS)
+        counted = sum((counted_round.counts for counted_round in self._counted), NO_STEPS)
         total = acceptance.total
         is_whole = (counted.steps, counted.accepted) == (total.steps, total.accepted)
         if acceptance.prompts or not is_whole:
             return ()
         if METHODS[self.arm.case.server.method].drafts_every_step and any(
-            each.completion_tokens > each.requests + each.counts.accepted + each.counts.steps
-            for each in self._counted
+            counted_round.completion_tokens
+            > counted_round.requests + counted_round.counts.accepted + counted_round.counts.steps
+            for counted_round in self._counted
         ):
             return ()
         return tuple(self._counted[self._first_compared :])
@@ -412,7 +413,7 @@ def read_acceptance(
     if wire_format.request_source is not None and has_own_counts:
         counts = _own_counts(traces)
         if not engine_named(spec.engine).tells_drafts(dict(spec.speculation)):
-            counts = [dataclasses.replace(one, proposed=None) for one in counts]
+            counts = [dataclasses.replace(step_counts, proposed=None) for step_counts in counts]
         record = _record(wire_format.request_source, View.VERIFIER, traces, counts)
         if moved is not None:
             checks.check_reconciled(record.total, moved)

@@ -234,7 +234,15 @@ def _figure_history(
     cases: Sequence[CaseReport],
     runs_by_case: Mapping[str, Sequence[RunRecord]],
 ) -> CurvePicture:
-    """Draw one figure of several cases over the nights that any of them has."""
+    """Draw one figure of several cases over the nights that any of them has.
+
+    Args:
+        metric: the figure.
+        nights: the names of the runs that may be shown, the earliest first.
+        cases: the cases.
+        runs_by_case: by case id, the runs that judged the figure.
+    """
+    # All lines share one axis of nights, so each night has a number.
     shown_nights = {run.run for runs in runs_by_case.values() for run in runs}
     numbers = {night: number for number, night in enumerate(sorted(shown_nights & {*nights}))}
     changes_by_case = {}
@@ -246,9 +254,13 @@ def _figure_history(
         if case.expected is not None:
             expected = case.expected.values.get(metric.name)
         changes_by_case[case.case_id] = list(_changes_percent(metric, runs, expected))
+
+    # The axis of changes holds all lines, and 0.
     values = [change for changes in changes_by_case.values() for change in changes]
     y = Axis.over([0.0, *values], _CHANGES)
     plot = Plot(y=y, x_low=0, x_high=len(numbers) - 1)
+
+    # With too many cases for a colour each, those that are fine share a band.
     curves = []
     fine_lines = []
     bad_runs = {}
@@ -265,6 +277,7 @@ def _figure_history(
             continue
         dots = [(plot.x(number), plot.height(change), "bad") for number, change in line[bad:]]
         curves.append(Curve(name=case_id, color=color, path=plot.path(line), dots=dots))
+
     notes = list(_bad_notes(bad_runs))
     if fine_lines:
         notes.insert(0, f"The band holds the {len(fine_lines)} cases that are fine.")
@@ -486,6 +499,7 @@ def _load_picture(
     title: str, formula: str, lines: Mapping[str, Sequence[tuple[int, float]]], loads: Sequence[int]
 ) -> CurvePicture:
     """Draw the gain of each line over the load, with a diamond where it crosses 1."""
+    # Loads double from one to the next as a rule, so the axis is logarithmic.
     gains = [gain for line in lines.values() for _, gain in line]
     plot = Plot(y=Axis.over([1.0, *gains]), x_low=math.log2(loads[0]), x_high=math.log2(loads[-1]))
     curves = []

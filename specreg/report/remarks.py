@@ -17,7 +17,9 @@ def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
         figures: of one launch of the case.
         side: of a gate, "A" or "B"; empty of a run.
     """
-    subject = f"'{figures.case_id}'{f', side {side}' if side else ''}"
+    subject = f"'{figures.case_id}'"
+    if side:
+        subject += f", side {side}"
     if figures.answers is not None:
         for remark in _answer_remarks(figures.answers):
             yield f"{subject}: {remark}"
@@ -27,6 +29,7 @@ def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
 
 
 def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
+    """Yield what makes the answers of a workload a poor measure of speculation."""
     total = answers.requests
     threshold = total * _MANY_FRAC
     if answers.unfinished_thoughts:
@@ -66,6 +69,7 @@ def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
 
 
 def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
+    """Yield which steps drafted nothing or little, and the acceptance of thoughts and answers."""
     total = acceptance.total
     undrafted = total.undrafted_steps or 0
     if undrafted and acceptance.drafts_every_step:
@@ -87,6 +91,7 @@ def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
 
 
 def _part_remark(acceptance: AcceptanceFigures) -> str:
+    """Return the acceptance lengths of thoughts and of answers."""
     lengths = " and ".join(
         f"{part.acceptance_length_tokens:.2f} in the {name}s"
         for name, part in acceptance.by_part.items()

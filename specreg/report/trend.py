@@ -188,10 +188,13 @@ def _row_of(
     cells: dict[str, _Cell] = {}
     version = ""
     for record in records:
-        is_new = record.engine_version != version
+        # Only the first night of a version names it.
+        new_version = ""
+        if record.engine_version != version:
+            new_version = record.engine_version
         version = record.engine_version
         cells[record.run] = _cell_of(
-            record, is_first_bad=record.run in first_bad_names, version=version if is_new else ""
+            record, is_first_bad=record.run in first_bad_names, version=new_version
         )
     shown_records = [record for record in records if record.run in runs]
     return _Row(

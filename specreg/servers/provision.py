@@ -327,7 +327,7 @@ class Provision:
             raise UnsupportedError(f"{subject}: {problem}")
 
     def _needs_cache(self, cases: Collection[Case]) -> bool:
-        """True if environments or larger models are made, or GPUs are locked, for some cases."""
+        """Return whether some cases need environments, widened models or locks of GPUs."""
         if self.url is not None:
             return False
         servers = {case.server for case in cases}

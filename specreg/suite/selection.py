@@ -76,7 +76,7 @@ class Selection:
         return tuple(check for check in checks_of(case, with_torch=True) if check.name in names)
 
     def needs_speed(self, case: Case) -> bool:
-        """Whether the run needs to know how fast a case is.
+        """Return whether the run has to time a case.
 
         A case whose speeds are all shown and not judged is timed whenever it is measured.
         """
@@ -90,7 +90,7 @@ class Selection:
         return only_shown or is_recorded or is_benchmark or is_judged
 
     def needs_power(self, case: Case) -> bool:
-        """Whether the run needs to know how much power a case draws."""
+        """Return whether the run has to measure the power that a case draws."""
         return self.is_recording or any(
             metric.family is Family.POWER for metric in self.metrics_of(case)
         )
@@ -181,7 +181,7 @@ def _unfetched(cases: Mapping[str, Case], context: RunContext) -> Mapping[str, s
 
 
 def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> bool:
-    """Whether some names are everything that can be judged here of the tier, on all its prompts."""
+    """Return whether some names are all that can be judged of the tier here, on all its prompts."""
     for case in context.tier.cases:
         judged = [metric for metric in METRICS.values() if metric.is_judged(case)]
         if context.provision.why_no_power(case.server):

@@ -55,7 +55,7 @@ class ShardRun:
 
 
 def has_plan(folder: Path) -> bool:
-    """Whether a run has begun in a folder: it has something called like a plan, readable or not."""
+    """Return whether a run has begun in a folder, because it has a plan, readable or not."""
     return os.path.lexists(folder / PLAN)
 
 
