@@ -1,4 +1,4 @@
-"""Estimate how a long measurement drifts, and what a length of it can find."""
+"""Estimate how a long measurement drifts, and which drift a measurement of some length can find."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from specreg.stats.intervals import Effect, t_quantile
 SEGMENT_PARTS = 8
 """How many parts segments are cut into; fewer segments can't show a drift."""
 _STANDARD_ERRORS = 2.3
-"""How surely the correlation of neighbouring segments is no larger than it is taken to be: 99 %."""
+"""The upper bound of the correlation lies so far above its estimate, which holds in 99 %."""
 _LEAST_FREEDOM = SEGMENT_PARTS - 2
-"""With fewer independent segments than parts a line says no more than the parts do."""
+"""With fewer independent segments than parts, a line is no better than the parts."""
 _MAX_FREEDOM = 200
-"""Student's distribution is hardly wider here than the normal one; quantiles are looked up."""
+"""From here on, Student's distribution is hardly wider than the normal one."""
 _FOUND_LEVEL = 0.01
-"""A drift that can be found is found 99 times out of 100."""
+"""A drift that can be found is missed in 1 of 100 measurements."""
 _MAX_TIMES_AS_LONG = 1000.0
 _LONGER = 1.05
 _TINY = 1e-12
@@ -31,9 +31,10 @@ class Trend:
     Attributes:
         slope_frac: the change in an hour.
         residual_frac: the standard deviation around the line.
-        correlation_frac: of the residuals of neighbouring segments, 0..1, corrected for its bias.
-        spread_h2: the squared distances of the segments from their mean hour, summed up.
-        segments: how many segments there are, 3 or more.
+        correlation_frac: the correlation of the residuals of neighbouring segments, 0..1, corrected
+            for its bias.
+        spread_h2: the sum of the squared distances of the segments from their mean hour.
+        segments: the number of segments, 3 or more.
     """
 
     slope_frac: float
@@ -44,7 +45,12 @@ class Trend:
 
     @classmethod
     def of(cls, values: Sequence[float], hours: Sequence[float]) -> "Trend":
-        """Fit the line by least squares."""
+        """Fit the line by least squares.
+
+        Args:
+            values: the value of each segment, in order.
+            hours: when each segment was measured.
+        """
         from_mean_h = np.asarray(hours) - np.mean(hours)
         from_mean = np.asarray(values) - np.mean(values)
         squared_hours = float(np.dot(from_mean_h, from_mean_h))
@@ -68,13 +74,13 @@ class Trend:
         )
 
     def effect(self, times_as_long: float = 1.0) -> Effect | None:
-        """Return the drift of as many segments, or of more if the measurement lasts longer.
+        """Return the drift with its error, of a measurement that lasts so many times as long.
 
-        Neighbouring segments are correlated with r, so n of them are worth n (1 - r) / (1 + r)
-        independent ones. r isn't known either, so its upper bound is taken.
+        If neighbouring segments have the correlation r, then n of them have as much information as
+        n (1 - r) / (1 + r) independent ones. r is an estimate too, so its upper bound is taken.
 
         Returns:
-            None if the segments are worth too few independent ones.
+            None if the segments have the information of too few independent ones.
         """
         segments = self.segments * times_as_long
         uncertainty = math.sqrt((1 - self.correlation_frac**2) / segments)
@@ -95,14 +101,14 @@ class Trend:
 def change_of_segments(values: Sequence[float], hours: Sequence[float], scale: float) -> Effect:
     """Return the change in an hour over the segments of a long measurement.
 
-    It is the slope of a line if the segments are independent enough, see `Trend`. Otherwise, where
-    neighbours on the machine come and go for minutes or the level jumps once, no line describes the
-    segments, and `change_of_parts` is taken.
+    It is the slope of a line if the segments are independent enough, see `Trend`. If other programs
+    run for minutes, or if the level jumps once, no line describes the segments. Then it is
+    `change_of_parts`.
 
     Args:
-        values: of the segments in order, `SEGMENT_PARTS` at least.
+        values: the value of each segment, in order; `SEGMENT_PARTS` at least.
         hours: when each segment was measured.
-        scale: turns a difference of values into a relative change, better being positive.
+        scale: the factor from a difference of values to a relative change, positive when better.
     """
     scaled = [scale * value for value in values]
     return Trend.of(scaled, hours).effect() or change_of_parts(scaled, hours)
@@ -111,21 +117,21 @@ def change_of_segments(values: Sequence[float], hours: Sequence[float], scale: f
 def change_of_parts(values: Sequence[float], hours: Sequence[float]) -> Effect:
     """Return the change in an hour from the first of eight parts to the last.
 
-    The change between the means of the two is the sum of seven moves. Their spread is its error,
-    which noise and single jumps only widen.
+    The change between the means of the two is the sum of the seven steps from part to part. The
+    spread of these steps gives its error, which noise and single jumps only make wider.
     """
-    moves = np.diff(part_means(values))
+    steps = np.diff(part_means(values))
     part_hours = part_means(hours)
     span_h = float(part_hours[-1] - part_hours[0])
     return Effect(
-        estimate_frac=float(moves.sum()) / span_h,
-        error_frac=float(moves.std(ddof=1)) * math.sqrt(len(moves)) / span_h,
-        freedom=len(moves) - 1,
+        estimate_frac=float(steps.sum()) / span_h,
+        error_frac=float(steps.std(ddof=1)) * math.sqrt(len(steps)) / span_h,
+        freedom=len(steps) - 1,
     )
 
 
 def part_means(values: Sequence[float]) -> NDArray[np.float64]:
-    """Return the means of `SEGMENT_PARTS` parts, as even as possible, in order."""
+    """Return the means of `SEGMENT_PARTS` parts in order, of sizes as equal as possible."""
     return np.array([part.mean() for part in np.array_split(np.asarray(values), SEGMENT_PARTS)])
 
 
@@ -133,7 +139,7 @@ def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> f
     """Return the drift in an hour that is found 99 times out of 100.
 
     Args:
-        trend: of a part of the measurement, in relative changes.
+        trend: the trend of a part of the measurement, in relative changes.
         level: how often a steady server may raise an alarm, 0..0.5.
         times_as_long: how much longer than that part the measurement lasts.
 
@@ -150,15 +156,20 @@ def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> f
 
 
 def times_to_find(trend: Trend, level: float, drift_frac: float) -> float | None:
-    """Return how many times as long as a part a measurement lasts that finds a drift in an hour.
+    """Return how long a measurement must be to find a drift, as a multiple of a part of it.
+
+    Args:
+        trend: the trend of that part, in relative changes.
+        level: how often a steady server may raise an alarm, 0..0.5.
+        drift_frac: the drift in an hour that is to be found.
 
     Returns:
         None if a thousand times as long isn't enough.
     """
     times_as_long = 1.0
     while times_as_long < _MAX_TIMES_AS_LONG:
-        found_frac = detectable_frac(trend, level, times_as_long)
-        if found_frac is not None and found_frac <= drift_frac:
+        least_frac = detectable_frac(trend, level, times_as_long)
+        if least_frac is not None and least_frac <= drift_frac:
             return times_as_long
         times_as_long *= _LONGER
     return None

@@ -18,13 +18,17 @@ TOLERANCE = "--tolerance"
 
 
 def show_status(text: str) -> None:
-    """Print what goes on."""
+    """Print a line about what goes on."""
     typer.echo(readable_block(text), err=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The options of all three; `show` is told what goes on."""
+    """The options that gate, bisect and soak share.
+
+    Attributes:
+        show: takes a line about what goes on; no option of a command.
+    """
 
     tier: Annotated[
         str | None, Option(help="the tier (default: gpu on a machine with a GPU, else cpu)")
@@ -43,14 +47,14 @@ class ServerOptions:
     show: Callable[[str], None] = show_status
 
     def folder_in(self, kind: str) -> Path:
-        """Return the folder to write to: `--out`, else one that is named by the time."""
-        named = self.root / ".specreg" / kind / time.strftime("%Y-%m-%dT%H-%M-%S")
-        return (self.out or named).resolve()
+        """Return the folder to write to: `--out`, or a new one whose name is the time."""
+        new_folder = self.root / ".specreg" / kind / time.strftime("%Y-%m-%dT%H-%M-%S")
+        return (self.out or new_folder).resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonOptions(ServerOptions):
-    """The options of a gate, and of a bisect, which is several."""
+    """The options that a gate shares with a bisect, which is a sequence of gates."""
 
     launches: Annotated[int, Option(help="the most launches of each side", min=1, max=1000)] = 16
     prompts: Annotated[
@@ -66,7 +70,11 @@ class ComparisonOptions(ServerOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions(ComparisonOptions):
-    """The options of a gate; `together` is None where no GPU has to hold all servers."""
+    """The options of a gate.
+
+    Attributes:
+        together: whether both sides run at once; None decides by whether they need a GPU.
+    """
 
     a: Annotated[
         str, Argument(help="the side in use: vllm==0.31.0, a wheel, a git checkout or a Python")
@@ -98,7 +106,7 @@ class GateOptions(ComparisonOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectOptions(ComparisonOptions):
-    """The options of a bisect; `out` has a folder for each case, which a search goes on with."""
+    """The options of a bisect. A case has a folder below `out`, with which a search continues."""
 
     case: Annotated[str, Argument(help="the case that became worse")]
     good: Annotated[str, Option(help="a release without the loss, such as vllm==0.29.0")]

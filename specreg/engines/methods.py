@@ -1,6 +1,6 @@
-"""The speculative methods, a row each; how an engine spells one stands in the engine's file.
+"""The speculative methods, one row for each.
 
-The engines whose `methods` name a method are those that support it.
+The file of an engine says which methods it supports, and how it spells them.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,18 @@ Scalar = str | int | float | bool
 Setting = Scalar | tuple[Scalar | tuple[Scalar, ...], ...]
 """A value of an engine's speculative configuration."""
 
-# They stand for the folder or hub id of the draft model or head, the number of tokens drafted per
-# step, all of these and the token that they continue, and the branches of a tree.
 DRAFT = "{draft}"
+"""In a setting, it stands for the folder or hub id of the draft model or head."""
 DRAFT_TOKENS = "{draft_tokens}"
+"""In a setting, it stands for the number of tokens that a step drafts."""
 VERIFIED_TOKENS = "{verified_tokens}"
+"""In a setting, it stands for that number and one more, the token that the drafts continue."""
 BRANCHES = "{branches}"
+"""In a setting, it stands for the branches of a tree."""
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the drafts of a step branch, where they are no single continuation.
+    """How the drafts of a step branch.
 
     Attributes:
         branches: how many continuations each token of a surviving branch gets, and how many
@@ -39,14 +41,14 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """How an engine has a method.
+    """How an engine spells a method, and what it needs for it.
 
     Attributes:
         settings: the speculation settings as the engine names them; empty for `none`.
-        packages: what the method needs beside the engine.
-        learns: whether it drafts from what it has served to others before, so that what it accepts
-            depends on that.
-        until: the first version of the engine that has the method no more; empty for none.
+        packages: the packages that the method needs in addition to the engine.
+        learns: whether it drafts from the texts that the server has served before, so that its
+            acceptance depends on them.
+        until: the first version of the engine without the method; empty if all have it.
     """
 
     settings: Mapping[str, Setting]
@@ -55,20 +57,28 @@ class Spelling:
     until: str = ""
 
     def is_in(self, version: str) -> bool:
-        """Return whether a version of the engine still has the method; an unknown one has."""
+        """Return whether a version of the engine still has the method; an unknown version does."""
         return not version or not self.until or is_older(version, self.until)
 
     def render(
         self, draft: str | None, draft_tokens: int, tree: Tree | None = None
     ) -> dict[str, Setting]:
-        """Fill in the settings; a step can accept `draft_tokens` at most, of a tree its depth."""
-        drafted_tokens = tree.drafted_tokens if tree else draft_tokens
+        """Return the settings with the values of a case.
+
+        Args:
+            draft: the folder or hub id of the draft model or head; None without one.
+            draft_tokens: the most drafts that a step can accept; the depth of a tree.
+            tree: how the drafts branch; None if they don't.
+        """
+        drafted_tokens = draft_tokens
+        if tree is not None:
+            drafted_tokens = tree.drafted_tokens
         known: dict[Setting, Setting] = {
             DRAFT: draft or "",
             DRAFT_TOKENS: draft_tokens,
             VERIFIED_TOKENS: drafted_tokens + 1,
         }
-        if tree:
+        if tree is not None:
             known[BRANCHES] = tree.branches
         return {key: known.get(value, value) for key, value in self.settings.items()}
 
@@ -79,8 +89,7 @@ class Method:
 
     Attributes:
         needs_draft: whether a model pair must name a draft model or head for it.
-        drafts_every_step: False where a step may go without a draft (nothing found to look up);
-            such steps aren't among the counted ones.
+        drafts_every_step: False if a step may find nothing to draft. Such steps aren't counted.
         drafts_trees: whether the drafts of a step branch.
     """
 
@@ -115,7 +124,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "eagle_tree": Method(needs_draft=True, drafts_trees=True),
         "eagle3_tree": Method(needs_draft=True, drafts_trees=True),
         "medusa": Method(needs_draft=True),
-        "mtp": Method(),  # the target's own layers draft
+        # The target's own layers draft.
+        "mtp": Method(),
         # An MTP model of its own, which reads the target's keys and values and writes none.
         "frozen_kv_mtp": Method(needs_draft=True),
         # A layer for each drafted token, instead of one layer that goes over itself.

@@ -93,6 +93,7 @@ def play(
     """A round of the requests over real HTTP, and the counters around it."""
     launch = Launch(model="folder", name="toy", draft_tokens=draft_tokens, counts=True)
     server = SERVERS[protocol][0](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
+    wire_format = ENGINES[protocol].wire_format
     case = dataclasses.replace(builders.CASE, form=form)
     prompts = [request.prompt(number) for number, request in enumerate(requests)]
 
@@ -100,16 +101,17 @@ def play(
         async with TestServer(server.application()) as listening:
             base_url = str(listening.make_url(""))
             endpoint = Endpoint(base_url=base_url, model="toy", engine=protocol)
-            async with open_clients(case, endpoint, clock=time.monotonic_ns) as crew:
-                path = ENGINES[protocol].wire_format.counters_path
-                pages = []
-                pages += [await crew.scrape(path)] if path else []
-                done = await crew.replay(prompts)
-                pages += [await crew.scrape(path)] if path else []
-            before, after = (
-                map(ENGINES[protocol].wire_format.parse_counters, pages) if pages else (None, None)
-            )
-            return done, before, after
+            before = None
+            after = None
+            async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
+                if wire_format.counters_path is not None:
+                    page = await clients.scrape(wire_format.counters_path)
+                    before = wire_format.parse_counters(page)
+                replayed = await clients.replay(prompts)
+                if wire_format.counters_path is not None:
+                    page = await clients.scrape(wire_format.counters_path)
+                    after = wire_format.parse_counters(page)
+            return replayed, before, after
 
     return asyncio.run(run())
 

@@ -25,7 +25,7 @@ clients = functools.partial(Clients, endpoint=ENDPOINT, workers=())
 
 
 def replay(wire: Wire, case: Case, prompts: int) -> tuple[Round, list[FinishedRequest]]:
-    """A round of a crew of one over a wire, and what was recorded."""
+    """Replay a round by one process over a wire; return it with what was recorded."""
     recorded: list[FinishedRequest] = []
 
     async def run() -> Round:
