@@ -201,7 +201,7 @@ def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
     needed = decision.needed_launches
     if needed:
         options = again
-        if needed > gate.rules.launches:
+        if needed > gate.options.launches:
             options = f"{again} --launches {needed}".lstrip()
         command = "type the same"
         if options:
@@ -218,8 +218,8 @@ def _remarks(gate: Gate) -> Iterator[str]:
     yield (
         f"the servers of both sides were up {up},"
         f" up to {rules.launches} times each, each asked for {options.least_s:g} s at least; looks"
-        f" after {', '.join(map(str, rules.looks))} launches share 1 %: {rules.level:.2g} each, and"
-        f" {rules.loss_level:.2g} for a loss of one of {rules.figures} figures"
+        f" after {', '.join(map(str, rules.looks))} launches share 1 %, most of which the last look"
+        f" has at speeds and the first at acceptance; a loss has one of {rules.figures} parts of it"
     )
     unhidden = render_unhidden()
     if unhidden:

@@ -1,7 +1,7 @@
 """Judge the launches of both sides of a gate: a verdict on each metric, and the answer.
 
-The gate looks after 1, 2, 4, 8, … launches. The looks share the level equally, so that all of them
-together are wrong no more often than one would be. What a look has decided stays decided.
+The gate looks after 1, 2, 4, 8, … launches. The looks share one level, so that all of them together
+are wrong no more often than one would be. What a look has decided stays decided.
 """
 
 import dataclasses
@@ -43,6 +43,10 @@ UNCHECKED = "UNCHECKED"
 """The code of a loss of speed while side A hasn't been measured against itself."""
 _FAILED_LAUNCHES_TO_GIVE_UP = 2
 _FEW_EQUAL_FRAC = 0.5
+_SPENT_EXPONENT = 2
+"""How late the level of speeds is spent: as this power of the launches."""
+_FIRST_LOOK_FRAC = 0.5
+"""How much of the level of acceptance the first look has."""
 _MAX_GROWTH_RATIO = 1000
 """How many times the launches or prompts so far are tried when asking how many would decide."""
 
@@ -94,15 +98,27 @@ class Rules:
         doublings = (self.launches - 1).bit_length()
         return (*(2**exponent for exponent in range(doublings)), self.launches)
 
-    @property
-    def level(self) -> float:
-        """How often a look may wrongly call something proven."""
-        return LEVEL / len(self.looks)
+    def level_after(self, launches: int, metric: Metric) -> float:
+        """Return how often a look may wrongly call a metric proven.
 
-    @property
-    def loss_level(self) -> float:
-        """The level of a loss, shared by all metrics."""
-        return self.level / self.figures
+        Looks at a speed spend the level as the square of the launches (Kim and DeMets, 1987), so
+        that the last look, which knows most, has most of it. Acceptance differs by prompt and
+        little by launch, so its first look knows nearly all, and has half of the level at once.
+
+        Args:
+            launches: how many launches of each side it looks at.
+            metric: what it looks at.
+        """
+        earlier = max((look for look in self.looks if look < launches), default=0)
+        level = self._spent_after(launches) - self._spent_after(earlier)
+        if metric.by_launch:
+            return level
+        first_level = 0.0 if earlier else LEVEL * _FIRST_LOOK_FRAC
+        return first_level + level * (1 - _FIRST_LOOK_FRAC)
+
+    def _spent_after(self, launches: int) -> float:
+        """Return how much of the level all looks up to some launches have spent."""
+        return LEVEL * min(launches / self.launches, 1.0) ** _SPENT_EXPONENT
 
 
 def rules_of(options: ComparisonOptions, *, figures: int) -> Rules:
@@ -253,23 +269,28 @@ def plan_launches(
         yield from ((group, number, COMPARED) for group in open_groups)
         if number not in rules.looks:
             continue
-        if is_done(look()):
+        decision = look()
+        if is_done(decision):
             return
         for control_number, group in itertools.product(range(1, number + 1), open_groups):
-            doubtful = {
-                verdict.case_id
-                for verdict in look().verdicts
-                if verdict.has_code(UNCHECKED, MACHINE_MOVED) and not _is_lost(verdict)
-            }
-            pairs = tuple(pair for pair in group if pair.id in doubtful)
+            pairs = tuple(pair for pair in group if _is_doubtful(pair, decision))
             if pairs:
                 yield pairs, control_number, CONTROL
-        decision = look()
+                decision = look()
         if is_done(decision):
             return
         open_groups = [
             group for group in open_groups if is_wanted(group) or not is_settled(group, decision)
         ]
+
+
+def _is_doubtful(pair: Pair, decision: Decision) -> bool:
+    """Return whether B seems slower, and by no more than side A may differ from itself."""
+    return any(
+        verdict.has_code(UNCHECKED, MACHINE_MOVED) and not _is_lost(verdict)
+        for verdict in decision.verdicts
+        if verdict.case_id == pair.id
+    )
 
 
 def is_lost(decision: Decision) -> bool:
@@ -407,30 +428,47 @@ def judge_pair(
 
 
 def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
-    decided = _look(figure, (), rules)
     # A launch repeated after it had failed changes no earlier look: it counts from the number of
     # launches on that there were by then.
     known_at = list(itertools.accumulate((launch.number for launch in launches), max))
     last = max(known_at, default=0)
-    for look in [*(number for number in rules.looks if number < last), math.inf]:
-        seen = [launch for launch, at in zip(launches, known_at, strict=True) if at <= look]
-        verdict = _look(figure, seen, rules)
+    looks = [*(number for number in rules.looks if number < last), last]
+    seen_at_looks = [
+        [launch for launch, at in zip(launches, known_at, strict=True) if at <= look]
+        for look in looks
+    ]
+    verdicts = (
+        _look(figure, seen, rules, look) for seen, look in zip(seen_at_looks, looks, strict=True)
+    )
+    decided = next(verdicts)
+    for verdict in verdicts:
+        if decided.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
+            break
         # That it holds is soon proven; that it is better by more may show later.
         if decided.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
             decided = verdict
-        if decided.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
-            break
     return decided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sides:
-    """What both sides of a figure measured: `before` is of the first side, `now` of the second."""
+    """What both sides of a figure measured by a look.
+
+    Attributes:
+        figure: what is compared.
+        before: the launches of the first side.
+        now: those of the second side.
+        tolerance_frac: the largest loss that is allowed.
+        rules: how the launches are weighed.
+        level: how often this look may wrongly call the figure proven.
+    """
 
     figure: _Figure
     before: Sequence[Measurement]
     now: Sequence[Measurement]
     tolerance_frac: float
+    rules: Rules
+    level: float
 
     @property
     def launches(self) -> int:
@@ -461,16 +499,17 @@ class _Sides:
             needed_launches=needed_launches,
         )
 
-    def judged(self, effect: Effect, rules: Rules, cause: Cause | None = None) -> Verdict:
+    def judged(self, effect: Effect, cause: Cause | None = None) -> Verdict:
         """Return the verdict on an effect and, if it is undecided, what would decide it."""
         metric = self.figure.metric
         # A loss must be certain among all figures; that there is none only at this look.
+        loss_level = self.level / self.rules.figures
         reference = Reference(self.expected, f"side {self.figure.sides[0]}", self.tolerance_frac)
-        outcome, comparison = judge_effect(metric, effect, reference, rules.level, rules.loss_level)
+        outcome, comparison = judge_effect(metric, effect, reference, self.level, loss_level)
         reason: Reason | None = None
         needed_launches: int | None = None
         if outcome is Outcome.INCONCLUSIVE:
-            needed = _needed(metric, effect, comparison, rules, launches=self.launches)
+            needed = _needed(metric, effect, comparison, self.rules, launches=self.launches)
             needed_launches = needed if metric.by_launch else 0
             reason = self._why_undecided(needed)
         return Verdict(
@@ -495,7 +534,15 @@ class _Sides:
         )
 
 
-def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
+def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: int) -> Verdict:
+    """Judge a figure by the launches that a look knows.
+
+    Args:
+        figure: what is judged.
+        launches: of all pairs, those up to the look.
+        rules: how they are weighed.
+        look: the number of launches of each side after which it looks.
+    """
     metric, pair_id, (first_side, second_side) = figure
     pair_launches = [launch for launch in launches if launch.pair_id == pair_id]
     before, now = counted_equally(
@@ -506,6 +553,8 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verd
         before=before,
         now=now,
         tolerance_frac=rules.tolerances.get(metric.name, metric.gate_tolerance_frac or 0.0),
+        rules=rules,
+        level=rules.level_after(look, metric),
     )
     for side in figure.sides:
         broken = why_broken(pair_launches, side, metric)
@@ -516,36 +565,36 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verd
         reason = Reason(text=f"side {missing} has no launch yet")
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=1)
     if not metric.by_launch:
-        return _judge_acceptance(sides, rules)
+        return _judge_acceptance(sides)
     change = _change(figure, launches)
     if change is None:
         reason = Reason(text="too few launches to tell how they spread")
         needed_launches = 2 * (sides.launches + 1)
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
     cause = _parts_of_output(sides.now, sides.before) if metric.name == OUTPUT else None
-    return sides.judged(change, rules, cause)
+    return sides.judged(change, cause)
 
 
-def _judge_acceptance(sides: _Sides, rules: Rules) -> Verdict:
+def _judge_acceptance(sides: _Sides) -> Verdict:
     """Judge acceptance by all prompts, and without those whose answers are of another length."""
     counts = paired_counts(sides.now, sides.before)
     if isinstance(counts, Reason):
         return sides.unjudged(Outcome.INVALID, counts)
-    verdict = _judge_counts(sides, counts, rules)
+    verdict = _judge_counts(sides, counts)
     changes = changed_lengths(counts.now, counts.before)
     if not changes:
         return verdict
     unchanged = counts.without({change.prompt_id for change in changes})
-    of_unchanged = _judge_counts(sides, unchanged, rules)
+    of_unchanged = _judge_counts(sides, unchanged)
     return weigh_changed_lengths(verdict, of_unchanged, changes, len(counts.now.prompt_ids))
 
 
-def _judge_counts(sides: _Sides, counts: PairedCounts, rules: Rules) -> Verdict:
+def _judge_counts(sides: _Sides, counts: PairedCounts) -> Verdict:
     """Judge the change of acceptance over some prompts."""
     change = paired_ratio_change(sides.figure.metric, counts)
     if isinstance(change, Reason):  # no further launch would tell
         return sides.unjudged(Outcome.INVALID, change)
-    return sides.judged(change, rules)
+    return sides.judged(change)
 
 
 def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> list[Measurement]:
@@ -623,10 +672,11 @@ def _needed(
     count = count_now
     while count < _MAX_GROWTH_RATIO * count_now:
         count = math.ceil(max(count + 1, count * 1.05))
-        planned = rules
-        if metric.by_launch:  # more launches mean more looks, which share the level
-            planned = dataclasses.replace(rules, launches=max(count, rules.launches))
-        level = planned.level if is_within else planned.loss_level
+        planned = dataclasses.replace(rules, launches=max(count, rules.launches))
+        # More prompts are for a new gate, whose first look decides about acceptance.
+        level = planned.level_after(planned.launches if metric.by_launch else 1, metric)
+        if not is_within:
+            level /= rules.figures
         reach = t_quantile(level, max(effect.freedom * count / count_now, 1))
         if reach * effect.error_frac * math.sqrt(count_now / count) < room_frac:
             return count

@@ -93,25 +93,23 @@ class Pair:
 
     @property
     def deciding(self) -> frozenset[str]:
-        """The metrics that decide the answer; the others explain the output.
+        """The metrics that decide the answer; the others explain them.
 
-        Sides that draft in the same way are judged by all metrics. Two drafts of one method are
-        judged by acceptance, output and prefill, as a larger draft may take longer steps. For other
-        sides output and prefill decide, because accepting more drafts may cost longer steps. Where
-        neither is measured, acceptance decides if both sides draft as many tokens.
+        Output, prefill and acceptance decide; the time of a step follows output, because both are
+        one draw. Where the sides draft in different ways, acceptance explains too, because
+        accepting more drafts may cost longer steps. If such sides measure no speed, acceptance
+        decides as long as both draft as many tokens.
         """
-        names = frozenset(metric.name for metric in self.metrics)
-        if self.compares_drafts:
-            return names - {STEP}
+        leading = frozenset(metric.name for metric in self.metrics if not metric.follows)
         drafting = operator.attrgetter("method", "draft", "draft_tokens", "tree")
-        if drafting(self.a.server) == drafting(self.b.server):
-            return names
-        results = names - {ACCEPTANCE, STEP}
-        if results:
-            return results
-        if self.a.server.draft_tokens == self.b.server.draft_tokens:
-            return names & {ACCEPTANCE}
-        return frozenset()
+        drafts_alike = drafting(self.a.server) == drafting(self.b.server)
+        if drafts_alike or self.compares_drafts:
+            return leading
+        speeds = leading - {ACCEPTANCE}
+        drafts_as_many = self.a.server.draft_tokens == self.b.server.draft_tokens
+        if speeds or not drafts_as_many:
+            return speeds
+        return leading
 
 
 Group = tuple[Pair, ...]

@@ -512,6 +512,7 @@ _STEP = Metric(
     sign=-1,
     gate_tolerance_frac=0.03,
     cause="the cost of a step",
+    follows="throughput_tokens_per_s",
 )
 
 RECORDED = Metric(name="tpot_s", family=Family.LATENCY)

@@ -1,4 +1,4 @@
-"""How often a gate errs, by simulation: `python -m tests.bench.gate`.
+"""How often a gate errs, by simulation: `python -m tests.bench.gate [PART OF A ROW'S TITLE]`.
 
 Accepted drafts are drawn as those of the suite's own simulation; the times of a launch are drawn
 around what was planted.
@@ -9,7 +9,9 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +30,12 @@ _STEP_MS = 8.0
 _TTFT_MS = 40.0
 
 
-SLOW: Mapping[str, float] = {"step_frac": 0.05}
-MOVING: Mapping[str, float] = {"machine_spread_frac": 0.1}
+SLOW: Mapping[str, Any] = {"step_frac": 0.05}
+MOVING: Mapping[str, Any] = {"machine_spread_frac": 0.1}
 BOTH = {**SLOW, **MOVING}
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class World:
     """Two sides to draw launches of.
 
@@ -47,6 +49,8 @@ class World:
         moved_frac: how much slower each launch of B and A2 is, as if they had the worse core.
         machine_spread_frac: how the machine differs from one time to another; launches that are up
             at the same time share that.
+        cases: how many cases there are, on a server each.
+        noisier: how many times more the launches of the first case differ.
     """
 
     random: np.random.Generator
@@ -58,6 +62,8 @@ class World:
     drift_frac: float = 0.0
     moved_frac: float = 0.0
     machine_spread_frac: float = 0.0
+    cases: int = CASES
+    noisier: float = 1.0
     _times: int = field(default=0, init=False)
     _prompts: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
         default_factory=dict, init=False
@@ -79,21 +85,28 @@ class World:
         record = self._acceptance(pair.id, shift_of(is_b * self.acceptance_frac))
         tokens = record.total.acceptance_length or 1.0
         slow *= 1 + (self.moved_frac if side in {Side.B, Side.A2} else 0.0)
-        step_ms = _STEP_MS * slow * self._noise() / (1 - is_b * self.step_frac)
+        is_noisier = pair == self.pairs[0]
+        spread = self.launch_spread_frac * (self.noisier if is_noisier else 1.0)
+        step_ms = _STEP_MS * slow * self._noise(spread) / (1 - is_b * self.step_frac)
         return launch(
             side,
             number,
             pair=pair,
             tokens_per_s=1000 * tokens / step_ms,
             step_ms=step_ms,
-            ttft_ms=_TTFT_MS * slow * self._noise() / (1 - is_b * self.prefill_frac),
+            ttft_ms=_TTFT_MS * slow * self._noise(spread) / (1 - is_b * self.prefill_frac),
             tokens_per_step=tokens / 2,
             acceptance=record,
         )
 
-    def _noise(self, spread_frac: float | None = None) -> float:
-        spread = self.launch_spread_frac if spread_frac is None else spread_frac
-        return math.exp(self.random.normal(0, spread)) if spread else 1.0
+    @functools.cached_property
+    def pairs(self) -> Sequence[Pair]:
+        """The cases as both sides run them."""
+        cases = [builders.with_concurrency(number + 1) for number in range(self.cases)]
+        return [Pair(a=case, b=case) for case in cases]
+
+    def _noise(self, spread_frac: float) -> float:
+        return math.exp(self.random.normal(0, spread_frac)) if spread_frac else 1.0
 
     def _acceptance(self, case_id: str, shift: float) -> AcceptanceRecord:
         shape = (PROMPTS, STEPS, len(RATES))
@@ -122,15 +135,14 @@ class World:
 
 
 def simulated_decision(world: World, *, together: bool = False) -> Decision:
-    """A whole gate of three cases on a server each."""
-    cases = [builders.with_concurrency(number + 1) for number in range(CASES)]
-    pairs = [Pair(a=case, b=case) for case in cases]
+    """Run a whole gate of cases on a server each."""
+    pairs = world.pairs
     rules = Rules(launches=LAUNCHES, figures=sum(len(pair.deciding) for pair in pairs))
     launched = functools.partial(world.launches, together=together)
     return decision_of([(pair,) for pair in pairs], rules, launched)
 
 
-ROWS: Sequence[tuple[str, int, Mapping[str, float], bool]] = (
+ROWS: Sequence[tuple[str, int, Mapping[str, Any], bool]] = (
     ("nothing", 300, {}, False),
     ("nothing, no answer repeats", 100, {"repeating_frac": 0.0}, False),
     ("nothing, the machine slows by 0.3 % a launch", 100, {"drift_frac": 0.003}, False),
@@ -142,31 +154,53 @@ ROWS: Sequence[tuple[str, int, Mapping[str, float], bool]] = (
     ("a step that takes 3 %, the tolerance, more", 100, {"step_frac": 0.03}, False),
     ("3 % of AL - 1", 100, {"acceptance_frac": 0.03}, False),
     ("a prefill that takes 10 % more", 100, {"prefill_frac": 0.1}, False),
+    (
+        "nothing, six cases, launches differ by 2 %",
+        30,
+        {"cases": 6, "launch_spread_frac": 0.02},
+        False,
+    ),
+    ("nothing, six cases, one three times noisier", 250, {"cases": 6, "noisier": 3.0}, False),
     ("nothing, but what is up second is 10 % slower", 100, {"moved_frac": 0.1}, False),
 )
 """What is planted, in how many gates, what `World` has otherwise, and whether both sides are up."""
 
 
-def main() -> None:
-    """Prints a row as soon as its gates are simulated."""
-    for title, gates, changes, together in ROWS:
-        answers = Counter[str]()
-        outcomes = Counter[str]()
-        launches = 0
-        for seed in range(gates):
-            world = World(random=np.random.default_rng(seed), **changes)
-            decision = simulated_decision(world, together=together)
-            answers[decision.answer] += 1
-            outcomes.update(verdict.outcome for verdict in decision.verdicts)
-            launches += max(verdict.launches for verdict in decision.verdicts)
-        counted = (
-            ", ".join(f"{count} {word}" for word, count in words.most_common())
-            for words in (answers, outcomes)
-        )
-        columns = (title, str(gates), *counted, f"{launches / gates:.1f}")
-        sys.stdout.write(f"| {' | '.join(columns)} |\n")
-        sys.stdout.flush()
+def simulated_gate(row: int, seed: int) -> tuple[str, Sequence[str], int]:
+    """Return the answer of one gate of a row, its outcomes, and the launches of a side."""
+    _, _, changes, together = ROWS[row]
+    world = World(random=np.random.default_rng(seed), **changes)
+    decision = simulated_decision(world, together=together)
+    outcomes = [str(verdict.outcome) for verdict in decision.verdicts]
+    return decision.answer, outcomes, max(verdict.launches for verdict in decision.verdicts)
+
+
+def main(pattern: str) -> None:
+    """Print a row as soon as its gates are simulated.
+
+    Args:
+        pattern: a part of the titles of the rows to simulate; empty for all.
+    """
+    with ProcessPoolExecutor() as pool:
+        for row, (title, gates, _, _) in enumerate(ROWS):
+            if pattern not in title:
+                continue
+            answers = Counter[str]()
+            outcomes = Counter[str]()
+            launches = 0
+            simulate = functools.partial(simulated_gate, row)
+            for answer, gate_outcomes, gate_launches in pool.map(simulate, range(gates)):
+                answers[answer] += 1
+                outcomes.update(gate_outcomes)
+                launches += gate_launches
+            counted = (
+                ", ".join(f"{count} {word}" for word, count in words.most_common())
+                for words in (answers, outcomes)
+            )
+            columns = (title, str(gates), *counted, f"{launches / gates:.1f}")
+            sys.stdout.write(f"| {' | '.join(columns)} |\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    main(" ".join(sys.argv[1:]))

@@ -146,6 +146,7 @@ def test_each_loss_is_traced_to_its_own_version(options: BisectOptions, tmp_path
             side,
             number,
             step_ms=11.0 if is_slow_step else 10.0,
+            tokens_per_s=100 / 1.1 if is_slow_step else 100.0,
             ttft_ms=30.0 if is_slow_prefill else 20.0,
         )
 
@@ -159,7 +160,7 @@ def test_each_loss_is_traced_to_its_own_version(options: BisectOptions, tmp_path
     report = load_report(folder / "report.json")
     (answer,) = report.answers
     assert (answer.subject, report.run.exit_status) == ("DON'T", 1)
-    assert f"{CASE.id} is worse by the cost of a step: step_p50_ms -10." in answer.text
+    assert f"{CASE.id} is worse by the cost of a step: throughput_tokens_per_s -9." in answer.text
 
 
 def releases_with_a_death(folder: Path, dead_side: Side) -> ScriptedReleases:
@@ -168,7 +169,9 @@ def releases_with_a_death(folder: Path, dead_side: Side) -> ScriptedReleases:
     def launch_of(version: str, side: Side, number: int) -> SideLaunch:
         if version == "0.31.0" and side is dead_side:
             return failed(side, number)
-        return launch(side, number, step_ms=11.0 if side is Side.B else 10.0)
+        if side is Side.B:
+            return launch(side, number, step_ms=11.0, tokens_per_s=100 / 1.1)
+        return launch(side, number)
 
     return ScriptedReleases(folder, launch_of)
 
@@ -190,7 +193,7 @@ def test_another_release_that_dies_is_unknown(options: BisectOptions, tmp_path: 
     change = find_change(options, TIER, CASE, releases.open_gate)
 
     assert change == ("0.29.0", "0.31.0", "0.32.0")
-    assert "0.31.0: unknown, step_p50_ms: side B: it died" in shown
+    assert "0.31.0: unknown, throughput_tokens_per_s: side B: it died" in shown
     assert any("it died" in remark for remark in remarks_of(options, "0.31.0"))
 
 

@@ -303,7 +303,7 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     assert f"side A2, launch 1, {pair.id}: it died" in report.remarks
     typed = f"about 4 launches of each side: type the same with {again}; a quieter machine"
     assert report.hints[0].startswith(typed)
-    gate.rules = dataclasses.replace(gate.rules, launches=1)
+    gate.options = dataclasses.replace(gate.options, launches=1)
     assert "the same with --launches 4;" in record_gate(gate, command="").hints[0]  # of a bisect
     [case] = report.cases
     assert case.expected is not None

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from specreg.compare.judging import (
 )
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
 from specreg.core.reasons import Reason
+from specreg.measurement.metrics import GATE_METRICS
 from specreg.report.document import exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.bench.gate import CASES, World, simulated_decision
@@ -87,8 +89,18 @@ def test_looks_come_when_the_number_of_launches_has_doubled() -> None:
     assert Rules(launches=16, figures=1).looks == (1, 2, 4, 8, 16)
     assert Rules(launches=12, figures=1).looks == (1, 2, 4, 8, 12)
     assert Rules(launches=1, figures=1).looks == (1,)
+
+
+@pytest.mark.parametrize(
+    ("metric", "first_level", "last_level"),
+    [(OUTPUT, 0.01 / 256, 0.0075), (ACCEPTANCE, 0.005 + 0.005 / 256, 0.00375)],
+)
+def test_the_looks_share_one_level(metric: str, first_level: float, last_level: float) -> None:
+    """The last look at a speed has most of it; at acceptance the first, which knows nearly all."""
     rules = Rules(launches=16, figures=4)
-    assert (rules.level, rules.loss_level) == (0.01 / 5, 0.01 / 20)
+    levels = [rules.level_after(look, GATE_METRICS[metric]) for look in rules.looks]
+    assert math.fsum(levels) == pytest.approx(0.01)
+    assert (levels[0], levels[-1]) == pytest.approx((first_level, last_level))
 
 
 def test_the_spread_is_that_of_all_pairs() -> None:
@@ -119,8 +131,8 @@ def test_what_a_look_has_decided_stays_decided() -> None:
 
 def test_a_loss_must_stand_among_all_figures() -> None:
     some = launches(-0.1, noise=2, count=4)
-    assert judge(some, Rules(launches=1, figures=1)).outcome is Outcome.REGRESSED
-    assert judge(some, Rules(launches=1, figures=10_000)).outcome is Outcome.INCONCLUSIVE
+    assert judge(some, Rules(launches=4, figures=1)).outcome is Outcome.REGRESSED
+    assert judge(some, Rules(launches=4, figures=10_000)).outcome is Outcome.INCONCLUSIVE
 
 
 def test_the_predicted_number_of_launches_decides() -> None:
@@ -362,7 +374,7 @@ def test_equal_sides_may_be_exchanged(*, together: bool) -> None:
     ],
     ids=["acceptance", "step", "prefill"],
 )
-def test_a_loss_is_found_and_called_what_it_is(planted: dict[str, float], cause: str) -> None:
+def test_a_loss_is_found_and_called_what_it_is(planted: dict[str, Any], cause: str) -> None:
     world = World(random=np.random.default_rng(1), **planted)
     decision = simulated_decision(world)
     assert decision.answer is GateAnswer.DONT
