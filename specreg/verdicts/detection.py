@@ -128,12 +128,10 @@ def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
 
 
 def to_frac(metric: Metric, change: float) -> float:
-    """Convert the change of an effect to a relative one.
+    """Convert the change of an effect, a difference of logarithms, to a relative one.
 
-    That of a speed is a difference of logarithms of which better is positive; that of acceptance is
-    relative already.
+    Better is positive in both.
+    That of a time is relative to the time: it gets longer by as much as the value is negative.
     """
-    if not metric.by_launch:
-        return change
     change = min(max(change, -_FURTHEST), _FURTHEST)
     return math.expm1(change) if metric.sign > 0 else -math.expm1(-change)

@@ -1,6 +1,7 @@
 """Intervals: as wide as scipy's, and wrong as often as they say."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -86,19 +87,19 @@ def test_without_an_error_chance_explains_no_loss(estimate: float, p: float) -> 
 
 
 def test_a_ratio_changes_prompt_by_prompt() -> None:
-    """R = 6/6 and R' = 9/6, so d = (0, -1/4, 1/4) - 3/2 (0, 0, 0)."""
+    """R = 6/6 and R' = 9/6, so d = (0, -1/6, 1/6) - 0, and each has a third of the steps."""
     two = np.array([2.0, 2.0, 2.0])
     new = (np.array([3.0, 1.5, 4.5]), two)
     baseline = (two, two)
     change = ratio_change(new, baseline)
-    assert change.estimate_frac == pytest.approx(0.5)
-    assert change.error_frac == pytest.approx(math.sqrt(3 / 2 * (2 / 16)))
+    assert change.estimate_frac == pytest.approx(math.log(1.5))
+    assert change.error_frac == pytest.approx(math.sqrt(2 * (1 / 6 / (2 / 3)) ** 2))
     assert change.freedom == 2
 
 
 def test_equal_runs_have_no_error_and_no_change() -> None:
     draw = np.random.default_rng(1)
-    run = draw.random(80), draw.random(80)
+    run = draw.random(80), np.ones(80)
     change = ratio_change(run, run)
     assert change == Effect(estimate_frac=0.0, error_frac=0.0, freedom=79)
 
@@ -110,7 +111,7 @@ def test_the_error_is_that_of_the_paired_bootstrap() -> None:
     def change(x: Column, y: Column, x0: Column, y0: Column, axis: int) -> Column:
         ratio = x.sum(axis) / y.sum(axis)
         before = x0.sum(axis) / y0.sum(axis)
-        return np.asarray(ratio / before - 1)
+        return np.asarray(np.log(ratio / before))
 
     resampled = stats.bootstrap(
         (*new, *baseline), change, paired=True, vectorized=True, n_resamples=4000, rng=draw
@@ -127,7 +128,7 @@ def test_a_baseline_that_is_only_a_figure_counts_as_exact() -> None:
     paired = ratio_change(new, baseline)
     of_no_spread = (baseline[1] * float(baseline[0].sum() / baseline[1].sum()), baseline[1])
     assert change.estimate_frac == paired.estimate_frac
-    assert change.error_frac == pytest.approx(ratio_change(new, of_no_spread).error_frac)
+    assert change.error_frac == pytest.approx(ratio_change(new, of_no_spread).error_frac, rel=1e-3)
 
 
 @pytest.mark.parametrize("shared_steps", [0, 49], ids=["nothing-shared", "half-shared"])
@@ -149,10 +150,61 @@ def test_an_interval_is_wrong_as_often_as_it_says(prompts: int, shared_steps: in
             for mine, before in zip(own_counts, baseline_counts, strict=True)
         ]
     )
-    truth = (per_step(shift) / per_step() - 1) * own_steps / STEPS
+    truth = math.log1p((per_step(shift) / per_step() - 1) * own_steps / STEPS)
     give = 4 * math.sqrt(LEVEL * (1 - LEVEL) / pairs)
     assert np.mean(bounds[:, 0] > truth) == pytest.approx(LEVEL, abs=give)
     assert np.mean(bounds[:, 1] < truth) == pytest.approx(LEVEL, abs=give)
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate"),
+    [
+        pytest.param((98,) * 7 + (700,), 0.5, id="a prompt with half of all steps"),
+        pytest.param((50,) * 7 + (1400,), 0.5, id="a prompt with 80 % of all steps"),
+        pytest.param((98,) * 8, 0.04, id="eight prompts near AL = 1"),
+        pytest.param((98,) * 80, 0.01, id="AL = 1.02"),
+        pytest.param((40,) * 8, 0.99, id="nearly all drafts accepted"),
+    ],
+)
+def test_an_interval_holds_near_the_ends(steps: Sequence[int], rate: float) -> None:
+    """A bound of 1 % errs in at most 1.3 %, give or take four binomial errors of 4000 pairs."""
+    pairs = 4000
+    draw = np.random.default_rng(11)
+    hardness = draw.normal(math.log(rate / (1 - rate)), 0.8, (pairs, len(steps)))
+    accepted_frac_of_prompts = 1 / (1 + np.exp(-hardness))
+    sides = []
+    for _ in range(2):
+        reached = np.broadcast_to(np.array(steps), hardness.shape)
+        total = np.zeros(hardness.shape)
+        for _ in range(4):
+            reached = draw.binomial(reached, accepted_frac_of_prompts)
+            total += reached
+        sides.append(total)
+    all_steps = np.array(steps, float)
+    bounds = np.array(
+        [
+            ratio_change((mine, all_steps), (before, all_steps)).bounds(LEVEL)
+            for mine, before in zip(*sides, strict=True)
+            if before.any()
+        ]
+    )
+    most = 0.013 + 4 * math.sqrt(LEVEL / pairs)
+    assert np.mean(bounds[:, 0] > 0) < most
+    assert np.mean(bounds[:, 1] < 0) < most
+
+
+@pytest.mark.parametrize(("accepted_before", "is_proven"), [(3, False), (60, True)])
+def test_nothing_accepted_is_as_certain_as_what_was_before(
+    accepted_before: int, *, is_proven: bool
+) -> None:
+    """None after 3 happens by chance in an eighth of such runs; none after 60 never does."""
+    steps = np.full(80, 98.0)
+    before = np.zeros(80)
+    before[:accepted_before] = 1
+    change = ratio_change((np.zeros(80), steps), (before, steps))
+    assert (change.bounds(1e-5)[1] < 0) is is_proven
+    known_exactly = ratio_change((np.zeros(80), steps), (before, steps), exact=True)
+    assert (known_exactly.bounds(1e-5)[1] < 0) is is_proven
 
 
 def test_the_levels_of_all_looks_add_up() -> None:

@@ -254,10 +254,11 @@ def test_acceptance_is_judged_by_its_prompts(
     verdict = judge_records(ours, theirs, look)
     assert verdict.outcome is outcome
     assert words in verdict.explanation
-    assert (
-        outcome is not PASS
-        or verdict.comparison.low_frac == -(verdict.comparison.high_frac or 0) != 0
-    )
+    if outcome is PASS:
+        low_frac = verdict.comparison.low_frac or 0.0
+        high_frac = verdict.comparison.high_frac or 0.0
+        assert high_frac > 0
+        assert (1 + low_frac) * (1 + high_frac) == pytest.approx(1)
 
 
 def test_a_change_of_speed_says_what_it_comes_from() -> None:
