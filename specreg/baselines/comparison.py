@@ -5,7 +5,8 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
@@ -30,12 +31,14 @@ from specreg.stats.intervals import (
     change_of_launches,
     change_of_ratio,
 )
+from specreg.stats.variance import Variance, shrunk, variance_of
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import DeviceRecord
 
 NOTHING_ACCEPTED_ADVICE = "choose prompts or settings with which drafts are accepted"
 _LEAST_CLOCK_FRAC = 0.95
 """A GPU that runs below this share of the recorded clock was held back."""
+_NOTHING_KNOWN = Variance(value=0.0, freedom=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class CaseBaselines:
         nearest: a baseline of another environment, with the same settings.
         published: figures from a paper or a blog, for acceptance only.
         control: the baseline of the same load without speculation.
-        spreads: by metric, how launches of this environment differ.
+        control_spreads: by metric, how launches of the control differ.
         options: the options with which pytest runs the case, the tier among them.
     """
 
@@ -57,13 +60,53 @@ class CaseBaselines:
     nearest: Baseline | None = None
     published: PublishedFigure | None = None
     control: Baseline | None = None
-    spreads: Mapping[str, Spread]
+    control_spreads: Mapping[str, Spread] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> Baseline | None:
         """The baseline to compare with: that of this machine, or else of another."""
         return self.exact or self.nearest
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSpreads:
+    """How a speed of a case differs, by metric, as variances of logarithms.
+
+    Logarithms are taken because a slow machine slows by a factor.
+
+    Attributes:
+        within: from launch to launch, of metrics with two launches or more.
+        between: from run to run, beyond that, of metrics that identical runs have shown.
+    """
+
+    within: Mapping[str, Variance]
+    between: Mapping[str, Variance]
+
+    @classmethod
+    def of(
+        cls,
+        launches: Sequence[Mapping[str, float]],
+        noise: Mapping[str, Noise] = MappingProxyType({}),
+    ) -> "CaseSpreads":
+        """Return how launches of a case differ.
+
+        Args:
+            launches: the speeds of each launch, by metric.
+            noise: what is known of how identical runs differ, by metric.
+        """
+        within = {}
+        for name in dict.fromkeys(name for launch in launches for name in launch):
+            logs = [math.log(launch[name]) for launch in launches if launch.get(name, 0) > 0]
+            variance = variance_of(logs)
+            if variance is not None:
+                within[name] = variance
+        between = {
+            name: Variance(value=known.between_frac**2, freedom=known.runs - 1)
+            for name, known in noise.items()
+            if known.runs > 1
+        }
+        return cls(within, between)
 
 
 class RatioChange(NamedTuple):
@@ -194,7 +237,7 @@ class BaselineComparison:
         if replay is None or not replay.control_rounds:
             return None
         value = metric.value_of(replay.control_replay) or 0.0
-        return _change_of_speed(metric, (value,), self.known.control, self.known.spreads)
+        return _change_of_speed(metric, (value,), self.known.control, self.known.control_spreads)
 
     def expected_ratio(self, metric: Metric) -> float | None:
         """Return the expected ratio: of the shared prompts, or else of the sum of all prompts."""
@@ -347,7 +390,8 @@ def _change_of_speed(
 def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Effect | None:
     """Return what a new baseline changes; None without a spread or anything to compare."""
     if metric.by_launch:
-        return _change_of_speed(metric, new.launch_values(metric), old, spreads_of((new,)))
+        spreads = spreads_of(CaseSpreads.of(new.launches, new.noise))
+        return _change_of_speed(metric, new.launch_values(metric), old, spreads)
     before = load_acceptance(old.acceptance)
     now = load_acceptance(new.acceptance)
     if before is None or now is None:
@@ -369,59 +413,36 @@ def change_of_acceptance(
     return _change_of_tables(metric, now, then)
 
 
-def spreads_of(baselines: Iterable[Baseline]) -> Mapping[str, Spread]:
-    """Return by metric how the launches of one environment differ, pooled over its baselines.
+def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[str, Spread]:
+    """Return by metric how the launches of a case differ, moderated by those of other cases.
 
-    s_w² = Σ (ln x - mean ln x)² / Σ (n - 1) over the baselines with two launches or more; s_b² is
-    the mean of what their histories say, weighed by runs. Logarithms are taken because a slow
-    machine slows by a factor. Baselines are pooled because three launches of one case say little.
-    """
-    baselines = tuple(baselines)
-    return pooled_spreads(
-        [baseline.launches for baseline in baselines],
-        [baseline.noise for baseline in baselines if baseline.noise],
-    )
-
-
-def pooled_spreads(
-    cases: Sequence[Sequence[Mapping[str, float]]], noise: Sequence[Mapping[str, Noise]] = ()
-) -> Mapping[str, Spread]:
-    """Pool by metric how the launches of some cases differ.
+    Three launches of one case say little, and unlike loads have unlike spreads, so a case's own
+    spread is shrunk towards the typical one. A metric without any spread is left out.
 
     Args:
-        cases: for each case, the speeds of each of its launches by metric.
-        noise: for each case with a history, what is known of how its runs differ.
+        own: how the case's launches differ.
+        others: how those of other cases of the machine differ.
     """
     spreads = {}
-    for name in dict.fromkeys(name for launches in cases for launch in launches for name in launch):
-        squares, freedom = _squares_within(name, cases)
-        noises = [known[name] for known in noise if name in known and known[name].runs > 1]
-        runs = sum(each.runs - 1 for each in noises)
-        between = sum(each.between_frac**2 * (each.runs - 1) for each in noises)
-        if freedom:
-            spreads[name] = Spread(
-                within_frac=math.sqrt(squares / freedom),
-                between_frac=math.sqrt(between / runs) if runs else 0.0,
-                freedom=freedom,
-                between_freedom=runs,
-            )
+    names = (name for case in (own, *others) for name in case.within)
+    for name in dict.fromkeys(names):
+        within = _moderated(name, own.within, [case.within for case in others])
+        between = _moderated(name, own.between, [case.between for case in others])
+        spreads[name] = Spread(
+            within_frac=math.sqrt(within.value),
+            between_frac=math.sqrt(between.value),
+            freedom=within.freedom,
+            between_freedom=between.freedom,
+        )
     return spreads
 
 
-def _squares_within(name: str, cases: Sequence[Sequence[Mapping[str, float]]]) -> tuple[float, int]:
-    """Sum the squared deviations of a speed's logarithms from the mean of their case.
-
-    Returns:
-        The sum and its degrees of freedom.
-    """
-    squares = 0.0
-    freedom = 0
-    for launches in cases:
-        logs = [math.log(launch[name]) for launch in launches if launch.get(name, 0) > 0]
-        if len(logs) > 1:
-            squares += statistics.variance(logs) * (len(logs) - 1)
-            freedom += len(logs) - 1
-    return squares, freedom
+def _moderated(
+    name: str, own: Mapping[str, Variance], others: Iterable[Mapping[str, Variance]]
+) -> Variance:
+    """Return the variance of a metric of a case; its freedom is 0 if nothing is known."""
+    known = [case[name] for case in others if name in case]
+    return shrunk(own.get(name), known, _NOTHING_KNOWN)
 
 
 def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:

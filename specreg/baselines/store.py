@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.baselines import schema
-from specreg.baselines.comparison import CaseBaselines, of_any_number, spreads_of
+from specreg.baselines.comparison import CaseBaselines, CaseSpreads, of_any_number, spreads_of
 from specreg.baselines.schema import Baseline, PublishedFigure
 from specreg.core.errors import BaselineError
 from specreg.core.values import readable_values
@@ -83,9 +83,12 @@ class BaselineStore:
         schema.check_folders(self.folder)
 
     @functools.cached_property
-    def spreads(self) -> Mapping[str, Spread]:
-        """By metric, how launches of this machine differ."""
-        return spreads_of(self.own().values())
+    def spreads_by_case(self) -> Mapping[str, CaseSpreads]:
+        """How launches of each case of this machine differ, by the case's id."""
+        return {
+            path.stem: CaseSpreads.of(baseline.launches, baseline.noise)
+            for path, baseline in self.own().items()
+        }
 
     @functools.cached_property
     def published(self) -> tuple[PublishedFigure, ...]:
@@ -107,6 +110,7 @@ class BaselineStore:
             BaselineError: the case's baseline, or a published figure, can't be read.
         """
         exact = self._exact(case)
+        control = self._control(case, settings)
         nearest: Baseline | None = None
         published: PublishedFigure | None = None
         if exact is None:
@@ -119,8 +123,8 @@ class BaselineStore:
             exact=exact,
             nearest=nearest,
             published=published,
-            control=self._control(case, settings),
-            spreads=self.spreads,
+            control=control,
+            control_spreads=self._spreads_beside(case, control),
             options=self.options,
         )
 
@@ -182,3 +186,13 @@ class BaselineStore:
         if baseline is None or baseline.case != control_settings:
             return None
         return baseline
+
+    def _spreads_beside(self, case: Case, control: Baseline | None) -> Mapping[str, Spread]:
+        """Return how the launches of a case's control differ, moderated by those of other cases."""
+        if control is None or case.control is None:
+            return {}
+        control_id = dataclasses.replace(case, server=case.control, control=None).id
+        others = [
+            spreads for known_id, spreads in self.spreads_by_case.items() if known_id != control_id
+        ]
+        return spreads_of(CaseSpreads.of(control.launches, control.noise), others)

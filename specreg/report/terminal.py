@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from specreg.baselines.comparison import change_of_baseline, spreads_of
+from specreg.baselines.comparison import CaseSpreads, change_of_baseline, spreads_of
 from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.core.commands import is_attached, record_command, run_command
 from specreg.core.values import readable_values
@@ -105,7 +105,7 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str
     rows: list[Sequence[str]] = []
     for record in recorded:
         rows.append([f"{record.path.parent.name}/{record.path.stem}"])
-        spreads = spreads_of((record.new,))
+        spreads = spreads_of(CaseSpreads.of(record.new.launches))
         for metric in METRICS.values():
             new_value = record.new.expected_value(metric)
             if new_value is None:

@@ -56,23 +56,27 @@ def shrunk(own: Variance | None, others: Sequence[Variance], prior: Variance) ->
         others: those of other cases of the machine.
         prior: what is known of machines of this kind.
     """
-    samples = [variance for variance in (own, *others) if variance and variance.freedom > 0]
-    known = pooled(samples)
-    if known is None:
-        return prior
+    known = [variance for variance in others if variance.freedom > 0]
+    own_known = [own] if own is not None and own.freedom > 0 else []
+    known_of_others = pooled(known) or Variance(value=0.0, freedom=0.0)
     # The prior stands in for what isn't known yet, and has no word once enough is known.
-    prior_freedom = max(prior.freedom - known.freedom, 0.0)
-    typical_freedom = prior_freedom + known.freedom
-    typical = (prior.value * prior_freedom + known.value * known.freedom) / typical_freedom
-    shrinking_freedom = min(_likeness(samples), typical_freedom)
-    location = typical * max((shrinking_freedom - 2) / shrinking_freedom, 0.5)
-    if shrinking_freedom >= typical_freedom:
-        location = typical
-    if own is None or own.freedom <= 0:
-        return Variance(value=typical, freedom=round(shrinking_freedom, 1))
-    freedom = round(shrinking_freedom + own.freedom, 1)
-    value = (shrinking_freedom * location + own.freedom * own.value) / freedom
-    return Variance(value=value, freedom=freedom)
+    prior_freedom = max(prior.freedom - known_of_others.freedom, 0.0)
+    typical = pooled([known_of_others, Variance(value=prior.value, freedom=prior_freedom)])
+    if typical is None and own_known:
+        return own_known[0]
+    if typical is None or not (known or own_known):
+        return prior
+    # The case itself tells how unlike the cases are, but isn't counted twice.
+    likeness = _likeness([*own_known, *known]) if known else _LEAST_SHRINKING_FREEDOM
+    shrinking_freedom = min(likeness, typical.freedom)
+    if not own_known:
+        return Variance(value=typical.value, freedom=round(shrinking_freedom, 1))
+    location = typical.value
+    if shrinking_freedom < typical.freedom:
+        location *= max((shrinking_freedom - 2) / shrinking_freedom, 0.5)
+    shrunk_to = Variance(value=location, freedom=shrinking_freedom)
+    moderated = pooled([shrunk_to, *own_known]) or shrunk_to
+    return Variance(value=moderated.value, freedom=round(moderated.freedom, 1))
 
 
 def _likeness(samples: Sequence[Variance]) -> float:

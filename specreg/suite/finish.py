@@ -1,7 +1,6 @@
 """End a run: leave its documents, add it to the history, and render the summary."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from specreg.core.commands import specreg_command
@@ -46,27 +45,15 @@ def record_run(
     # The history first: the report shows this run as the last one of it.
     lines += _attempt(lambda: add_to_history(result))
     lines += _attempt(lambda: record_document(folder / VERDICT_FILE, run))
-    with _losing_no_verdict(folder, lines):
+    try:
         all_remarks = (*remarks, *lines, *remarks_of(result))
         report = report_of(result, run, command=command, remarks=all_remarks)
-        record_document(folder / FILE_NAME, report)
-        if not result.context.is_worker:
-            _write_forms(result, report, folder, lines)
-    return lines
-
-
-@contextlib.contextmanager
-def _losing_no_verdict(folder: Path, lines: list[str]) -> Iterator[None]:
-    """Turn any error of writing the report into a line for the summary.
-
-    The verdicts don't depend on the report, so an error of it, whatever it is, ends no run.
-    """
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - see above
+        lines += _write_report(result, report, folder)
+    except Exception as error:  # noqa: BLE001 - a failed report must lose no verdict
         problem = f"not whole, {type(error).__name__}: {error}"
         cure = f"the verdicts stand, and {specreg_command('report')} makes it again"
         lines.append(f"report of '{folder}': {problem}; {cure}")
+    return lines
 
 
 def _attempt(write: Callable[[], None]) -> list[str]:
@@ -78,21 +65,21 @@ def _attempt(write: Callable[[], None]) -> list[str]:
     return []
 
 
-def _write_forms(result: RunResult, report: Report, folder: Path, lines: list[str]) -> None:
-    """Write the report in each of its forms; one that fails takes no other with it."""
-    forms = list(ALWAYS)
-    if result.is_merged:
-        # No pytest writes JUnit's file of a merged run, nor one of pytest-benchmark.
-        forms.append("junit")
-        if any(round_times_s(result.launches, case.id) for case in result.cases):
-            forms.append("benchmark")
-    for form in forms:
-        with _losing_no_verdict(folder, lines):
-            (path,) = write_outputs((form,), report, folder, folder)
-            if form == "benchmark":
-                lines.append(f"benchmarks of the run, as --benchmark-json writes them: {path}")
-    with _losing_no_verdict(folder, lines):
-        append_job_summary(render_markdown(report))
+def _write_report(result: RunResult, report: Report, folder: Path) -> list[str]:
+    """Write the report in each of its forms; return lines for the summary."""
+    record_document(folder / FILE_NAME, report)
+    if result.context.is_worker:
+        return []
+    append_job_summary(render_markdown(report))
+    if not result.is_merged:
+        write_outputs(ALWAYS, report, folder, folder)
+        return []
+    # No pytest writes JUnit's file of a merged run, nor one of pytest-benchmark.
+    write_outputs((*ALWAYS, "junit"), report, folder, folder)
+    if not any(round_times_s(result.launches, case.id) for case in result.cases):
+        return []
+    (path,) = write_outputs(("benchmark",), report, folder, folder)
+    return [f"benchmarks of the run, as --benchmark-json writes them: {path}"]
 
 
 def add_to_history(result: RunResult) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from specreg.baselines.comparison import spreads_of
+from specreg.baselines.comparison import CaseSpreads, spreads_of
 from specreg.baselines.record import RecordedBaseline, RecordingNotes, record_measurements
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import record_command
@@ -100,12 +100,13 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     first = measurements[0]
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
     identical = identical_to(history.of(case.id), settings, first.engine_version, draft_sha256)
-    spreads = speed_spreads(result.measurements, context.store)
+    spreads = speed_spreads(case.id, result.measurements, context.store)
 
     def complete(baseline: Baseline) -> Baseline:
         """Add how identical runs differed, and what a launch can detect against the baseline."""
         detects = detects_against(baseline, case, spreads)
-        noise = {**baseline.noise, **noise_of(identical, spreads_of((baseline,)))}
+        own_spreads = spreads_of(CaseSpreads.of(baseline.launches))
+        noise = {**baseline.noise, **noise_of(identical, own_spreads)}
         return msgspec.structs.replace(baseline, noise=noise, detects=detects)
 
     recorded = record_measurements(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from specreg.baselines.comparison import pooled_spreads
+from specreg.baselines.comparison import CaseSpreads, spreads_of
 from specreg.baselines.store import BaselineStore
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
@@ -18,11 +18,17 @@ _KNOWN_FREEDOM = 8
 
 
 def speed_spreads(
-    measurements: Iterable[Measurement], store: BaselineStore
+    case_id: str, measurements: Iterable[Measurement], store: BaselineStore
 ) -> Mapping[str, Spread]:
-    """Return by speed how launches differ on this machine.
+    """Return by speed how launches of a case differ on this machine.
 
-    Counts the launches of a run, and those of the baselines of all other cases.
+    Launches of one case are few, so its spread is moderated by the launches of all cases of the
+    run, and by the baselines of the cases that it doesn't have.
+
+    Args:
+        case_id: the case.
+        measurements: all launches of the run.
+        store: the baselines of this machine.
     """
     speeds_by_case: dict[str, list[Mapping[str, float]]] = {}
     for measurement in measurements:
@@ -30,10 +36,10 @@ def speed_spreads(
             name: value for name, value in measurement.values.items() if METRICS[name].by_launch
         }
         speeds_by_case.setdefault(measurement.case.id, []).append(speeds)
-    # Launches of one case are few, so all cases of the machine tell how launches differ.
-    others = [baseline for path, baseline in store.own().items() if path.stem not in speeds_by_case]
-    launches = (*speeds_by_case.values(), *(baseline.launches for baseline in others))
-    return pooled_spreads(launches, [baseline.noise for baseline in others])
+    spreads_by_case = dict(store.spreads_by_case)
+    spreads_by_case |= {name: CaseSpreads.of(speeds) for name, speeds in speeds_by_case.items()}
+    own = spreads_by_case.pop(case_id, CaseSpreads.of(()))
+    return spreads_of(own, list(spreads_by_case.values()))
 
 
 def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spread) -> bool:
@@ -99,9 +105,9 @@ class RecordingBudget:
             metrics_of: by the id of a case the metrics that are recorded for it.
             measurements: all of the run so far.
         """
-        spreads = speed_spreads(measurements, self.store)
         undecided = []
         for case in cases:
+            spreads = speed_spreads(case.id, measurements, self.store)
             launches = sum(measurement.case == case for measurement in measurements)
             speeds = [metric for metric in metrics_of[case.id] if metric.by_launch]
             known = [metric for metric in speeds if metric.name in spreads and launches]

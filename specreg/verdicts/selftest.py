@@ -421,7 +421,7 @@ class Machine:
 
     def _known_of(self, case: Case) -> CaseBaselines:
         return CaseBaselines(
-            environment=_ENVIRONMENT, settings=_SETTINGS, exact=self._baselines[case.id], spreads={}
+            environment=_ENVIRONMENT, settings=_SETTINGS, exact=self._baselines[case.id]
         )
 
     def _speeds(self, left_frac: float) -> dict[str, float]:
@@ -470,10 +470,7 @@ class World:
         self._hardness[case.id] = hardness
         acceptance = stored_acceptance(self._acceptance(hardness, 0.0))
         return CaseBaselines(
-            environment=_ENVIRONMENT,
-            settings=_SETTINGS,
-            exact=_baseline((), acceptance=acceptance),
-            spreads={},
+            environment=_ENVIRONMENT, settings=_SETTINGS, exact=_baseline((), acceptance=acceptance)
         )
 
     def launch(self, case: Case, known: CaseBaselines, loss: AcceptanceLoss) -> Measurement:

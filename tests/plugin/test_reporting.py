@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from specreg.measurement.journal import load_journal
 from specreg.report.document import load_report
 from tests.plugin.conftest import Suite
 
@@ -53,36 +52,6 @@ def test_a_run_leaves_a_page_and_adds_to_the_summary_of_a_job(
     before = recorded_suite.verdict()  # a run that is continued in vain stays as it was
     assert recorded_suite.run("tests/perf", "-q", "-k", "x", "--specreg-resume").returncode == 5
     assert recorded_suite.verdict() == before
-
-
-BROKEN_PAGE = """
-import jinja2
-from specreg.report.page import TEMPLATES
-
-TEMPLATES.loader = jinja2.DictLoader({"page.html.jinja": "{{ 1 // 0 }}"})
-"""
-"""A plugin of pytest that leaves the page unfit to be rendered."""
-
-
-def test_a_page_that_fails_to_render_takes_no_verdict_with_it(recorded_suite: Suite) -> None:
-    recorded_suite.python_path = recorded_suite.folder / "plugins"
-    recorded_suite.python_path.mkdir()
-    (recorded_suite.python_path / "broken_page.py").write_text(BROKEN_PAGE)
-
-    done = recorded_suite.run("tests/perf", "-q", "-p", "broken_page", "-k", "acceptance_length")
-
-    assert done.returncode == 0, done.stdout
-    (folder,) = recorded_suite.runs.iterdir()
-    assert not (folder / "report.html").exists()
-    assert "not whole, ZeroDivisionError" in done.stdout
-    assert "the verdicts stand, and specreg report makes it again" in done.stdout
-    verdict = recorded_suite.verdict()
-    assert verdict.outcomes == {"PASS": 2}
-    assert load_report(folder / "report.json").run == verdict
-    assert len(load_journal(folder / "journal.jsonl")) == 2, "a measurement of each case"
-    assert "PASS" in (folder / "report.md").read_text()
-    assert recorded_suite.specreg("report", folder).returncode == 0
-    assert "acceptance:</strong> holds" in (folder / "report.html").read_text()
 
 
 def test_a_history_that_fails_takes_no_verdict_with_it(recorded_suite: Suite) -> None:

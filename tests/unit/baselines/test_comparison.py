@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, PromptAcceptance, StepCounts
-from specreg.baselines.comparison import BaselineComparison, change_of_baseline, compare, spreads_of
+from specreg.baselines.comparison import (
+    BaselineComparison,
+    CaseSpreads,
+    change_of_baseline,
+    compare,
+    spreads_of,
+)
 from specreg.baselines.prompt_counts import common_tables
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
 from specreg.core.reasons import Invalidity, Reason
@@ -155,7 +161,7 @@ def test_each_ratio_divides_what_it_is_of() -> None:
     rate, second = ratio_change(comparison, RATE), ratio_change(comparison, SECOND)
     assert rate[:2] == pytest.approx((18 / 30, 8 / 30))
     assert second[:2] == pytest.approx((6 / 10, 2 / 10))
-    assert second[2].estimate_frac == pytest.approx(2.0)
+    assert second[2].estimate_frac == pytest.approx(math.log(3.0))
 
 
 def test_four_prompts_are_too_few_and_it_says_so() -> None:
@@ -177,7 +183,7 @@ def test_a_source_that_knows_the_sum_only_says_so() -> None:
 def test_a_published_figure_is_compared_beyond_the_one() -> None:
     comparison = compare([measured(record(RECORDED))], known(published=builders.published(2.0)))
     value, expected, change = ratio_change(comparison, LENGTH)
-    assert (value, expected, change.estimate_frac) == pytest.approx((2.3, 2.0, 0.3))
+    assert (value, expected, change.estimate_frac) == pytest.approx((2.3, 2.0, math.log(1.3)))
     missing = "the prompts to compare by hold no acceptance_rate_frac"
     assert comparison.ratio_change(RATE) == Reason(text=missing)
 
@@ -258,26 +264,44 @@ def test_a_control_says_nothing_without_a_baseline_rounds_or_a_spread() -> None:
     here = known(control=of_control)
     for launch, baselines in (
         (beside, known(of_control)),
-        (beside, dataclasses.replace(here, spreads={})),
+        (beside, dataclasses.replace(here, control_spreads={})),
         (measured(None), here),
         (dataclasses.replace(beside, invalid=invalid), here),
     ):
         assert compare([launch], baselines).control_change(THROUGHPUT) is None
 
 
-def launched(*values: float, noise: Noise | None = None) -> Baseline:
-    """A baseline of launches, which tell their spread."""
-    made = builders.baseline(*({THROUGHPUT.name: value} for value in values))
-    return msgspec.structs.replace(made, noise={THROUGHPUT.name: noise} if noise else {})
+def spreads_of_launches(*values: float, noise: Noise | None = None) -> CaseSpreads:
+    """How launches of a case with such values differ."""
+    launches = [{THROUGHPUT.name: value} for value in values]
+    return CaseSpreads.of(launches, {THROUGHPUT.name: noise} if noise else {})
+
+
+def test_the_spread_of_a_case_is_its_own_where_no_other_is_known() -> None:
+    spread = spreads_of(spreads_of_launches(1.0, math.exp(0.1), math.exp(0.2)))[THROUGHPUT.name]
+    assert spread.within_frac == pytest.approx(0.1)
+    assert (spread.freedom, spread.between_freedom) == (2, 0)
+
+
+def test_the_spread_of_a_case_is_drawn_to_those_of_other_cases_and_not_replaced() -> None:
+    """Pooled over unlike loads, a case three times noisier would seem as quiet as the others."""
+    own = spreads_of_launches(1.0, 1.1, 0.95)
+    others = [spreads_of_launches(1.0, 1.0 + 0.01 * number, 0.99) for number in range(1, 6)]
+    alone = spreads_of(own)[THROUGHPUT.name]
+    moderated = spreads_of(own, others)[THROUGHPUT.name]
+    typical = spreads_of(spreads_of_launches(), others)[THROUGHPUT.name]
+    assert typical.within_frac < moderated.within_frac < alone.within_frac
+    assert moderated.freedom > alone.freedom
 
 
 def test_what_hours_differ_by_comes_from_the_histories() -> None:
-    noisy, quiet = Noise(between_frac=0.05, runs=7), Noise(between_frac=0.01, runs=4)
-    spread = spreads_of(
-        [launched(*[100] * 20), launched(50, 50, noise=noisy), launched(20, noise=quiet)]
-    )[THROUGHPUT.name]
-    assert spread.between_frac == pytest.approx(math.sqrt((6 * 0.05**2 + 3 * 0.01**2) / 9))
-    assert (spread.freedom, spread.between_freedom) == (20, 9)
+    noisy = Noise(between_frac=0.05, runs=7)
+    quiet = spreads_of_launches(20, noise=Noise(between_frac=0.01, runs=4))
+    own = spreads_of(spreads_of_launches(50, 51, noise=noisy))[THROUGHPUT.name]
+    assert own.between_frac == pytest.approx(0.05)
+    assert own.between_freedom == 6
+    moderated = spreads_of(spreads_of_launches(50, 51, noise=noisy), [quiet])[THROUGHPUT.name]
+    assert 0.01 < moderated.between_frac < 0.05
 
 
 def test_a_new_baseline_changes_what_its_prompts_do() -> None:
@@ -285,7 +309,7 @@ def test_a_new_baseline_changes_what_its_prompts_do() -> None:
     new = recorded(record({"new": MANY, **dict.fromkeys("abcdef", FEW)}))
     change = change_of_baseline(LENGTH, old, new)
     assert change is not None
-    assert change.estimate_frac == pytest.approx(-1 / 9)
+    assert change.estimate_frac == pytest.approx(math.log(8 / 9))
     assert change.freedom == 5
 
 
@@ -293,7 +317,7 @@ def test_a_new_baseline_changes_its_launches_by_their_own_spread() -> None:
     old = recorded(None, {TPOT.name: 10.0}, {TPOT.name: 1000.0})
     new = recorded(None, {TPOT.name: 100.0}, {TPOT.name: 64.0}, {TPOT.name: 80.0})
     change = change_of_baseline(TPOT, old, new)
-    within = spreads_of([new])[TPOT.name].within_frac
+    within = spreads_of(CaseSpreads.of(new.launches))[TPOT.name].within_frac
     assert change is not None
     assert change.estimate_frac == pytest.approx(math.log(1.25))
     assert change.error_frac == pytest.approx(within * math.sqrt(1 / 2 + 1 / 3))

@@ -1,7 +1,6 @@
 """What is expected of a case: looked up by likeness, written only when it is sound."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,17 +94,6 @@ def test_a_machine_of_the_same_name_and_other_facts_is_not_this_one(tmp_path: Pa
     baseline = write(tmp_path, twin)
     found = look_up(tmp_path)
     assert (found.exact, found.nearest) == (None, baseline)
-
-
-def test_the_spread_is_that_of_all_cases_of_this_machine(tmp_path: Path) -> None:
-    write(tmp_path, ALIKE)
-    for name, values in (("one-case", (1.0, 1.1)), ("another-case", (2.0, 2.4))):
-        other = builders.baseline(*({"speedup_ratio": value} for value in values))
-        builders.record(tmp_path, other, name)
-    spread = look_up(tmp_path).spreads["speedup_ratio"]
-    squares = (math.log(1.1) ** 2 + math.log(1.2) ** 2) / 2
-    assert spread.within_frac == pytest.approx(math.sqrt(squares / 2))
-    assert (spread.between_frac, spread.freedom) == (0.0, 2)
 
 
 def test_the_control_is_the_same_load_without_speculation(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def known(
         nearest=nearest,
         published=published,
         control=control,
-        spreads={name: spread for name, metric in METRICS.items() if metric.by_launch},
+        control_spreads={name: spread for name, metric in METRICS.items() if metric.by_launch},
     )
 
 

@@ -36,6 +36,14 @@ def test_the_prior_has_no_word_once_enough_is_known() -> None:
     assert shrunk(None, [known, known], prior).value == pytest.approx(0.01)
 
 
+def test_a_case_alone_is_not_counted_twice() -> None:
+    """Three launches of one case have two degrees of freedom, not four."""
+    own = Variance(value=1.0, freedom=2)
+    assert shrunk(own, (), NOTHING_KNOWN) == own
+    with_prior = shrunk(own, (), Variance(value=4.0, freedom=2))
+    assert with_prior == Variance(value=2.5, freedom=4)
+
+
 @pytest.mark.parametrize("spread", [1.0, 1.4, 2.0, 3.0])
 def test_a_loss_as_large_as_tolerated_passes_as_seldom_as_promised_where_loads_are_unlike(
     spread: float,
