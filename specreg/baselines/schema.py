@@ -92,10 +92,10 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How small a loss of a metric a run can detect here, by how launches differed.
 
     Attributes:
-        decides: True if a run can prove that the loss is within the tolerance, by its own launch or
-            by three more.
-        mde_frac: the minimum detectable effect of all four launches: a loss that is proven 99 times
-            out of 100.
+        decides: True if a run can prove that the loss is within the tolerance; a speed by its own
+            launch or by three more, an acceptance by the prompts of one.
+        mde_frac: the minimum detectable effect of all of them: a loss that is proven 99 times out
+            of 100.
         tolerance_frac: the tolerance at the time of recording.
         launches: how many launches of a run would decide; 0 if no reasonable number does.
         nights: how many nights together would decide; 0 if no number does.

@@ -139,7 +139,7 @@ def _change_cells(
 
 
 def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
-    """List the speeds that no run can decide against new baselines; empty without any."""
+    """List what no run can decide against new baselines; empty if each can decide all."""
     lines = []
     for record in recorded:
         undecidable = [

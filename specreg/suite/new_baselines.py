@@ -12,7 +12,7 @@ from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS
+from specreg.measurement.metrics import METRICS, Family
 from specreg.report import terminal
 from specreg.suite.recording import speed_spreads
 from specreg.suite.result import RunResult
@@ -102,9 +102,15 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     identical = identical_to(history.of(case.id), settings, first.engine_version, draft_sha256)
     spreads = speed_spreads(case.id, result.measurements, context.store)
 
+    acceptances = [
+        measurement.acceptance
+        for measurement in measurements
+        if measurement.acceptance is not None and Family.ACCEPTANCE not in measurement.invalid
+    ]
+
     def complete(baseline: Baseline) -> Baseline:
         """Add how identical runs differed, and what a launch can detect against the baseline."""
-        detects = detects_against(baseline, case, spreads)
+        detects = detects_against(baseline, case, spreads, acceptances)
         own_spreads = spreads_of(CaseSpreads.of(baseline.launches))
         noise = {**baseline.noise, **noise_of(identical, own_spreads)}
         return msgspec.structs.replace(baseline, noise=noise, detects=detects)

@@ -1,9 +1,13 @@
-"""The minimum detectable effect of launches of a speed, by how they differ."""
+"""The minimum detectable effect of launches, by how they differ."""
 
 import bisect
+import itertools
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 
+from specreg.acceptance.record import AcceptanceRecord
+from specreg.baselines.comparison import change_of_acceptance
 from specreg.baselines.schema import Baseline, Detectable
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS, Metric
@@ -58,19 +62,74 @@ def detectable(
 
 
 def detects_against(
-    baseline: Baseline, case: Case, spreads: Mapping[str, Spread]
+    baseline: Baseline,
+    case: Case,
+    spreads: Mapping[str, Spread],
+    acceptances: Sequence[AcceptanceRecord] = (),
 ) -> dict[str, Detectable]:
-    """Return what a run can detect of each speed that is judged and has a spread, by its name."""
+    """Return what a run can detect of each metric that decides, is judged and has a spread.
+
+    Args:
+        baseline: what the run is compared with.
+        case: whose baseline it is.
+        spreads: by speed, how launches differ.
+        acceptances: what each recorded launch accepted.
+    """
+    recorded_names = {name for launch in baseline.launches for name in launch}
     detectables = {}
-    for name in dict.fromkeys(name for launch in baseline.launches for name in launch):
-        metric = METRICS.get(name)
-        if metric is not None and name in spreads and metric.is_judged(case):
+    for metric in METRICS.values():
+        if not metric.is_judged(case):
+            continue
+        allowed_frac = metric.allowed_frac(case)
+        if metric.by_launch and metric.name in recorded_names and metric.name in spreads:
             recorded = len(baseline.launch_values(metric))
-            allowed_frac = metric.allowed_frac(case)
-            detectables[name] = detectable(
-                metric, allowed_frac, recorded, spreads[name], kind=baseline.environment.kind
+            detectables[metric.name] = detectable(
+                metric, allowed_frac, recorded, spreads[metric.name], kind=baseline.environment.kind
             )
+        elif not metric.by_launch and not metric.follows:
+            of_prompts = detectable_acceptance(metric, allowed_frac, acceptances)
+            if of_prompts is not None:
+                detectables[metric.name] = of_prompts
     return detectables
+
+
+def detectable_acceptance(
+    metric: Metric, allowed_frac: float, launches: Sequence[AcceptanceRecord]
+) -> Detectable | None:
+    """Return what a run can detect of an acceptance, by how its recorded launches differ.
+
+    Two launches are two draws of the same prompts. Where all answers repeat there is no error.
+
+    Args:
+        metric: the acceptance.
+        allowed_frac: the loss that is tolerated, 0..1.
+        launches: what each recorded launch accepted.
+
+    Returns:
+        None with fewer than two launches, or if they share too few prompts.
+    """
+    changes = [
+        change_of_acceptance(metric, first, second)
+        for first, second in itertools.pairwise(launches)
+    ]
+    known = [change for change in changes if change is not None]
+    if not known:
+        return None
+    freedom = statistics.fmean(change.freedom for change in known)
+    # The difference of two launches has twice the variance of one.
+    variance = statistics.fmean(change.error_frac**2 for change in known) / 2
+    error = math.sqrt(variance * (1 + 1 / len(launches)))
+    change = Effect(estimate_frac=0.0, error_frac=error, freedom=freedom)
+    mde = mde_frac(metric, change, LEVELS[Look.FULL])
+    of_launch = Variance(value=variance, freedom=freedom)
+    decides = mde <= allowed_frac
+    return Detectable(
+        decides=decides,
+        mde_frac=mde,
+        tolerance_frac=allowed_frac,
+        launches=int(decides),
+        nights=nights_to_hold(metric, allowed_frac, NightSpread(night=of_launch, launch=of_launch)),
+    )
 
 
 def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread) -> float:
