@@ -70,7 +70,8 @@ def why_driver_too_old(
     """Return why a driver doesn't run a release of CUDA; empty if it does, or that isn't known.
 
     NVIDIA's package of forward compatibility lets older drivers run it; where its library is, there
-    is nothing to say.
+    is nothing to say. PyPI has one build of each release of vLLM and SGLang, for CUDA 13 (looked up
+    on 2026-11-26: no local version, such as `+cu129`, and no package of another name).
 
     Args:
         cuda_release: the release of CUDA that the engine brings; empty if it isn't known.
@@ -89,6 +90,6 @@ def why_driver_too_old(
         return ""
     return (
         f"brings CUDA {cuda_release}, which takes driver {least_driver} or newer, and this machine"
-        f" has {driver}; update the driver, or name an environment with an older CUDA with"
-        " --specreg-engine-python"
+        f" has {driver}; update the driver, or, as PyPI has no build for an older CUDA, install one"
+        " of the engine's own page into an environment, and name that with --specreg-engine-python"
     )
