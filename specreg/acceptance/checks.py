@@ -276,7 +276,7 @@ def check_ended(requests: int, moved: Counters) -> None:
 
 def _disagreement(message: str, *, is_foreign: bool) -> InvalidMeasurementError:
     if is_foreign:
-        remedy = "something else asks the server, keep it to this run"
+        remedy = "another client is using the server; keep the server to this run"
         return InvalidMeasurementError("FOREIGN_TRAFFIC", f"{message}; {remedy}")
     remedy = f"attach to one server, not to a balancer of several, or {_TRY_VERSION}"
     return InvalidMeasurementError("COUNTS_DISAGREE", f"{message}; {remedy}")

@@ -113,7 +113,8 @@ class Losslessness:
                 f" ({self.compared_by_token} that differed when they were timed were asked again)"
             )
         if self.control_equal_frac is not None:
-            summary += f", {self.control_equal_frac:.1%} {plain} at another batch size"
+            share = f"{self.control_equal_frac:.1%} of those {plain}"
+            summary += f", and {share} at another batch size"
         clauses = [summary]
         rounded = len(self.partings) - len(self.failures)
         if rounded:

@@ -138,7 +138,8 @@ def test_another_token_is_wrong_beyond_rounding(
     verdict = judged(check_answers, by_prompt([4, 5], with_it), control, ONE, OTHER)
     assert (verdict.metric, verdict.outcome) == (LOSSLESS, outcome)
     assert (verdict.value, verdict.comparison.expected) == ((0.5, 1.0) if words else (1.0, None))
-    equal = "50.0% of 2 answers are equal, 100.0% without speculation at another batch size"
+    control_share = "100.0% of those without speculation at another batch size"
+    equal = f"50.0% of 2 answers are equal, and {control_share}"
     assert verdict.explanation == (f"{equal}; {words}" if words else "")
     assert verdict.fails == (outcome is Outcome.WRONG)
 
