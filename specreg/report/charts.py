@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from specreg.baselines.comparison import differing_settings
@@ -114,6 +115,8 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
     expected = comparison.expected
     if expected is None or comparison.low_frac is None or comparison.high_frac is None:
         return None
+    # The change is one of what a metric is worth: of AL, of what exceeds the one token that every
+    # step yields. Of times less is better, so that their interval is turned round.
     base = metric.sign * (expected - metric.origin)
     ends = (expected + base * comparison.low_frac, expected + base * comparison.high_frac)
     return min(ends), max(ends)
@@ -126,6 +129,7 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
     for verdict in last_words(report.run.verdicts):
         comparison = verdict.comparison
         change_frac = comparison.change_frac
+        # Positions have bars of their own, both sides behind one another.
         if change_frac is None or verdict.metric.startswith("acceptance_pos"):
             continue
         interval = None
@@ -198,6 +202,7 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
         at_rest_j = None
         text = f"{format_number(energy_j)} J per token"
         if arm.idle_w is not None and arm.tokens:
+            # What the devices draw without any request, over the same time, for as many tokens.
             at_rest_j = arm.idle_w * arm.window_s / arm.tokens
             text += f", of it {format_number(at_rest_j)} at rest"
         rows.append(IntervalRow(label=name, text=text, value=energy_j, baseline=at_rest_j))
@@ -209,82 +214,117 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CaseHistory:
+    """One figure of a case over its nights.
+
+    Attributes:
+        case: the case.
+        runs: its runs that judged the figure, the earliest first.
+        changes_percent: by how much each run differs from the baseline, or from the first run.
+        first_bad: the index of the first run that isn't fine; the number of runs if the last is.
+    """
+
+    case: CaseReport
+    runs: Sequence[RunRecord]
+    changes_percent: Sequence[float]
+    first_bad: int
+
+    @property
+    def bad_run(self) -> RunRecord | None:
+        """The first run that isn't fine; None if the last one is fine."""
+        if self.first_bad == len(self.runs):
+            return None
+        return self.runs[self.first_bad]
+
+
 def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
     """Yield the last 30 nights of each figure, a line for each case, as changes in percent.
 
     A line is relative to the baseline of its case, or to its own first night without one.
     """
-    nights = sorted({run.run for case in cases for run in case.history})[-_MAX_NIGHTS:]
+    all_nights = {run.run for case in cases for run in case.history}
+    nights = sorted(all_nights)[-_MAX_NIGHTS:]
+    colors = case_colors(cases)
     for metric in METRICS.values():
+        # Positions have a picture of their own, in which one sees their shape.
         if metric.position is not None:
             continue
-        runs_by_case = {}
+        histories = []
         for case in cases:
-            judged = comparable(case.history, metric.name)
-            runs = [run for run in judged if run.run in nights and metric.name in run.values]
-            if len(runs) >= _FEWEST_RUNS:
-                runs_by_case[case.case_id] = runs
-        if runs_by_case:
-            yield _figure_history(metric, nights, cases, runs_by_case)
+            history = _case_history_of(metric, case, nights)
+            if history is not None:
+                histories.append(history)
+        if histories:
+            yield _figure_history(metric, histories, colors)
+
+
+def _case_history_of(
+    metric: Metric, case: CaseReport, nights: Collection[str]
+) -> _CaseHistory | None:
+    """Return one figure of a case over some nights; None of too few, which are no line."""
+    judged = comparable(case.history, metric.name)
+    runs = [run for run in judged if run.run in nights and metric.name in run.values]
+    if len(runs) < _FEWEST_RUNS:
+        return None
+    base = runs[0].values[metric.name]
+    if case.expected is not None:
+        base = case.expected.values.get(metric.name, base)
+    return _CaseHistory(
+        case=case,
+        runs=runs,
+        changes_percent=[100 * better_frac(metric, run.values[metric.name], base) for run in runs],
+        first_bad=first_bad(runs, metric.name),
+    )
 
 
 def _figure_history(
-    metric: Metric,
-    nights: Sequence[str],
-    cases: Sequence[CaseReport],
-    runs_by_case: Mapping[str, Sequence[RunRecord]],
+    metric: Metric, histories: Sequence[_CaseHistory], colors: Mapping[str, str]
 ) -> CurvePicture:
     """Draw one figure of several cases over the nights that any of them has.
 
     Args:
         metric: the figure.
-        nights: the names of the runs that may be shown, the earliest first.
-        cases: the cases.
-        runs_by_case: by case id, the runs that judged the figure.
+        histories: the cases.
+        colors: the colour of each case by its id; none of too many cases.
     """
-    # All lines share one axis of nights, so each night has a number.
-    shown_nights = {run.run for runs in runs_by_case.values() for run in runs}
-    numbers = {night: number for number, night in enumerate(sorted(shown_nights & {*nights}))}
-    changes_by_case = {}
-    for case in cases:
-        runs = runs_by_case.get(case.case_id)
-        if runs is None:
-            continue
-        expected = None
-        if case.expected is not None:
-            expected = case.expected.values.get(metric.name)
-        changes_by_case[case.case_id] = list(_changes_percent(metric, runs, expected))
+    shown_nights = {run.run for history in histories for run in history.runs}
+    numbers = {night: number for number, night in enumerate(sorted(shown_nights))}
+    changes = [change for history in histories for change in history.changes_percent]
+    plot = Plot(y=Axis.over([0.0, *changes], _CHANGES), x_low=0, x_high=len(numbers) - 1)
 
-    # The axis of changes holds all lines, and 0.
-    values = [change for changes in changes_by_case.values() for change in changes]
-    y = Axis.over([0.0, *values], _CHANGES)
-    plot = Plot(y=y, x_low=0, x_high=len(numbers) - 1)
-
-    # With too many cases for a colour each, those that are fine share a band.
     curves = []
     fine_lines = []
     bad_runs = {}
-    colors = case_colors(cases)
-    for case_id, changes in changes_by_case.items():
-        runs = runs_by_case[case_id]
-        bad = first_bad(runs, metric.name)
-        line = [(numbers[run.run], change) for run, change in zip(runs, changes, strict=True)]
-        color = colors.get(case_id, "bad")
-        if bad < len(runs):
-            bad_runs[case_id] = runs[bad]
+    for history in histories:
+        case_id = history.case.case_id
+        places = [numbers[run.run] for run in history.runs]
+        line = list(zip(places, history.changes_percent, strict=True))
+        if history.bad_run is not None:
+            bad_runs[case_id] = history.bad_run
         elif not colors:
+            # Dozens of lines that are fine would hide the one that isn't: they become a band.
             fine_lines.append(line)
             continue
-        dots = [(plot.x(number), plot.height(change), "bad") for number, change in line[bad:]]
-        curves.append(Curve(name=case_id, color=color, path=plot.path(line), dots=dots))
+        bad_points = line[history.first_bad :]
+        curves.append(
+            Curve(
+                name=case_id,
+                color=colors.get(case_id, "bad"),
+                path=plot.path(line),
+                dots=[
+                    (plot.x(number), plot.height(change), "bad") for number, change in bad_points
+                ],
+            )
+        )
 
     notes = list(_bad_notes(bad_runs))
     if fine_lines:
         notes.insert(0, f"The band holds the {len(fine_lines)} cases that are fine.")
     versions = _version_starts(
-        (numbers[run.run], f"{case.engine} {run.engine_version}")
-        for case in cases
-        for run in runs_by_case.get(case.case_id, ())
+        (numbers[run.run], f"{history.case.engine} {run.engine_version}")
+        for history in histories
+        for run in history.runs
     )
     return CurvePicture(
         title=f"History of {label_of(metric.name)}",
@@ -304,17 +344,6 @@ def case_colors(cases: Sequence[CaseReport]) -> Mapping[str, str]:
     if len(cases) > _MAX_NAMED_LINES:
         return {}
     return {case.case_id: color for case, color in zip(cases, _LINE_COLORS, strict=False)}
-
-
-def _changes_percent(
-    metric: Metric, runs: Sequence[RunRecord], expected: float | None
-) -> Iterator[float]:
-    """Yield by how much each run differs from what is expected, or from the first of them."""
-    base = expected
-    if base is None:
-        base = runs[0].values[metric.name]
-    for run in runs:
-        yield 100 * better_frac(metric, run.values[metric.name], base)
 
 
 def _version_starts(runs: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -501,6 +530,7 @@ def _load_picture(
     """Draw the gain of each line over the load, with a diamond where it crosses 1."""
     # Loads double from one to the next as a rule, so the axis is logarithmic.
     gains = [gain for line in lines.values() for _, gain in line]
+    # Loads double from one to the next, so that on a logarithm they are equally far apart.
     plot = Plot(y=Axis.over([1.0, *gains]), x_low=math.log2(loads[0]), x_high=math.log2(loads[-1]))
     curves = []
     findings = []

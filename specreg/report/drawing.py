@@ -79,10 +79,12 @@ class Axis:
         low = max(min(shown), -_LARGEST)
         high = min(max(shown), _LARGEST)
         largest = max(abs(low), abs(high))
+        # Values that repeat to the last digits would have an axis of rounding errors.
         least_range = max(style.least_range, _LEAST_RANGE_FRAC * largest)
         if least_range < _LEAST_RANGE:
             least_range = 1.0
         if high - low < least_range:
+            # `low + (high - low) / 2` doesn't overflow where `(low + high) / 2` would.
             middle = low + (high - low) / 2
             low = middle - least_range / 2
             high = middle + least_range / 2
@@ -118,6 +120,7 @@ class Axis:
             value = 0.0  # without the sign that rounding may leave
         before = "+" if self.style.signed and value > 0 else self.style.prefix
         unit = self.style.unit
+        # A damaged file may hold any number, and its digits would run across the picture.
         if abs(value) >= _LARGEST_PLAIN:
             return f"{before}{value:.4g}{unit}"
         decimals = max(0, -math.floor(math.log10(self.step) + 1e-6))

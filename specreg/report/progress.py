@@ -152,6 +152,8 @@ class RunProgress:
             return self._cases.ratio
         if expected.is_of_this_machine or self._starts.ratio is None:
             return 1.0
+        # A start may have had to read the models from a disk, which says little of a step, so that
+        # it may scale an estimate only so far.
         return min(max(self._starts.ratio, 1 / _MAX_RATIO), _MAX_RATIO)
 
     def count(self, in_flight: int, record: RecordRound) -> RecordRound:
@@ -243,6 +245,8 @@ class _Screen:
         if self.way_back is None:
             column = self.column() if self.within_line else 0
             if column:
+                # pytest's dots stay where they are: the line goes below them, and erasing it leads
+                # back to the column behind them.
                 before = "\n"
                 self.way_back = f"\x1b[A\x1b[{column % columns + 1}G"
             else:
@@ -316,6 +320,7 @@ class Progress:
             self._detail = ""
             self._told_ns = {step: ns for step, ns in self._told_ns.items() if step in steps}
             if not steps:
+                # pytest is about to write, and would write behind our line.
                 self._screen.erase()
             if self._thread is None and not self._over.is_set():
                 self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -336,6 +341,7 @@ class Progress:
 
     def close(self) -> None:
         """Say nothing more, and leave no line that was in place."""
+        # The thread must not draw again after its line was taken away.
         self._over.set()
         if self._thread is not None:
             self._thread.join()
