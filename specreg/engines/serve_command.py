@@ -52,7 +52,7 @@ class ServeCommand:
         speculation_flags: how the flags begin that are a key of the speculative configuration each.
         speculation_names: by flag, the key of the speculative configuration that it is.
         refused: by flag, why a server that is measured can't have it.
-        given: by flag, the values that specreg gives each server itself.
+        preset: by flag, the values that specreg sets for each server itself.
         dropped: by flag, why it is left out.
     """
 
@@ -62,7 +62,7 @@ class ServeCommand:
     speculation_flags: tuple[str, ...] = ()
     speculation_names: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str]
-    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    preset: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -264,10 +264,10 @@ def _read_flag(
         MatrixError: a server that is measured can't have it, or it is there twice.
     """
     name = flag.lstrip("-").replace("_", "-")
-    if name in command.refused or command.given.get(name, values) != values:
+    if name in command.refused or command.preset.get(name, values) != values:
         reason = command.refused.get(name, "specreg gives each server its own")
         raise MatrixError(f"command: {' '.join((flag, *values))}: {reason}; leave it out")
-    if name in command.given:
+    if name in command.preset:
         return
     if name in command.dropped:
         reading.notes.append(f"{flag} is left out: {command.dropped[name]}")

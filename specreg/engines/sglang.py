@@ -293,7 +293,7 @@ _SERVE_COMMAND = ServeCommand(
         "ssl-certfile": _NO_KEY,
         "config": "specreg doesn't see what the file sets; write its settings out",
     },
-    given={"disable-radix-cache": (), "enable-metrics": (), "sampling-defaults": ("openai",)},
+    preset={"disable-radix-cache": (), "enable-metrics": (), "sampling-defaults": ("openai",)},
     dropped={"served-model-name": "specreg gives each server a name of its own"},
 )
 

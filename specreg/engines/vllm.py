@@ -263,7 +263,7 @@ _SERVE_COMMAND = ServeCommand(
         "disable-log-stats": "without its statistics the server counts no acceptance",
         "headless": "specreg asks the server that it starts",
     },
-    given={
+    preset={
         "no-enable-prefix-caching": (),
         "generation-config": ("vllm",),
         "per-request-spec-decode-metrics": ("summary",),

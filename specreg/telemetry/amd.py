@@ -251,7 +251,7 @@ def _ask(smi: Any, question: str, *arguments: object) -> Any:  # noqa: ANN401 - 
         return None
 
 
-def _device(smi: Any, handle: object, place: int) -> Device:  # noqa: ANN401 - as above
+def _device(smi: Any, handle: object, number: int) -> Device:  # noqa: ANN401 - as above
     """Return a GPU. One that doesn't answer by its id can't be told from others, so it is hidden.
 
     Raises:
@@ -269,7 +269,7 @@ def _device(smi: Any, handle: object, place: int) -> Device:  # noqa: ANN401 - a
         sensor=SENSOR,
         id=_id_of(smi, handle),
         name="" if name == "N/A" else name,
-        number=place if hip_number is None else hip_number,
+        number=number if hip_number is None else hip_number,
         scope=Scope.MODULE if is_module else Scope.GPU,
         limit_w=_own_limit_w(smi, handle),
         memory_bytes=_ask(smi, "amdsmi_get_gpu_memory_total", handle, smi.AmdSmiMemoryType.VRAM),

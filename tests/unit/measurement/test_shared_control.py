@@ -76,7 +76,7 @@ def rounds_of(measurement: Measurement) -> int:
 def test_each_arm_has_each_place_and_follows_each_other_arm_equally_often(arms: int) -> None:
     orders = balanced_orders(arms)
 
-    places = Counter((place, arm) for order in orders for place, arm in enumerate(order))
+    places = Counter((position, arm) for order in orders for position, arm in enumerate(order))
     neighbours = Counter(pair for order in orders for pair in itertools.pairwise(order))
     assert len(places) == arms**2
     assert len(set(places.values())) == 1
@@ -134,7 +134,10 @@ def test_an_arm_that_had_its_time_leaves_and_the_control_stays_for_the_rest(
     assert combined.replay.control_rounds == control.replay.rounds[: rounds_of(slow)]
     for part in (slow.replay, quick.replay):
         assert part is not None
-        assert sum(each.ended_ns - each.started_ns for each in part.rounds) >= 0.5e9 / 3
+        assert (
+            sum(round_of_part.ended_ns - round_of_part.started_ns for round_of_part in part.rounds)
+            >= 0.5e9 / 3
+        )
 
 
 def test_a_control_that_is_a_case_itself_has_its_time_too(servers: Mapping[str, Server]) -> None:

@@ -43,7 +43,7 @@ class Machine:
     hub: FakeHub
     settings: dict[str, str] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     free_bytes: int = 10**12
 
     @property
@@ -74,7 +74,7 @@ class Machine:
         output = Output(
             log_path=self.folder / "logs/weights.log",
             show=show or self.shown.append,
-            tell=self.told.append,
+            tell=self.lines.append,
         )
         fetch_models(self.spec(**changes), interpreters, output, lambda _: self.free_bytes)
 
@@ -93,7 +93,7 @@ def test_what_an_engine_loads_is_fetched_once_and_its_size_is_said(machine: Mach
     assert {path.name for path in machine.snapshot.iterdir()} == {"config.json", INDEX, *SHARDS}
     assert (machine.snapshot / SHARDS[1]).read_bytes() == FILES[SHARDS[1]]
     missing = f"4.8 MB are missing of the 4.8 MB of {TARGET}"
-    assert machine.told == [f"fetching weights: {missing}, in '{machine.cache}'"]
+    assert machine.lines == [f"fetching weights: {missing}, in '{machine.cache}'"]
     machine.hub.requests.clear()
     machine.fetch()
     assert machine.hub.requests == []
@@ -122,7 +122,7 @@ def test_a_fetch_that_was_cut_off_goes_on_with_the_files_that_are_missing(machin
     machine.hub.piece_s = 0.0
     machine.fetch()
 
-    assert machine.told[1].startswith("fetching weights: 32.0 MB are missing of the 35.2 MB of ")
+    assert machine.lines[1].startswith("fetching weights: 32.0 MB are missing of the 35.2 MB of ")
     assert machine.hub.contents() == [SHARDS[2]]
 
 
@@ -199,8 +199,10 @@ def test_without_the_hub_the_cache_will_do(machine: Machine, settings: dict[str,
 def test_target_and_draft_are_fetched_by_the_revisions_of_the_pair(machine: Machine) -> None:
     machine.hub.models[DRAFT] = {"config.json": b"{}", "model.safetensors": b"d" * 1000}
     machine.fetch(draft=DRAFT, draft_revision="v2")
-    assert machine.told[0].startswith("fetching weights: 4.8 MB are missing of the 4.8 MB of org/t")
-    assert f"{TARGET} and {DRAFT}" in machine.told[0]
+    assert machine.lines[0].startswith(
+        "fetching weights: 4.8 MB are missing of the 4.8 MB of org/t"
+    )
+    assert f"{TARGET} and {DRAFT}" in machine.lines[0]
     assert ("GET", f"/api/models/{DRAFT}/revision/v2") in machine.hub.requests
     ref = machine.cache / "models--org--draft/refs/v2"
     assert ref.read_text() == COMMIT

@@ -240,8 +240,8 @@ def test_processes_that_share_a_claim_see_their_own_gpu(library: Path, tmp_path:
 def test_a_stranger_on_the_gpu_is_named_with_the_variable_that_chooses_another(
     library: Path,
 ) -> None:
-    taken = gpu(0, processes=[[4_000_000, GIB]])
-    (_, message) = run(library, ASK, [taken], "1")
+    busy_gpu = gpu(0, processes=[[4_000_000, GIB]])
+    (_, message) = run(library, ASK, [busy_gpu], "1")
     assert message.startswith("DEVICE_SHARED: Scripted AMD Instinct MI300X, number 0: used by")
     assert message.endswith("choose another GPU with HIP_VISIBLE_DEVICES")
 
