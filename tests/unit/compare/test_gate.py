@@ -101,6 +101,7 @@ def test_cases_of_a_tier_that_do_not_fit_are_left_out_unless_named(
     assert {(server.engine, server.models) for server in servers} == {
         ("vllm", "tiny"),
         ("vllm", "wide-1b"),
+        ("vllm", "qwen3-8b-awq"),
     }
     assert "left out: 'sglang-none-wide-1b-toy-c16' is of engine 'sglang'" in shown
     too_big = "vllm-none-qwen3-8b-toy-c4"
