@@ -103,21 +103,31 @@ def test_the_looks_share_one_level(metric: str, first_level: float, last_level: 
     assert (levels[0], levels[-1]) == pytest.approx((first_level, last_level))
 
 
-def test_the_spread_is_that_of_all_pairs() -> None:
-    """Two launches of three pairs have three degrees of freedom, and a loss of 10 % stands out.
-
-    Two of one pair decide no speed.
-    """
+def launches_of_three(count: int) -> list[SideLaunch]:
+    """Launches of three pairs, of which the first loses 10 %."""
     other_pairs = [dataclasses.replace(PAIR, a=builders.with_concurrency(n)) for n in (3, 4)]
     some = [
         dataclasses.replace(launch, pair_id=pair.id)
         for pair in (PAIR, *other_pairs)
-        for launch in launches(-0.1 if pair is PAIR else 0.0, noise=0.2, count=2)
+        for launch in launches(-0.1 if pair is PAIR else 0.0, noise=0.2, count=count)
     ]
-    some.sort(key=lambda launch: launch.number)
-    assert judge(some).outcome is Outcome.REGRESSED
+    return sorted(some, key=lambda launch: launch.number)
+
+
+def test_other_pairs_tell_how_launches_differ() -> None:
+    """Two launches of three pairs have three degrees of freedom; two of one decide no speed."""
+    some = launches_of_three(2)
+    assert judge(some).comparison.low_frac is not None
     alone = judge([launch for launch in some if launch.pair_id == PAIR.id])
     assert (alone.outcome, alone.comparison.low_frac) == (Outcome.INCONCLUSIVE, None)
+
+
+@pytest.mark.parametrize(("count", "outcome"), [(2, Outcome.INCONCLUSIVE), (4, Outcome.REGRESSED)])
+def test_a_loss_must_show_in_a_pairs_own_launches(count: int, outcome: Outcome) -> None:
+    """By the spread of quieter pairs, a noisier one would seem to have lost something."""
+    verdict = judge(launches_of_three(count))
+    assert verdict.outcome is outcome
+    assert (verdict.needed_launches == 4) is (outcome is Outcome.INCONCLUSIVE)
 
 
 def test_what_a_look_has_decided_stays_decided() -> None:
@@ -378,7 +388,7 @@ def test_a_loss_is_found_and_called_what_it_is(planted: dict[str, Any], cause: s
     world = World(random=np.random.default_rng(1), **planted)
     decision = simulated_decision(world)
     assert decision.answer is GateAnswer.DONT
-    assert len(decision.reasons) == CASES
+    assert 1 <= len(decision.reasons) <= CASES
     assert all(f" is worse by {cause}" in reason for reason in decision.reasons)
 
 
