@@ -504,11 +504,11 @@ def check_figures(baseline: Baseline) -> None:
     for launch in baseline.launches:
         for name, value in launch.items():
             if not 0 < value < math.inf:
-                message = f"{name} is {value}, which could never be missed; record it anew"
+                message = f"{name} is {value}, which could never be missed"
                 raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
     for name, noise in baseline.noise.items():
         if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
-            message = f"noise of {name} is {noise}; record it anew"
+            message = f"noise of {name} is {noise}"
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
     record = load_acceptance(baseline.acceptance)
     if record is None:

@@ -166,9 +166,7 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
         decoded = decoder.decode(event)
     except UNREADABLE as error:
         check_no_error(event)
-        raise InvalidMeasurementError(
-            "EVENT_UNREADABLE", f"{error}, in: {quote(event)}; look at the server's log"
-        ) from error
+        raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {quote(event)}") from error
     if decoded.error is not None and is_error(decoded.error):
         words = words_of(decoded.error)
         raise ServerAnswerError(words.text, words.status)
@@ -735,9 +733,7 @@ class EventSplitter:
         for content in (data, stray):
             check_no_error(content)
         if not is_finished and stray.strip():
-            message = (
-                f"the answer is no stream of events: {quote(stray)}; check the server's version"
-            )
+            message = f"the answer is no stream of events: {quote(stray)}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
 
 

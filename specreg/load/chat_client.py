@@ -168,8 +168,7 @@ class _StreamState:
 
     def _refuse(self, code: str, excess: str) -> NoReturn:
         cap_tokens = self.most_tokens - _MORE_TOKENS
-        message = f"{excess} in an answer that was to have {cap_tokens} tokens at most; look at the"
-        message += " server's log"
+        message = f"{excess} in an answer that was to have {cap_tokens} tokens at most"
         raise InvalidMeasurementError(code, message)
 
 
@@ -347,9 +346,7 @@ class ChatClient:
         async with self.http.stream("POST", path, content=body, headers=HEADERS) as response:
             if response.status_code != HTTPStatus.OK:
                 answer = quote_answer(await _beginning(response))
-                message = (
-                    f"HTTP {response.status_code} from {path}: {answer}; look at the server's log"
-                )
+                message = f"HTTP {response.status_code} from {path}: {answer}"
                 raise InvalidMeasurementError("HTTP_ERROR", message)
             # `aiter_raw` would count the bytes too, at two microseconds a chunk.
             async for piece in cast("httpx.AsyncByteStream", response.stream):
@@ -360,8 +357,7 @@ class ChatClient:
                         stream.take(parsed, at_ns)
         splitter.check_rest(is_finished=stream.finish_reason is not None)
         if stream.finish_reason is None and parsed == _EMPTY_EVENT:
-            problem = f"the stream ended without a finish reason, its last event is {quote(event)}"
-            message = f"{problem}; look at the server's log"
+            message = f"the stream ended without a finish reason, its last event is {quote(event)}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         _check_stream(stream)
 
