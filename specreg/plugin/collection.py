@@ -70,6 +70,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the suite's tests, keep those of the selected shard, skip and check what is left."""
+    # Whatever is asked of the cases may read a baseline, a model or the cache.
+    with usage_errors(config):
+        _arrange(config, items)
+
+
+def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Arrange the tests of a session.
+
+    Raises:
+        SpecregError: a case can't be measured as it is.
+        pytest.exit.Exception: a baseline can't be read.
+    """
     context = config.stash[CONTEXT]
     only_lists = bool(config.getoption("collectonly"))
     _drop_placeholders(items)
@@ -83,8 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     config.stash[NOTES].note_selected(suite_tests=len(suite_items), all_tests=len(items))
     tests = [(case_of(item), subject_of(item)) for item in suite_items]
-    with usage_errors(config):
-        selection = select(tests, context, asks_hub=not only_lists)
+    selection = select(tests, context, asks_hub=not only_lists)
     shards = config.stash.get(SHARDS, ())
     selection = replace(selection, shard_cases=sum(len(shard.case_ids) for shard in shards))
     config.stash[SELECTION] = selection
@@ -178,7 +189,7 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
     """Check that the selected cases can be measured, before any server starts.
 
     Raises:
-        pytest.UsageError: a case can't be measured as it is.
+        SpecregError: a case can't be measured as it is.
         pytest.exit.Exception: a baseline can't be read.
     """
     if not items:
@@ -186,9 +197,8 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
     context = config.stash[CONTEXT]
     left_out = {*selection.skipped, *selection.unfetched}
     cases = {case_id: case for case_id, case in _cases_of(items).items() if case_id not in left_out}
-    with usage_errors(config):
-        check_cases(context, cases.values())
-        check_workers(context, selection, grouped=is_grouped(config))
+    check_cases(context, cases.values())
+    check_workers(context, selection, grouped=is_grouped(config))
     unreadable = read_baselines(context.store.files(cases))[1]
     if unreadable:
         refuse(config, Refusal("\n\n".join(unreadable), NO_BASELINE_STATUS))

@@ -1,6 +1,7 @@
 """What a run can't use is named at once, in one line, before any server starts."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,3 +113,16 @@ def test_a_cache_that_cannot_be_written(
     line = refusal_of(suite, SPECREG_CACHE=str(cache))
     assert "can't be written, " in line
     assert "SPECREG_CACHE" in line
+
+
+def test_a_cache_that_cannot_be_written_in_a_run_with_baselines(tmp_path: Path) -> None:
+    """Those of the tier `cpu` are of padded models, which are made to estimate the run's time."""
+    cache = tmp_path / "cache"
+    cache.touch()
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "tests/perf")
+    options = ("--specreg-tier=cpu", "-k", "ngram", f"--specreg-runs={tmp_path}")
+    done = run_here(*command, *options, env=os.environ | {"SPECREG_CACHE": str(cache)})
+    output = done.stdout + done.stderr
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, output
+    assert "INTERNALERROR" not in output
+    assert "can't be written, Not a directory; make room, or name another cache" in output
