@@ -246,9 +246,10 @@ def cpu_methods(session: nox.Session) -> None:
 
 @nox.session(tags=["engines"])
 def cpu_loads(session: nox.Session) -> None:
-    """Run real vLLM under rates, bursts, a ramp and conversations; four minutes."""
+    """Run real vLLM under rates, bursts, a ramp and conversations, and sampled."""
     _install(session, extras=["benchmark"])
     _suite(session, "tests/perf", "--specreg-tier=cpu_loads")
+    _suite(session, "tests/perf", "--specreg-tier=cpu_sampled")
 
 
 @nox.session(tags=["engines"])
