@@ -264,9 +264,7 @@ def test_a_run_that_was_asked_for_leaves_the_comment_of_the_night_alone() -> Non
     assert "github.event_name == 'schedule'" in job["if"].split(" && ")
 
 
-def test_a_night_has_all_gpus_its_prompts_and_a_token_for_gated_models(
-    checkout: Checkout,
-) -> None:
+def test_a_night_has_all_gpus_its_prompts_and_a_token_for_gated_models(checkout: Checkout) -> None:
     job = load(WORKFLOW / "gpu_perf.yml")["jobs"]["gpu_perf"]
     secrets = [
         step["env"]["HF_TOKEN"] for step in job["steps"] if "HF_TOKEN" in step.get("env", {})

@@ -14,11 +14,11 @@ from tests.unit import builders
 
 UNITS = (
     *("_ns", "_ns2", "_h2", "_ms", "_s", "_tokens", "_bytes", "_w", "_mw", "_mj", "_mhz", "_c"),
-    *("_frac", "_requests", "_nats", "_gib", "_gb", "_kib", "_min", "_uj", "_j", "_ratio"),
-    "minutes",
+    *("_frac", "_percent", "_requests", "_nats", "_gib", "_gb", "_kib", "_min", "_uj", "_j"),
+    *("_ratio", "minutes"),
 )
 UNITLESS = re.compile(
-    r"burstiness|freedom|p_worse|temperature|top_p|waiting"  # numbers of their own kind
+    r"burstiness|(between_)?freedom|p_worse|temperature|top_p|waiting"  # numbers of their own kind
     r"|changes|parts|slowed|tolerances|turns"  # shares
     r"|(tpot_)?ratio(_by_category)?"  # times something
     r"|expected|first|judged|last|launches|origin|scale|values?|a|b"  # in the unit of a metric
