@@ -221,13 +221,13 @@ class _CaseHistory:
     Attributes:
         case: the case.
         runs: its runs that judged the figure, the earliest first.
-        changes_percent: by how much each run differs from the baseline, or from the first run.
+        changes: by how much each run differs from the baseline, or from the first run, in percent.
         first_bad: the index of the first run that isn't fine; the number of runs if the last is.
     """
 
     case: CaseReport
     runs: Sequence[RunRecord]
-    changes_percent: Sequence[float]
+    changes: Sequence[float]
     first_bad: int
 
     @property
@@ -273,7 +273,7 @@ def _case_history_of(
     return _CaseHistory(
         case=case,
         runs=runs,
-        changes_percent=[100 * better_frac(metric, run.values[metric.name], base) for run in runs],
+        changes=[100 * better_frac(metric, run.values[metric.name], base) for run in runs],
         first_bad=first_bad(runs, metric.name),
     )
 
@@ -290,7 +290,7 @@ def _figure_history(
     """
     shown_nights = {run.run for history in histories for run in history.runs}
     numbers = {night: number for number, night in enumerate(sorted(shown_nights))}
-    changes = [change for history in histories for change in history.changes_percent]
+    changes = [change for history in histories for change in history.changes]
     plot = Plot(y=Axis.over([0.0, *changes], _CHANGES), x_low=0, x_high=len(numbers) - 1)
 
     curves = []
@@ -299,7 +299,7 @@ def _figure_history(
     for history in histories:
         case_id = history.case.case_id
         places = [numbers[run.run] for run in history.runs]
-        line = list(zip(places, history.changes_percent, strict=True))
+        line = list(zip(places, history.changes, strict=True))
         if history.bad_run is not None:
             bad_runs[case_id] = history.bad_run
         elif not colors:

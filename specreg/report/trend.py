@@ -1,6 +1,7 @@
 """The page of many nights: the outcomes and figures of every case, and since when it isn't fine."""
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,7 +151,7 @@ def _map_of(shown: MachineHistory, number: int) -> _Map:
     machine = readable_values(shown.machine)
     records_by_case = {
         case_id: [readable_values(record) for record in records]
-        for case_id, records in sorted(shown.history.by_case.items())
+        for case_id, records in sorted(shown.history.by_case.items(), key=_by_number)
     }
     every_record = sorted(
         (record for records in records_by_case.values() for record in records),
@@ -170,6 +171,13 @@ def _map_of(shown: MachineHistory, number: int) -> _Map:
         versions=list(_versions(record for record in every_record if record.run in runs)),
         problem=shown.history.problem,
     )
+
+
+def _by_number(item: tuple[str, object]) -> list[str | int]:
+    """Return what sorts the cases by name, and the numbers in it as numbers: c2 before c16."""
+    case_id, _ = item
+    # Every second part is a number, so that no number is compared with a text.
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", case_id)]
 
 
 def _night_of(run: str) -> _Night:

@@ -86,6 +86,14 @@ def test_a_case_that_did_not_run_in_a_night_has_an_empty_cell() -> None:
     assert [tone for tone, _ in cells(trend(first, other_case))] == ["", "good new", "good new", ""]
 
 
+def test_the_cases_stand_in_the_order_of_their_loads() -> None:
+    (run,) = reports.judged_runs(METRIC, "PASS")
+    names = ("case-c16", "case-c2", "case-c1")
+    page = Page(trend(*(msgspec.structs.replace(run, case_id=name) for name in names)))
+    rows = [row["data-case"] for row in page.all("tr") if "data-case" in row]
+    assert rows == ["case-c1", "case-c2", "case-c16"]
+
+
 def test_an_outcome_of_another_specreg_is_shown_and_not_judged() -> None:
     text = trend(*reports.judged_runs(METRIC, "PASS", "SHRUG"))
     assert cells(text)[1] == ("doubt", "SHRUG: throughput")
