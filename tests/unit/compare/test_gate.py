@@ -104,8 +104,8 @@ def test_cases_of_a_tier_that_do_not_fit_are_left_out_unless_named(
         ("vllm", "qwen3-8b-awq"),
     }
     assert "left out: 'sglang-none-wide-1b-toy-c16' is of engine 'sglang'" in shown
-    too_big = "vllm-none-qwen3-8b-toy-c4"
-    assert f"left out: {too_big} needs 1 GPU(s) of 47 GiB, this machine has 24 GiB" in shown
+    too_big = "vllm-none-wide-8b-toy-c16"
+    assert f"left out: {too_big} needs 1 GPU(s) of 39 GiB, this machine has 24 GiB" in shown
     named = dataclasses.replace(request, case_ids=[too_big])
     with pytest.raises(UnsupportedError, match=f"{too_big} needs 1 .*choose other cases"):
         opened(named)
