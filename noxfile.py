@@ -275,7 +275,7 @@ def triton(session: nox.Session) -> None:
 def contract(session: nox.Session) -> None:
     """Measure real vLLM with a known acceptance, and beside vLLM's own benchmark."""
     _install(session, "tests")
-    names = ("meter", "cross_check", "widening")
+    names = ("meter", "cross_check", "widening", "sampling", "serve_command")
     _pytest(session, *(f"tests/contract/test_{name}.py" for name in names))
 
 
