@@ -72,7 +72,19 @@ async def read(
     within_s: float,
     body: bytes | None = None,
 ) -> HttpResponse:
-    """Ask a server, JSON if anything, and read its answer of any status whole, else AnswerError."""
+    """Ask a server, and read its answer whole, whatever its status.
+
+    Args:
+        client: the HTTP client of the server.
+        method: the HTTP method.
+        path: the path at the server.
+        within_s: how long the whole answer may take, in seconds.
+        body: JSON that is sent; None for nothing.
+
+    Raises:
+        AnswerError: the answer is late, too long or no HTTP.
+        KeyboardInterrupt: a signal came, and the event loop dropped its interrupt.
+    """
     import aiohttp  # noqa: PLC0415 - takes long, and few commands ask a server
     import httpx  # noqa: PLC0415 - the same
 
@@ -111,7 +123,7 @@ def ask(
 
 
 def _why(error: BaseException) -> str:
-    """Return the system's own error, if any, as a line: the libraries' errors hide it."""
+    """Return an error's cause as a line: the system's own error, if the libraries hide one."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError):

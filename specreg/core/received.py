@@ -29,7 +29,11 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def open_received(folder: Path, name: str) -> Iterator[BinaryIO]:
-    """Open a file of a run folder to read it; `name` may have folders in it, by slashes.
+    """Open a file of a run folder to read it.
+
+    Args:
+        folder: the run folder.
+        name: the file's name; it may have folders in it, by slashes.
 
     Raises:
         OSError: it isn't there, isn't a regular file of its own, or lies behind a link; `strerror`
@@ -59,7 +63,7 @@ def read_received(folder: Path, name: str, most_bytes: int) -> bytes:
 
 
 def received_files(folder: Path) -> list[PurePosixPath]:
-    """List the files of a run folder, from there on, sorted.
+    """Return the files of a run folder, relative to it and sorted.
 
     Raises:
         OSError: something in it is a link or no regular file, or there is too much of it.
@@ -106,7 +110,7 @@ def copy_received(folder: Path, name: str, into: Path, new_name: str, most_bytes
 
 
 def write_below(folder: Path, name: str, content: bytes) -> Path:
-    """Write a file below a folder, and make the folders between; the path of it.
+    """Write a file below a folder, make the folders between, and return its path.
 
     Raises:
         OSError: as of `check_below`, or the disk refuses.
@@ -174,6 +178,10 @@ def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
 
 
 def _check_alone(status: os.stat_result, named: PurePath | None = None) -> None:
-    """Check that a file has no other name, which may be that of a file of ours."""
+    """Check that a file has no other name, which may be that of a file of ours.
+
+    Raises:
+        OSError: it has one.
+    """
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         raise refusal(f"has {status.st_nlink} hard links, needed a file of its own", named)

@@ -124,10 +124,14 @@ def unhidden() -> tuple[str, ...]:
 
 
 def hide(text: str, secrets: Iterable[str] | None = None) -> str:
-    """Return a text without secrets: the given ones (None: all known), and those it marks itself.
+    """Return a text without secrets.
 
-    A text marks a secret by writing a password or a parameter into a URL, or by `Authorization:`
-    or `Bearer` before it.
+    A text marks a secret of its own by writing a password or a parameter into a URL, or by
+    `Authorization:` or `Bearer` before it. Those are hidden too.
+
+    Args:
+        text: the text.
+        secrets: what is hidden wherever it occurs; None for all that is known.
     """
     for secret in known_secrets() if secrets is None else secrets:
         text = text.replace(secret, HIDDEN)
@@ -144,7 +148,7 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
 
 
 def hide_bytes(content: bytes, hide: Callable[[str], str] = hide) -> bytes:
-    """Do with any bytes what `hide` does with a text."""
+    """Return any bytes without secrets, as `hide` does with a text."""
     return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
