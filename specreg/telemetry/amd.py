@@ -251,31 +251,44 @@ def _ask(smi: Any, question: str, *arguments: object) -> Any:  # noqa: ANN401 - 
         return None
 
 
-def _device(smi: Any, handle: object, number: int) -> Device:  # noqa: ANN401 - as above
-    """Return a GPU. One that doesn't answer by its id can't be told from others, so it is hidden.
+def _device(smi: Any, handle: object, place: int) -> Device:  # noqa: ANN401 - as above
+    """Return a GPU.
+
+    Args:
+        smi: the module amdsmi.
+        handle: its handle of the GPU.
+        place: the place of the GPU in its list, for a GPU whose number isn't known.
 
     Raises:
-        AmdSmiException: it has no id.
+        AmdSmiException: the GPU doesn't say its id, so it can't be recognised later.
     """
-    name = str((_ask(smi, "amdsmi_get_gpu_asic_info", handle) or {}).get("market_name") or "")
-    driver = (_ask(smi, "amdsmi_get_gpu_driver_info", handle) or {}).get("driver_version")
+    facts = _ask(smi, "amdsmi_get_gpu_asic_info", handle) or {}
+    driver = _ask(smi, "amdsmi_get_gpu_driver_info", handle) or {}
     enumeration = _ask(smi, "amdsmi_get_gpu_enumeration_info", handle) or {}
-    hip_number = _number(enumeration.get("hip_id"))
+    number = _number(enumeration.get("hip_id"))
+    if number is None:
+        number = place
+    name = _text(facts.get("market_name"))
+    scope = Scope.GPU
+    if any(module in name for module in _MODULES):
+        scope = Scope.MODULE
     probe = _Gpu(smi, handle)
     state = probe.state()
-    has_power = (state.average_mw, state.instant_mw, probe.energy_mj()) != (None, None, None)
-    is_module = any(module in name for module in _MODULES)
+    readings = (state.average_mw, state.instant_mw, probe.energy_mj())
+    why_not = ""
+    if all(reading is None for reading in readings):
+        why_not = NO_POWER
     return Device(
         sensor=SENSOR,
         id=_id_of(smi, handle),
-        name="" if name == "N/A" else name,
-        number=number if hip_number is None else hip_number,
-        scope=Scope.MODULE if is_module else Scope.GPU,
+        name=name,
+        number=number,
+        scope=scope,
         limit_w=_own_limit_w(smi, handle),
         memory_bytes=_ask(smi, "amdsmi_get_gpu_memory_total", handle, smi.AmdSmiMemoryType.VRAM),
-        driver_version=driver if isinstance(driver, str) and driver != "N/A" else "",
+        driver_version=_text(driver.get("driver_version")),
         bus_id=_ask(smi, "amdsmi_get_gpu_device_bdf", handle) or "",
-        why_not="" if has_power else NO_POWER,
+        why_not=why_not,
     )
 
 
@@ -297,13 +310,22 @@ def _own_limit_w(smi: Any, handle: object) -> float | None:  # noqa: ANN401 - as
     vendor_limit_uw = _number(limits["default_power_cap"])
     if not limit_uw or not vendor_limit_uw:
         return None
-    return 0.0 if limit_uw == vendor_limit_uw else limit_uw / _UW_PER_W
+    if limit_uw == vendor_limit_uw:
+        return 0.0
+    return limit_uw / _UW_PER_W
 
 
 def _power_mw(power_w: object) -> int | None:
     """Return a power in mW; None for "N/A" and for 0, which a GPU without a sensor says."""
     number = _number(power_w)
     return number * _MW_PER_W if number else None
+
+
+def _text(value: object) -> str:
+    """Return a text of amdsmi; empty for "N/A" and for what isn't there."""
+    if isinstance(value, str) and value != "N/A":
+        return value
+    return ""
 
 
 def _number(value: object) -> int | None:
