@@ -75,7 +75,9 @@ def sentence_of(verdict: Verdict) -> str:
     direction = _direction(comparison, comparison.change_frac)
     percent = 100 * abs(comparison.change_frac)
     interval = _interval_words(comparison)
-    sentence = f"{subject}, recorded {expected}: {direction} by {percent:.1f} % ({interval})"
+    judged = " of AL - 1" if verdict.metric == "acceptance_length_tokens" else ""
+    change = f"{direction} by {percent:.1f} %{judged} ({interval})"
+    sentence = f"{subject}, recorded {expected}: {change}"
     if comparison.tolerated:
         sentence += f", tolerated are {comparison.tolerated}"
     if verdict.cause is not None:

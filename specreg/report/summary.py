@@ -292,10 +292,17 @@ def _all_hold(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
 
 def _example(verdicts: Sequence[Verdict]) -> str:
     """Return in brackets what changed most of some verdicts, or why; empty if neither is known."""
-    most = max(verdicts, key=lambda verdict: abs(verdict.comparison.change_frac or 0.0))
+    deciding = [verdict for verdict in verdicts if _decides(verdict)]
+    most = max(deciding or verdicts, key=lambda verdict: abs(verdict.comparison.change_frac or 0.0))
     change_frac = most.comparison.change_frac
     if change_frac is not None:
         return f" ({most.case_id}: {label_of(most.metric)} {change_frac:+.1%})"
     if most.reason is not None:
         return f" ({most.case_id}: {most.reason.headline})"
     return ""
+
+
+def _decides(verdict: Verdict) -> bool:
+    """Return whether a verdict decides, and doesn't follow that on another figure of its draw."""
+    metric = METRICS.get(verdict.metric)
+    return metric is None or not metric.follows

@@ -430,12 +430,10 @@ def _judge_ratio(
     elif outcome is Outcome.REGRESSED:
         recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
         measured = evidence.measurement.acceptance
-        reason = _by_category(
-            metric,
-            measured.only(set(prompt_ids)) if measured else None,
-            recorded.only(set(prompt_ids)) if recorded else None,
-        )
-        verdict = dataclasses.replace(verdict, reason=reason)
+        if measured is not None and recorded is not None:
+            shared_ids = set(prompt_ids)
+            reason = _where_lost(metric, measured.only(shared_ids), recorded.only(shared_ids))
+            verdict = dataclasses.replace(verdict, reason=reason)
     return name_lasting_loss(metric, verdict, nights)
 
 
@@ -587,18 +585,34 @@ def _cause(metric: Metric, evidence: BaselineComparison, effect: Effect) -> Caus
     )
 
 
-def _by_category(
-    metric: Metric, measured: AcceptanceRecord | None, recorded: AcceptanceRecord | None
+def _where_lost(
+    metric: Metric, measured: AcceptanceRecord, recorded: AcceptanceRecord
 ) -> Reason | None:
-    """Say where acceptance was lost: `by category: coding 3.12 -> 1.85, math 2.74 -> 2.73`."""
-    recorded_by_category = recorded.by_category if recorded else {}
+    """Say where acceptance was lost: `by category: coding 3.12 -> 1.85, math 2.74 -> 2.73`.
+
+    Of the length also by draft. A position counts the steps that accepted so many drafts or more,
+    so that a draft which became worse drags all positions after it down. Its share of the steps
+    that accepted the drafts before it shows which draft that is.
+    """
     parts = []
-    for category, record in (measured.by_category if measured else {}).items():
-        before = acceptance_value(metric, recorded_by_category.get(category))
+    by_category = []
+    for category, record in measured.by_category.items():
+        before = acceptance_value(metric, recorded.by_category.get(category))
         now = acceptance_value(metric, record)
         if before is not None and now is not None:
-            parts.append(f"{category} {before:.3g} -> {now:.3g}")
-    return Reason(text=f"by category: {', '.join(parts)}") if parts else None
+            by_category.append(f"{category} {before:.3g} -> {now:.3g}")
+    if by_category:
+        parts.append(f"by category: {', '.join(by_category)}")
+    if not metric.follows:
+        conditional_fracs = zip(
+            recorded.total.conditional_acceptance,
+            measured.total.conditional_acceptance,
+            strict=False,
+        )
+        by_draft = ", ".join(f"{before:.1%} -> {now:.1%}" for before, now in conditional_fracs)
+        if by_draft:
+            parts.append(f"by draft, where those before it were accepted: {by_draft}")
+    return Reason(text="; ".join(parts)) if parts else None
 
 
 def _geometric_mean(values: tuple[float, ...]) -> float:

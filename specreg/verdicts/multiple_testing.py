@@ -104,6 +104,9 @@ def _followed(verdict: Verdict, leader: Verdict, first_positions: Mapping[str, V
     first_position = first_positions.get(verdict.case_id)
     if verdict.metric == leader.metric or _is_pattern(verdict, first_position):
         return verdict
+    # What a loss has kept helps to find its cause: of a drafter whose second step broke, the first.
+    if leader.outcome is Outcome.REGRESSED and verdict.outcome is Outcome.PASS:
+        return verdict
     reason = verdict.reason or leader.reason
     if leader.outcome is not verdict.outcome:
         decided = f"decided by {leader.metric}"

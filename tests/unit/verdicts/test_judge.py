@@ -301,7 +301,8 @@ def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
     further = builders.prompt_acceptance(of_length(3.0), prompt_id="chat-9")
     more = builders.acceptance_of([*theirs.prompts, further])
     verdict = judge_records(builders.acceptance(of_length(1.5), prompts=6), more, Look.FULL)
-    assert verdict.explanation == "by category: chat 2 -> 1.5"
+    by_draft = "by draft, where those before it were accepted: 100.0% -> 50.0%, 0.0% -> 0.0%"
+    assert verdict.explanation == f"by category: chat 2 -> 1.5; {by_draft}"
 
 
 @pytest.mark.parametrize(
