@@ -34,8 +34,7 @@ def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -
         "one run takes about 13 min on one GPU of 80 GiB, 120 s of it for each server's start"
         in text
     )
-    words = "recording it, 3 launches, takes about 37 min on one GPU of 80 GiB, and up to 10 min more where"
-    assert words in text
+    assert "recording it, 3 launches, takes about 37 min on one GPU of 80 GiB, and up to" in text
     assert "guess: a step reads all weights at 1560 GiB/s; no draft is accepted" in text
     assert "tiers: gpu" in text
 
