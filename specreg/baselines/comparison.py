@@ -455,7 +455,7 @@ def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
     )
 
 
-def of_any_number(settings: CaseSettings) -> CaseSettings:
+def without_num_prompts(settings: CaseSettings) -> CaseSettings:
     """Return the settings without `num_prompts`, by which a run overrides the matrix.
 
     Acceptance is compared prompt by prompt, so that another number of them doesn't matter.

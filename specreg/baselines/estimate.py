@@ -38,7 +38,7 @@ class Estimate:
     Attributes:
         case_s: the time in seconds.
         source: what it was derived from: a recording, or a guess.
-        control_s: the part of it that its control takes, in seconds.
+        control_s: the part of `case_s` that is spent on the control, in seconds.
     """
 
     case_s: float
@@ -72,7 +72,9 @@ def estimate_of(
     sources = dict.fromkeys(source for _, source in paces)
 
     warm_up_requests = _WARM_UP_BATCHES * (case.load.concurrency or 1)
-    fewest_passes = 2 if case.control and case.rounds == 1 else 1  # each arm is first once
+    fewest_passes = (
+        2 if case.control and case.rounds == 1 else 1
+    )  # so that each server goes first once
     passes = max(fewest_passes, math.ceil(case.least_s / (min(paces_s) * case.prompts)))
     arms_s = []
     for pace_s in paces_s:
@@ -147,11 +149,11 @@ def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gp
         for group in cases_by_servers.values()
     ]
     busy_s = [0.0] * gpus
-    for group_s, server in sorted(groups, key=lambda group: group[0], reverse=True):
-        # A group takes the GPUs that are free first, from when all of them are.
+    for duration_s, server in sorted(groups, key=lambda group: group[0], reverse=True):
+        # A group takes the GPUs that become free first, and begins when the last of them is free.
         busy_s.sort()
         taken = min(server.parallel.gpus, gpus)
-        busy_s[:taken] = [busy_s[taken - 1] + group_s] * taken
+        busy_s[:taken] = [busy_s[taken - 1] + duration_s] * taken
     return max(busy_s)
 
 
@@ -193,7 +195,7 @@ def group_s(group: Sequence[Case], estimates: Mapping[str, Estimate]) -> float:
 
 
 def run_s(cases: Sequence[Case], estimates: Mapping[str, Estimate], kind: str, fit: Fit) -> float:
-    """Return how long a run of cases takes, each counted on all GPUs that it takes.
+    """Return how long a run of cases takes, in seconds times the GPUs that each case takes.
 
     Args:
         cases: the cases.

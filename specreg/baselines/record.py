@@ -86,8 +86,8 @@ def record_measurements(
         measurements: one for each launch of the case, one at least.
         settings: the settings that a run must share to be compared.
         store: where the file belongs.
-        notes: what is said of the recording.
-        complete: adds how identical runs differed, and what a run can detect against the baseline.
+        notes: the reason of the recording, and versions that the measurements don't know.
+        complete: adds the noise of identical runs, and the minimum detectable effects.
 
     Raises:
         BaselineError: nothing of a measurement may be recorded, the launches disagree, the file
@@ -116,7 +116,7 @@ def record_measurements(
             acceptance=_stored_acceptance(measurements),
             launches=launches,
             devices=devices,
-            # How hours differ is the machine's: what is known of it outlives an engine's version.
+            # How hours differ belongs to the machine, so it is kept when the engine changes.
             noise=kept.noise if kept else {},
         )
     )
@@ -133,6 +133,7 @@ def _check_recordable(
 ) -> None:
     """Check that something of a case may be recorded, else raise a BaselineError."""
     first = measurements[0]
+    # Without acceptance, speeds are all there is to record. Power is written or left out by itself.
     has_only_invalid_speeds = first.acceptance is None and bool(invalid.keys() - {Family.POWER})
     if Family.ACCEPTANCE in invalid or has_only_invalid_speeds:
         raise _refusal(first.case, str(next(iter(invalid.values()))))
@@ -195,7 +196,7 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
-    """Say by family why nothing of it is recorded: it is invalid in one launch or more."""
+    """Return why each family isn't recorded that was invalid in one launch or more."""
     invalid: dict[Family, Invalidity] = {}
     held_back = why_held_back(measurements, old)
     if held_back is not None:
@@ -228,7 +229,9 @@ def _speeds_of(
         why = "one launch tells no speed, and there is no acceptance; leave out --specreg-launches"
         raise _refusal(first.case, why)
     launches = tuple(_valid_speeds(measurement, invalid) for measurement in measurements)
-    return launches if all(launches) or not invalid else ()
+    if invalid and not all(launches):  # a launch of which nothing is left
+        return ()
+    return launches
 
 
 def _valid_speeds(measurement: Measurement, invalid: Invalid) -> dict[str, float]:
@@ -244,7 +247,7 @@ def _with_kept_speeds(
     kept_launches: Sequence[Mapping[str, float]],
     invalid: Invalid,
 ) -> tuple[dict[str, float], ...]:
-    """Return the launches, in which metrics that aren't recorded now keep their earlier values."""
+    """Return the new launches, with the earlier values of the families that are invalid now."""
     if not speeds:
         return tuple(dict(launch) for launch in kept_launches)
     kept = [_speeds_in(invalid.keys(), launch) for launch in kept_launches]
@@ -268,7 +271,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
     """Check that the launches of a case have the same AL.
 
     An AL may differ from the first launch's by 0.5 %, or by what chance allows over the prompts
-    that both replayed. For a source that knows the sum only, there is no allowance for chance.
+    that both replayed. A source that counts all prompts together has no allowance for chance.
 
     Raises:
         BaselineError: two launches disagree.

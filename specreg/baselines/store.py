@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.baselines import schema
-from specreg.baselines.comparison import CaseBaselines, CaseSpreads, of_any_number, spreads_of
+from specreg.baselines.comparison import CaseBaselines, CaseSpreads, spreads_of, without_num_prompts
 from specreg.baselines.schema import Baseline, PublishedFigure
 from specreg.core.errors import BaselineError
 from specreg.core.values import readable_values
@@ -21,7 +21,7 @@ from specreg.stats.intervals import Spread
 from specreg.telemetry.identity import Environment
 
 
-def settings_in(root: Path, case: Case) -> CaseSettings:
+def load_settings(root: Path, case: Case) -> CaseSettings:
     """Return the settings of a case, with the files of a repository."""
     target, _ = served_models(root, case.server)
     return settings_of(case, target, load_case_prompts(root, case))
@@ -30,8 +30,8 @@ def settings_in(root: Path, case: Case) -> CaseSettings:
 def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
     """Return what must be equal for two measurements of a case to be compared.
 
-    Of the dataset's prompts, those of a run by the matrix and of its extension count. Texts are as
-    a baseline's file holds them, without secrets.
+    Of the dataset's prompts only those are compared that a run by the matrix may replay: its own,
+    and as many again for an extension. Texts are as a baseline's file holds them, without secrets.
 
     Args:
         case: the case.
@@ -78,7 +78,7 @@ class BaselineStore:
         """Check that the folder, and those of all machines in it, can be read.
 
         Raises:
-            BaselineError: One can't be read; its baselines would seem not to be there.
+            BaselineError: a folder can't be read. Its baselines would seem to be missing.
         """
         schema.check_folders(self.folder)
 
@@ -114,7 +114,7 @@ class BaselineStore:
         nearest: Baseline | None = None
         published: PublishedFigure | None = None
         if exact is None:
-            nearest = self._nearest(case, of_any_number(settings))
+            nearest = self._nearest(case, without_num_prompts(settings))
         if exact is None and nearest is None:
             published = schema.published_for(case, self.published)
         return CaseBaselines(
@@ -124,7 +124,7 @@ class BaselineStore:
             nearest=nearest,
             published=published,
             control=control,
-            control_spreads=self._spreads_beside(case, control),
+            control_spreads=self._control_spreads(case, control),
             options=self.options,
         )
 
@@ -187,7 +187,7 @@ class BaselineStore:
             return None
         return baseline
 
-    def _spreads_beside(self, case: Case, control: Baseline | None) -> Mapping[str, Spread]:
+    def _control_spreads(self, case: Case, control: Baseline | None) -> Mapping[str, Spread]:
         """Return how the launches of a case's control differ, moderated by those of other cases."""
         if control is None or case.control is None:
             return {}

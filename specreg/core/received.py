@@ -36,8 +36,8 @@ def open_received(folder: Path, name: str) -> Iterator[BinaryIO]:
         name: the file's name; it may have folders in it, by slashes.
 
     Raises:
-        OSError: it isn't there, isn't a regular file of its own, or lies behind a link; `strerror`
-            says which.
+        OSError: it isn't there, isn't a regular file, has other hard links, or lies behind a link;
+            `strerror` says which.
     """
     *folders, file_name = _parts_of(folder, name)
     with contextlib.ExitStack() as opened:
@@ -161,7 +161,7 @@ def check_below(folder: Path, name: str) -> Path:
     for part in folders:
         path /= part
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise refusal("is no folder of its own", path)
+            raise refusal("is a link, or no folder", path)
     return path / file_name
 
 
@@ -178,7 +178,7 @@ def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
 
 
 def _check_alone(status: os.stat_result, named: PurePath | None = None) -> None:
-    """Check that a file has no other name, which may be that of a file of ours.
+    """Refuse a file with further hard links, because one of them might be a file of ours.
 
     Raises:
         OSError: it has one.

@@ -30,7 +30,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A phase that goes on, for server pairs and about something of them, as a case.
+    """A phase in progress, of some server pairs and of one thing, such as a case.
 
     Attributes:
         phase: the phase.

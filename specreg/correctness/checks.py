@@ -203,7 +203,7 @@ def check_sampling(running: RunningCase) -> Verdict:
     drawn_by_control = _draw(case, control.endpoint, texts, first_seed=_DRAWS)
     pairs = list(zip(drawn, drawn_by_control, strict=True))
     chances = [chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
-    # Bonferroni's bound: the likeliest false alarm counts once for each length of beginning.
+    # Bonferroni's bound: the smallest p-value is multiplied by the number of lengths.
     chance = min(1.0, min(chances) * len(chances))
     if chance >= LEVEL:
         return Verdict(case_id=case.id, metric=SAMPLING, outcome=Outcome.PASS, value=chance)
@@ -316,7 +316,7 @@ def _as_run(case: Case, server: Server) -> Case:
 def _other_steps(
     prompts: Sequence[Prompt], counted: Sequence[StepCounts], expected: Sequence[StepCounts]
 ) -> list[str]:
-    """Name the prompts whose answers took other steps than expected, with both."""
+    """Name the prompts whose answers took other steps than expected, with both counts."""
     return [
         f"'{prompt.id}' {_describe_counts(counts)} instead of {_describe_counts(expected_counts)}"
         for prompt, counts, expected_counts in zip(prompts, counted, expected, strict=True)
@@ -351,8 +351,8 @@ def _describe_counts(counts: StepCounts) -> str:
 def _change_of_acceptance(total: StepCounts, expected: StepCounts) -> float:
     """Return the relative change of the drafts accepted per step.
 
-    Nothing is relative to zero. Where no draft should have been accepted, it returns the accepted
-    drafts per step themselves.
+    A change relative to zero isn't defined. Where no draft should have been accepted, it returns
+    the accepted drafts per step themselves.
     """
     accepted_per_step = _accepted_per_step(total)
     expected_per_step = _accepted_per_step(expected)

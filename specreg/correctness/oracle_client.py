@@ -243,7 +243,7 @@ def predict_drafts(
             status = child.popen.wait()
             ending = f"its process ended with status {status}"
             if status == -signal.SIGKILL:
-                ending += ", killed as where memory runs out"
+                ending += ", killed, as happens when memory runs out"
             last_lines = "\n".join(child.last_lines().splitlines()[-_MAX_LOG_LINES:])
             answer = OracleAnswer(refusal=f"{ending}; its last words:\n{last_lines}")
     if answer.refusal:

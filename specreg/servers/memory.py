@@ -1,8 +1,8 @@
 """Compute how much memory a server gets, and whether several servers fit at the same time.
 
-By default an engine takes all free memory of a GPU for its KV cache. Of two that start at the same
-time each would count the other's memory, so each gets a cache of a fixed size: enough for all
-requests that it may have in flight.
+By default an engine takes all free memory of a GPU for its KV cache. If two start at the same time,
+each would take what the other one needs for free. So each gets a cache of a fixed size: enough for
+all requests that it may have in flight.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import BESIDE_GIB, ServerSpec
 
 _GIB = 2**30
-_BLOCK_TOKENS = 128
+_SPARE_TOKENS = 128
 """Room of each sequence for its last block and its drafts; vLLM's blocks usually have 16 tokens."""
 _ON_CPU_GIB = 3.0
 """What a server without a GPU takes besides its weights; vLLM took 1.9, 1 of them for its cache."""
@@ -104,7 +104,7 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
     if weights_gib is None or not token_gib:
         return None
     fixed_gib = weights_gib + BESIDE_GIB
-    sequence_tokens = spec.max_model_len_tokens + _BLOCK_TOKENS
+    sequence_tokens = spec.max_model_len_tokens + _SPARE_TOKENS
     room_tokens = int((gpu_gib * spec.gpu_memory_frac - fixed_gib) / token_gib)
     if room_tokens < sequence_tokens:
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from specreg.baselines.comparison import CaseBaselines
-from specreg.baselines.store import BaselineStore, settings_in
+from specreg.baselines.store import BaselineStore, load_settings
 from specreg.datasets.hub import is_offline
 from specreg.matrix.case import Case, CaseSettings, Tier, in_run_order
 from specreg.measurement.metrics import METRICS
@@ -166,7 +166,7 @@ class RunContext:
 
     def settings(self, case: Case) -> CaseSettings:
         """Return what must be equal for another measurement of a case to be compared."""
-        return settings_in(self.root, case)
+        return load_settings(self.root, case)
 
     def baselines_of(self, case: Case) -> CaseBaselines:
         """Return what the baselines hold for a case.

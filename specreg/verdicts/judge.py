@@ -12,8 +12,8 @@ from specreg.baselines.comparison import (
     CaseBaselines,
     accepted_nothing,
     differing_settings,
-    of_any_number,
     why_held_back,
+    without_num_prompts,
 )
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
@@ -276,7 +276,7 @@ def _refuse_baseline(metric: Metric, evidence: BaselineComparison) -> Refusal | 
         reason = Reason(text=_nothing_recorded(metric, known))
         return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
     if known.baseline is not None:
-        settings = of_any_number(known.settings)
+        settings = without_num_prompts(known.settings)
         differing = differing_settings(known.baseline.case, settings)
         if differing:
             reason = Reason(text=f"it was recorded with other settings: {differing}")

@@ -15,7 +15,7 @@ from specreg.baselines.schema import (
     PublishedFigure,
     RecordedDevice,
 )
-from specreg.baselines.store import settings_in
+from specreg.baselines.store import load_settings
 from specreg.matrix.case import Case, CaseSettings
 from specreg.measurement.metrics import METRICS
 from specreg.stats.intervals import Spread
@@ -93,7 +93,7 @@ def record_on_gpu(
         from_counter=True,
         sm_clock_mhz=gpu.sm_clock_mhz,
     )
-    recorded = baseline(*launches, environment=environment, settings=settings_in(ROOT, case))
+    recorded = baseline(*launches, environment=environment, settings=load_settings(ROOT, case))
     return record(folder, msgspec.structs.replace(recorded, devices=(device,)), case.id)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from specreg.baselines.record import RecordingNotes, record_measurements
 from specreg.baselines.schema import Baseline
-from specreg.baselines.store import settings_in
+from specreg.baselines.store import load_settings
 from specreg.core.timeline import Timeline
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal, Key
@@ -175,7 +175,7 @@ def ready(started: list[Server]) -> Iterator[Poll]:
 def record(run_context: RunContext) -> tuple[Measurement, Baseline]:
     """A launch of the case, and the baseline that two launches of it were recorded as."""
     launch = builders.measurement({LENGTH.name: 2.5, SPEED.name: 100.0}, of=COUNTS)
-    settings = settings_in(builders.ROOT, builders.CASE)
+    settings = load_settings(builders.ROOT, builders.CASE)
     notes = RecordingNotes(reason="first")
     recorded = record_measurements([launch, launch], settings, run_context.store, notes)
     return launch, recorded.new

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specreg.baselines.store import settings_in
+from specreg.baselines.store import load_settings
 from specreg.core.errors import ModelError
 from specreg.matrix.case import ServerSpec, Width
 from specreg.matrix.models import model_sha256, served_models, widen_models
@@ -164,7 +164,7 @@ def test_what_a_widened_model_is_made_of_is_its_checksum_before_it_is_made(tmp_p
     assert all(sums)
     assert len(set(sums)) == len(sums)
     case = dataclasses.replace(builders.CASE, server=spec())
-    assert settings_in(builders.ROOT, case).target_sha256 == sums[0]
+    assert load_settings(builders.ROOT, case).target_sha256 == sums[0]
     widened()
     assert model_sha256(served_models(builders.ROOT, spec())[0]) == sums[0]
 
