@@ -132,7 +132,8 @@ def test_a_driver_that_is_too_old_for_the_engine_is_in_the_way(root: Path, libra
     (refused,) = (finding for finding in findings["cases"] if "CUDA" in finding.says)
     assert refused.state is State.IN_THE_WAY
     assert "takes driver 580.65.06 or newer, and this machine has 550.54.15" in refused.says
-    assert "update the driver, or name an environment" in f"{refused.says} {refused.advice}"
+    assert "update the driver" in f"{refused.says} {refused.advice}"
+    assert "--specreg-engine-python" in f"{refused.says} {refused.advice}"
 
 
 def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> None:

@@ -75,7 +75,8 @@ def test_a_case_that_says_which_gpu_its_server_sees_is_measured_there(library: P
 
 
 def test_fewer_gpus_than_it_takes_are_none(library: Path) -> None:
-    assert asked(library, THREE, 4) == ["nvml shows 3 of 4 GPUs"]
+    advice = "show the server more of them with CUDA_VISIBLE_DEVICES"
+    assert asked(library, THREE, 4) == [f"nvml shows 3 of 4 GPUs; {advice}"]
     (message,) = asked(library, THREE, 1, CUDA_VISIBLE_DEVICES="7")
     assert message.startswith("NVML: CUDA_VISIBLE_DEVICES=7 leaves none of 3 GPU(s)")
 
