@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.baselines.answer_lengths import LengthChange, changed_lengths
 from specreg.baselines.prompt_counts import CountsTable, answers_in_common, common_tables
@@ -39,6 +41,12 @@ NOTHING_ACCEPTED_ADVICE = "choose prompts or settings with which drafts are acce
 _LEAST_CLOCK_FRAC = 0.95
 """A GPU that runs below this share of the recorded clock was held back."""
 _NOTHING_KNOWN = Variance(value=0.0, freedom=0.0)
+_MAX_SHARE_OF_PROMPT = 0.99
+"""With a prompt that has more of all steps, the others can't tell how prompts differ."""
+_FEW_PROMPTS = Reason(
+    text=f"fewer than {FEWEST_PROMPTS} prompts have a step, or one has nearly all of them",
+    remedy="give more prompts, whose answers are of similar length",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +229,9 @@ class BaselineComparison:
                 " show"
             )
         recorded_parts = ratio_parts(metric, self.recorded) if self.recorded else None
+        for known_parts in (parts, recorded_parts):
+            if known_parts is not None and _is_of_few_prompts(known_parts[1]):
+                return _FEW_PROMPTS
         effect = change_of_ratio(parts, recorded_parts, expected)
         return RatioChange(metric.origin + ratio, metric.origin + expected, effect)
 
@@ -359,7 +370,8 @@ def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason
     effect = _change_of_tables(metric, counts.now, counts.before)
     if effect is None:
         return Reason(
-            text="side A accepted nothing, or B took no step: there is no ratio to compare"
+            text="side A accepted nothing, B took no step, or one prompt has nearly all steps: no"
+            " ratio can be compared"
         )
     return effect
 
@@ -369,9 +381,18 @@ def _change_of_tables(metric: Metric, now: CountsTable, then: CountsTable) -> Ef
     parts = ratio_parts(metric, now)
     parts_before = ratio_parts(metric, then)
     expected = _quotient(parts_before)
-    if parts is None or _quotient(parts) is None or not expected:
+    if parts is None or parts_before is None or _quotient(parts) is None or not expected:
+        return None
+    if _is_of_few_prompts(parts[1]) or _is_of_few_prompts(parts_before[1]):
         return None
     return change_of_ratio(parts, parts_before, expected)
+
+
+def _is_of_few_prompts(denominators: Column) -> bool:
+    """Return whether too few prompts have a step, or one has nearly all of them."""
+    with_steps = int(np.count_nonzero(denominators))
+    largest_share = float(denominators.max()) / float(denominators.sum())
+    return with_steps < FEWEST_PROMPTS or largest_share > _MAX_SHARE_OF_PROMPT
 
 
 def _change_of_speed(

@@ -149,7 +149,7 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
         ]
         if undecidable:
             lines.append(f"  {record.path.stem}: {', '.join(undecidable)}")
-    head = "one run can't decide these here, the nights together do:"
+    head = "one run can't decide these here:"
     return "\n".join((head, *lines)) if lines else ""
 
 

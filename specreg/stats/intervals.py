@@ -133,19 +133,21 @@ def _change_to_nothing(expected_count: float, recorded_error: float, freedom: fl
     """Return the change of a ratio to 0, whose logarithm doesn't exist.
 
     Half a count stands for none. The error is the one with which the change is as certain as the
-    likelihood ratio of two counts makes it, √(2 T log 2) errors for 0 after T; √(2 T) if T is no
-    count but known exactly.
+    likelihood ratio of two counts makes it: 0 where T was expected is √(2 T0 log(1 + T / T0))
+    errors away from no change, if R was computed from T0 counts, and √(2 T) if R is exact.
 
     Args:
         expected_count: T, the Σx' that R would have given.
-        recorded_error: the relative error of R, whose inverse square is the T that counts; 0 if R
-            is known exactly.
+        recorded_error: the relative error of R, whose inverse square is T0; 0 if R is exact.
         freedom: the degrees of freedom.
     """
     estimate = math.log(0.5 / max(expected_count, 1.0))
     certainty = math.sqrt(2 * expected_count)
     if recorded_error:
-        certainty = math.sqrt(2 * math.log(2)) / recorded_error
+        recorded_count = 1 / recorded_error**2
+        # What counts is no more than what was recorded.
+        expected_share = min(expected_count / recorded_count, 1.0)
+        certainty = math.sqrt(2 * recorded_count * math.log1p(expected_share))
     return Effect(estimate_frac=estimate, error_frac=-estimate / certainty, freedom=freedom)
 
 

@@ -34,6 +34,7 @@ from specreg.verdicts.nights import KNOWN_NIGHTS, NightEvidence
 from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict
 
 _OTHER_CARD_FRAC = 0.1
+_NEAR_ONE = 1.1
 """How much the sensors of cards of one kind may differ: ±5 % each."""
 
 
@@ -143,14 +144,16 @@ def judge_effect(
         loss_level: the level at which a loss must be proven; None for `level`.
     """
     low_frac, high_frac = (to_frac(metric, bound) for bound in effect.bounds(level))
-    surely_below_frac = to_frac(metric, effect.bounds(loss_level or level)[1])
+    surely_above_frac, surely_below_frac = (
+        to_frac(metric, bound) for bound in effect.bounds(loss_level or level)
+    )
     change_frac = to_frac(metric, effect.estimate_frac)
     p_worse = effect.p_worse
     if metric.two_sided:
         p_worse = 2 * min(p_worse, 1 - p_worse)
     outcome = outcome_of(
         change_frac,
-        low_frac,
+        surely_above_frac if metric.two_sided else low_frac,  # where a gain is a loss too
         surely_below_frac,
         reference.tolerance_frac,
         two_sided=metric.two_sided,
@@ -600,7 +603,9 @@ def _where_lost(
         before = acceptance_value(metric, recorded.by_category.get(category))
         now = acceptance_value(metric, record)
         if before is not None and now is not None:
-            by_category.append(f"{category} {before:.3g} -> {now:.3g}")
+            # Near AL = 1 the third digit wouldn't show what AL - 1 lost.
+            digits = 3 if before >= _NEAR_ONE else 5
+            by_category.append(f"{category} {before:.{digits}g} -> {now:.{digits}g}")
     if by_category:
         parts.append(f"by category: {', '.join(by_category)}")
     if not metric.follows:
@@ -609,7 +614,10 @@ def _where_lost(
             measured.total.conditional_acceptance,
             strict=False,
         )
-        by_draft = ", ".join(f"{before:.1%} -> {now:.1%}" for before, now in conditional_fracs)
+        by_draft = ", ".join(
+            f"no. {number} {before:.1%} -> {now:.1%}"
+            for number, (before, now) in enumerate(conditional_fracs, start=1)
+        )
         if by_draft:
             parts.append(f"by draft, where those before it were accepted: {by_draft}")
     return Reason(text="; ".join(parts)) if parts else None

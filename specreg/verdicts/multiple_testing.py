@@ -105,7 +105,8 @@ def _followed(verdict: Verdict, leader: Verdict, first_positions: Mapping[str, V
     if verdict.metric == leader.metric or _is_pattern(verdict, first_position):
         return verdict
     # What a loss has kept helps to find its cause: of a drafter whose second step broke, the first.
-    if leader.outcome is Outcome.REGRESSED and verdict.outcome is Outcome.PASS:
+    has_kept = verdict.outcome in {Outcome.PASS, Outcome.IMPROVED}
+    if leader.outcome is Outcome.REGRESSED and has_kept:
         return verdict
     reason = verdict.reason or leader.reason
     if leader.outcome is not verdict.outcome:

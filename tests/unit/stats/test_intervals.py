@@ -207,6 +207,17 @@ def test_nothing_accepted_is_as_certain_as_what_was_before(
     assert (known_exactly.bounds(1e-5)[1] < 0) is is_proven
 
 
+def test_nothing_accepted_is_no_more_certain_for_a_baseline_of_many_launches() -> None:
+    """Two drafts are expected tonight, however often they were recorded: P(0) is 13 %."""
+    steps = np.full(80, 40.0)
+    before = np.zeros(80)
+    before[:6] = 1 / 3  # the mean of three launches
+    change = ratio_change((np.zeros(80), steps), (before, steps))
+    assert change.p_worse > 0.01
+    few_steps = ratio_change((np.zeros(80), np.full(80, 0.05)), (np.full(80, 5.0), steps))
+    assert few_steps.p_worse > 0.01
+
+
 def test_the_levels_of_all_looks_add_up() -> None:
     """So that together they err no more often than one would, however they hang together."""
     of_prompts = (PARTS - 1) * LEVELS[Look.EARLY] + LEVELS[Look.FULL] + LEVELS[Look.EXTENDED]

@@ -17,7 +17,7 @@ from specreg.stats.nights import NightSpread
 from specreg.stats.variance import Variance
 from specreg.verdicts.by_nights import HELD_BY_NIGHTS, LASTING, MACHINE_MOVED
 from specreg.verdicts.detection import detectable, detects_against, nights_to_hold
-from specreg.verdicts.judge import JudgedBy, first_look, judge, outcome_of
+from specreg.verdicts.judge import JudgedBy, Reference, first_look, judge, judge_effect, outcome_of
 from specreg.verdicts.nights import CommonEvidence, LastingLoss, NightEvidence
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders
@@ -301,8 +301,9 @@ def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
     further = builders.prompt_acceptance(of_length(3.0), prompt_id="chat-9")
     more = builders.acceptance_of([*theirs.prompts, further])
     verdict = judge_records(builders.acceptance(of_length(1.5), prompts=6), more, Look.FULL)
-    by_draft = "by draft, where those before it were accepted: 100.0% -> 50.0%, 0.0% -> 0.0%"
-    assert verdict.explanation == f"by category: chat 2 -> 1.5; {by_draft}"
+    by_draft = "no. 1 100.0% -> 50.0%, no. 2 0.0% -> 0.0%"
+    where = f"by draft, where those before it were accepted: {by_draft}"
+    assert verdict.explanation == f"by category: chat 2 -> 1.5; {where}"
 
 
 @pytest.mark.parametrize(
@@ -715,3 +716,28 @@ def test_an_engine_that_tells_its_acceptance_in_another_way_is_compared_by_what_
 ) -> None:
     """As vLLM before and after 0.29; the counters were read between single prompts."""
     assert judge_records(ours, theirs, Look.FULL).outcome is outcome
+
+
+def test_one_prompt_with_all_steps_decides_nothing() -> None:
+    """Its deviation from the ratio of all is 0, so that any change would seem certain."""
+    no_steps = builders.counts(0, 0)
+    idle = [builders.prompt_acceptance(no_steps, prompt_id=f"idle-{n}") for n in range(7)]
+
+    def alone(accepted: int) -> AcceptanceRecord:
+        only = builders.prompt_acceptance(builders.counts(900 - accepted, accepted), prompt_id="a")
+        return builders.acceptance_of([*idle, only])
+
+    verdict = judge_records(alone(300), alone(400), Look.FULL)
+    assert verdict.outcome is INCONCLUSIVE
+    assert "one has nearly all of them" in verdict.explanation
+
+
+@pytest.mark.parametrize("change", [0.08, -0.08])
+def test_a_change_either_way_must_be_as_clear_as_the_number_of_cases_asks_for(
+    change: float,
+) -> None:
+    effect = Effect(estimate_frac=change, error_frac=0.028, freedom=60)
+    power = METRICS["power_w"]
+    reference = Reference(100.0, "here", 0.05)
+    outcome, _ = judge_effect(power, effect, reference, 0.004, 0.004 / 72)
+    assert outcome is INCONCLUSIVE

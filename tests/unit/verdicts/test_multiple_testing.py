@@ -57,6 +57,11 @@ def test_the_figures_of_a_draw_follow_the_one_that_decides(
     assert {decided[0], decided[2], decided[4]} == {PASS if is_kept else leader}
 
 
+def test_what_improved_is_not_turned_into_a_loss() -> None:
+    decided = outcomes_of(verdict(LENGTH, REGRESSED, -0.1), verdict(FIRST, Outcome.IMPROVED, 0.12))
+    assert decided == [REGRESSED, Outcome.IMPROVED]
+
+
 def test_each_case_and_each_draw_decides_for_itself() -> None:
     decided = outcomes_of(
         verdict(LENGTH, REGRESSED),
