@@ -98,7 +98,9 @@ def test_the_power_of_a_case_is_the_true_one(first: PowerRecord) -> None:
 @pytest.mark.usefixtures("recorded")
 def test_the_same_power_passes(suite: Suite) -> None:
     output, outcomes, _ = run(suite, GPU)
-    assert set(outcomes.values()) == {Outcome.PASS}, output
+    assert outcomes["energy_j_per_token"] is Outcome.PASS, output
+    # Before nights are known, one night of one case may not tell 10 %. That fails no test.
+    assert outcomes["power_w"] in {Outcome.PASS, Outcome.INCONCLUSIVE}, output
 
 
 @pytest.mark.usefixtures("recorded")
