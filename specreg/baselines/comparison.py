@@ -33,14 +33,13 @@ from specreg.stats.intervals import (
     change_of_launches,
     change_of_ratio,
 )
-from specreg.stats.variance import Variance, shrunk, variance_of
+from specreg.stats.variance import NOTHING_KNOWN, Variance, shrunk, variance_of
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import DeviceRecord
 
 NOTHING_ACCEPTED_ADVICE = "choose prompts or settings with which drafts are accepted"
 _LEAST_CLOCK_FRAC = 0.95
 """A GPU that runs below this share of the recorded clock was held back."""
-_NOTHING_KNOWN = Variance(value=0.0, freedom=0.0)
 _MAX_SHARE_OF_PROMPT = 0.99
 """With a prompt that has more of all steps, the others can't tell how prompts differ."""
 _FEW_PROMPTS = Reason(
@@ -463,7 +462,7 @@ def _moderated(
 ) -> Variance:
     """Return the variance of a metric of a case; its freedom is 0 if nothing is known."""
     known = [case[name] for case in others if name in case]
-    return shrunk(own.get(name), known, _NOTHING_KNOWN)
+    return shrunk(own.get(name), known, NOTHING_KNOWN)
 
 
 def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:

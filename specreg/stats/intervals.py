@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specreg.stats.percentiles import PER_E
-from specreg.stats.variance import Variance, shrunk, sum_of, variance_of
+from specreg.stats.variance import NOTHING_KNOWN, Variance, shrunk, sum_of, variance_of
 
 Column = NDArray[np.float64]
 """Of shape (prompts,): one count for each."""
@@ -30,7 +30,6 @@ MORE_LAUNCHES = 3
 _LEAST_FREEDOM = 3
 _LEAST_ROOM = 0.01
 """Of a prompt with nearly all steps, so that nothing is divided by 0."""
-_NOTHING_KNOWN = Variance(value=0.0, freedom=0.0)
 _TINY = 1e-12
 
 
@@ -232,7 +231,7 @@ def change_of_pairs(
     if not differences:
         return None
     others = [variance for pair in other_pairs if (variance := variance_of(pair)) is not None]
-    moderated = shrunk(variance_of(differences), others, _NOTHING_KNOWN)
+    moderated = shrunk(variance_of(differences), others, NOTHING_KNOWN)
     if moderated.freedom < _LEAST_FREEDOM:
         return None
     mean = math.fsum(differences) / len(differences)

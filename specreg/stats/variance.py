@@ -25,6 +25,9 @@ class Variance:
     freedom: float
 
 
+NOTHING_KNOWN = Variance(value=0.0, freedom=0.0)
+
+
 def variance_of(sample: Sequence[float]) -> Variance | None:
     """Return the variance of some values; None with fewer than two."""
     if len(sample) <= 1:

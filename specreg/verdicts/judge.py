@@ -34,8 +34,9 @@ from specreg.verdicts.nights import KNOWN_NIGHTS, NightEvidence
 from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict
 
 _OTHER_CARD_FRAC = 0.1
-_NEAR_ONE = 1.1
 """How much the sensors of cards of one kind may differ: ±5 % each."""
+_NEAR_ONE = 1.1
+"""Below this acceptance length three digits don't show what AL - 1 lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -603,7 +604,6 @@ def _where_lost(
         before = acceptance_value(metric, recorded.by_category.get(category))
         now = acceptance_value(metric, record)
         if before is not None and now is not None:
-            # Near AL = 1 the third digit wouldn't show what AL - 1 lost.
             digits = 3 if before >= _NEAR_ONE else 5
             by_category.append(f"{category} {before:.{digits}g} -> {now:.{digits}g}")
     if by_category:

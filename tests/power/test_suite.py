@@ -101,6 +101,9 @@ def test_the_same_power_passes(suite: Suite) -> None:
     assert outcomes["energy_j_per_token"] is Outcome.PASS, output
     # Before nights are known, one night of one case may not tell 10 %. That fails no test.
     assert outcomes["power_w"] in {Outcome.PASS, Outcome.INCONCLUSIVE}, output
+    (watts,) = (verdict for verdict in suite.verdict().verdicts if verdict.metric == "power_w")
+    assert not watts.fails
+    assert watts.comparison.change_frac == pytest.approx(0.0, abs=0.02)
 
 
 @pytest.mark.usefixtures("recorded")

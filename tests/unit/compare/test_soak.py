@@ -308,7 +308,7 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     options = SoakOptions(
         case="vllm-eagle3-tiny-toy-c1",
         engine=sys.executable,
-        minutes=0.05,
+        minutes=0.1,  # twice of what a quiet machine needs
         prompts=2,
         root=builders.ROOT,
         out=tmp_path / "soak",
@@ -321,9 +321,7 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     assert {segment.requests for segment in soak.segments} == {2}
     assert len({segment.acceptance_length_tokens for segment in soak.segments}) == 1
     outcomes = {verdict.metric: verdict.outcome for verdict in soak.look(LAST_LEVEL)}
-    # Few segments fit into three seconds of a busy machine.
-    undisturbed = {Outcome.PASS, Outcome.INCONCLUSIVE}
-    assert outcomes["acceptance_length_tokens"] in undisturbed
+    assert outcomes["acceptance_length_tokens"] is Outcome.PASS
     thoughts = [line for line in shown if "2 of 2 answers never left the thought" in line]
     assert len(thoughts) == 1, "of the first segment alone"
 

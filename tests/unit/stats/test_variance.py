@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specreg.stats.variance import Variance, pooled, shrunk, sum_of, variance_of
-
-NOTHING_KNOWN = Variance(value=0.0, freedom=0.0)
+from specreg.stats.variance import NOTHING_KNOWN, Variance, pooled, shrunk, sum_of, variance_of
 
 
 def test_a_pooled_variance_is_weighed_by_degrees_of_freedom() -> None:
