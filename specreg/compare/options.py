@@ -56,7 +56,14 @@ class ServerOptions:
 class ComparisonOptions(ServerOptions):
     """The options that a gate shares with a bisect, which is a sequence of gates."""
 
-    launches: Annotated[int, Option(help="the most launches of each side", min=1, max=1000)] = 16
+    launches: Annotated[
+        int,
+        Option(
+            help="the most launches of each side; fewer than 4 can't decide a speed",
+            min=1,
+            max=1000,
+        ),
+    ] = 16
     prompts: Annotated[
         int | None, Option(help="how many prompts each case replays", min=1, max=1_000_000)
     ] = None
