@@ -1,8 +1,10 @@
-"""`report.json`: all that is known of a run or of a gate, in one document.
+"""The report document, `report.json`: everything that a run or a gate recorded and decided.
 
-The suite fills one of a run, whose title, answers and hints follow from `run`; a gate one with
-`arms`, which brings its own and has A's values as `expected`. Every other form is rendered from it;
-`docs/report.schema.json` is its JSON Schema. Two runs side by side are a document too.
+Three commands produce one. The suite writes the document of a run; its title, answers and hints
+are derived from `run`. A gate writes a document with two `arms`, its own title, answers and hints,
+and the values of side A as `expected`. `specreg report A B` puts two runs side by side. The
+terminal, the HTML page and all exports are rendered from this document, and
+`docs/report.schema.json` is its JSON Schema.
 """
 
 import contextlib
@@ -46,8 +48,8 @@ from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 SCHEMA_VERSION: Literal[3] = 3
 FILE_NAME = "report.json"
 _MAX_BYTES = 256 * MIB
-_ARMS = {0, 2}
-"""How many sides a document may have: none of a run, two of a gate."""
+_ARM_COUNTS = {0, 2}
+"""How many arms a document may have: a run has none, a gate has two."""
 REGRESSED_STATUS = 1
 UNDECIDED_STATUS = 10
 NO_BASELINE_STATUS = 11
@@ -56,19 +58,25 @@ STATUS_MEANINGS = {
     UNDECIDED_STATUS: "nothing is proven to be worse, but something couldn't be judged",
     NO_BASELINE_STATUS: "nothing is worse, but there is no baseline to compare with",
 }
-"""What an exit status of a run says, for people who see its number alone."""
+"""What each exit status of a run means, for readers who see only the number."""
 
 
 class Tone(StrEnum):
-    """A colour: all is well, it can't be told or part is missing, something is wrong."""
+    """How good the news of a headline is. The renderers choose a colour for each tone."""
 
     GOOD = "good"
+    """Everything is as it should be."""
     DOUBT = "doubt"
+    """Something is undecided or missing."""
     BAD = "bad"
+    """Something is worse or wrong."""
 
 
 class Headline(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one question in a line: of a run on "acceptance", "speed" or "power"."""
+    """A one-line answer to one question.
+
+    The subject of a run's headline is "acceptance", "speed" or "power".
+    """
 
     subject: str
     tone: Tone
@@ -79,10 +87,14 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a gate: its name A or B, and as it was typed.
+    """One side of a gate.
 
-    `overrides` are KEY=VALUE, what its cases have otherwise; `installed` is package, version and
-    where it came from if that is no index; `engine_versions` is its servers' own word.
+    Attributes:
+        name: A or B.
+        text: the side as it was typed on the command line.
+        overrides: the settings that differ from those of the tier, as KEY=VALUE.
+        installed: the package and its version, and its origin unless it came from an index.
+        engine_versions: the versions that the side's servers reported.
     """
 
     name: str
@@ -93,16 +105,19 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run decided, as in `verdict.json`; its name is its folder's.
+    """What a run decided. `verdict.json` holds it alone.
 
     Attributes:
-        attached: the URL of a server that this run didn't start, empty where it started its own.
-        complete: whether the whole tier was judged, and nothing cut it short.
-        verdicts: in the order of the run; outcomes: how many of each.
-        skipped: by case that didn't fit the machine, what it needs.
-        no_power: why power wasn't measured, empty where it was or wasn't asked for.
-        slowed: by case that speculation slows down for sure, its speedup, below 1.
-        load: of this machine's processor when the run began; null where others measured.
+        run: the name of the run, which is also the name of its folder.
+        attached: the URL of the server that the run attached to; empty if it started its servers.
+        complete: whether the whole tier was judged, without an interruption.
+        outcomes: how many verdicts have each outcome.
+        verdicts: all verdicts, in the order in which the run reached them.
+        skipped: for each case that this machine can't run, what the case needs.
+        no_power: why power wasn't measured; empty if it was, or if no test needs it.
+        slowed: for each case that speculation certainly slows down, its speedup, below 1.
+        load: the load of this machine's processor when the run began; null if other machines
+            measured.
     """
 
     schema_version: Literal[3] = SCHEMA_VERSION
@@ -121,9 +136,15 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run comes from: what was typed, and the options that repeat it beside the cases.
+    """What is needed to repeat a run.
 
-    The commit of the repository and the driver of the GPUs are empty without one.
+    Attributes:
+        command: the command as it was typed.
+        specreg_version: the version of specreg that ran.
+        commit: the commit of the repository; empty outside a repository.
+        python_version: the version of Python that ran specreg.
+        driver_version: the version of the GPU driver; empty without a GPU.
+        options: the options that repeat the run, without those that select cases.
     """
 
     command: str
@@ -137,7 +158,7 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
 def origin_of(
     root: Path, command: str, driver_version: str = "", options: tuple[str, ...] = ()
 ) -> RunOrigin:
-    """Return where a run of this specreg comes from, in a repository at `root`."""
+    """Describe the origin of a run that this specreg starts in the repository at `root`."""
     return RunOrigin(
         command=command,
         specreg_version=specreg.__version__,
@@ -149,10 +170,17 @@ def origin_of(
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What the baseline of a case holds, of the prompts that were measured; when, with what, why.
+    """What a case is compared with: its baseline, or the same case on side A.
 
-    `marginal_frac` is by position of the draft, from the first; `facts` are those of its first
-    launch.
+    Attributes:
+        environment: the environment that the values were recorded in.
+        recorded_on: the date of the recording.
+        engine_version: the version of the engine that was recorded.
+        reason: why the baseline was recorded.
+        values: the value of each metric, over the prompts that were measured.
+        marginal_frac: the marginal acceptance (0..1) of each draft position, the first one first.
+        driver_version: the version of the GPU driver; empty without a GPU.
+        facts: what the engine reported about the first recorded launch.
     """
 
     environment: str
@@ -166,17 +194,20 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one case.
+    """One case: its settings, what was measured, and what that is compared with.
 
     Attributes:
-        draft: a folder or a hub id as the target, empty where the method needs none.
-        settings: all that must be equal to compare; null where it couldn't be told.
-        figures: of its last valid launch, else of the last one; null where none was measured.
-        expected: null without a baseline.
-        history: what earlier runs on this machine and this one did, the oldest first.
-        reproduce: what to type; logs: what its servers said, from the run's folder.
-        torch_version: of its engine, in a run that records.
-        error: what went wrong with it in full.
+        target: the folder or the hub id of the target model.
+        draft: the folder or the hub id of the draft model; empty if the method has none.
+        settings: all settings that must be equal for a comparison; null if they are unknown.
+        figures: the figures of the last valid launch, or of the last launch if none is valid;
+            null if nothing was measured.
+        expected: what the case is compared with; null without a baseline.
+        history: the earlier runs on this machine and this run, the oldest first.
+        reproduce: the command that measures this case again.
+        logs: the paths of the servers' logs, relative to the run's folder.
+        torch_version: the engine's version of PyTorch; empty unless the run records baselines.
+        error: the complete error message of the case; empty without an error.
     """
 
     case_id: ReportedCase
@@ -197,14 +228,22 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The document.
+    """The whole document of a run or a gate.
 
     Attributes:
-        cases: in the order of the run; tier_cases: the ids of all cases of the tier.
-        remarks: what a reader should know besides.
-        ended_at: when it was done, in UTC by ISO 8601; time: where it went until then.
-        title, answers, hints: of a gate; empty where they follow from `run`.
-        arms: of a gate, A and B, none of a run; control: its verdicts on A against itself.
+        run: what the run decided.
+        machine: the environment that the run measured in.
+        origin: what is needed to repeat the run.
+        cases: the cases in the order of the run.
+        tier_cases: the ids of all cases of the tier.
+        remarks: further notes for the reader.
+        ended_at: when the run ended, in UTC and ISO 8601.
+        time: how long each stage of the run took.
+        title: the title of a gate; empty for a run, whose title follows from `run`.
+        answers: the headlines of a gate; empty for a run, whose headlines follow from `run`.
+        arms: the sides A and B of a gate; empty for a run.
+        control: the verdicts of a gate on side A compared with itself.
+        hints: what a gate advises to do next; empty for a run, whose hints follow from `run`.
     """
 
     schema_version: Literal[3] = SCHEMA_VERSION
@@ -224,10 +263,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exit_status(verdicts: Sequence[Verdict]) -> int:
-    """Return the exit status for verdicts that failed.
+    """Return the exit status of a run with these verdicts.
 
-    1: something REGRESSED or is WRONG. 10: nothing did, but something is INVALID or INCONCLUSIVE.
-    11: only baselines are missing or unreadable. 0: all hold.
+    Returns:
+        1 if a figure is REGRESSED or WRONG; otherwise 10 if one is INVALID or if the test of an
+        INCONCLUSIVE one fails; otherwise 11 if a baseline is missing or unreadable; otherwise 0.
     """
     failed = {verdict.outcome for verdict in verdicts if verdict.fails}
     if failed & {Outcome.REGRESSED, Outcome.WRONG}:
@@ -240,15 +280,16 @@ def exit_status(verdicts: Sequence[Verdict]) -> int:
 
 
 def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Count the verdicts of each outcome, in the order of the outcomes."""
+    """Count the verdicts of each outcome, in the order in which `Outcome` defines them."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return {str(outcome): counts[outcome] for outcome in Outcome if counts[outcome]}
 
 
 def flat_fields(verdict: Verdict) -> dict[str, object]:
-    """Return all that a verdict says by name, without nesting: for rows and properties.
+    """Return the fields of a verdict without nesting, for a row of a table or for properties.
 
-    The fields of its comparison stand among its own; its reason and its cause are sentences.
+    The fields of the comparison become fields of the verdict. The reason and the cause become
+    sentences.
     """
     fields = msgspec.to_builtins(verdict)
     comparison = fields.pop("comparison")
@@ -259,7 +300,7 @@ def flat_fields(verdict: Verdict) -> dict[str, object]:
 def last_words(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     """Return the last verdict for each figure and outcome.
 
-    A figure that was only measured at first, because more launches were to come, is left out if it
+    A figure is MEASURED while more launches are to come. That verdict is left out if the figure
     was judged later.
     """
     last = {((verdict.case_id, verdict.metric), verdict.outcome): verdict for verdict in verdicts}
@@ -272,10 +313,10 @@ def last_words(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
 
 
 def record_document(path: Path, content: object) -> None:
-    """Write a document for programs as JSON.
+    """Write a document as indented JSON, whole or not at all.
 
     Raises:
-        ReportError: The disk refuses.
+        ReportError: The file can't be written.
     """
     encoded = msgspec.json.encode(readable_values(content))
     write_whole(path, msgspec.json.format(encoded, indent=1) + b"\n")
@@ -284,10 +325,14 @@ def record_document(path: Path, content: object) -> None:
 def write_in(folder: Path, name: str, content: bytes) -> Path:
     """Write a file below a folder, whole or not at all, and return its path.
 
-    Part of the name may come from a document, a case's id for instance.
+    Args:
+        folder: the folder that the file must stay below.
+        name: the path below the folder. Part of it may come from a document, for example the id
+            of a case, so it isn't trusted.
+        content: what the file shall contain.
 
     Raises:
-        ReportError: The file would be outside the folder, or the disk refuses.
+        ReportError: The file would be outside the folder, or it can't be written.
     """
     try:
         return write_below(folder, name, content)
@@ -301,7 +346,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all.
 
     Raises:
-        ReportError: The disk refuses.
+        ReportError: The file can't be written.
     """
     try:
         replace_file(path, content)
@@ -311,33 +356,34 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def load_report(path: Path) -> Report:
-    """Load the document in a file.
+    """Load a report document, which somebody else may have sent.
 
     Raises:
-        ReportError: There is none, or it can't be read or is of another form.
+        ReportError: The file is missing, can't be read, or doesn't have the form of a report.
     """
     try:
         content = read_received(path.parent, path.name, _MAX_BYTES)
         report = msgspec.json.decode(content, type=Report)
+        # Decoding to `Report` drops unknown fields. The checks also cover what it dropped.
         document = msgspec.json.decode(content)
         check_numbers(document)
         check_plain_names(document)
-        if len(report.arms) not in _ARMS:
+        if len(report.arms) not in _ARM_COUNTS:
             raise msgspec.ValidationError(f"`arms` has {len(report.arms)}, needed none or two")
         _check_commands(report)
     except (OSError, *UNREADABLE) as error:
         advice = "run the tier again, or use the specreg of the run"
         raise ReportError(f"report '{path}': {error}; {advice}") from error
     else:
-        # Secrets are hidden where it is shown, once the words that it is read by are known.
+        # The renderers hide secrets, because not all secrets are known yet when a report is loaded.
         return with_texts(report, lambda text: readable_block(text, secrets=()))
 
 
 def _check_commands(report: Report) -> None:
-    """Check that the commands which a report shows run the suite: a reader copies them to a shell.
+    """Check that all commands in a report run the suite, because readers paste them into a shell.
 
     Raises:
-        msgspec.ValidationError: One of them doesn't.
+        msgspec.ValidationError: A command or an option isn't one of the suite.
     """
     for case in report.cases:
         if not is_own_command(case.reproduce):
@@ -349,7 +395,7 @@ def _check_commands(report: Report) -> None:
 
 
 def began_at(run: str) -> dt.datetime | None:
-    """Return when a run began, by its name, which is in UTC; None if the name has no time."""
+    """Return when a run began, in UTC, from its name; None if the name contains no time."""
     try:
         return dt.datetime.strptime(f"{run.partition('-')[0]}+0000", "%Y%m%dT%H%M%S%z")
     except ValueError:
@@ -357,7 +403,7 @@ def began_at(run: str) -> dt.datetime | None:
 
 
 def render_schema() -> str:
-    """Render the JSON Schema of the document, which `docs/report.schema.json` has for others."""
+    """Render the JSON Schema of the document. `docs/report.schema.json` is a copy of it."""
     schema = schema_of(Report)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["$id"] = f"urn:specreg:report:{SCHEMA_VERSION}"
@@ -365,7 +411,7 @@ def render_schema() -> str:
 
 
 def load_verdict(path: Path) -> RunVerdict | None:
-    """Load a run's verdict; return None if there is none that can be read."""
+    """Load what a run decided; return None if the file is missing or can't be read."""
     with contextlib.suppress(OSError, *UNREADABLE):
         content = read_received(path.parent, path.name, _MAX_BYTES)
         return msgspec.json.decode(content, type=RunVerdict)
@@ -373,9 +419,10 @@ def load_verdict(path: Path) -> RunVerdict | None:
 
 
 def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
-    """Return the figures of one launch of each case: the last of those with most valid families.
+    """Return, for each case, the figures of its launch with the most valid metric families.
 
-    A case without any valid family isn't among them. The order is that of the first launches.
+    The last of several such launches counts. A case is left out if all families of its best launch
+    are invalid. The cases are in the order of their first launches.
     """
     last_by_case: dict[str, Figures] = {}
     for launch in figures:
@@ -388,93 +435,121 @@ def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
 
 
 def _validity_and_number(launch: Figures) -> tuple[int, int]:
-    """Return what orders launches: first by how few families are invalid, then by number."""
+    """Return a sort key: launches with fewer invalid families come later, then later launches."""
     return -len(launch.invalid or ()), launch.launch
 
 
 def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
     """Return the speedup of each case that speculation slows down.
 
-    A case is slowed down if nine in ten of several rounds of each launch were slower than the
-    rounds of the control beside them. Its speedup is the geometric mean over its valid launches.
+    A case counts as slowed down if, in each of its launches, at least nine in ten rounds were
+    slower than the control's rounds next to them. Its speedup is the geometric mean over its
+    launches.
     """
     speedups: dict[str, list[SpeedupFigures]] = {}
     for launch in figures:
         if launch.speedup is not None and launch.speedup.throughput_ratio:
             speedups.setdefault(launch.case_id, []).append(launch.speedup)
-    return {
-        case_id: statistics.geometric_mean(
-            speedup.throughput_ratio for speedup in case_speedups if speedup.throughput_ratio
-        )
-        for case_id, case_speedups in speedups.items()
-        if all(_is_slower(speedup.round_ratio) for speedup in case_speedups)
-    }
+    slowed = {}
+    for case_id, case_speedups in speedups.items():
+        if not all(_is_slower(speedup.round_ratio) for speedup in case_speedups):
+            continue
+        ratios = [speedup.throughput_ratio for speedup in case_speedups if speedup.throughput_ratio]
+        slowed[case_id] = statistics.geometric_mean(ratios)
+    return slowed
 
 
 def _is_slower(round_ratio: Summary | None) -> bool:
-    """Return True if nine in ten of several rounds were slower than those of the control."""
+    """Return True if nine in ten rounds were slower than those of the control."""
+    # A single round shows nothing about how rounds vary.
     return round_ratio is not None and round_ratio.count > 1 and round_ratio.p90 < 1
 
 
-def expected_of(known: CaseBaselines, measured: Sequence[Measurement]) -> Expected | None:
-    """Return what a case is compared with, from its baseline, for the prompts that were measured.
+def expected_of(
+    case_baselines: CaseBaselines, measurements: Sequence[Measurement]
+) -> Expected | None:
+    """Return what the baseline of a case expects of the prompts that were measured.
 
-    A baseline also has the prompts of the extension. They are left out, because what is drawn side
-    by side, and what is judged, has to be of the same prompts. The speed of another kind of machine
-    is left out, too.
+    A baseline also has the prompts of the extension. They are left out unless they were measured,
+    so that charts and verdicts compare the same prompts. The speed of another kind of machine is
+    left out as well.
+
+    Returns:
+        None without a baseline.
     """
-    baseline = known.baseline
+    baseline = case_baselines.baseline
     if baseline is None:
         return None
-    record = load_acceptance(baseline.acceptance)
-    records = [measurement.acceptance for measurement in measured if measurement.acceptance]
+    recorded = load_acceptance(baseline.acceptance)
+
+    # Restrict the recorded acceptance to the prompts that were measured.
+    records = [measurement.acceptance for measurement in measurements if measurement.acceptance]
     measured_prompts: set[str] = set()
     if records:
         measured_prompts = {prompt.prompt_id for prompt in records[0].prompts}
-    if record is not None and record.prompts and measured_prompts:
-        record = record.only(measured_prompts)
+    if recorded is not None and recorded.prompts and measured_prompts:
+        recorded = recorded.only(measured_prompts)
     marginal_frac: tuple[float, ...] = ()
-    if record is not None:
-        marginal_frac = record.total.marginal_acceptance
+    if recorded is not None:
+        marginal_frac = recorded.total.marginal_acceptance
+
+    # Acceptance carries over from other machines, but speed needs a baseline of this one.
     values = {}
     for metric in METRICS.values():
         if not metric.by_launch:
-            values[metric.name] = acceptance_value(metric, record)
-        elif known.exact is not None:
+            values[metric.name] = acceptance_value(metric, recorded)
+        elif case_baselines.exact is not None:
             values[metric.name] = baseline.expected_value(metric)
+
+    provenance = baseline.provenance
     return Expected(
         environment=baseline.environment.name,
-        recorded_on=baseline.provenance.recorded_on,
-        engine_version=baseline.provenance.engine_version,
-        driver_version=baseline.provenance.driver_version,
-        facts=baseline.provenance.facts,
-        reason=baseline.provenance.reason,
+        recorded_on=provenance.recorded_on,
+        engine_version=provenance.engine_version,
+        driver_version=provenance.driver_version,
+        facts=provenance.facts,
+        reason=provenance.reason,
         values={name: value for name, value in values.items() if value is not None},
         marginal_frac=marginal_frac,
     )
 
 
 def side_by_side(a: Report, b: Report) -> Report:
-    """Return a report of run B with run A in place of the baseline, for the cases of both.
+    """Return a report of run B in which run A takes the place of the baseline.
 
-    Nothing is judged. What was measured with other settings is NOT_COMPARABLE, and so are speed
-    and power of another kind of machine.
+    The report contains the cases that both runs have. It shows changes and judges none of them. A
+    figure is NOT_COMPARABLE if its settings differ, or if it is a speed or a power and the
+    machines are of different kinds.
 
     Raises:
-        ReportError: No case is in both, or a report is a gate's, which has two sides already.
+        ReportError: The runs have no case in common, or a report comes from a gate, which
+            compares two sides already.
     """
     names = f"'{a.run.run}' and '{b.run.run}'"
     if a.arms or b.arms:
         message = f"runs {names}: one of them compares two sides already; name runs of the suite"
         raise ReportError(message)
     cases_of_a = {case.case_id: case for case in a.cases}
-    cases = [case for case in b.cases if case.case_id in cases_of_a]
-    if not cases:
+    common_cases = [case for case in b.cases if case.case_id in cases_of_a]
+    if not common_cases:
         raise ReportError(f"runs {names}: no case is in both; name two runs of one tier")
     verdicts: list[Verdict] = []
-    for case in cases:
-        verdicts += _changes(a, b, cases_of_a[case.case_id], case)
+    cases: list[CaseReport] = []
+    for case in common_cases:
+        case_of_a = cases_of_a[case.case_id]
+        verdicts += _changes(a, b, case_of_a, case)
+        # The paths of the logs are relative to the folder of run B. This document isn't in it.
+        cases.append(msgspec.structs.replace(case, expected=_as_expected(a, case_of_a), logs=()))
+    common_ids = {case.case_id for case in common_cases}
     sides = {"A": a, "B": b}
+    arms = tuple(
+        ArmReport(
+            name=name,
+            text=f"run {report.run.run} on {report.run.environment}",
+            engine_versions=tuple(dict.fromkeys(map(_engine, report.cases))),
+        )
+        for name, report in sides.items()
+    )
     run = msgspec.structs.replace(
         b.run,
         complete=True,
@@ -487,30 +562,17 @@ def side_by_side(a: Report, b: Report) -> Report:
         b,
         run=run,
         origin=msgspec.structs.replace(b.origin, command=command),
-        # The logs are in the folder of B's run, which is not where this document is kept.
-        cases=tuple(
-            msgspec.structs.replace(
-                case, expected=_as_expected(a, cases_of_a[case.case_id]), logs=()
-            )
-            for case in cases
-        ),
-        remarks=tuple(_cases_of_one_side(sides, {case.case_id for case in cases})),
+        cases=tuple(cases),
+        remarks=tuple(_cases_of_one_side(sides, common_ids)),
         time=None,
         title="Two runs side by side",
         answers=(_count_changes(verdicts),),
-        arms=tuple(
-            ArmReport(
-                name=name,
-                text=f"run {report.run.run} on {report.run.environment}",
-                engine_versions=tuple(dict.fromkeys(map(_engine, report.cases))),
-            )
-            for name, report in sides.items()
-        ),
+        arms=arms,
     )
 
 
 def _count_changes(verdicts: Iterable[Verdict]) -> Headline:
-    """Return how many figures are better in B and how many are worse."""
+    """Return a headline with the number of figures that are better in B and that are worse."""
     changes = [
         verdict.comparison.change_frac
         for verdict in verdicts
@@ -522,20 +584,22 @@ def _count_changes(verdicts: Iterable[Verdict]) -> Headline:
     return Headline(subject="B against A", tone=Tone.DOUBT, text=text)
 
 
-def _cases_of_one_side(sides: Mapping[str, Report], common: AbstractSet[str]) -> Iterator[str]:
-    """Yield, for each side, the cases that the other side doesn't have."""
+def _cases_of_one_side(sides: Mapping[str, Report], common_ids: AbstractSet[str]) -> Iterator[str]:
+    """Yield a remark for each side that has cases which the other side lacks."""
     for name, report in sides.items():
-        ids = [case.case_id for case in report.cases if case.case_id not in common]
+        ids = [case.case_id for case in report.cases if case.case_id not in common_ids]
         if ids:
             yield f"only {name} has {', '.join(ids)}"
 
 
 def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator[Verdict]:
-    """Yield a verdict for each figure of a case that both runs have, with the change or a reason.
+    """Yield a verdict for each figure of a case that both runs have.
+
+    A verdict has either the change, or the reason why the two figures can't be compared.
 
     Args:
-        a: run A.
-        b: run B.
+        a: the report of run A.
+        b: the report of run B.
         old: the case in run A.
         new: the case in run B.
     """
@@ -544,21 +608,22 @@ def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator
         for verdict in last_words(a.run.verdicts)
         if verdict.case_id == old.case_id and verdict.value is not None
     }
-    other_settings = "its settings aren't known"
+    settings_obstacle = "its settings aren't known"
     if old.settings is not None and new.settings is not None:
-        other_settings = differing_settings(old.settings, new.settings)
+        settings_obstacle = differing_settings(old.settings, new.settings)
     environments = sorted({a.run.environment, b.run.environment})
-    other_machine = ""
+    machine_obstacle = ""
     if len(environments) > 1:
-        other_machine = f"measured on {' and on '.join(environments)}"
+        machine_obstacle = f"measured on {' and on '.join(environments)}"
     for verdict in last_words(b.run.verdicts):
         verdict_of_a = verdicts_of_a.get(verdict.metric)
         is_of_case = verdict.case_id == new.case_id and verdict.value is not None
         if is_of_case and verdict_of_a is not None:
             metric = METRICS.get(verdict.metric)
-            obstacle = other_settings
+            obstacle = settings_obstacle
+            # Acceptance doesn't depend on the machine, so it can always be compared.
             if not obstacle and metric is not None and metric.by_launch:
-                obstacle = other_machine
+                obstacle = machine_obstacle
             yield _change(verdict_of_a, verdict, obstacle)
 
 
@@ -566,9 +631,9 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
     """Return a verdict on the change of a figure that both runs have.
 
     Args:
-        verdict_of_a: with a value.
-        verdict_of_b: with a value.
-        obstacle: why the figures can't be compared; empty if they can, unless one is invalid.
+        verdict_of_a: a verdict that has a value.
+        verdict_of_b: a verdict on the same figure that has a value.
+        obstacle: why the settings or the machines forbid a comparison; empty if they allow it.
     """
     outcomes = f"{verdict_of_a.outcome} in A, {verdict_of_b.outcome} in B"
     reason = obstacle
@@ -597,7 +662,10 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
 
 
 def _as_expected(a: Report, case: CaseReport) -> Expected:
-    """Return the figures of a case in run A in the form of a baseline's."""
+    """Return what run A says about a case, in the form of a baseline.
+
+    The values stay empty, because each verdict contains the value of run A that it compares with.
+    """
     engine_version = ""
     marginal_frac: tuple[float, ...] = ()
     if case.figures is not None:
@@ -616,7 +684,7 @@ def _as_expected(a: Report, case: CaseReport) -> Expected:
 
 
 def _engine(case: CaseReport) -> str:
-    """Return the engine of a case with its version, if that is known."""
+    """Return the engine of a case, with its version if anything was measured."""
     if case.figures is None:
         return case.engine
     return f"{case.engine} {case.figures.engine_version}".rstrip()
