@@ -1,8 +1,9 @@
 """Estimate the relative change between two measurements, and its interval.
 
-Looks at a measurement share the level of one test. Five looks at the level of one would raise three
-times its alarms, so each early look has a little, the last the rest (Haybittle 1971, Peto 1976).
-The levels add up, so no more than their sum is ever wrong, whatever the correlation between looks.
+All looks at one measurement share the level of significance of one test. Five looks with the whole
+level each would raise three times as many false alarms. So each early look gets a small part, and
+the last look gets the remainder (Haybittle 1971, Peto 1976). The probability of an error is at most
+the sum of the levels, no matter how the looks are correlated.
 """
 
 import functools
@@ -18,34 +19,36 @@ from specreg.stats.percentiles import PER_E
 from specreg.stats.variance import NOTHING_KNOWN, Variance, shrunk, sum_of, variance_of
 
 Column = NDArray[np.float64]
-"""Of shape (prompts,): one count for each."""
+"""One count for each prompt, of shape (prompts,)."""
 FEWEST_PROMPTS = 5
-"""With fewer common prompts their spread can't be estimated."""
+"""The fewest common prompts from which their spread can be estimated."""
 LEVEL = 0.01
-"""How often a proof may be wrong, one-sided, over all looks at a metric."""
+"""The probability that a proof is wrong, one-sided, over all looks at a metric."""
 PARTS = 5
-"""How many looks there are at a run's own prompts; all but the last are early."""
+"""How many looks there are at the prompts of a case; all but the last are early."""
 MORE_LAUNCHES = 3
-"""How many launches more an undecided speed may take."""
+"""How many further launches an undecided speed may take."""
 _LEAST_FREEDOM = 3
-_LEAST_ROOM = 0.01
-"""Of a prompt with nearly all steps, so that nothing is divided by 0."""
+"""The fewest degrees of freedom of a spread. With fewer it may look far too small by chance."""
+_LEAST_REMAINDER = 0.01
+"""The least value of 1 - h for a prompt with the share h of all steps, to avoid division by 0."""
 _TINY = 1e-12
+"""Values below this are rounding errors."""
 
 
 class Look(Enum):
-    """A moment at which a metric may be decided.
-
-    Of prompts: early, after one to four fifths of them, for what is plain among the hundreds of
-    figures of a night; after all of them; and after as many more. Of a speed: after the launches of
-    the run, and after each of those that follow.
-    """
+    """A moment at which a metric may be decided."""
 
     EARLY = "early"
+    """After one to four fifths of the prompts of a case. It finds only obvious losses."""
     FULL = "full"
+    """After all prompts of the case."""
     EXTENDED = "extended"
+    """After as many prompts again."""
     LAUNCH = "launch"
+    """After the launches that the run planned. This look is for speeds."""
     FURTHER_LAUNCH = "further_launch"
+    """After each additional launch. This look is for speeds."""
 
 
 LEVELS: Mapping[Look, float] = {
@@ -55,7 +58,9 @@ LEVELS: Mapping[Look, float] = {
     Look.LAUNCH: 0.004,
     Look.FURTHER_LAUNCH: 0.002,
 }
-"""By look, its share of the level of one test."""
+"""The level of each look. A night has hundreds of figures, and each of them has four early looks,
+so an early look has very little. Acceptance spends four EARLY, FULL and EXTENDED; a speed spends
+LAUNCH and three FURTHER_LAUNCH; each adds up to `LEVEL`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +68,9 @@ class Effect:
     """An estimated change and its error; better is positive.
 
     Attributes:
-        estimate_frac: a difference of logarithms.
-        error_frac: its standard error, 0 or more.
-        freedom: degrees of freedom of that error, 1 or more.
+        estimate_frac: the change, as a difference of logarithms.
+        error_frac: the standard error of the change, 0 or more.
+        freedom: the degrees of freedom of the error, 1 or more.
     """
 
     estimate_frac: float
@@ -73,13 +78,19 @@ class Effect:
     freedom: float
 
     def bounds(self, level: float) -> tuple[float, float]:
-        """The interval that misses the truth on either side with probability `level` (0..0.5)."""
-        reach = t_quantile(level, self.freedom) * self.error_frac if self.error_frac else 0.0
+        """Return the interval of the change.
+
+        Args:
+            level: the probability that it misses the truth on either side, 0..0.5.
+        """
+        reach = 0.0
+        if self.error_frac:
+            reach = t_quantile(level, self.freedom) * self.error_frac
         return self.estimate_frac - reach, self.estimate_frac + reach
 
     @property
     def p_worse(self) -> float:
-        """How often chance alone would make it look that much worse, 0..1, one-sided."""
+        """The probability that chance alone makes the change look this much worse, one-sided."""
         if not self.error_frac:
             return float(self.estimate_frac >= 0)
         return t_tail(-self.estimate_frac / self.error_frac, self.freedom)
@@ -88,42 +99,49 @@ class Effect:
 def change_of_ratio(
     measured: tuple[Column, Column], recorded: tuple[Column, Column] | None, expected: float
 ) -> Effect:
-    """Return the change of a ratio of sums, Σx/Σy, prompt by prompt, as a difference of logarithms.
+    """Return the change of a ratio of sums, such as accepted drafts per step, over shared prompts.
 
-    It is log R' - log R with R = Σx/Σy. Linearised, prompt i contributes
+    The change is log R' - log R with R = Σx/Σy, where the prime denotes the run. After
+    linearisation, prompt i contributes
     d_i = (x'_i - R' y'_i) / (R' Σy') - (x_i - R y_i) / (R Σy) (Cochran, Sampling Techniques, 6.3).
-    A prompt with a large share h_i of Σy draws the ratio to itself, so its deviation looks small.
-    The error is therefore √(Σ (d_i / (1 - h_i))²), as the jackknife has it, and has the degrees of
-    freedom of a sum in which prompt i has the weight h_i, 1 / Σh_i² - 1 (Satterthwaite 1946). With
-    equal shares those are n - 1. Logarithms keep the interval right near a ratio of 0, where counts
-    are skewed: by simulation of eight and more prompts a bound of 1 % errs in 1.3 % at most. Two
-    equal runs have no error.
+    A prompt with a large share h_i of Σy pulls the ratio towards its own, so its deviation looks
+    too small. The jackknife corrects this, and its error is √(Σ (d_i / (1 - h_i))²). The degrees of
+    freedom are those of a sum in which prompt i has the weight h_i, 1 / Σh_i² - 1 (Satterthwaite
+    1946); with equal shares they are n - 1.
 
-    x and y of a prompt may be means over its L answers in as many launches. The part of its
-    deviation in which its answers differ then has 1/L of the variance, which d_i shows by itself;
-    the part that both sides have in common cancels in the difference.
+    Logarithms keep the interval valid near a ratio of 0, where counts are skewed: in simulations
+    with eight and more prompts, a bound at the level of 1 % is wrong in 1.3 % at most. Two equal
+    runs have an error of 0.
+
+    x and y of a prompt may be means over its answers in L launches. The variation between answers
+    then contributes 1/L of its variance to d_i. The variation that both sides share cancels in the
+    difference.
 
     Args:
-        measured: x' and y' of the run, shape (n,), n ≥ 2; Σy' > 0.
+        measured: x' and y' of the run, of shape (n,) with n ≥ 2; Σy' > 0.
         recorded: x and y of the baseline for the same prompts; None if only their ratio is known.
         expected: R, above 0.
     """
+    # With two sides, the share of a prompt is the mean of its shares on both.
     shares = measured[1] / measured[1].sum()
     recorded_deviations = np.zeros_like(shares)
     if recorded is not None:
         recorded_shares = recorded[1] / recorded[1].sum()
         shares = (shares + recorded_shares) / 2
         recorded_deviations = _deviations(*recorded, expected)
-    room = np.maximum(1 - shares, _LEAST_ROOM)
+    remainders = np.maximum(1 - shares, _LEAST_REMAINDER)
     freedom = max(1 / float(np.dot(shares, shares)) - 1, 1.0)
     ratio = float(measured[0].sum() / measured[1].sum())
     if not ratio:
-        recorded_error = float(np.linalg.norm(recorded_deviations / room))
-        return _change_to_nothing(expected * float(measured[1].sum()), recorded_error, freedom)
+        recorded_error = float(np.linalg.norm(recorded_deviations / remainders))
+        expected_count = expected * float(measured[1].sum())
+        return _change_to_nothing(expected_count, recorded_error, freedom)
     deviations = _deviations(*measured, ratio) - recorded_deviations
+    error = float(np.linalg.norm(deviations / remainders))
     return Effect(
         estimate_frac=_without_rounding(math.log(ratio / expected)),
-        error_frac=_without_rounding(float(np.linalg.norm(deviations / room))),
+        error_frac=_without_rounding(error),
+        # Rounded, so that nearly equal values share an entry in the cache of `t_quantile`.
         freedom=round(freedom, 6),
     )
 
@@ -131,45 +149,47 @@ def change_of_ratio(
 def _change_to_nothing(expected_count: float, recorded_error: float, freedom: float) -> Effect:
     """Return the change of a ratio to 0, whose logarithm doesn't exist.
 
-    Half a count stands for none. The error is the one with which the change is as certain as the
-    likelihood ratio of two counts makes it: 0 where T was expected is √(2 T0 log(1 + T / T0))
-    errors away from no change, if R was computed from T0 counts, and √(2 T) if R is exact.
+    The estimate uses half a count instead of 0. The error is chosen so that the change is as
+    significant as in the likelihood ratio test of two counts. If R was computed from T0 counts, the
+    count 0 instead of an expected T is √(2 T0 log(1 + T / T0)) standard errors away from no change.
+    If R is exact, it is √(2 T) standard errors away.
 
     Args:
         expected_count: T, the Σx' that R would have given.
-        recorded_error: the relative error of R, whose inverse square is T0; 0 if R is exact.
-        freedom: the degrees of freedom.
+        recorded_error: the relative error of R, from which T0 = 1 / error² follows; 0 if R is
+            exact.
+        freedom: the degrees of freedom of the error.
     """
     estimate = math.log(0.5 / max(expected_count, 1.0))
     certainty = math.sqrt(2 * expected_count)
     if recorded_error:
         recorded_count = 1 / recorded_error**2
-        # What counts is no more than what was recorded.
+        # A run may have far more steps than were recorded. They don't make R more precise.
         expected_share = min(expected_count / recorded_count, 1.0)
         certainty = math.sqrt(2 * recorded_count * math.log1p(expected_share))
     return Effect(estimate_frac=estimate, error_frac=-estimate / certainty, freedom=freedom)
 
 
 def _without_rounding(value: float) -> float:
-    """Return 0 for what rounding leaves of two equal runs, about 1e-17, else the value."""
+    """Return the value, or 0 if it is a rounding error. Two equal runs leave about 1e-17."""
     return value if abs(value) > _TINY else 0.0
 
 
 def _deviations(numerators: Column, denominators: Column, ratio: float) -> Column:
-    """Return how each prompt deviates from a ratio, as a share of what it gives in all."""
+    """Return how far each prompt deviates from a ratio, relative to the sum over all prompts."""
     deviations: Column = numerators - ratio * denominators
     return deviations / (ratio * float(denominators.sum()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How launches of one kind of machine differ: standard deviations of logarithms.
+    """How launches vary on one kind of machine, as standard deviations of logarithms.
 
     Attributes:
-        within_frac: from launch to launch within a run.
-        between_frac: from run to run, beyond that; 0 where it isn't known.
-        freedom: degrees of freedom of the first.
-        between_freedom: those of the second; 0 where it isn't known.
+        within_frac: the spread from launch to launch within a run.
+        between_frac: the additional spread from run to run; 0 if unknown.
+        freedom: the degrees of freedom of `within_frac`.
+        between_freedom: the degrees of freedom of `between_frac`; 0 if unknown.
     """
 
     within_frac: float
@@ -181,21 +201,22 @@ class Spread:
 def change_of_launches(
     measured: Sequence[float], recorded: Sequence[float], spread: Spread, sign: int
 ) -> Effect:
-    """Return the change of a speed: the difference of the launches' mean logarithms.
+    """Return the change of a speed, which is the difference of the launches' mean logarithms.
 
-    Its error is √(s_w² (1/k + 1/n) + 2 s_b²), with k launches of the run and n of the baseline. Run
-    and baseline each carry one draw of what differs from hour to hour. Its degrees of freedom are
-    those of the sum of both (Satterthwaite 1946).
+    Its error is √(s_w² (1/k + 1/n) + 2 s_b²) with k launches in the run and n in the baseline. The
+    variance s_b² between runs counts twice, because both the run and the baseline were measured in
+    one particular hour. The degrees of freedom are those of the sum (Satterthwaite 1946).
 
     Args:
         measured: the speed in each launch of the run, above 0.
         recorded: the speed in each launch of the baseline, above 0.
-        spread: how launches differ within a run and from run to run.
-        sign: 1 if more is better, -1 if less is.
+        spread: how launches vary within a run and from run to run.
+        sign: 1 if more is better, -1 if less is better.
     """
     difference = _mean_log(measured) - _mean_log(recorded)
-    launches = 1 / len(measured) + 1 / len(recorded)
-    variance = Variance(value=spread.within_frac**2 * launches, freedom=spread.freedom)
+    inverse_launches = 1 / len(measured) + 1 / len(recorded)
+    within_variance = spread.within_frac**2 * inverse_launches
+    variance = Variance(value=within_variance, freedom=spread.freedom)
     if spread.between_freedom:
         between = Variance(value=2 * spread.between_frac**2, freedom=spread.between_freedom)
         variance = sum_of(variance, between)
@@ -213,28 +234,31 @@ def _mean_log(values: Sequence[float]) -> float:
 def change_of_pairs(
     differences: Sequence[float], other_pairs: Sequence[Sequence[float]] = ()
 ) -> Effect | None:
-    """Return the change from one arm to another that was up beside it, by launches of both.
+    """Return the change between two arms that were measured side by side, over their launches.
 
-    It is the mean of n differences, with the error s/√n. s is their spread, moderated by that of
-    other pairs of arms, because two launches of one pair say little and unlike loads have unlike
-    spreads. A median is known no finer than a bucket of its histogram, q wide; that adds q²/12 to
-    the variance of each launch, so that no error is 0 by rounding.
+    The change is the mean of n differences, with the error s/√n. Their spread s is moderated by the
+    spreads of other pairs of arms, because two launches of one pair determine it badly and
+    different loads have different spreads. A median is only as precise as the bucket of its
+    histogram, of width q. That adds q²/12 to the variance of each launch, and prevents an error of
+    0 if all launches fall into the same bucket.
 
     Args:
-        differences: by launch, of logarithms; better is positive.
+        differences: the difference of logarithms in each launch; better is positive.
         other_pairs: the differences of each other pair of arms.
 
     Returns:
-        None with fewer than three degrees of freedom, because a spread may then look small by
-        chance.
+        None with fewer than three degrees of freedom, because the spread may then look far too
+        small by chance.
     """
     if not differences:
         return None
-    others = [variance for pair in other_pairs if (variance := variance_of(pair)) is not None]
-    moderated = shrunk(variance_of(differences), others, NOTHING_KNOWN)
+    variances = [variance_of(pair) for pair in other_pairs]
+    variances_of_others = [variance for variance in variances if variance is not None]
+    moderated = shrunk(variance_of(differences), variances_of_others, NOTHING_KNOWN)
     if moderated.freedom < _LEAST_FREEDOM:
         return None
     mean = math.fsum(differences) / len(differences)
+    # Both arms of a difference are rounded to a bucket, whose width is 1 / PER_E.
     rounding_variance = 2 / (12 * PER_E**2)
     return Effect(
         estimate_frac=_without_rounding(mean),
@@ -244,31 +268,34 @@ def change_of_pairs(
 
 
 def t_tail(t: float, freedom: float) -> float:
-    """Return P(T > t) of Student's distribution.
+    """Return P(T > t) of Student's t distribution.
 
-    It is ∫ cos^(n-1) from atan(t/√n) to π/2, over B(½, n/2): the density with t = √n tan θ. scipy
-    would double the size of an installation for this number.
+    Substituting t = √n tan θ turns the tail into ∫ cos^(n-1) θ dθ from atan(t/√n) to π/2, divided
+    by B(½, n/2). scipy has this function, but would double the size of an installation.
     """
     if math.isinf(t):
         return float(t < 0)
     if t < 0:
         return 1 - t_tail(-t, freedom)
     start = math.atan(t / math.sqrt(freedom))
+    # Gauss-Legendre quadrature over the interval from `start` to π/2.
     nodes, weights = _gauss()
-    half = (math.pi / 2 - start) / 2
-    angles = start + half * (nodes + 1)
-    total = math.exp(math.lgamma(freedom / 2) + math.lgamma(0.5) - math.lgamma((freedom + 1) / 2))
-    return half * float(np.dot(weights, np.cos(angles) ** (freedom - 1))) / total
+    half_width = (math.pi / 2 - start) / 2
+    angles = start + half_width * (nodes + 1)
+    integral = half_width * float(np.dot(weights, np.cos(angles) ** (freedom - 1)))
+    log_beta = math.lgamma(freedom / 2) + math.lgamma(0.5) - math.lgamma((freedom + 1) / 2)
+    return integral / math.exp(log_beta)
 
 
 @functools.cache
 def t_quantile(level: float, freedom: float) -> float:
-    """Return the t, 0 or more, that Student's distribution exceeds with a probability.
+    """Return the t, 0 or more, that Student's t distribution exceeds with a probability.
 
     Args:
         level: the probability, 0..0.5.
         freedom: the degrees of freedom, above 0.
     """
+    # Bisection over the angle atan(t/√n), which is finite for all t.
     low = 0.0
     high = math.pi / 2
     for _ in range(60):
@@ -282,4 +309,5 @@ def t_quantile(level: float, freedom: float) -> float:
 
 @functools.cache
 def _gauss() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the nodes and weights of Gauss-Legendre quadrature."""
     return np.polynomial.legendre.leggauss(200)

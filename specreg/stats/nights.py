@@ -1,9 +1,9 @@
-"""Judge a series of nights: tonight against the nights before, and whether a loss lasts.
+"""Judge a series of nights: compare tonight with the nights before, and find lasting losses.
 
-A night is one run of a case; its level is the mean logarithm of a figure over the launches of that
-run, better being positive. Levels differ from launch to launch and, beyond that, from night to
-night, because a machine has better and worse hours. Both are variances that are estimated, so each
-comes with its degrees of freedom.
+A night is one run of a case. Its level is the mean logarithm of a figure over the launches of that
+run, with the sign that makes better positive. Levels vary from launch to launch and additionally
+from night to night, because a machine has better and worse hours. Both variances are estimates, so
+each has its degrees of freedom.
 """
 
 import itertools
@@ -19,17 +19,19 @@ from specreg.stats.intervals import Effect, t_tail
 from specreg.stats.variance import Variance
 
 MAX_NIGHTS = 20
-"""How many nights of a level are taken: more hardly make it better known."""
+"""The most nights that define a level. More nights hardly make the level more precise."""
 MAX_TOGETHER = 50
-"""How many of the last nights are taken together at most."""
+"""The most nights whose mean is compared as the last nights."""
 _FEWEST_LAST = 2
-"""A loss that lasts shows in so many nights at least; that of one night is judged by itself."""
+"""The fewest nights of a lasting loss. A loss of one night is judged as a change of that night."""
 _FEWEST_GAINED = 5
-"""A gain that has lasted for so many nights is the level from then on."""
+"""The fewest nights after which a gain counts as the new level."""
 DIFFERENCE_FREEDOM = 2 / 3
-"""Degrees of freedom by successive difference: neighbours share a night (von Neumann 1941)."""
+"""The degrees of freedom that one difference between successive nights contributes. It is less
+than 1 because neighbouring differences share a night (von Neumann 1941)."""
 _LEAST_VARIANCE = 1e-8
-"""Figures that always repeat have a spread of 0; a hundredth of a percent is taken for it."""
+"""The least variance of a night, a spread of 0.01 %. Without it a figure that always repeats
+exactly would have a spread of 0, and any change of it would be infinitely significant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +42,10 @@ class NightLevel:
         run: the name of the run, which begins with its date.
         level: the mean logarithm of the figure over the launches; better is positive.
         launches: how many launches the run had, 1 or more.
-        noise: a variance that the level has besides, 0 or more: of what was taken off it.
-        stands: whether the night may be part of a reference: it was found neither worse nor
-            invalid.
+        noise: an additional variance of the level, 0 or more. If the common change of all cases
+            was subtracted from the level, this is the variance of that common change.
+        stands: whether the night may be part of a reference, because it was judged neither worse
+            nor invalid.
     """
 
     run: str
@@ -57,15 +60,15 @@ class NightSpread:
     """How the levels of a figure differ.
 
     Attributes:
-        night: the variance of nights with one launch.
-        launch: the part of it that is between launches of one night.
+        night: the variance of nights that have one launch each.
+        launch: the part of that variance which comes from the launch.
     """
 
     night: Variance
     launch: Variance
 
     def of(self, launches: int) -> float:
-        """Return the variance of a night with some launches."""
+        """Return the variance of a night with this number of launches."""
         within = min(self.launch.value, self.night.value)
         between = self.night.value - within
         return max(between + within / launches, _LEAST_VARIANCE)
@@ -73,11 +76,11 @@ class NightSpread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastingChange:
-    """A change that stands in all nights since it began.
+    """A change of level that has lasted from the night it began until tonight.
 
     Attributes:
         since: the first night of the new level, as an index of the series.
-        effect: the mean of the nights since then against those before.
+        effect: the change of the mean level from the nights before to the nights since then.
     """
 
     since: int
@@ -85,28 +88,38 @@ class LastingChange:
 
 
 def variance_of_nights(series: Sequence[NightLevel], launch: Variance) -> Variance | None:
-    """Return the variance of nights with one launch, by the differences of successive nights.
+    """Estimate the variance of nights with one launch from the differences of successive nights.
 
-    A change that lasts is in one difference only, so that it hardly widens the estimate.
+    A lasting change appears in only one difference, so it hardly widens the estimate. The ordinary
+    variance around the mean would grow with every night after the change.
 
     Args:
         series: the nights in order.
-        launch: the variance between launches, which nights with several launches have less of.
+        launch: the variance between launches. A night with several launches averages part of it
+            out, and the estimate adds that part again.
 
     Returns:
         None with fewer than two nights.
     """
     if len(series) <= 1:
         return None
-    squares = []
+    estimates = []
     for before, after in itertools.pairwise(series):
-        missing = launch.value * (2 - 1 / before.launches - 1 / after.launches)
-        squares.append(((after.level - before.level) ** 2 + missing) / 2)
-    return Variance(value=statistics.fmean(squares), freedom=DIFFERENCE_FREEDOM * (len(series) - 1))
+        averaged_out = launch.value * (2 - 1 / before.launches - 1 / after.launches)
+        squared_difference = (after.level - before.level) ** 2
+        # A difference of two nights has twice the variance of one night.
+        estimates.append((squared_difference + averaged_out) / 2)
+    freedom = DIFFERENCE_FREEDOM * (len(series) - 1)
+    return Variance(value=statistics.fmean(estimates), freedom=freedom)
 
 
 def change_tonight(series: Sequence[NightLevel], spread: NightSpread) -> Effect:
-    """Return the change of the last night from the level of the nights before, one at least."""
+    """Return the change of the last night from the level of the nights before it.
+
+    Args:
+        series: at least two nights in order; the last is tonight.
+        spread: how the levels vary.
+    """
     levels = _levels(series)
     weights = _weights(series, spread)
     reference = slice(0, len(series) - 1)
@@ -117,13 +130,13 @@ def change_tonight(series: Sequence[NightLevel], spread: NightSpread) -> Effect:
 def mean_of_last(
     series: Sequence[NightLevel], nights: int, spread: NightSpread, reference: int
 ) -> Effect:
-    """Return the change of the mean of the last nights from that of the first ones.
+    """Return the change from the mean of the first nights to the mean of the last nights.
 
     Args:
-        series: the nights in order, at least as many as both together.
-        nights: how many of the last ones.
-        spread: how levels differ.
-        reference: how many of the first ones.
+        series: the nights in order, at least `nights` + `reference` of them.
+        nights: how many of the last nights are taken together.
+        spread: how the levels vary.
+        reference: how many of the first nights are taken together.
     """
     last = slice(len(series) - nights, len(series))
     first = slice(0, reference)
@@ -133,17 +146,17 @@ def mean_of_last(
 def lasting_loss(
     series: Sequence[NightLevel], spread: NightSpread, *, least_frac: float
 ) -> LastingChange | None:
-    """Return the clearest loss that has lasted until tonight; None without one.
+    """Find the most significant loss that has lasted until tonight; None without one.
 
-    Each number of first nights is compared with each number of last nights that follow them, so
-    that a slow drift shows as well as a step. The loss is dated by the best single step. A level
-    that tonight is nearer to the old one than to the new one doesn't last, and one bad night makes
-    no level.
+    The mean of the first i nights is compared with the mean of all nights from j on, for all
+    i <= j. Leaving out the nights between i and j makes a slow drift as visible as a step. The loss
+    is dated by the most significant step, for which i = j. A loss doesn't count as lasting if
+    tonight is closer to the old level than to the new one, or if a single bad night causes it.
 
     Args:
         series: the nights in order; the last is tonight.
-        spread: how levels differ.
-        least_frac: a smaller change isn't looked for.
+        spread: how the levels vary.
+        least_frac: the smallest loss that counts, as a logarithm.
     """
     count = len(series)
     means, weights = _running_means(series, spread)
@@ -152,17 +165,20 @@ def lasting_loss(
     clearest_step_t = 0.0
     first_night = 0
     for start in range(max(1, count - MAX_NIGHTS), count - _FEWEST_LAST + 1):
+        # Compare each number of first nights with all nights from `start` on.
         firsts = np.arange(1, min(start, MAX_NIGHTS) + 1)
         last_mean, last_weight = _mean_since(start, means, weights)
         changes = last_mean - means[firsts]
         errors = np.sqrt(1 / weights[firsts] + 1 / last_weight)
-        # Both tonight and the nights before it must be nearer to the new level than to the old.
+        # Tonight, and also the mean of the nights from `start` to yesterday, must be closer to the
+        # new level than to the old one.
         halfway = means[firsts] + changes / 2
         before_mean, _ = _mean_since(start, means[:-1], weights[:-1])
         is_back = series[-1].level > halfway
         is_spike = before_mean > halfway
         is_lasting = (changes <= -least_frac) & ~is_back & ~is_spike
         t_values = np.where(is_lasting, -changes / errors, 0.0)
+        # The last number of first nights leaves out no night between them, so this is a step.
         if t_values[-1] > clearest_step_t:
             clearest_step_t = float(t_values[-1])
             first_night = start
@@ -183,33 +199,36 @@ def lasting_loss(
 def start_of_gain(
     series: Sequence[NightLevel], spread: NightSpread, *, level: float, least_frac: float
 ) -> int:
-    """Return the first night of the last proven gain, 0 without one.
+    """Return the index of the first night of the last proven gain; 0 without one.
 
-    What was gained and lasted for five nights is the level from then on, so that falling back is a
-    loss. The level follows gains, and never follows a loss.
+    A gain that has lasted for five nights becomes the new level, so that falling back from it is a
+    loss. The level follows gains only: if it also followed losses, a slow loss would never show.
 
     Args:
         series: the nights in order, without tonight.
-        spread: how levels differ.
-        level: how often a gain may be proven by chance.
-        least_frac: a smaller gain isn't looked for.
+        spread: how the levels vary.
+        level: the probability of a gain by chance alone that counts as a proof, 0..1.
+        least_frac: the smallest gain that counts, as a logarithm.
     """
     start = 0
     while True:
-        rest = series[start:]
-        means, weights = _running_means(rest, spread)
+        nights = series[start:]
+        means, weights = _running_means(nights, spread)
+        # Find the night that splits the series into the most significant gain.
         clearest_t = 0.0
         split = 0
-        for candidate in range(1, len(rest)):
+        for candidate in range(1, len(nights)):
             after_mean, after_weight = _mean_since(candidate, means, weights)
             change = after_mean - means[candidate]
-            t_value = change / math.sqrt(1 / weights[candidate] + 1 / after_weight)
+            error = math.sqrt(1 / weights[candidate] + 1 / after_weight)
+            t_value = change / error
             if change > least_frac and t_value > clearest_t:
                 clearest_t = float(t_value)
                 split = candidate
-        has_lasted = len(rest) - split >= _FEWEST_GAINED
+        has_lasted = len(nights) - split >= _FEWEST_GAINED
         if not split or not has_lasted or t_tail(clearest_t, spread.night.freedom) > level:
             return start
+        # Look for a further gain in the nights after this one.
         start += split
 
 
@@ -228,7 +247,7 @@ def _running_means(
 def _mean_since(
     start: int, means: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> tuple[float, float]:
-    """Return the weighted mean of the nights from one on, and their weight."""
+    """Return the weighted mean of the nights from index `start` on, and their weight."""
     weight = float(weights[-1] - weights[start])
     total = float(means[-1] * weights[-1] - means[start] * weights[start])
     return total / weight, weight
@@ -249,7 +268,7 @@ def _change(
     after: slice,
     freedom: float,
 ) -> Effect:
-    """Return the change between two weighted means."""
+    """Return the change between the weighted means of two groups of nights, with its error."""
     weight_before = float(weights[before].sum())
     weight_after = float(weights[after].sum())
     mean_before = float(np.dot(weights[before], levels[before])) / weight_before

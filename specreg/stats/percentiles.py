@@ -1,4 +1,4 @@
-"""Summarize values, and durations that are counted in a histogram of bounded size."""
+"""Summarize values, and count durations in a histogram of bounded size."""
 
 import math
 import operator
@@ -10,17 +10,18 @@ import msgspec
 import numpy as np
 
 PER_E = 200
-"""Buckets per factor e: a percentile of a `TimeHistogram` is off by 0.25 % at most."""
+"""How many buckets a factor of e has. A bucket is 0.5 % wide, so a percentile of a `TimeHistogram`,
+which is the middle of its bucket, is off by at most 0.25 %."""
 _PERCENTS = (50, 75, 90, 95, 99)
 _NS_PER_MS = 10**6
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean, extremes and percentiles of some values, in their unit.
+    """The mean, extremes and percentiles of some values, in the unit of the values.
 
     Attributes:
-        count: how many values there are, 1 or more.
-        stdev: the sample's standard deviation; 0 for one value.
+        count: the number of values, 1 or more.
+        stdev: the standard deviation of the sample; 0 for one value.
     """
 
     count: int
@@ -36,9 +37,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(values: Iterable[float | None]) -> Summary | None:
-    """Summarize values, of which None is left out.
+    """Summarize values. Percentiles are interpolated linearly between the two nearest values.
 
-    Percentiles are interpolated linearly between the two nearest values.
+    Args:
+        values: the values; None is left out.
 
     Returns:
         None if there is no value.
@@ -46,13 +48,17 @@ def summarize(values: Iterable[float | None]) -> Summary | None:
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
+    stdev = 0.0
+    if len(ordered) > 1:
+        stdev = statistics.stdev(ordered)
+    percentiles = {f"p{percent}": float(np.percentile(ordered, percent)) for percent in _PERCENTS}
     return Summary(
         count=len(ordered),
         mean=statistics.fmean(ordered),
         min=ordered[0],
         max=ordered[-1],
-        stdev=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
-        **{f"p{percent}": float(np.percentile(ordered, percent)) for percent in _PERCENTS},
+        stdev=stdev,
+        **percentiles,
     )
 
 
@@ -60,7 +66,7 @@ class TimeHistogram(msgspec.Struct):
     """Counts durations in buckets of half a percent, so its size doesn't grow with their number.
 
     Attributes:
-        counts: by bucket, how many durations it has; d ns is in bucket floor(200 ln d).
+        counts: how many durations each bucket has; d ns belong to the bucket floor(200 ln d).
         total_ns: the exact sum of the durations.
         total_ns2: the exact sum of their squares.
         min_ns: the shortest duration.
@@ -80,7 +86,8 @@ class TimeHistogram(msgspec.Struct):
 
     def add_all(self, durations_ns: Sequence[int]) -> None:
         """Add durations, each 0 or more."""
-        buckets = (math.floor(PER_E * math.log(max(duration, 1))) for duration in durations_ns)
+        # 0 has no logarithm, so it is counted as 1 ns.
+        buckets = [math.floor(PER_E * math.log(max(duration, 1))) for duration in durations_ns]
         added = TimeHistogram(
             counts=Counter(buckets),
             total_ns=sum(durations_ns),
@@ -92,7 +99,7 @@ class TimeHistogram(msgspec.Struct):
 
     @classmethod
     def merged(cls, parts: Iterable["TimeHistogram"]) -> "TimeHistogram":
-        """Return a new histogram of all durations of some others."""
+        """Return a new histogram of the durations of all parts."""
         merged = cls()
         for part in parts:
             merged.merge(part)
@@ -102,7 +109,11 @@ class TimeHistogram(msgspec.Struct):
         """Add all durations of another histogram."""
         if not other.counts:
             return
-        self.min_ns = min(self.min_ns, other.min_ns) if self.counts else other.min_ns
+        # The minimum of an empty histogram is 0, which isn't a duration.
+        if self.counts:
+            self.min_ns = min(self.min_ns, other.min_ns)
+        else:
+            self.min_ns = other.min_ns
         for bucket, count in other.counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + count
         self.total_ns += other.total_ns
@@ -110,10 +121,10 @@ class TimeHistogram(msgspec.Struct):
         self.max_ns = max(self.max_ns, other.max_ns)
 
     def quantile_ns(self, frac: float) -> float:
-        """Return the middle of the bucket in which a share of the durations is reached.
+        """Return a quantile of the durations: the middle of the bucket that contains it.
 
         Args:
-            frac: the share, 0..1.
+            frac: the share of the durations below it, 0..1.
 
         Returns:
             0 if there are no durations.
@@ -132,14 +143,17 @@ class TimeHistogram(msgspec.Struct):
         if not count:
             return None
         mean = self.total_ns / count
-        variance = max(self.total_ns2 - count * mean * mean, 0.0) / max(count - 1, 1)
+        # The difference may be slightly below 0 by rounding.
+        squared_deviations = max(self.total_ns2 - count * mean * mean, 0.0)
+        variance = squared_deviations / max(count - 1, 1)
+        percentiles = {
+            f"p{percent}": self.quantile_ns(percent / 100) / _NS_PER_MS for percent in _PERCENTS
+        }
         return Summary(
             count=count,
             mean=mean / _NS_PER_MS,
             min=self.min_ns / _NS_PER_MS,
             max=self.max_ns / _NS_PER_MS,
             stdev=math.sqrt(variance) / _NS_PER_MS,
-            **{
-                f"p{percent}": self.quantile_ns(percent / 100) / _NS_PER_MS for percent in _PERCENTS
-            },
+            **percentiles,
         )

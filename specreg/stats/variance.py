@@ -1,4 +1,4 @@
-"""Estimate variances from few values, and moderate those of one case by those of others."""
+"""Estimate variances from few values, and moderate a case's variance by those of other cases."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 _LEAST_SHRINKING_FREEDOM = 4.0
-"""What the spread of other cases is worth at least."""
+"""The least degrees of freedom that the typical variance of the other cases is worth."""
 _CERTAIN = 1e6
-"""Degrees of freedom beyond which a variance counts as known."""
+"""Degrees of freedom of a variance that counts as exactly known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,11 @@ def variance_of(sample: Sequence[float]) -> Variance | None:
 
 
 def pooled(variances: Sequence[Variance]) -> Variance | None:
-    """Return the common variance of some samples, weighed by their degrees of freedom."""
+    """Return the mean of several variances, weighted by their degrees of freedom.
+
+    Returns:
+        None if the variances have no degrees of freedom together.
+    """
     freedom = sum(variance.freedom for variance in variances)
     if freedom <= 0:
         return None
@@ -45,52 +49,66 @@ def pooled(variances: Sequence[Variance]) -> Variance | None:
 
 
 def shrunk(own: Variance | None, others: Sequence[Variance], prior: Variance) -> Variance:
-    """Return a variance of a case, moderated by those of other cases and by a prior.
+    """Return the variance of one case, moderated by the variances of other cases and by a prior.
 
-    Three launches tell a spread within a factor of two only, and unlike loads have unlike spreads,
-    so neither a case's own spread nor that of all cases together is right. With d degrees of
-    freedom of its own, the case's variance is (d0 v0 + d v) / (d0 + d): v0 is the typical variance
-    of the cases, and is worth d0 degrees of freedom. d0 follows from how unlike the variances are,
-    by the moments of an F distribution: few if they are very unlike, many if they are alike. This
-    is the moderated variance of Smyth (2004), with moments in place of its digamma functions.
+    Three launches determine a spread only within a factor of two, and different loads have
+    different spreads. So neither the case's own variance v nor the typical variance v0 of all cases
+    is a good estimate. The result is their weighted mean (d0 v0 + d v) / (d0 + d), where d and d0
+    are degrees of freedom. d0 follows from how much the variances of the cases differ, by the
+    moments of an F distribution: it is small if they differ much, and large if they are nearly
+    equal. This is the moderated variance of Smyth (2004), with moments in place of its digamma
+    functions.
 
     Args:
-        own: the variance that the case itself shows; None if it shows none yet.
-        others: those of other cases of the machine.
-        prior: what is known of machines of this kind.
+        own: the case's own variance; None if the case hasn't shown one yet.
+        others: the variances of other cases on the same machine.
+        prior: the usual variance on machines of this kind.
     """
-    known = [variance for variance in others if variance.freedom > 0]
-    own_known = [own] if own is not None and own.freedom > 0 else []
-    known_of_others = pooled(known) or Variance(value=0.0, freedom=0.0)
-    # The prior stands in for what isn't known yet, and has no word once enough is known.
-    prior_freedom = max(prior.freedom - known_of_others.freedom, 0.0)
-    typical = pooled([known_of_others, Variance(value=prior.value, freedom=prior_freedom)])
-    if typical is None and own_known:
-        return own_known[0]
-    if typical is None or not (known or own_known):
+    usable = [variance for variance in others if variance.freedom > 0]
+    usable_own = [own] if own is not None and own.freedom > 0 else []
+
+    # The prior fills up the degrees of freedom that the other cases lack. It loses all influence
+    # once they have as many as it has.
+    pooled_others = pooled(usable) or Variance(value=0.0, freedom=0.0)
+    prior_freedom = max(prior.freedom - pooled_others.freedom, 0.0)
+    typical = pooled([pooled_others, Variance(value=prior.value, freedom=prior_freedom)])
+    if typical is None and usable_own:
+        return usable_own[0]
+    if typical is None or not (usable or usable_own):
         return prior
-    # The case itself tells how unlike the cases are, but isn't counted twice.
-    likeness = _likeness([*own_known, *known]) if known else _LEAST_SHRINKING_FREEDOM
-    shrinking_freedom = min(likeness, typical.freedom)
-    if not own_known:
+
+    # The case's own variance helps to estimate how much the cases differ. It isn't part of the
+    # typical variance, because it would then count twice in the weighted mean.
+    similarity_freedom = _LEAST_SHRINKING_FREEDOM
+    if usable:
+        similarity_freedom = _similarity_freedom([*usable_own, *usable])
+    shrinking_freedom = min(similarity_freedom, typical.freedom)
+    if not usable_own:
         return Variance(value=typical.value, freedom=round(shrinking_freedom, 1))
+
+    # The mean of an F distribution with d0 degrees of freedom in its denominator is d0 / (d0 - 2),
+    # so the mean of the variances overestimates v0 by this factor, which is limited to 2.
     location = typical.value
     if shrinking_freedom < typical.freedom:
         location *= max((shrinking_freedom - 2) / shrinking_freedom, 0.5)
     shrunk_to = Variance(value=location, freedom=shrinking_freedom)
-    moderated = pooled([shrunk_to, *own_known]) or shrunk_to
+    moderated = pooled([shrunk_to, *usable_own]) or shrunk_to
     return Variance(value=moderated.value, freedom=round(moderated.freedom, 1))
 
 
-def _likeness(samples: Sequence[Variance]) -> float:
-    """Return how many degrees of freedom the typical variance of some cases is worth to one."""
+def _similarity_freedom(samples: Sequence[Variance]) -> float:
+    """Return how many degrees of freedom the typical variance of cases is worth to one case.
+
+    The more similar the variances are, the more it is worth.
+    """
     values = np.array([sample.value for sample in samples])
     mean = float(values.mean())
     if len(values) == 1 or mean <= 0:
         return _LEAST_SHRINKING_FREEDOM
     freedom = statistics.fmean(sample.freedom for sample in samples)
     squared_variation = float(values.var(ddof=1)) / mean**2
-    # A variance with d degrees of freedom varies by 2 / d if all cases have the same one.
+    # If all cases have the same true variance, its estimates with d degrees of freedom have a
+    # squared coefficient of variation of 2 / d. What exceeds this comes from real differences.
     excess = squared_variation * freedom - 2
     if excess <= 0:
         return _CERTAIN
@@ -98,7 +116,7 @@ def _likeness(samples: Sequence[Variance]) -> float:
 
 
 def sum_of(first: Variance, second: Variance) -> Variance:
-    """Return the sum of two variances, with the degrees of freedom of Satterthwaite (1946)."""
+    """Return the sum of two variances, with degrees of freedom after Satterthwaite (1946)."""
     value = first.value + second.value
     if not value:
         return Variance(value=0.0, freedom=min(first.freedom, second.freedom))
