@@ -139,14 +139,14 @@ class BaselineComparison:
     """
 
     launches: tuple[Measurement, ...]
-    known: CaseBaselines
+    baselines: CaseBaselines
     measured: CountsTable | None
     recorded: CountsTable | None
 
     @property
     def without_extension(self) -> "BaselineComparison":
         """The comparison without the prompts of the extension."""
-        return compare(self.launches, self.known, extended=False)
+        return compare(self.launches, self.baselines, extended=False)
 
     @property
     def length_changes(self) -> tuple[LengthChange, ...]:
@@ -172,7 +172,7 @@ class BaselineComparison:
     def counted_otherwise(self) -> bool:
         """True if run and baseline count different steps, so that all steps are compared."""
         measured = self.measurement.acceptance
-        recorded = self.known.baseline.acceptance if self.known.baseline else None
+        recorded = self.baselines.baseline.acceptance if self.baselines.baseline else None
         return (
             measured is not None
             and recorded is not None
@@ -190,7 +190,7 @@ class BaselineComparison:
         return self._difference(lambda device: device.id, "measured on", "recorded on")
 
     def _difference(self, name: Callable[[RecordedDevice], str], now: str, then: str) -> str:
-        recorded_devices = self.known.exact.devices if self.known.exact else ()
+        recorded_devices = self.baselines.exact.devices if self.baselines.exact else ()
         names = [name(device) for device in devices_of([self.measurement])]
         recorded_names = [name(device) for device in recorded_devices]
         if not recorded_names or sorted(names) == sorted(recorded_names):
@@ -247,32 +247,34 @@ class BaselineComparison:
         if replay is None or not replay.control_rounds:
             return None
         value = metric.value_of(replay.control_replay) or 0.0
-        return _change_of_speed(metric, (value,), self.known.control, self.known.control_spreads)
+        return _change_of_speed(
+            metric, (value,), self.baselines.control, self.baselines.control_spreads
+        )
 
     def expected_ratio(self, metric: Metric) -> float | None:
         """Return the expected ratio: of the shared prompts, or else of the sum of all prompts."""
         if self.recorded is not None:
             return _quotient(ratio_parts(metric, self.recorded))
         value: float | None = None
-        if self.known.baseline is not None:
-            value = self.known.baseline.expected_value(metric)
-        elif self.known.published is not None:
-            value = self.known.published.value(metric.name)
+        if self.baselines.baseline is not None:
+            value = self.baselines.baseline.expected_value(metric)
+        elif self.baselines.published is not None:
+            value = self.baselines.published.value(metric.name)
         return None if value is None else value - metric.origin
 
 
 def compare(
-    launches: Sequence[Measurement], known: CaseBaselines, *, extended: bool = True
+    launches: Sequence[Measurement], baselines: CaseBaselines, *, extended: bool = True
 ) -> BaselineComparison:
     """Compare a case's launches with what the baselines know of it.
 
     Args:
         launches: one at least.
-        known: the baselines that apply to the case.
+        baselines: the baselines that apply to the case.
         extended: whether the prompts of the extension take part.
     """
     measured = launches[-1].acceptance
-    recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
+    recorded = load_acceptance(baselines.baseline.acceptance) if baselines.baseline else None
     if measured and not extended:
         measured = without_extension(measured, launches[-1].case.prompts)
     if measured and recorded and measured.counted is not recorded.counted:
@@ -284,7 +286,7 @@ def compare(
     tables = common_tables(*answers_in_common(*sides))
     return BaselineComparison(
         launches=tuple(launches),
-        known=known,
+        baselines=baselines,
         measured=tables[0] if has_measured else None,
         recorded=tables[-1] if has_recorded else None,
     )

@@ -65,7 +65,7 @@ class GroupJudge:
     def __post_init__(self) -> None:
         first_further = self.context.launches
         self.confirmation = Confirmation(
-            known_of=self.context.baselines_of,
+            baselines_of=self.context.baselines_of,
             measure_afresh=lambda cases, further: self.cases.measure_afresh(
                 cases, first_further + further
             ),

@@ -155,7 +155,7 @@ def _check_nothing_lost(
         return
     baselines = {path.stem: baseline for path, baseline in context.store.own().items()}
     confirmation = Confirmation(
-        known_of=context.baselines_of,
+        baselines_of=context.baselines_of,
         measure_afresh=lambda _cases, _number: {},
         nights=MachineNights(baselines=baselines, history=history),
     )

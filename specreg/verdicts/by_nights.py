@@ -1,4 +1,8 @@
-"""What the nights say beyond one night: what they hold, what was lost, and what all cases share."""
+"""Revise a verdict by the nights of its figure, by all cases of tonight, and by the control.
+
+One night may be undecided although several nights together decide. It may look fine although a
+loss has lasted for many nights. And it may look bad although the whole machine was slow.
+"""
 
 import dataclasses
 
@@ -11,47 +15,51 @@ from specreg.verdicts.nights import KNOWN_NIGHTS, LastingLoss, NightEvidence
 from specreg.verdicts.verdict import Outcome, Verdict
 
 HELD_BY_NIGHTS = "HELD_BY_NIGHTS"
-"""The code of what one night can't tell and the last nights together hold."""
+"""The code of a figure that one night leaves undecided, and the last nights together decide."""
 LASTING = "LASTING"
-"""The code of a loss that the nights prove, with the night that it began on."""
+"""The code of a loss that the nights prove, with the night on which it began."""
 MACHINE_MOVED = "MACHINE_MOVED"
-"""The code of a loss of all cases alike."""
+"""The code of a loss that the whole machine has, in all cases or in the control."""
 COMMON_LEVEL = LEVEL / 20
-"""How often chance may show a loss of all cases alike: it is red for many tests at once."""
+"""The probability that chance alone shows a common loss of all cases. It is smaller than `LEVEL`
+because a common loss fails many tests at once."""
 _DATE_DIGITS = 8
+"""The digits of the date at the beginning of a run's name, such as `20261121`."""
 
 
 def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | None) -> Verdict:
-    """Say whether the nights together hold what one night can't tell, or how many would.
+    """Complete an undecided verdict by the last nights together, or by how many nights it needs.
 
-    This is the one rule for what can't be told: a figure that one night doesn't decide fails
-    nothing as long as some number of nights decides it.
+    A figure that one night leaves undecided fails no test as long as some number of nights would
+    decide it. This is the only rule for undecided figures.
     """
     reason = verdict.reason
     if nights is None or reason is None:
         return dataclasses.replace(verdict, needed_nights=0)
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
+
+    # The last nights together may prove what tonight alone can't.
     if nights.together is not None:
         low, high = nights.together.bounds(LEVEL)
         low_frac = to_frac(metric, low)
-        holds = low_frac > -tolerance_frac
+        is_within = low_frac > -tolerance_frac
         if metric.two_sided:
-            holds = holds and to_frac(metric, high) < tolerance_frac
-        if holds:
+            is_within = is_within and to_frac(metric, high) < tolerance_frac
+        if is_within:
             text = (
                 f"{reason.text}; it holds over the last {nights.nights_together} nights together,"
                 f" which lost no more than {max(-low_frac, 0.0):.1%}"
             )
             reason = Reason(code=HELD_BY_NIGHTS, text=text)
             return dataclasses.replace(verdict, reason=reason, needed_nights=nights.nights + 1)
+
+    # Otherwise say how many nights would be needed.
     needed = nights_to_hold(metric, tolerance_frac, nights.spread)
     if needed:
         clause = f"about {needed} nights would tell, {nights.nights + 1} are known"
-    else:
-        clause = f"not even {MAX_NIGHTS_TO_HOLD} nights would tell"
-    if needed:
         remedy = reason.remedy
     else:
+        clause = f"not even {MAX_NIGHTS_TO_HOLD} nights would tell"
         remedy = (
             "raise its tolerance in the matrix, name it under shown, or measure on a quieter"
             " machine"
@@ -61,11 +69,11 @@ def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | Non
 
 
 def name_lasting_loss(metric: Metric, verdict: Verdict, nights: NightEvidence | None) -> Verdict:
-    """Name a loss that the nights prove, whatever one night can tell."""
+    """Turn a verdict into REGRESSED if the nights prove a loss, and add when the loss began."""
     lasting = nights.lasting if nights is not None else None
-    if lasting is None or verdict.outcome is Outcome.REGRESSED:
-        if lasting is None:
-            return verdict
+    if lasting is None:
+        return verdict
+    if verdict.outcome is Outcome.REGRESSED:
         return dataclasses.replace(verdict, since=lasting.since)
     reason = Reason(code=LASTING, text=_describe_lasting(metric, lasting))
     return dataclasses.replace(
@@ -74,7 +82,7 @@ def name_lasting_loss(metric: Metric, verdict: Verdict, nights: NightEvidence | 
 
 
 def _describe_lasting(metric: Metric, lasting: LastingLoss) -> str:
-    """Say since when something is worse: `-6.1% since the night of 2026-11-21, over 4 nights`."""
+    """Describe a lasting loss: `-6.1% since the night of 2026-11-21, over 4 nights`."""
     changed_frac = metric.sign * to_frac(metric, lasting.effect.estimate_frac)
     since = _date_of(lasting.since)
     text = f"{changed_frac:+.1%} since the night of {since}, over {lasting.nights} nights"
@@ -93,11 +101,11 @@ def _date_of(run: str) -> str:
 
 
 def judge_beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEvidence) -> Verdict:
-    """Say what all cases did alike, which the verdict on a case leaves out, and judge it.
+    """Judge the common change of all cases, which is subtracted from the change of one case.
 
-    A loss of all cases is the machine's or the engine's. With nights that tell how much the machine
-    itself varies it is REGRESSED, because a nightly run is there to find that an engine became
-    slower. Without them nobody can tell the two apart, and the figure is INVALID.
+    A common loss comes from the machine or from the engine. If enough nights show how much the
+    machine itself varies, the figure is REGRESSED, because a nightly run has to find an engine that
+    became slower. With fewer nights the two causes can't be distinguished, so it is INVALID.
     """
     common = nights.common
     if common is None or verdict.outcome is Outcome.REGRESSED:
@@ -110,8 +118,11 @@ def judge_beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEviden
     is_beyond = change_frac < -tolerance_frac
     if metric.two_sided:
         is_beyond = abs(change_frac) > tolerance_frac
+    # A time that became better is smaller, so its change is shown with the opposite sign.
     shown_frac = metric.sign * change_frac
-    alike = f"all {common.cases + 1} cases changed by {shown_frac:+.1%} alike tonight"
+    common_change = f"all {common.cases + 1} cases changed by {shown_frac:+.1%} alike tonight"
+
+    # The nights have proven a common loss.
     if common.lasting is not None:
         described = _describe_lasting(metric, common.lasting)
         reason = Reason(
@@ -122,32 +133,40 @@ def judge_beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEviden
         return dataclasses.replace(
             verdict, outcome=Outcome.REGRESSED, reason=reason, since=common.lasting.since
         )
+
+    # Tonight proves a common loss.
     if is_beyond and p_worse < COMMON_LEVEL:
         if common.nights >= KNOWN_NIGHTS:
             outcome = Outcome.REGRESSED
-            text = f"{alike}, further than on any of {common.nights} nights by chance"
+            text = f"{common_change}, further than on any of {common.nights} nights by chance"
         else:
             outcome = Outcome.INVALID
-            text = f"{alike}, and {common.nights} nights don't tell how much the machine varies"
+            text = (
+                f"{common_change}, and {common.nights} nights don't tell how much the machine"
+                " varies"
+            )
         reason = Reason(
             code=MACHINE_MOVED,
             text=text,
             remedy="quieten the machine and run again, or compare two engines side by side",
         )
         return dataclasses.replace(verdict, outcome=outcome, reason=reason)
+
+    # A common change that proves nothing is mentioned only if it is large enough to matter.
     if abs(change_frac) < tolerance_frac / 2:
         return verdict
+    remark = f"{common_change}, which is left out"
     if verdict.reason is None:
-        return dataclasses.replace(verdict, reason=Reason(text=f"{alike}, which is left out"))
-    text = f"{verdict.reason.text}; {alike}, which is left out"
+        return dataclasses.replace(verdict, reason=Reason(text=remark))
+    text = f"{verdict.reason.text}; {remark}"
     return dataclasses.replace(verdict, reason=dataclasses.replace(verdict.reason, text=text))
 
 
 def judge_beside_control(metric: Metric, verdict: Verdict, evidence: BaselineComparison) -> Verdict:
-    """Return a loss as INVALID if the control became worse too, and no nights tell why.
+    """Turn a loss into INVALID if the control became worse too.
 
-    The control beside a case shows what the machine, or the engine, did in the same minutes. The
-    speedup has it taken off.
+    The control runs in the same minutes as the case, so it shows what the machine or the engine
+    did. The speedup is a ratio to the control, so such a change cancels out in it.
     """
     change = evidence.control_change(metric)
     if metric.family is Family.SPEEDUP or change is None:
@@ -155,18 +174,19 @@ def judge_beside_control(metric: Metric, verdict: Verdict, evidence: BaselineCom
     moved_frac = to_frac(metric, change.estimate_frac)
     low, high = change.bounds(LEVELS[Look.LAUNCH])
     if metric.two_sided and (verdict.comparison.change_frac or 0.0) > 0:
-        # Both may have risen alike, which is for the worse here.
+        # The case rose, which is a loss of such a metric. Check whether the control rose too.
         moved_frac = -moved_frac
         high = -low
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
     if high >= 0 or moved_frac >= -tolerance_frac:
         return verdict
-    verb = "changed by" if metric.two_sided else "became"
-    adverb = "alike" if metric.two_sided else "worse too"
+    change_text = f"became {-moved_frac:.1%} worse too"
+    if metric.two_sided:
+        change_text = f"changed by {-moved_frac:.1%} alike"
     reason = Reason(
         code=MACHINE_MOVED,
-        text=f"the server without speculation beside it {verb} {-moved_frac:.1%} {adverb}, so it"
-        " isn't this case's doing",
+        text=f"the server without speculation beside it {change_text}, so it isn't this case's"
+        " doing",
         remedy="quieten the machine and run again, or compare two engines side by side",
     )
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)

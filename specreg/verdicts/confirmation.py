@@ -1,6 +1,6 @@
-"""Judge the figures of one run, and look again at those that need a fresh launch.
+"""Judge the figures of one run, and confirm losses on fresh launches of the servers.
 
-It also says when a case has been measured enough.
+`enough_for` additionally decides, while a case is being measured, whether it needs more prompts.
 """
 
 import dataclasses
@@ -30,32 +30,33 @@ from specreg.verdicts.nights import MachineNights, NightEvidence
 from specreg.verdicts.verdict import JUDGED, Lack, Outcome, Verdict
 
 MeasureAfresh = Callable[[Sequence[Case], int], Mapping[str, Measurement | Reason]]
-"""Takes cases and the number of a further launch, from 1, and measures the cases on it.
+"""Measures cases on a further launch, whose number counts from 1.
 
-It gives, by the case's id, the measurement or the reason why there is none.
+It returns, by the case's id, the measurement or the reason why there is none.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class Confirmation:
-    """The verdicts of a run, and those that wait for another launch before they are final.
+    """Collects the verdicts of a run, and has losses confirmed before they are final.
 
     Attributes:
-        known_of: gives the baselines of a case; raises BaselineError.
+        baselines_of: returns the baselines of a case, or raises BaselineError.
         measure_afresh: measures cases on a further launch.
-        nights: the nights of the machine, to which what was measured is added; None to judge by
-            the baselines alone.
-        softened: the metrics whose tests pass although an effect is INCONCLUSIVE.
-        holds_by_nights: whether an INCONCLUSIVE metric passes that some number of nights decides.
-        _decided: the verdicts so far, in the order of the run, including those that need no
-            comparison; a verdict that waits is among them as it looked.
-        _launches: by row of a verdict of `_decided`, the launches that it judges.
+        nights: the nights of the machine. Measured figures are added to them.
+        softened: the metrics whose tests pass although they are INCONCLUSIVE.
+        holds_by_nights: whether the test of an INCONCLUSIVE metric passes if some number of nights
+            would decide it.
+        _decided: the verdicts so far, in the order of the run. A verdict that waits for another
+            launch is among them with its preliminary outcome.
+        _launches: the launches that a verdict judges, by its row in `_decided`. A verdict that
+            needs no comparison has none.
         _waiting: the rows that wait for another launch.
-        _latest: the last comparison that was made, because the metrics of a case share one.
-        _is_concluding: whether everything that the run measures is known.
+        _latest: the last comparison, which is kept because all metrics of a case share it.
+        _is_concluding: whether the run has measured everything.
     """
 
-    known_of: Callable[[Case], CaseBaselines]
+    baselines_of: Callable[[Case], CaseBaselines]
     measure_afresh: MeasureAfresh
     nights: MachineNights = field(default_factory=lambda: MachineNights(baselines={}))
     softened: AbstractSet[str] = frozenset()
@@ -68,7 +69,7 @@ class Confirmation:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """All verdicts so far, those of one draw as its first figure decides."""
+        """All verdicts so far. Figures that move together have the outcome of the first of them."""
         return follow(self._decided)
 
     def add(self, verdict: Verdict) -> int:
@@ -77,12 +78,13 @@ class Confirmation:
         return len(self._decided) - 1
 
     def judge(self, metric: Metric, launches: Sequence[Measurement]) -> int:
-        """Judge a metric of a case's launches: acceptance by the last one, a speed by all.
+        """Judge a metric on the launches of a case.
 
-        A verdict that looks worse waits for `confirm`, unless the nights have proven the loss.
+        Acceptance is judged on the last launch, and a speed on all of them. A verdict that looks
+        worse waits for `confirm`, unless the nights have proven the loss already.
 
         Returns:
-            Its row among the verdicts.
+            The row of the verdict.
         """
         verdict = self._look(metric, launches, Look.LAUNCH)
         row = self.add(verdict)
@@ -92,7 +94,7 @@ class Confirmation:
         return row
 
     def confirm(self) -> None:
-        """Look at the verdicts that wait on fresh launches, MORE_LAUNCHES at most."""
+        """Judge the waiting verdicts again on up to MORE_LAUNCHES fresh launches."""
         for number in range(1, MORE_LAUNCHES + 1):
             cases = {self._case_of(row).id: self._case_of(row) for row in self._waiting}
             if not cases:
@@ -104,18 +106,20 @@ class Confirmation:
         self._waiting.clear()
 
     def conclude(self) -> None:
-        """Look at all speeds again, beside everything that the run has measured.
+        """Judge all speeds again at the end of the run.
 
-        What all cases did alike is known only now. What was REGRESSED stays so. A verdict that
-        still waits, because the run was cut short, is INCONCLUSIVE.
+        The common change of all cases is complete only at the end. A verdict that is REGRESSED
+        stays so. A verdict that still waits becomes INCONCLUSIVE, because the run was cut short.
         """
         self._is_concluding = True
+        # These verdicts will get no further launch.
         for row in self._waiting:
             before = self._decided[row]
             reason = Reason(text=f"{before.outcome} at a look, and the run ended before another")
             self._decided[row] = dataclasses.replace(
                 before, outcome=Outcome.INCONCLUSIVE, reason=reason
             )
+        # Judge the other speeds against the common change of all cases.
         for row, launches in self._launches.items():
             before = self._decided[row]
             metric = METRICS[before.metric]
@@ -130,12 +134,12 @@ class Confirmation:
         return self._launches[row][-1].case
 
     def _needs_launch(self, row: int) -> bool:
-        """Return whether another launch may confirm a loss, or decide what looks like one."""
+        """Return whether another launch should confirm a loss, or decide a possible loss."""
         verdict = self._decided[row]
         metric = METRICS[verdict.metric]
         if verdict.outcome is Outcome.REGRESSED:
-            seen_twice = metric.by_launch and len(self._launches[row]) > 1
-            return not verdict.since and not seen_twice
+            is_confirmed = metric.by_launch and len(self._launches[row]) > 1
+            return not verdict.since and not is_confirmed
         if verdict.outcome is not Outcome.INCONCLUSIVE or not metric.by_launch:
             return False
         change_frac = verdict.comparison.change_frac or 0.0
@@ -144,11 +148,14 @@ class Confirmation:
         return lost_frac > tolerance_frac
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
-        """Return the verdict at one look; for acceptance at the look its measurement had."""
+        """Return the verdict at one look.
+
+        For acceptance, the measurement determines the look: it stopped at certain prompts.
+        """
         last = launches[-1]
         try:
             if self._latest is None or self._latest.launches != tuple(launches):
-                self._latest = compare(launches, self.known_of(last.case))
+                self._latest = compare(launches, self.baselines_of(last.case))
         except BaselineError as error:
             return _unreadable(metric, last, error)
         evidence = self._latest
@@ -161,26 +168,35 @@ class Confirmation:
         if may_wait and verdict.outcome is Outcome.REGRESSED:
             verdict = _waiting_for_others(verdict)
         verdict = self._soften(verdict)
+
+        # A loss of a speed must also show on single launches.
         if len(launches) > 1 and metric.by_launch and verdict.outcome in JUDGED:
-            alone = [self._alone(metric, launch, evidence.known) for launch in launches]
+            alone = [self._alone(metric, launch, evidence.baselines) for launch in launches]
             verdict = self._soften(seen_on(verdict, alone))
-            self._nights_of(metric, evidence)  # all launches are tonight's level
+            # `_alone` has replaced tonight's level by that of a single launch. Put back the level
+            # of all launches.
+            self._nights_of(metric, evidence)
         return verdict
 
-    def _alone(self, metric: Metric, launch: Measurement, known: CaseBaselines) -> Verdict:
+    def _alone(self, metric: Metric, launch: Measurement, baselines: CaseBaselines) -> Verdict:
         """Return the verdict on one launch alone."""
-        evidence = compare((launch,), known)
+        evidence = compare((launch,), baselines)
         nights = self._nights_of(metric, evidence)
         judged_by = JudgedBy(nights=nights, cases=self.nights.decisions(metric))
         return judge(metric, evidence, Look.LAUNCH, judged_by)
 
     def _nights_of(self, metric: Metric, evidence: BaselineComparison) -> NightEvidence | None:
-        """Add a figure to tonight's, and return what the nights say of it."""
+        """Add a figure to tonight, and return how it changed from the earlier nights.
+
+        Returns:
+            None if this machine has no baseline of the case with these settings, or if acceptance
+            has no interval.
+        """
         case = evidence.measurement.case
-        known = evidence.known
-        if known.exact is None or differing_settings(known.exact.case, known.settings):
+        baselines = evidence.baselines
+        if baselines.exact is None or differing_settings(baselines.exact.case, baselines.settings):
             return None
-        self.nights.know(case.id, known.exact)
+        self.nights.add_baseline(case.id, baselines.exact)
         values = night_values(metric, evidence.launches)
         self.nights.add(case.id, metric, values)
         of_prompts: Variance | None = None
@@ -188,27 +204,32 @@ class Confirmation:
             change = evidence.ratio_change(metric)
             if isinstance(change, Reason):
                 return None
-            # Both sides of a change are draws, of which a night is one.
+            # Both sides of the change contribute equally to its variance, so that of one night is
+            # half of it.
             error_frac = change.effect.error_frac
             of_prompts = Variance(value=error_frac**2 / 2, freedom=change.effect.freedom)
         return self.nights.evidence(
-            case.id, metric, tolerance_frac=tolerance_of(metric, case, known), of_prompts=of_prompts
+            case.id,
+            metric,
+            tolerance_frac=tolerance_of(metric, case, baselines),
+            of_prompts=of_prompts,
         )
 
     def _soften(self, verdict: Verdict) -> Verdict:
-        """Return a verdict that passes if the user, or the nights to come, let it."""
+        """Mark an undecided verdict whose test passes, by the user's choice or by the nights."""
         softened = verdict.metric in self.softened
         if self.holds_by_nights and verdict.outcome is Outcome.INCONCLUSIVE:
             softened = softened or verdict.needed_nights != 0
         return dataclasses.replace(verdict, softened=softened)
 
     def _look_again(self, row: int, fresh: Measurement | Reason) -> bool:
-        """Judge a figure with a fresh launch, and return whether it needs another.
+        """Judge a figure again with a fresh launch, and return whether it needs another launch.
 
-        An acceptance must be lost on the fresh launch too; a speed is judged by all launches.
+        Acceptance must be lost on the fresh launch too. A speed is judged on all launches.
         """
         before = self._decided[row]
         metric = METRICS[before.metric]
+        # The launch failed, so the loss can't be confirmed.
         if isinstance(fresh, Reason):
             reason = Reason(
                 code=fresh.code,
@@ -217,14 +238,15 @@ class Confirmation:
             )
             self._decided[row] = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
             return False
+        # The launch ran, but its figure is invalid. `_look` then returns why.
         if metric.family in fresh.invalid:
             self._launches[row] = (fresh,)
             self._decided[row] = self._look(metric, (fresh,), Look.LAUNCH)
             return False
         if not metric.by_launch:
             self._launches[row] = (fresh,)
-            second = self._look(metric, (fresh,), Look.LAUNCH)
-            self._decided[row] = self._soften(confirm(before, second))
+            verdict_on_fresh = self._look(metric, (fresh,), Look.LAUNCH)
+            self._decided[row] = self._soften(confirm(before, verdict_on_fresh))
             return False
         self._launches[row] = (*self._launches[row], fresh)
         self._decided[row] = self._look(metric, self._launches[row], Look.FURTHER_LAUNCH)
@@ -232,7 +254,7 @@ class Confirmation:
 
 
 def _waiting_for_others(verdict: Verdict) -> Verdict:
-    """Return a loss that the other cases of the run will tell from a slow machine."""
+    """Return a loss as INCONCLUSIVE, until the other cases show whether the machine is slow."""
     text = "looks worse, and the other cases of the run will tell whether the machine is slower"
     return dataclasses.replace(
         verdict, outcome=Outcome.INCONCLUSIVE, reason=Reason(text=text), since=""
@@ -261,27 +283,28 @@ def _unreadable(metric: Metric, launch: Measurement, error: BaselineError) -> Ve
 
 
 def enough_for(
-    case: Case, metric: Metric, known: CaseBaselines, *, may_stop_early: bool, cases: int
+    case: Case, metric: Metric, baselines: CaseBaselines, *, may_stop_early: bool, cases: int
 ) -> StoppingRule:
-    """Return a function that says whether the prompts measured so far decide acceptance.
+    """Return a function that decides whether the prompts measured so far are enough.
 
-    Few prompts may show a loss; that there is none takes all of them.
+    A few prompts may be enough to prove a loss. Proving that there is none takes all prompts.
 
     Args:
         case: the case that is measured.
-        metric: the metric that decides about its acceptance.
-        known: the baselines that apply to the case.
-        may_stop_early: whether nothing else is judged that takes all prompts.
+        metric: the metric that decides about the acceptance of the case.
+        baselines: the baselines that apply to the case.
+        may_stop_early: whether no other metric needs all prompts.
         cases: how many cases the run judges.
     """
 
     def is_enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
         is_early = look is Look.EARLY
         if acceptance is None or not acceptance.prompt_ids:
-            return not is_early  # more prompts say nothing more about a sum
+            # Without counts of single prompts there is no interval, and an extension won't help.
+            return not is_early
         if is_early and not may_stop_early:
             return False
-        evidence = compare((measured_prompts(case, acceptance),), known)
+        evidence = compare((measured_prompts(case, acceptance),), baselines)
         outcome = judge(metric, evidence, look, JudgedBy(cases=cases)).outcome
         if is_early:
             return outcome is Outcome.REGRESSED
@@ -291,7 +314,7 @@ def enough_for(
 
 
 def measured_prompts(case: Case, acceptance: AcceptanceRecord) -> Measurement:
-    """Return a measurement that has acceptance only."""
+    """Return a measurement that consists of acceptance only."""
     replay = Replay(acceptance=acceptance, limits=case.limits)
     return Measurement(
         case=case,

@@ -1,4 +1,7 @@
-"""The minimum detectable effect of launches, by how they differ."""
+"""How small a loss can be detected with some number of launches or nights.
+
+The minimum detectable effect (MDE) is the loss that would be proven 99 times out of 100.
+"""
 
 import bisect
 import itertools
@@ -28,25 +31,25 @@ from specreg.verdicts.nights import NightEvidence, usual_night_frac
 RUN_LAUNCHES = 1 + MORE_LAUNCHES
 """The most launches that a run takes of an undecided case."""
 MAX_LAUNCHES = 12
-"""The most launches of a case to record; each takes minutes."""
+"""The most launches that are suggested for a case. Each launch takes minutes."""
 MAX_NIGHTS_TO_HOLD = 2 * MAX_TOGETHER
-"""What so many nights don't hold isn't held in a season."""
+"""The most nights that are suggested. They last more than three months."""
 _POWER_LEVEL = 0.01
-"""The minimum detectable effect is proven 99 times out of 100."""
+"""The probability that a loss as large as the minimum detectable effect isn't proven."""
 _FURTHEST = 50.0
-"""Differences of logarithms are clipped to ± this."""
+"""Differences of logarithms are limited to ± this, so that their exponentials can't overflow."""
 
 
 def detectable(
     metric: Metric, allowed_frac: float, recorded: int, spread: Spread, *, kind: str
 ) -> Detectable:
-    """Return what a run can detect of a speed.
+    """Return how small a loss of a speed a run can detect.
 
     Args:
         metric: the speed.
-        allowed_frac: the loss that is tolerated, 0..1.
+        allowed_frac: the tolerated loss, 0..1.
         recorded: how many launches the baseline has, 1 or more.
-        spread: how launches differ.
+        spread: how launches and nights vary.
         kind: the kind of machine, "cpu" or "gpu".
     """
     mde_frac_by_launches = {
@@ -54,6 +57,7 @@ def detectable(
         for launches in range(1, MAX_LAUNCHES + 1)
     }
     launch = Variance(value=spread.within_frac**2, freedom=spread.freedom)
+    # A machine without a history is assumed to vary as much as usual for its kind.
     between_frac = spread.between_frac or usual_night_frac(metric, kind)
     between = Variance(value=between_frac**2, freedom=spread.between_freedom or spread.freedom)
     night_spread = NightSpread(night=sum_of(launch, between), launch=launch)
@@ -67,13 +71,15 @@ def detects_against(
     spreads: Mapping[str, Spread],
     acceptances: Sequence[AcceptanceRecord] = (),
 ) -> dict[str, Detectable]:
-    """Return what a run can detect of each metric that decides, is judged and has a spread.
+    """Return how small a loss of each judged metric a run can detect.
+
+    Metrics without a spread are left out, and so are acceptance metrics that follow another one.
 
     Args:
-        baseline: what the run is compared with.
-        case: whose baseline it is.
-        spreads: by speed, how launches differ.
-        acceptances: what each recorded launch accepted.
+        baseline: the baseline that the run is compared with.
+        case: the case of the baseline.
+        spreads: how the launches of each speed vary.
+        acceptances: the acceptance of each recorded launch.
     """
     recorded_names = {name for launch in baseline.launches for name in launch}
     detectables = {}
@@ -96,14 +102,15 @@ def detects_against(
 def detectable_acceptance(
     metric: Metric, allowed_frac: float, launches: Sequence[AcceptanceRecord]
 ) -> Detectable | None:
-    """Return what a run can detect of an acceptance, by how its recorded launches differ.
+    """Return how small a loss of an acceptance metric a run can detect.
 
-    Two launches are two draws of the same prompts. Where all answers repeat there is no error.
+    Two launches are two draws of the same prompts, so their difference shows the error. If all
+    answers repeat, there is no error.
 
     Args:
-        metric: the acceptance.
-        allowed_frac: the loss that is tolerated, 0..1.
-        launches: what each recorded launch accepted.
+        metric: the acceptance metric.
+        allowed_frac: the tolerated loss, 0..1.
+        launches: the acceptance of each recorded launch.
 
     Returns:
         None with fewer than two launches, or if they share too few prompts.
@@ -112,12 +119,13 @@ def detectable_acceptance(
         change_of_acceptance(metric, first, second)
         for first, second in itertools.pairwise(launches)
     ]
-    known = [change for change in changes if change is not None]
-    if not known:
+    known_changes = [change for change in changes if change is not None]
+    if not known_changes:
         return None
-    freedom = statistics.fmean(change.freedom for change in known)
-    # The difference of two launches has twice the variance of one.
-    variance = statistics.fmean(change.error_frac**2 for change in known) / 2
+    freedom = statistics.fmean(change.freedom for change in known_changes)
+    # The difference of two launches has twice the variance of one launch.
+    variance = statistics.fmean(change.error_frac**2 for change in known_changes) / 2
+    # A run has one launch, and is compared with the mean of the recorded launches.
     error = math.sqrt(variance * (1 + 1 / len(launches)))
     change = Effect(estimate_frac=0.0, error_frac=error, freedom=freedom)
     # Launches that differ were recorded on all prompts, the extension's among them.
@@ -134,39 +142,64 @@ def detectable_acceptance(
 
 
 def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread) -> float:
-    """Return the minimum detectable effect of launches against the recorded ones, 0 or more."""
+    """Return the minimum detectable effect of a speed, 0 or more.
+
+    Args:
+        metric: the speed.
+        launches: how many launches the run has.
+        recorded: how many launches the baseline has.
+        spread: how launches and nights vary.
+    """
+    # Only the error of the change counts, so any equal values will do.
     change = change_of_launches((1.0,) * launches, (1.0,) * recorded, spread, 1)
     look = Look.LAUNCH if launches == 1 else Look.FURTHER_LAUNCH
     return mde_frac(metric, change, LEVELS[look])
 
 
 def nights_to_hold(metric: Metric, tolerance_frac: float, spread: NightSpread) -> int:
-    """Return how many nights together hold a tolerance if nothing changes, 0 if no number does.
+    """Return how many nights together prove that nothing was lost; 0 if no number would.
 
-    Half of the nights are held against the other half. The more nights are known, the better is
-    their spread.
+    The second half of the nights is compared with the first half. Each night also makes the
+    estimate of the spread more precise.
+
+    Args:
+        metric: the metric.
+        tolerance_frac: the tolerated loss, 0..1.
+        spread: how nights vary.
     """
 
-    def is_held(nights: int) -> bool:
+    def are_enough(nights: int) -> bool:
         last = nights // 2
-        error = math.sqrt(spread.of(1) * (1 / last + 1 / (nights - last)))
+        first = nights - last
+        error = math.sqrt(spread.of(1) * (1 / last + 1 / first))
         freedom = round(spread.night.freedom + DIFFERENCE_FREEDOM * nights)
         reach = t_quantile(LEVEL, freedom)
         return -to_frac(metric, -reach * error) <= tolerance_frac
 
     counts = range(2, MAX_NIGHTS_TO_HOLD + 1)
-    row = bisect.bisect_left(counts, True, key=is_held)  # noqa: FBT003 - False before True
+    row = bisect.bisect_left(counts, True, key=are_enough)  # noqa: FBT003 - False before True
     return counts[row] if row < len(counts) else 0
 
 
 def launches_to_hold(
     metric: Metric, tolerance_frac: float, nights: NightEvidence, *, launches: int
 ) -> int:
-    """Return how many launches of one night hold a tolerance, 0 if no reasonable number does."""
+    """Return how many launches in one night prove that nothing was lost.
+
+    Args:
+        metric: the speed.
+        tolerance_frac: the tolerated loss, 0..1.
+        nights: how the speed changed tonight.
+        launches: how many launches tonight had.
+
+    Returns:
+        0 if no number up to MAX_LAUNCHES is enough.
+    """
     reach = t_quantile(LEVELS[Look.FURTHER_LAUNCH], nights.spread.night.freedom)
-    reference = max(nights.effect.error_frac**2 - nights.spread.of(launches), 0.0)
+    # Further launches make tonight more precise, but not the nights that it is compared with.
+    reference_variance = max(nights.effect.error_frac**2 - nights.spread.of(launches), 0.0)
     for count in range(launches + 1, MAX_LAUNCHES + 1):
-        error = math.sqrt(nights.spread.of(count) + reference)
+        error = math.sqrt(nights.spread.of(count) + reference_variance)
         if -to_frac(metric, -reach * error) <= tolerance_frac:
             return count
     return 0
@@ -176,22 +209,21 @@ def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
     """Return the minimum detectable effect: the loss that would be proven 99 times out of 100.
 
     Args:
-        metric: what is measured.
-        effect: its error and degrees of freedom count, its estimate doesn't.
+        metric: the metric.
+        effect: a change, of which only the error and its degrees of freedom are used.
         level: the level at which a loss is proven, 0..0.5.
 
     Returns:
-        A relative change, 0 or more.
+        A relative loss, 0 or more.
     """
     reach = t_quantile(level, effect.freedom) + t_quantile(_POWER_LEVEL, effect.freedom)
     return -to_frac(metric, -reach * effect.error_frac)
 
 
 def to_frac(metric: Metric, change: float) -> float:
-    """Convert the change of an effect, a difference of logarithms, to a relative one.
+    """Convert a difference of logarithms to a relative change. Better is positive in both.
 
-    Better is positive in both.
-    That of a time is relative to the time: it gets longer by as much as the value is negative.
+    The change of a time is relative to the time itself: -0.1 means that it became 10 % longer.
     """
     change = min(max(change, -_FURTHEST), _FURTHEST)
     return math.expm1(change) if metric.sign > 0 else -math.expm1(-change)

@@ -1,8 +1,8 @@
-"""Keep a record of each run: the nights that the verdicts of later runs stand on.
+"""Read and write the history, which holds the nights that later verdicts are based on.
 
-`.specreg/history/<environment>.jsonl` has a line for each case of a run. It is an input of a run
-like the baselines, and travels as a file: a lost history costs sensitivity, never a right verdict.
-A baseline that is recorded takes its noise from it.
+`.specreg/history/<environment>.jsonl` has one line for each case of each run. Like the baselines,
+the history is an input of a run, and it can be copied to another checkout. Without it verdicts are
+less sensitive, but never wrong. Recording a baseline takes the noise of identical runs from it.
 """
 
 import hashlib
@@ -29,33 +29,35 @@ from specreg.stats.intervals import Spread
 from specreg.verdicts.verdict import GOOD, JUDGED, Verdict
 
 _FEWEST_RUNS = 5
+"""The fewest identical runs from which their noise is estimated."""
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _MAX_BYTES = 1024 * MIB
 _SPEED_DEFINITION = b"short turns, all over all"
-"""How speeds are measured; a record of speeds that were measured otherwise isn't compared."""
+"""How speeds are measured. It is part of the checksum of the settings, so that speeds which were
+measured by an earlier definition aren't compared. Change it whenever the definition changes."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A case of one run.
+    """One case of one run, a line of the history. Mappings are keyed by the name of the metric.
 
     Attributes:
-        run: the name of its folder, which begins with the time in UTC.
+        run: the name of the run's folder, which begins with the time in UTC.
         case_id: the id of the case.
-        settings_sha256: a checksum of all that must be equal to compare.
+        settings_sha256: a checksum of all settings that must be equal for a comparison.
         engine_version: the version of the engine.
         draft_sha256: a checksum of the draft's files; empty without a draft.
-        values: by metric that was judged, the geometric mean over the launches whose value is
-            above 0; 0 if there is none.
-        outcomes: by metric, its outcome.
-        baseline_sha256: a checksum of that baseline, or of the one that the run recorded; empty
-            without one.
-        launches: how many launches had a speed, or were measured without any.
-        launch_values: by metric, the value on each launch that counted; of acceptance the value
+        values: the geometric mean of each judged metric over the launches in which it was above 0;
+            0 if it was 0 in all of them.
+        outcomes: the outcome of each metric.
+        baseline_sha256: a checksum of the baseline that the run was compared with, or that it
+            recorded; empty without a baseline.
+        launches: how many launches had a speed, or how many there were if none had one.
+        launch_values: the value of each metric on each valid launch. The value of acceptance is
             over the prompts of the case, without those of an extension.
-        host: the machine that measured it, where several measured one run.
-        recorded: whether the run recorded a baseline, and judged nothing.
-        accepted: whether the user gave a reason for recording, so that its level is the one that
-            later nights are held against, whatever it was before.
+        host: the machine that measured the case; empty if one machine measured the whole run.
+        recorded: whether the run recorded baselines instead of judging.
+        accepted: whether the user gave a reason for recording. Later nights are then compared with
+            this level only, and not with the levels before it.
     """
 
     run: _Text
@@ -74,17 +76,19 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def night(self) -> str:
-        """What the nights of all cases that were measured together have in common."""
+        """The name of the night: equal for all cases that one machine measured in one run."""
         return f"{self.run} {self.host}" if self.host else self.run
 
     def values_of(self, metric: str) -> list[float]:
-        """Return a metric's value on each launch; their mean where the launches aren't kept."""
+        """Return a metric's value on each launch, or only their mean if the record has no more."""
         if metric in self.launch_values:
             return self.launch_values[metric]
-        return [self.values[metric]] if metric in self.values else []
+        if metric in self.values:
+            return [self.values[metric]]
+        return []
 
     def launches_of(self, metric: str) -> int:
-        """Return how many launches the level of a metric is the mean of."""
+        """Return over how many launches the level of a metric was averaged."""
         return len(self.launch_values.get(metric, ())) or self.launches
 
     def judged(self, metric: str) -> bool:
@@ -101,8 +105,8 @@ class History:
     """The records of a history file.
 
     Attributes:
-        by_case: by case's id, its records with the oldest first.
-        problem: what couldn't be read of the file; empty if all could.
+        by_case: the records of each case, the oldest first, by the case's id.
+        problem: a message about the lines that can't be read; empty if all can.
     """
 
     by_case: Mapping[str, tuple[RunRecord, ...]]
@@ -113,7 +117,7 @@ class History:
         return self.by_case.get(case_id, ())
 
     def without(self, run: str) -> "History":
-        """Return the records of all other runs: a run that is merged or made again isn't one."""
+        """Return the history without a run, which is about to be merged or made again."""
         by_case = {
             case_id: tuple(record for record in records if record.run != run)
             for case_id, records in self.by_case.items()
@@ -122,7 +126,7 @@ class History:
 
 
 NO_HISTORY = History({})
-"""That of a machine on which nothing has run yet."""
+"""The history of a machine on which nothing has run yet."""
 
 
 def comparable(records: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
@@ -134,7 +138,7 @@ def comparable(records: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ..
 
 
 def settings_sha256(settings: CaseSettings) -> str:
-    """Return a checksum of all that must be equal to compare."""
+    """Return a checksum of all settings that must be equal for a comparison."""
     return hashlib.sha256(_SPEED_DEFINITION + msgspec.json.encode(settings)).hexdigest()
 
 
@@ -142,20 +146,21 @@ def baseline_sha256(baseline: Baseline | None) -> str:
     """Return a checksum of what a baseline expects; empty without a baseline."""
     if baseline is None:
         return ""
-    # What is derived from other runs may change without another recording.
+    # The noise and what it can detect are derived from other runs, and may be updated without
+    # recording the baseline again.
     expectation = msgspec.structs.replace(baseline, schema_version=0, noise={}, detects={})
     return hashlib.sha256(msgspec.json.encode(expectation)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
-    """Which run a record is of.
+    """The run that a record comes from.
 
     Attributes:
         run: the name of the run's folder.
-        host: the machine that measured the case, where several measured the run.
+        host: the machine that measured the case; empty if one machine measured the whole run.
         recorded: whether the run recorded a baseline.
-        accepted: whether the user gave a reason for that.
+        accepted: whether the user gave a reason for recording it.
     """
 
     run: str
@@ -171,18 +176,18 @@ def run_record(
     settings: CaseSettings,
     baseline: Baseline | None,
 ) -> RunRecord:
-    """Return the record of a case of one run.
+    """Return the record of one case of a run.
 
-    Only what was judged is kept: other speeds were measured without their control, or on fewer
-    prompts.
+    It contains only the metrics with a verdict. Other speeds may have been measured without their
+    control or on fewer prompts, so later runs can't be compared with them.
 
     Args:
         origin: the run.
-        launches: those that have a valid value, one at least.
-        verdicts: those on the case.
+        launches: the launches with a valid value, at least one.
+        verdicts: the verdicts on the case.
         settings: the settings of the case.
-        baseline: what the case was compared with, if it is this machine's; what was recorded, if
-            the run recorded one.
+        baseline: the baseline that the run recorded, or else the baseline of this machine that the
+            case was compared with; None without one.
     """
     first = launches[0]
     values = {}
@@ -190,7 +195,8 @@ def run_record(
     for name in dict.fromkeys(verdict.metric for verdict in verdicts):
         measured = [launch.values[name] for launch in launches if launch.values.get(name, -1) >= 0]
         if measured:
-            positive = [value for value in measured if value > 0]  # 0 has no logarithm
+            positive = [value for value in measured if value > 0]
+            # A value of 0, such as a goodput, has no logarithm and so no place in the mean.
             values[name] = statistics.geometric_mean(positive) if positive else 0.0
         if name in METRICS:
             launch_values[name] = night_values(METRICS[name], launches)
@@ -215,7 +221,10 @@ def run_record(
 
 
 def night_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]:
-    """Return a metric's value on each launch where it is valid, over the prompts of its case."""
+    """Return the value of a metric on each launch in which it is valid.
+
+    The value of acceptance is over the prompts of the case, without those of an extension.
+    """
     values = []
     for launch in launches:
         if metric.family in launch.invalid:
@@ -230,10 +239,10 @@ def night_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]
 
 
 def record_history(path: Path, records: Iterable[RunRecord]) -> None:
-    """Add records to a history.
+    """Append records to a history.
 
     Raises:
-        ReportError: the disk refuses.
+        ReportError: the file can't be written.
     """
     readable = map(readable_values, records)
     lines = b"".join(msgspec.json.encode(record) + b"\n" for record in readable)
@@ -246,9 +255,10 @@ def record_history(path: Path, records: Iterable[RunRecord]) -> None:
 
 
 def load_history(path: Path) -> History:
-    """Load a history file. A line that can't be read is left out, and `problem` says so.
+    """Load a history file.
 
-    If a run was resumed, only its last line for a case counts, because it measured the case once.
+    Lines that can't be read are left out and counted in `problem`. If a run was resumed, the
+    history has several lines for a case of this run. Only the last one counts.
     """
     try:
         lines = read_regular(path, _MAX_BYTES).splitlines()
@@ -273,14 +283,17 @@ def load_history(path: Path) -> History:
 
 
 def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> dict[str, Noise]:
-    """Estimate by metric how identical runs differ, beyond what the launches of one run do.
+    """Estimate how much identical runs vary beyond the variation of their launches.
 
-    s_b² = var(ln x over the runs) - s_w² / k for runs of k launches, no less than 0. A metric that
-    fewer than five runs saw, or whose launches have no spread, has no estimate.
+    For runs with k launches each, the variance between runs is
+    s_b² = var(ln x over the runs) - s_w² / k, and at least 0.
 
     Args:
-        identical: runs of one case with the same settings, engine and draft.
-        spreads: by metric, how launches differ within a run.
+        identical: the runs of one case with the same settings, engine and draft.
+        spreads: how the launches of each metric vary within a run.
+
+    Returns:
+        The noise of each metric that has a spread and was measured in at least five runs.
     """
     noise_by_metric = {}
     for name, spread in spreads.items():
@@ -297,7 +310,7 @@ def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> d
 def identical_to(
     records: Iterable[RunRecord], settings: CaseSettings, engine_version: str, draft_sha256: str
 ) -> list[RunRecord]:
-    """Return the runs with some settings, some engine and some draft."""
+    """Return the runs with the same settings, engine version and draft."""
     identity = (settings_sha256(settings), engine_version, draft_sha256)
     return [
         record

@@ -1,4 +1,4 @@
-"""Judge a metric of a case: its launches against what the baselines know of it."""
+"""Judge one metric of a case by comparing its launches with the baselines of the case."""
 
 import dataclasses
 import math
@@ -34,14 +34,14 @@ from specreg.verdicts.nights import KNOWN_NIGHTS, NightEvidence
 from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict
 
 _OTHER_CARD_FRAC = 0.1
-"""How much the sensors of cards of one kind may differ: ±5 % each."""
+"""How far the power readings of two cards of one kind may be apart: each sensor may be 5 % off."""
 _NEAR_ONE = 1.1
-"""Below this acceptance length three digits don't show what AL - 1 lost."""
+"""Below this acceptance length, three digits don't show how much of AL - 1 was lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a metric isn't compared, and what is missing for it to be."""
+class Obstacle:
+    """The reason why a metric can't be compared, and what is missing for a comparison."""
 
     outcome: Outcome
     reason: Reason
@@ -49,18 +49,18 @@ class Refusal:
 
 
 def first_look(metric: Metric) -> Look:
-    """Return the look that a run plans for: at its launches, or at all prompts of the case."""
+    """Return the look that a run plans: all of its launches, or all prompts of the case."""
     return Look.LAUNCH if metric.by_launch else Look.FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedBy:
-    """What a figure is judged by, besides the comparison with its baseline.
+    """What a figure is judged by in addition to the comparison with its baseline.
 
     Attributes:
-        nights: what the nights of the figure say; None without a night before tonight.
-        cases: how many cases the run judges. Each of them may look worse by chance, so that a loss
-            must be so many times clearer (Bonferroni).
+        nights: how the figure changed according to its nights; None without an earlier night.
+        cases: how many decisions share the level of a loss. Chance may show a loss in each of
+            them, so the level is divided by their number (Bonferroni).
     """
 
     nights: NightEvidence | None = None
@@ -76,17 +76,23 @@ def judge(
     look: Look,
     judged_by: JudgedBy = BY_BASELINE_ALONE,
 ) -> Verdict:
-    """Judge one metric of a case at one look, which has its share of the level to spend.
+    """Judge one metric of a case.
 
-    What the prompts of the case decided stays decided, whatever made the extension necessary.
+    Args:
+        metric: the metric.
+        evidence: the launches of the case and its baselines.
+        look: the moment of the decision, which determines the level of significance.
+        judged_by: the nights of the figure and the number of decisions.
     """
     if look is Look.EXTENDED:
+        # The case's own prompts had their look before the extension. If they decide this metric,
+        # their decision stands, even if another metric needed the extension.
         verdict = judge(metric, evidence.without_extension, Look.FULL, judged_by)
         if verdict.outcome is not Outcome.INCONCLUSIVE:
             return verdict
-    refusal = _why_not_compared(metric, evidence)
-    if refusal is not None:
-        return _refused(metric, evidence, refusal)
+    obstacle = _find_obstacle(metric, evidence)
+    if obstacle is not None:
+        return _not_compared(metric, evidence, obstacle)
     if metric.by_launch:
         return _judge_speed(metric, evidence, look, judged_by)
     return _judge_acceptance(metric, evidence, look, judged_by)
@@ -100,11 +106,19 @@ def outcome_of(
     *,
     two_sided: bool = False,
 ) -> Outcome:
-    """Return the outcome that a whole interval gives; better is positive.
+    """Return the outcome for a change, given as an estimate and its interval. Better is positive.
 
-    PASS: proven within the tolerance. IMPROVED: proven better than it. REGRESSED: proven worse than
-    before, and the estimate is worse than tolerated; of what should stay as it is (`two_sided`):
-    proven to have changed, and by more. INCONCLUSIVE: none of these.
+    Args:
+        change_frac: the estimated change.
+        low_frac: the lower end of the interval.
+        high_frac: the upper end of the interval.
+        tolerance: the tolerated change for the worse, 0..1.
+        two_sided: whether a change in either direction is worse.
+
+    Returns:
+        PASS if the loss is proven to be smaller than the tolerance, and IMPROVED if a gain is
+        proven to be larger than it. REGRESSED if a loss is proven and its estimate is larger than
+        the tolerance; for a two-sided metric, a gain counts as a loss. INCONCLUSIVE otherwise.
     """
     if low_frac > -tolerance and (not two_sided or high_frac < tolerance):
         return Outcome.IMPROVED if low_frac > tolerance else Outcome.PASS
@@ -115,12 +129,12 @@ def outcome_of(
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a metric is held against.
+    """What a metric is compared with.
 
     Attributes:
         expected: the value to compare with; None if only the change is known.
-        against: whose value that is: an environment, a source, or a side of a gate.
-        tolerance_frac: the change for the worse that is tolerated, 0..1.
+        against: the origin of that value: an environment, a source, or a side of a gate.
+        tolerance_frac: the tolerated change for the worse, 0..1.
     """
 
     expected: float | None
@@ -135,27 +149,37 @@ def judge_effect(
     level: float,
     loss_level: float | None = None,
 ) -> tuple[Outcome, Comparison]:
-    """Judge a change by its whole interval.
+    """Judge a change by its interval.
 
     Args:
         metric: the metric that changed.
         effect: the change and its error.
-        reference: what the metric is held against.
-        level: how often the interval may miss the truth on either side, 0..0.5.
+        reference: what the metric is compared with.
+        level: the probability that the interval misses the truth on either side, 0..0.5.
         loss_level: the level at which a loss must be proven; None for `level`.
+
+    Returns:
+        The outcome, and the comparison with the interval at `level`.
     """
-    low_frac, high_frac = (to_frac(metric, bound) for bound in effect.bounds(level))
-    surely_above_frac, surely_below_frac = (
-        to_frac(metric, bound) for bound in effect.bounds(loss_level or level)
-    )
+    low, high = effect.bounds(level)
+    low_frac = to_frac(metric, low)
+    high_frac = to_frac(metric, high)
+    # The loss level is stricter if the run judges many cases, so that chance rarely shows a loss in
+    # any of them. The level of a PASS isn't corrected: it holds for each figure on its own.
+    loss_low, loss_high = effect.bounds(loss_level or level)
+    proven_low_frac = low_frac
+    if metric.two_sided:
+        # A gain of such a metric is a loss too.
+        proven_low_frac = to_frac(metric, loss_low)
+    proven_high_frac = to_frac(metric, loss_high)
     change_frac = to_frac(metric, effect.estimate_frac)
     p_worse = effect.p_worse
     if metric.two_sided:
         p_worse = 2 * min(p_worse, 1 - p_worse)
     outcome = outcome_of(
         change_frac,
-        surely_above_frac if metric.two_sided else low_frac,  # where a gain is a loss too
-        surely_below_frac,
+        proven_low_frac,
+        proven_high_frac,
         reference.tolerance_frac,
         two_sided=metric.two_sided,
     )
@@ -173,22 +197,27 @@ def judge_effect(
     return outcome, comparison
 
 
-def tolerance_of(metric: Metric, case: Case, known: CaseBaselines) -> float:
-    """Return the tolerance; it is wider for the acceptance of another machine or of a paper."""
+def tolerance_of(metric: Metric, case: Case, baselines: CaseBaselines) -> float:
+    """Return the tolerated loss of a metric, 0..1.
+
+    Acceptance that is compared with another machine or with a publication gets a wider tolerance.
+    """
     own_frac = metric.allowed_frac(case)
-    if metric.by_launch or known.exact is not None:
+    if metric.by_launch or baselines.exact is not None:
         return own_frac
     wider_frac = max(metric.portable_tolerance_frac or 0, own_frac)
-    if known.baseline is not None or known.published is None:
+    if baselines.baseline is not None or baselines.published is None:
         return wider_frac
-    value = known.published.value(metric.name)
-    published_frac = known.published.tolerance_frac
+    value = baselines.published.value(metric.name)
+    published_frac = baselines.published.tolerance_frac
     if published_frac is None or value is None or value <= metric.origin:
         return wider_frac
-    # A paper's percentage is of AL, ours is of AL - 1.
+    # The tolerance of a publication is a share of AL, and ours is a share of AL - 1.
     converted_frac = published_frac * value / (value - metric.origin)
-    # Near AL = 1 their percentage exceeds all there is to lose: it would never fail.
-    return max(wider_frac, converted_frac) if converted_frac < 1 else wider_frac
+    if converted_frac >= 1:
+        # Near AL = 1 the published tolerance exceeds AL - 1, so no loss could ever fail.
+        return wider_frac
+    return max(wider_frac, converted_frac)
 
 
 _ABSENT = dict.fromkeys(
@@ -200,15 +229,15 @@ _ABSENT = dict.fromkeys(
     " matrix",
     Family.POWER: "no value, as no device's counter moved; look at power/ in the run's folder",
 }
-"""By family, why a metric that a case should have may have no value, and what to do."""
+"""For each family, why a metric that a case should have may have no value, and what to do."""
 
 
-def _refused(metric: Metric, evidence: BaselineComparison, refusal: Refusal) -> Verdict:
-    """Return the verdict on a metric that isn't compared, with how to record what it lacks."""
+def _not_compared(metric: Metric, evidence: BaselineComparison, obstacle: Obstacle) -> Verdict:
+    """Return the verdict on a metric that can't be compared, with the command to record it."""
     measurement = evidence.measurement
-    reason = refusal.reason
-    if refusal.lacks is not None:
-        options = evidence.known.options
+    reason = obstacle.reason
+    if obstacle.lacks is not None:
+        options = evidence.baselines.options
         if is_attached(options):
             remedy = f"leave out {ATTACH_OPTION} to record one"
         else:
@@ -217,54 +246,57 @@ def _refused(metric: Metric, evidence: BaselineComparison, refusal: Refusal) -> 
     return Verdict(
         case_id=measurement.case.id,
         metric=metric.name,
-        outcome=refusal.outcome,
+        outcome=obstacle.outcome,
         value=measurement.values.get(metric.name),
         reason=reason,
-        lacks=refusal.lacks,
+        lacks=obstacle.lacks,
         launches=_launches_judged(metric, evidence),
     )
 
 
 def _launches_judged(metric: Metric, evidence: BaselineComparison) -> int:
+    """Return how many launches a verdict is based on: acceptance is judged on the last one."""
     return len(evidence.launches) if metric.by_launch else 1
 
 
-def _why_not_compared(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
-    """Return the first reason that keeps a metric from being compared, None without any."""
-    refusal = _refuse_figure(metric, evidence) or _refuse_baseline(metric, evidence)
-    if refusal is not None:
-        return refusal
+def _find_obstacle(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
+    """Return the first obstacle to comparing a metric; None if it can be compared."""
+    obstacle = _obstacle_of_figure(metric, evidence)
+    if obstacle is None:
+        obstacle = _obstacle_of_baseline(metric, evidence)
+    if obstacle is not None:
+        return obstacle
     if metric.by_launch:
-        return _refuse_speed(metric, evidence)
-    return _refuse_acceptance(metric, evidence)
+        return _obstacle_of_speed(metric, evidence)
+    return _obstacle_of_acceptance(metric, evidence)
 
 
-def _refuse_figure(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
-    """Return why what was measured can't be compared."""
+def _obstacle_of_figure(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
+    """Return why the measured figure can't be compared with anything; None if it can."""
     invalidity = _invalidity_of(metric, evidence)
     if invalidity is not None:
-        return Refusal(Outcome.INVALID, Reason.of(invalidity))
+        return Obstacle(Outcome.INVALID, Reason.of(invalidity))
     if metric.family is Family.POWER:
         replay = evidence.measurement.replay
         power = replay.power if replay else None
         if power is None:
             reason = Reason(text="the power of this launch wasn't sampled")
-            return Refusal(Outcome.NOT_COMPARABLE, reason)
+            return Obstacle(Outcome.NOT_COMPARABLE, reason)
         if power.too_short:
-            return Refusal(Outcome.NOT_COMPARABLE, Reason(text=power.too_short))
+            return Obstacle(Outcome.NOT_COMPARABLE, Reason(text=power.too_short))
     if metric.name not in evidence.measurement.values:
         absent = Invalidity("METRIC_ABSENT", _ABSENT[metric.family])
-        return Refusal(Outcome.INVALID, Reason.of(absent))
+        return Obstacle(Outcome.INVALID, Reason.of(absent))
     return None
 
 
 def _invalidity_of(metric: Metric, evidence: BaselineComparison) -> Invalidity | None:
-    """Return why a metric's figure means nothing, None if it means something."""
+    """Return why the figure of a metric is invalid; None if it is valid."""
     measurement = evidence.measurement
     if metric.family in measurement.invalid:
         return measurement.invalid[metric.family]
     if metric.family in SPOILS["CLOCK_LOW"]:
-        held_back = why_held_back(evidence.launches, evidence.known.exact)
+        held_back = why_held_back(evidence.launches, evidence.baselines.exact)
         if held_back is not None:
             return held_back
     if metric.family is Family.POWER and measurement.replay and measurement.replay.power:
@@ -272,68 +304,78 @@ def _invalidity_of(metric: Metric, evidence: BaselineComparison) -> Invalidity |
     return None
 
 
-def _refuse_baseline(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
-    """Return why the baseline can't be compared with."""
+def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
+    """Return why there is no baseline to compare with; None if there is one."""
     case = evidence.measurement.case
-    known = evidence.known
-    if known.baseline is None and not (known.published and known.published.has_acceptance):
-        reason = Reason(text=_nothing_recorded(metric, known))
-        return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
-    if known.baseline is not None:
-        settings = without_num_prompts(known.settings)
-        differing = differing_settings(known.baseline.case, settings)
+    baselines = evidence.baselines
+    published = baselines.published
+    has_published_acceptance = published is not None and published.has_acceptance
+    if baselines.baseline is None and not has_published_acceptance:
+        reason = Reason(text=_nothing_recorded(metric, baselines))
+        return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+    if baselines.baseline is not None:
+        settings = without_num_prompts(baselines.settings)
+        differing = differing_settings(baselines.baseline.case, settings)
         if differing:
             reason = Reason(text=f"it was recorded with other settings: {differing}")
-            return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+            return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+    # Acceptance is compared prompt by prompt, so fewer prompts are enough for it. A speed is a
+    # figure of the whole load, and a method that learns on a fresh server depends on every prompt.
     takes_all_prompts = metric.by_launch or case.needs_fresh_server
-    if known.settings.num_prompts is not None and takes_all_prompts:
+    if baselines.settings.num_prompts is not None and takes_all_prompts:
         figure = "a speed" if metric.by_launch else "what a drafter learns"
+        num_prompts = baselines.settings.num_prompts
         reason = Reason(
-            text=f"of {known.settings.num_prompts} prompts: {figure} is of all prompts of the case",
+            text=f"of {num_prompts} prompts: {figure} is of all prompts of the case",
             remedy="leave out --num-prompts to judge it",
         )
-        return Refusal(Outcome.NOT_COMPARABLE, reason)
+        return Obstacle(Outcome.NOT_COMPARABLE, reason)
     return None
 
 
-def _nothing_recorded(metric: Metric, known: CaseBaselines) -> str:
-    """Say that nothing was recorded, and what was published of the metric and where that holds."""
-    sentence = f"nothing recorded in '{known.environment.name}'"
-    value = known.published.value(metric.name) if known.published else None
-    if known.published is None or not value:
+def _nothing_recorded(metric: Metric, baselines: CaseBaselines) -> str:
+    """Say that nothing was recorded, and add the published value and its conditions if any."""
+    sentence = f"nothing recorded in '{baselines.environment.name}'"
+    value = baselines.published.value(metric.name) if baselines.published else None
+    if baselines.published is None or not value:
         return sentence
-    return f"{sentence}, published is {value:.3g} ({known.published.conditions})"
+    return f"{sentence}, published is {value:.3g} ({baselines.published.conditions})"
 
 
-def _refuse_acceptance(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
-    """Return why two acceptances are not of the same kind."""
+def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
+    """Return why the run's acceptance can't be compared with the baseline's; None if it can."""
+    # Runs that count different steps have only the tokens per step of all steps in common.
     if evidence.counted_otherwise and (metric.of_proposed or metric.position is not None):
         reason = Reason(text=_counted_otherwise(evidence))
-        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
+        return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     if evidence.expected_ratio(metric) is None:
         reason = Reason(text=f"the baseline holds no {metric.name}")
-        return Refusal(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+        return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
     measured = evidence.measurement.acceptance
-    baseline = evidence.known.baseline
+    baseline = evidence.baselines.baseline
     recorded = baseline.acceptance if baseline else None
     if measured is None or recorded is None:
         return None
-    is_known_apart = bool(recorded.prompts or recorded.rounds)
+    # Different sources may be compared if the baseline has counts for single prompts or rounds,
+    # because the same prompts are then compared on both sides.
+    has_parts = bool(recorded.prompts or recorded.rounds)
     is_same_source = measured.source is recorded.source
-    if not (
-        measured.counts_as(recorded.source, recorded.view) and (is_same_source or is_known_apart)
-    ):
+    counts_equally = measured.counts_as(recorded.source, recorded.view)
+    if not counts_equally or not (is_same_source or has_parts):
         reason = Reason(
             text=f"measured as {measured.source}, {measured.view}, recorded as"
             f" {recorded.source}, {recorded.view}"
         )
-        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
-    return _refuse_nothing_to_lose(metric, evidence)
+        return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
+    return _obstacle_of_nothing_accepted(metric, evidence)
 
 
-def _refuse_nothing_to_lose(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
-    """Return why no loss could show: the baseline accepted nothing, or nothing at a position."""
-    recorded = evidence.known.baseline.acceptance if evidence.known.baseline else None
+def _obstacle_of_nothing_accepted(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
+    """Return why no loss could show, if the baseline accepted nothing; None if one could.
+
+    The baseline may have accepted nothing at all, or nothing at the position of the metric.
+    """
+    recorded = evidence.baselines.baseline.acceptance if evidence.baselines.baseline else None
     acceptance = load_acceptance(recorded)
     if acceptance is None:
         return None
@@ -342,63 +384,70 @@ def _refuse_nothing_to_lose(metric: Metric, evidence: BaselineComparison) -> Ref
         text = f"the baseline accepted {nothing}, so no loss could ever show"
         measured = evidence.measurement.acceptance
         if measured is not None and measured.total.accepted:
-            return Refusal(Outcome.NO_BASELINE, Reason(text=text), Lack.BASELINE)
+            # This run accepts drafts, so recording it helps.
+            return Obstacle(Outcome.NO_BASELINE, Reason(text=text), Lack.BASELINE)
         reason = Reason(text=text, remedy=NOTHING_ACCEPTED_ADVICE)
-        return Refusal(Outcome.NO_BASELINE, reason)
+        return Obstacle(Outcome.NO_BASELINE, reason)
     if metric.position and acceptance_value(metric, acceptance) == 0:
         text = f"the baseline never accepted a draft at position {metric.position}: nothing to lose"
-        return Refusal(Outcome.NOT_COMPARABLE, Reason(text=text))
+        return Obstacle(Outcome.NOT_COMPARABLE, Reason(text=text))
     return None
 
 
-def _refuse_speed(metric: Metric, evidence: BaselineComparison) -> Refusal | None:
-    """Return why two speeds are not of the same kind."""
-    known = evidence.known
-    if known.exact is None:
+def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
+    """Return why the run's speed can't be compared with the baseline's; None if it can."""
+    baselines = evidence.baselines
+    if baselines.exact is None:
         source = "a published figure"
-        if known.baseline is not None:
-            source = f"'{known.baseline.environment.name}'"
-        reason = Reason(
-            text=f"{_nothing_recorded(metric, known)}, and speed doesn't carry over from {source}"
-        )
-        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
-    if not known.exact.launches:
+        if baselines.baseline is not None:
+            source = f"'{baselines.baseline.environment.name}'"
+        missing = _nothing_recorded(metric, baselines)
+        reason = Reason(text=f"{missing}, and speed doesn't carry over from {source}")
+        return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
+    if not baselines.exact.launches:
         reason = Reason(text="the baseline holds acceptance alone, and no speed")
-        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
-    if not known.exact.launch_values(metric):
-        return Refusal(Outcome.NO_BASELINE, Reason(text="the baseline holds none"), Lack.BASELINE)
+        return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
+    if not baselines.exact.launch_values(metric):
+        return Obstacle(Outcome.NO_BASELINE, Reason(text="the baseline holds none"), Lack.BASELINE)
     if metric.family is Family.POWER and evidence.unlike_devices:
         reason = Reason(text=evidence.unlike_devices)
-        return Refusal(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
+        return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     return None
 
 
-def _against(known: CaseBaselines) -> str:
-    return known.baseline.environment.name if known.baseline else "published"
+def _against(baselines: CaseBaselines) -> str:
+    """Return the name of what a case is compared with: an environment, or `published`."""
+    return baselines.baseline.environment.name if baselines.baseline else "published"
 
 
 def _judge_acceptance(
     metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
 ) -> Verdict:
-    """Judge acceptance by all prompts, and without those whose answers are of another length."""
+    """Judge acceptance over all prompts, and over those whose answers kept their length.
+
+    A prompt whose answer became much longer or shorter must not decide the verdict alone.
+    """
     verdict = _judge_ratio(metric, evidence, look, judged_by)
     changes = evidence.length_changes
     if evidence.measured is None or not changes:
         return verdict
-    unchanged = evidence.without({change.prompt_id for change in changes})
+    unchanged_prompts = evidence.without({change.prompt_id for change in changes})
+    verdict_on_unchanged = _judge_ratio(metric, unchanged_prompts, look, judged_by)
     prompts = len(evidence.measured.prompt_ids)
-    without = _judge_ratio(metric, unchanged, look, judged_by)
-    return weigh_changed_lengths(verdict, without, changes, prompts)
+    return weigh_changed_lengths(verdict, verdict_on_unchanged, changes, prompts)
 
 
 def _judge_ratio(
     metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
 ) -> Verdict:
+    """Judge an acceptance metric over all prompts that run and baseline share."""
     case = evidence.measurement.case
-    known = evidence.known
-    reference = Reference(None, _against(known), tolerance_of(metric, case, known))
+    baselines = evidence.baselines
+    reference = Reference(None, _against(baselines), tolerance_of(metric, case, baselines))
     change = evidence.ratio_change(metric)
     nights = judged_by.nights
+
+    # Without an interval nothing can be proven tonight. The nights may still prove a loss.
     if isinstance(change, Reason):
         verdict = Verdict(
             case_id=case.id,
@@ -412,6 +461,8 @@ def _judge_ratio(
             needed_nights=0,
         )
         return name_lasting_loss(metric, verdict, nights)
+
+    # Judge the change of tonight.
     reference = dataclasses.replace(reference, expected=change.expected)
     level = LEVELS[look]
     outcome, comparison = judge_effect(
@@ -427,12 +478,14 @@ def _judge_ratio(
     )
     if nights is not None:
         verdict = dataclasses.replace(verdict, nights=nights.nights)
+
+    # Explain the outcome.
     if outcome is Outcome.INCONCLUSIVE:
         verdict = _undecided_acceptance(metric, verdict, len(prompt_ids), nights)
     elif evidence.counted_otherwise:
         verdict = dataclasses.replace(verdict, reason=Reason(text=_counted_otherwise(evidence)))
     elif outcome is Outcome.REGRESSED:
-        recorded = load_acceptance(known.baseline.acceptance) if known.baseline else None
+        recorded = load_acceptance(baselines.baseline.acceptance) if baselines.baseline else None
         measured = evidence.measurement.acceptance
         if measured is not None and recorded is not None:
             shared_ids = set(prompt_ids)
@@ -444,16 +497,15 @@ def _judge_ratio(
 def _undecided_acceptance(
     metric: Metric, verdict: Verdict, prompts: int, nights: NightEvidence | None
 ) -> Verdict:
-    """Say how many prompts would detect a loss as large as tolerated, and what the nights say.
-
-    The error falls with the root of the number of prompts.
-    """
+    """Add to an undecided verdict how many prompts, or how many nights, would decide it."""
     comparison = verdict.comparison
     ratio = (comparison.mde_frac or 0.0) / (comparison.tolerance_frac or 1.0)
-    enough = max(2.0, ratio**2) * prompts
+    # The error falls with the square root of the number of prompts. The advice is to double them
+    # at least, because a smaller change would hardly help.
+    needed_prompts = max(2.0, ratio**2) * prompts
     reason = Reason(
-        text=f"{_can_not_tell(comparison)} with {prompts} prompts",
-        remedy=f"raise prompts in the matrix to about {enough:.0f}",
+        text=f"{_describe_resolution(comparison)} with {prompts} prompts",
+        remedy=f"raise prompts in the matrix to about {needed_prompts:.0f}",
     )
     return hold_by_nights(
         metric, dataclasses.replace(verdict, reason=reason, needed_launches=0), nights
@@ -461,9 +513,9 @@ def _undecided_acceptance(
 
 
 def _counted_otherwise(evidence: BaselineComparison) -> str:
-    """Say that two acceptances count other steps, and what of them is compared nevertheless."""
+    """Say that run and baseline count different steps, and what is compared nevertheless."""
     runner = evidence.measurement.facts.model_runner
-    baseline = evidence.known.baseline
+    baseline = evidence.baselines.baseline
     recorded_runner = baseline.provenance.facts.model_runner if baseline else ""
     runners = f"model runner {recorded_runner or 'unknown'} -> {runner or 'unknown'}"
     return (
@@ -475,18 +527,21 @@ def _counted_otherwise(evidence: BaselineComparison) -> str:
 def _judge_speed(
     metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
 ) -> Verdict:
+    """Judge a speed over all launches, by the nights of the figure."""
     case = evidence.measurement.case
-    known = evidence.known
+    baselines = evidence.baselines
     values = evidence.launch_values(metric)
-    recorded = known.exact.launch_values(metric) if known.exact else ()
+    recorded = baselines.exact.launch_values(metric) if baselines.exact else ()
     other_card = evidence.other_card if metric.family is Family.POWER else ""
-    tolerance_frac = tolerance_of(metric, case, known)
+    tolerance_frac = tolerance_of(metric, case, baselines)
     if other_card:
         tolerance_frac = max(tolerance_frac, _OTHER_CARD_FRAC)
     nights = judged_by.nights
     if nights is None:
         return _judge_standstill(metric, evidence, tolerance_frac)
-    reference = Reference(_geometric_mean(recorded), _against(known), tolerance_frac)
+
+    # Judge the change of tonight from the nights before.
+    reference = Reference(_geometric_mean(recorded), _against(baselines), tolerance_frac)
     level = LEVELS[look]
     outcome, comparison = judge_effect(
         metric, nights.effect, reference, level, level / judged_by.cases
@@ -506,9 +561,12 @@ def _judge_speed(
             text=f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
         )
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
+
+    # Take into account what the machine did to the control, to the earlier nights and to all cases.
     if outcome is Outcome.INCONCLUSIVE:
         verdict = _undecided_speed(metric, verdict, nights)
     elif outcome is Outcome.REGRESSED and nights.nights < KNOWN_NIGHTS:
+        # Too few nights show how much the machine varies, but the control shows it tonight.
         verdict = judge_beside_control(metric, verdict, evidence)
     verdict = name_lasting_loss(metric, verdict, nights)
     return judge_beside_all_cases(metric, verdict, nights)
@@ -517,19 +575,25 @@ def _judge_speed(
 def _judge_standstill(
     metric: Metric, evidence: BaselineComparison, tolerance_frac: float
 ) -> Verdict:
-    """Judge a speed that is 0 in a launch: a goodput of 0 has no logarithm, and is surely worse."""
+    """Judge a speed that is 0 in a launch, such as the goodput when no request met its limits.
+
+    Such a value has no logarithm, so there is no interval. It is REGRESSED if all launches are 0.
+    """
     values = evidence.launch_values(metric)
-    recorded = evidence.known.exact.launch_values(metric) if evidence.known.exact else ()
-    is_always_zero = max(values) <= 0
-    reason = None if is_always_zero else Reason(text="it is 0 in one launch, and isn't in another")
+    recorded = evidence.baselines.exact.launch_values(metric) if evidence.baselines.exact else ()
+    outcome = Outcome.INCONCLUSIVE
+    reason: Reason | None = Reason(text="it is 0 in one launch, and isn't in another")
+    if max(values) <= 0:
+        outcome = Outcome.REGRESSED
+        reason = None
     return Verdict(
         case_id=evidence.measurement.case.id,
         metric=metric.name,
-        outcome=Outcome.REGRESSED if is_always_zero else Outcome.INCONCLUSIVE,
+        outcome=outcome,
         value=evidence.measurement.values.get(metric.name),
         comparison=Comparison(
             expected=_geometric_mean(recorded),
-            against=_against(evidence.known),
+            against=_against(evidence.baselines),
             tolerance_frac=tolerance_frac,
             change_frac=-1.0,
             low_frac=-1.0,
@@ -542,8 +606,8 @@ def _judge_standstill(
     )
 
 
-def _can_not_tell(comparison: Comparison) -> str:
-    """Say what some evidence can detect: a tolerance finer than that can't be kept."""
+def _describe_resolution(comparison: Comparison) -> str:
+    """Say how small a loss tonight can detect, next to the tolerance."""
     return (
         f"tonight detects {comparison.mde_frac:.1%}, and its tolerance is"
         f" {comparison.tolerance_frac:.1%}"
@@ -551,10 +615,11 @@ def _can_not_tell(comparison: Comparison) -> str:
 
 
 def _undecided_speed(metric: Metric, verdict: Verdict, nights: NightEvidence) -> Verdict:
-    """Say what one night can't tell, and what further launches or nights would."""
+    """Add to an undecided verdict how many launches, or how many nights, would decide it."""
     launches = verdict.launches
     plural = "" if launches == 1 else "es"
-    reason = Reason(text=f"{_can_not_tell(verdict.comparison)} with {launches} launch{plural}")
+    resolution = _describe_resolution(verdict.comparison)
+    reason = Reason(text=f"{resolution} with {launches} launch{plural}")
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
     needed = launches_to_hold(metric, tolerance_frac, nights, launches=launches)
     if needed:
@@ -564,11 +629,14 @@ def _undecided_speed(metric: Metric, verdict: Verdict, nights: NightEvidence) ->
 
 
 def _cause(metric: Metric, evidence: BaselineComparison, effect: Effect) -> Cause | None:
-    """Return Δ log(output speed) = Δ log(tokens per step) - Δ log(step time), in its two parts.
+    """Split the change of an output speed into the parts of acceptance and of the step time.
+
+    Output speed is tokens per step divided by the time of a step, so
+    Δ log(output speed) = Δ log(tokens per step) - Δ log(step time).
 
     Returns:
-        None for what isn't a speed of output, without an acceptance to compare, and where steps
-        went without a draft, by the method or by dynamic speculation: AL leaves those steps out.
+        None if the metric isn't an output speed, if there is no acceptance to compare, or if some
+        steps drafted nothing, because AL leaves those steps out.
     """
     method = evidence.measurement.case.server.method
     if not metric.of_output or method == "none" or not METHODS[method].drafts_every_step:
@@ -594,21 +662,22 @@ def _where_lost(
 ) -> Reason | None:
     """Say where acceptance was lost: `by category: coding 3.12 -> 1.85, math 2.74 -> 2.73`.
 
-    Of the length also by draft. A position counts the steps that accepted so many drafts or more,
-    so that a draft which became worse drags all positions after it down. Its share of the steps
-    that accepted the drafts before it shows which draft that is.
+    The verdict on the acceptance length also says which draft became worse.
     """
     parts = []
     by_category = []
     for category, record in measured.by_category.items():
-        before = acceptance_value(metric, recorded.by_category.get(category))
-        now = acceptance_value(metric, record)
-        if before is not None and now is not None:
-            digits = 3 if before >= _NEAR_ONE else 5
-            by_category.append(f"{category} {before:.{digits}g} -> {now:.{digits}g}")
+        old_value = acceptance_value(metric, recorded.by_category.get(category))
+        new_value = acceptance_value(metric, record)
+        if old_value is not None and new_value is not None:
+            digits = 3 if old_value >= _NEAR_ONE else 5
+            by_category.append(f"{category} {old_value:.{digits}g} -> {new_value:.{digits}g}")
     if by_category:
         parts.append(f"by category: {', '.join(by_category)}")
     if not metric.follows:
+        # A draft is accepted only after all drafts before it, so a worse draft lowers the marginal
+        # acceptance of all later positions too. The conditional acceptance falls only for the draft
+        # that became worse.
         conditional_fracs = zip(
             recorded.total.conditional_acceptance,
             measured.total.conditional_acceptance,
@@ -624,4 +693,5 @@ def _where_lost(
 
 
 def _geometric_mean(values: tuple[float, ...]) -> float:
+    # The geometric mean of a single value would differ from it by rounding.
     return statistics.geometric_mean(values) if len(values) > 1 else values[0]

@@ -1,7 +1,8 @@
-"""Keep a run of many figures from being red by chance: one decision for each draw, seen twice.
+"""Keep a run of many figures from failing by chance.
 
-A loss must show on two launches. Figures that move together are one draw and decided once, by the
-first of them; the others follow it and explain it.
+Two rules do this. A loss must show on two launches. And figures that move together, such as the
+acceptance length and the acceptance rate, are decided once: the first of them, the leader, decides,
+and the others follow it. Such a group of figures is called a draw.
 """
 
 import dataclasses
@@ -10,16 +11,21 @@ from collections.abc import Mapping, Sequence
 from specreg.core.reasons import Reason
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.verdicts.by_nights import MACHINE_MOVED
-from specreg.verdicts.verdict import JUDGED, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict
 
 _MAX_KEPT = 0.5
-"""Of a lost pattern, the first position keeps at least so much of its tolerance."""
+"""The first position counts as unchanged if it lost less than this share of its tolerance."""
 
 
 def confirm(first: Verdict, second: Verdict) -> Verdict:
-    """Return the verdict on an acceptance that looked worse on a first launch, by a fresh one.
+    """Return the final verdict on an acceptance that looked worse on a first launch.
 
-    Greedy answers repeat, so launches that disagree are INCONCLUSIVE.
+    Greedy answers usually repeat. If the fresh launch shows no loss, something other than the
+    drafter differed, and the verdict is INCONCLUSIVE.
+
+    Args:
+        first: the verdict on the first launch.
+        second: the verdict on the fresh launch.
     """
     seen_first = f"a first launch had {first.value:.4g}"
     if second.outcome is Outcome.REGRESSED:
@@ -30,36 +36,43 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
 
 
 def seen_on(verdict: Verdict, alone: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on all launches of a speed, by how many of them show a loss alone.
+    """Revise the verdict on all launches of a speed by how many single launches show a loss.
 
-    A loss of one launch may be something else on the machine, and a server may be slow in half of
-    its launches. Neither is REGRESSED, and neither is forgotten: over the nights it is named.
+    A loss on one launch may come from another program on the machine. And a server may be slow in
+    some of its launches only, which the mean hides. Both are INCONCLUSIVE, and the following nights
+    decide them.
 
     Args:
-        verdict: on all launches together.
-        alone: on each launch alone.
+        verdict: the verdict on all launches together.
+        alone: the verdict on each single launch.
     """
     if verdict.since or verdict.has_code(MACHINE_MOVED):
-        return verdict  # the nights, or all cases together, have shown it
+        # The nights, or all cases together, have already proven the loss.
+        return verdict
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
+
+    # Count the launches whose change exceeds the tolerance in the same direction.
     direction = -1 if (verdict.comparison.change_frac or 0.0) < 0 else 1
-    changes = [direction * (each.comparison.change_frac or 0.0) for each in alone]
-    beyond = sum(change_frac > tolerance_frac for change_frac in changes)
-    how = "worse on" if direction < 0 else "changed on"
-    remark = f"{how} {beyond} of {len(alone)} launches"
+    beyond = 0
+    for launch_verdict in alone:
+        change_frac = launch_verdict.comparison.change_frac or 0.0
+        beyond += direction * change_frac > tolerance_frac
+    change_text = "worse on" if direction < 0 else "changed on"
+    remark = f"{change_text} {beyond} of {len(alone)} launches"
+
     if verdict.outcome is Outcome.REGRESSED and beyond <= 1:
         verdict = dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE)
-    elif verdict.outcome in {Outcome.PASS, Outcome.IMPROVED}:
-        looked_worse = sum(each.outcome is Outcome.REGRESSED for each in alone)
-        if not looked_worse:
+    elif verdict.outcome in GOOD:
+        slow = sum(launch_verdict.outcome is Outcome.REGRESSED for launch_verdict in alone)
+        if not slow:
             return verdict
-        remark = f"slow on {looked_worse} of {len(alone)} launches"
+        remark = f"slow on {slow} of {len(alone)} launches"
         verdict = dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE)
     return with_remark(verdict, remark)
 
 
 def with_remark(verdict: Verdict, remark: str) -> Verdict:
-    """Return a verdict whose reason ends with a remark."""
+    """Append a remark to the reason of a verdict."""
     if verdict.reason is None:
         return dataclasses.replace(verdict, reason=Reason(text=remark))
     reason = dataclasses.replace(verdict.reason, text=f"{verdict.reason.text}; {remark}")
@@ -67,46 +80,63 @@ def with_remark(verdict: Verdict, remark: str) -> Verdict:
 
 
 def draw_of(metric: Metric) -> str:
-    """Return what the figures that move together have in common: the name of the first of them."""
+    """Return the name of the draw that a metric belongs to: the name of its leader."""
     return metric.follows or metric.name
 
 
 def follow(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """Let the figures of a draw follow the first one that was judged.
+    """Give the figures of each draw the outcome of its leader.
 
     Args:
-        verdicts: of a run; the first judged figure of each draw of a case decides.
+        verdicts: all verdicts of a run. If the leader of a draw wasn't judged, the first judged
+            figure of the draw takes its place.
     """
+    # Find the figure that decides each draw of each case.
     leaders: dict[tuple[str, str], Verdict] = {}
     for verdict in verdicts:
-        if verdict.metric in METRICS and verdict.outcome in JUDGED:
-            draw = (verdict.case_id, draw_of(METRICS[verdict.metric]))
-            known = leaders.get(draw)
-            if known is None or verdict.metric == draw[1]:
+        if _is_judged_metric(verdict):
+            leader_name = draw_of(METRICS[verdict.metric])
+            draw = (verdict.case_id, leader_name)
+            if draw not in leaders or verdict.metric == leader_name:
                 leaders[draw] = verdict
     first_positions = {
         verdict.case_id: verdict
         for verdict in verdicts
         if verdict.metric in METRICS and METRICS[verdict.metric].position == 1
     }
-    return tuple(
-        _followed(
-            verdict, leaders[verdict.case_id, draw_of(METRICS[verdict.metric])], first_positions
-        )
-        if verdict.metric in METRICS and verdict.outcome in JUDGED
-        else verdict
-        for verdict in verdicts
-    )
+
+    # Let all other judged figures follow it.
+    followed = []
+    for verdict in verdicts:
+        if _is_judged_metric(verdict):
+            draw = (verdict.case_id, draw_of(METRICS[verdict.metric]))
+            followed.append(_follow_leader(verdict, leaders[draw], first_positions))
+        else:
+            followed.append(verdict)
+    return tuple(followed)
 
 
-def _followed(verdict: Verdict, leader: Verdict, first_positions: Mapping[str, Verdict]) -> Verdict:
-    """Return a verdict with the outcome of the figure that decides about it."""
+def _is_judged_metric(verdict: Verdict) -> bool:
+    """Return whether a verdict judges a metric, rather than a check such as losslessness."""
+    return verdict.metric in METRICS and verdict.outcome in JUDGED
+
+
+def _follow_leader(
+    verdict: Verdict, leader: Verdict, first_positions: Mapping[str, Verdict]
+) -> Verdict:
+    """Return a verdict with the outcome of the figure that decides its draw.
+
+    Args:
+        verdict: the verdict.
+        leader: the verdict that decides the draw.
+        first_positions: the verdict on the first draft position of each case, by the case's id.
+    """
     first_position = first_positions.get(verdict.case_id)
-    if verdict.metric == leader.metric or _is_pattern(verdict, first_position):
+    if verdict.metric == leader.metric or _is_later_loss(verdict, first_position):
         return verdict
-    # What a loss has kept helps to find its cause: of a drafter whose second step broke, the first.
-    has_kept = verdict.outcome in {Outcome.PASS, Outcome.IMPROVED}
-    if leader.outcome is Outcome.REGRESSED and has_kept:
+    # A figure that kept its tolerance stays PASS beside a loss, because it helps to find the cause:
+    # if only the second draft became worse, the first position shows that the first one didn't.
+    if leader.outcome is Outcome.REGRESSED and verdict.outcome in GOOD:
         return verdict
     reason = verdict.reason or leader.reason
     if leader.outcome is not verdict.outcome:
@@ -126,14 +156,17 @@ def _followed(verdict: Verdict, leader: Verdict, first_positions: Mapping[str, V
     )
 
 
-def _is_pattern(verdict: Verdict, first_position: Verdict | None) -> bool:
-    """Return whether a later position was lost while the first one was kept.
+def _is_later_loss(verdict: Verdict, first_position: Verdict | None) -> bool:
+    """Return whether a later draft position lost acceptance while the first one didn't.
 
-    That is a drafter whose later heads broke, which the length may hide.
+    This happens if only the later heads of a drafter break. The acceptance length, which leads the
+    draw, may hide it because later positions contribute little to it.
     """
     position = METRICS[verdict.metric].position or 0
     if position <= 1 or verdict.outcome is not Outcome.REGRESSED or first_position is None:
         return False
-    kept_frac = first_position.comparison.change_frac
+    first_change_frac = first_position.comparison.change_frac
     tolerance_frac = first_position.comparison.tolerance_frac or 0.0
-    return kept_frac is not None and kept_frac > -_MAX_KEPT * tolerance_frac
+    if first_change_frac is None:
+        return False
+    return first_change_frac > -_MAX_KEPT * tolerance_frac

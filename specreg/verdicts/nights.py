@@ -1,9 +1,10 @@
-"""The nights of a machine: what earlier runs say of each figure, and what tonight adds.
+"""The nights of a machine: compare what tonight measures with the baseline and the earlier runs.
 
-A figure is a metric of a case. Its nights are the baseline and the runs since, with tonight as the
-last. What all cases do alike on a night, because the machine or the engine is slower, is judged as
-a series of its own; a case is judged by how it differs from the others. With too few other cases
-its own nights have to tell how much hours differ.
+A figure is one metric of one case. Its nights are the baseline, the runs since then, and tonight.
+All cases of a night may change together, because the machine or the engine became slower. This
+common change is the median over the cases, and it is judged as a series of its own. A case is then
+judged by how it differs from the other cases. If there are too few other cases for a median, the
+variation of the case's own nights shows how much the hours of the machine differ.
 """
 
 import bisect
@@ -40,31 +41,34 @@ from specreg.verdicts.history import (
 from specreg.verdicts.verdict import Outcome
 
 SPEED_DRAWS = sum(metric.by_launch and not metric.follows for metric in METRICS.values())
-"""How many speeds of a case are decided, each with the figures that follow it."""
+"""How many speeds of a case are decided independently. The other speeds follow one of these."""
 FEWEST_OTHERS = 4
-"""With fewer other cases it can't be told what most of them do."""
+"""The fewest other cases whose median shows the common change of a night."""
 KNOWN_NIGHTS = 5
-"""So many runs before tonight tell how nights differ; with fewer it is a guess."""
+"""The fewest earlier runs that show how much nights differ. With fewer the spread is a guess."""
 LASTING_LEVEL = LEVEL / 8
-"""How often chance may show a lasting loss on a night, over all cases. Many splits of the nights
-are looked at, and what chance shows on one night it shows on those that follow."""
+"""The probability per night that chance alone shows a lasting loss, over all cases. It is smaller
+than `LEVEL` because many splits of the nights are tried, and because a loss that appears by chance
+on one night stays on the following nights."""
 COMMON_LASTING_LEVEL = LASTING_LEVEL / 20
-"""The same for a loss of all cases alike, which is red for many tests at once."""
+"""The same for a common loss of all cases, which fails many tests at once."""
 LEAST_LASTING_FRAC = 0.02
-"""The smallest change that is named because it lasts, or a quarter of a wider tolerance."""
+"""The smallest lasting change that is reported, unless a quarter of the tolerance is more."""
 _TONIGHT = "tonight"
 _SPOILED = frozenset({Outcome.INVALID, Outcome.WRONG})
 _LAUNCH_PRIOR_FREEDOM = 2
 _NIGHT_PRIOR_FREEDOM = 8
 _LAUNCH_FRAC = {"cpu": 0.03, "gpu": 0.01}
-"""How launches of a night differ before a machine has shown it: on two shared cores, on an H100."""
+"""The spread of launches in one night that is assumed before a machine has shown its own, measured
+on two shared CPU cores and on an H100."""
 _NIGHT_FRAC = {"cpu": 0.065, "gpu": 0.05}
-"""How nights differ beyond that: by the committed baselines of CPUs, and four launches on three
-H100s."""
+"""The additional spread between nights that is assumed at first, from the committed baselines of
+CPUs and from four launches on three H100s."""
 _OWN_NIGHT_FRAC = {"cpu": 0.033, "gpu": 0.015}
-"""The part of it that is a case's own, by the speedups in the committed baselines of CPUs. That of
-GPUs is an assumption: no nights of one have been recorded yet."""
+"""The part of that spread which cases don't share, from the speedups in the committed baselines of
+CPUs. The value for GPUs is an assumption, because no nights of a GPU have been recorded yet."""
 _NO_LAUNCH_VARIANCE = Variance(value=0.0, freedom=1e6)
+"""The launch variance of acceptance, which one launch determines for the whole night."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +76,11 @@ class LastingLoss:
     """A proven loss that has lasted until tonight.
 
     Attributes:
-        effect: the level since then against the level before.
+        effect: the change from the level before the loss to the level since then.
         since: the run of its first night.
-        nights: how many nights it has lasted, tonight included.
-        versions: the engine's version on the night before it began and on its first night; empty
-            where that isn't known.
+        nights: how many nights it has lasted, including tonight.
+        versions: the engine's versions on the night before the loss and on its first night; empty
+            if unknown.
     """
 
     effect: Effect
@@ -87,13 +91,13 @@ class LastingLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonEvidence:
-    """What all cases do alike.
+    """The common change of all cases.
 
     Attributes:
         effect: the change of tonight from the nights before.
-        lasting: a proven loss that has lasted until tonight.
-        nights: how many earlier runs tell.
-        cases: how many other cases tell it tonight.
+        lasting: a proven common loss that has lasted until tonight.
+        nights: how many earlier runs the change is based on.
+        cases: how many other cases tonight's common change is based on.
     """
 
     effect: Effect
@@ -104,17 +108,17 @@ class CommonEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightEvidence:
-    """What the nights of a figure say of tonight.
+    """How a figure changed tonight, according to its nights.
 
     Attributes:
-        effect: the change of tonight from the nights before. It leaves out what all cases do alike,
-            if `common` is known.
-        nights: how many earlier runs it stands on, besides the baseline.
+        effect: the change of tonight from the nights before. The common change of all cases is
+            subtracted from it unless `common` is None.
+        nights: how many earlier runs the change is based on, besides the baseline.
         lasting: a proven loss of the case that has lasted until tonight.
-        together: the change of the last nights together; None with fewer than two nights.
-        nights_together: how many nights that is, tonight included.
-        spread: how the nights of the figure differ.
-        common: what all cases do alike; None with too few other cases.
+        together: the change of the mean of the last nights; None with fewer than two nights.
+        nights_together: how many nights that mean includes, with tonight.
+        spread: how the nights of the figure vary.
+        common: the common change of all cases; None with too few other cases.
     """
 
     effect: Effect
@@ -128,19 +132,20 @@ class NightEvidence:
 
 @dataclass(slots=True, kw_only=True)
 class MetricNights:
-    """The nights of one metric, of all cases of a machine.
+    """The nights of one metric, for all cases of a machine. Mappings are keyed by the case's id.
 
     Attributes:
         kind: the kind of machine, "cpu" or "gpu".
-        past: by case's id, the nights before tonight, the baseline first.
-        launches: by case's id, how its launches of one night differ.
-        noise: what the committed baselines say of how nights differ beyond that; None if nothing.
-        hosts: by case's id, the machine that measures it tonight, where several do.
-        tonight: by case's id, what tonight has measured so far.
-        _usual: by case's id, the level that it usually had before tonight.
-        _launch_variances: by case's id, how its launches of one night differ, moderated.
-        _deviations: by past run, by how much each case was above its usual level, sorted.
-        _variances: by case's id, how its past nights differ beside those of the others.
+        past: the nights before tonight, the baseline first.
+        launches: how the launches of one night vary.
+        noise: how much nights vary beyond the launches, from the committed baselines; None if the
+            baselines don't contain it.
+        hosts: the machine that measures the case tonight; empty if one machine measures all cases.
+        tonight: what has been measured tonight so far.
+        _usual: the median level of the nights before tonight.
+        _launch_variances: how the launches of one night vary, moderated by the other cases.
+        _deviations: for each past run, the sorted differences of all cases from their usual levels.
+        _variances: how past nights vary after the common change was subtracted.
     """
 
     metric: Metric
@@ -156,7 +161,7 @@ class MetricNights:
     _variances: dict[str, Variance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Note how much all cases deviated on each past night, and how their nights differ."""
+        """Derive how far each past night was from the usual levels, and how much nights vary."""
         for case_id, nights in self.past.items():
             usual = statistics.median(night.level for night in nights)
             self._usual[case_id] = usual
@@ -165,6 +170,7 @@ class MetricNights:
                 self._deviations.setdefault(night.run, []).append(night.level - usual)
         for deviations in self._deviations.values():
             deviations.sort()
+        # This needs the deviations of all cases, so it can't be part of the first loop.
         for case_id, nights in self.past.items():
             relative = self._relative(case_id, nights, [])
             variance = variance_of_nights(relative, self._launch_variances[case_id])
@@ -172,27 +178,27 @@ class MetricNights:
                 self._variances[case_id] = variance
 
     def _shrunk_launch_variance(self, case_id: str) -> Variance:
-        """Return how the launches of one night of a case differ."""
+        """Return how the launches of one night of a case vary, moderated by the other cases."""
         if not self.metric.by_launch:
             return _NO_LAUNCH_VARIANCE
-        others = [variance for other, variance in self.launches.items() if other != case_id]
+        variances_of_others = _without_case(self.launches, case_id)
         prior = Variance(value=_LAUNCH_FRAC[self.kind] ** 2, freedom=_LAUNCH_PRIOR_FREEDOM)
-        return shrunk(self.launches.get(case_id), others, prior)
+        return shrunk(self.launches.get(case_id), variances_of_others, prior)
 
     def evidence(
         self, case_id: str, *, cases: int, least_frac: float, of_prompts: Variance | None = None
     ) -> NightEvidence | None:
-        """Return what the nights say of a case tonight.
+        """Return how the figure of a case changed tonight.
 
         Args:
-            case_id: the case.
-            cases: how many cases the run judges, each of which chance may make look worse.
-            least_frac: the smallest lasting change that is named.
-            of_prompts: of a metric of acceptance, how nights differ by what its prompts show; None
-                for a speed.
+            case_id: the id of the case.
+            cases: how many decisions share the level, because chance may show a loss in each.
+            least_frac: the smallest lasting change that is reported.
+            of_prompts: how much nights vary according to the prompts, for a metric of acceptance;
+                None for a speed.
 
         Returns:
-            None without an earlier night or a level tonight.
+            None without an earlier night, or if nothing was measured tonight.
         """
         past = self.past.get(case_id, ())
         tonight = self.tonight.get(case_id)
@@ -201,24 +207,28 @@ class MetricNights:
         series = [*past, tonight]
         common: CommonEvidence | None = None
         if of_prompts is not None:
-            own = variance_of_nights(past, _NO_LAUNCH_VARIANCE)
-            night = shrunk(own, (), of_prompts)
+            # The machine doesn't influence acceptance, so the cases have no common change.
+            variance = variance_of_nights(past, _NO_LAUNCH_VARIANCE)
+            night = shrunk(variance, (), of_prompts)
             spread = NightSpread(night=night, launch=_NO_LAUNCH_VARIANCE)
         else:
-            others = self._others_tonight(case_id)
-            relative = self._relative(case_id, series, others)
+            deviations = self._deviations_tonight(case_id)
+            relative = self._relative(case_id, series, deviations)
             if len(relative) > 1 and relative[-1].run == _TONIGHT:
                 series = relative
                 spread = self._relative_spread(case_id)
-                common = self._common(others, least_frac)
+                common = self._common(deviations, least_frac)
             else:
                 spread = self._absolute_spread(case_id)
+
+        # A gain that lasted is the new level, so the nights before it no longer count.
         level = LASTING_LEVEL / cases
         start = start_of_gain(series[:-1], spread, level=level, least_frac=least_frac)
         series = series[start:]
         nights_together, together = _together(series, spread)
+        reference = _reference(series[:-1])
         return NightEvidence(
-            effect=change_tonight([*_reference(series[:-1]), series[-1]], spread),
+            effect=change_tonight([*reference, series[-1]], spread),
             nights=len(series) - 2 + start,
             lasting=self._lasting(series, spread, level, least_frac),
             together=together,
@@ -227,96 +237,110 @@ class MetricNights:
             common=common,
         )
 
-    def _others_tonight(self, case_id: str) -> list[float]:
-        """Return by how much each other case on the same machine is above its usual level."""
+    def _deviations_tonight(self, case_id: str) -> list[float]:
+        """Return how far the other cases on the same machine are above their usual levels."""
         host = self.hosts.get(case_id)
-        return [
-            night.level - self._usual[other]
-            for other, night in self.tonight.items()
-            if other != case_id and other in self._usual and self.hosts.get(other) == host
-        ]
+        deviations = []
+        for tonights_id, night in self.tonight.items():
+            is_on_host = self.hosts.get(tonights_id) == host
+            if tonights_id != case_id and is_on_host and tonights_id in self._usual:
+                deviations.append(night.level - self._usual[tonights_id])
+        return deviations
 
     def _relative(
-        self, case_id: str, nights: Sequence[NightLevel], others_tonight: Sequence[float]
+        self, case_id: str, nights: Sequence[NightLevel], deviations_tonight: Sequence[float]
     ) -> list[NightLevel]:
-        """Return the nights of a case beside what the other cases did on each of them.
+        """Return the nights of a case without the common change of the other cases.
 
-        Nights on which too few others were measured are left out.
+        Nights on which too few other cases were measured are left out.
         """
         usual = self._usual[case_id]
         relative = []
         for night in nights:
-            others = others_tonight
+            deviations = deviations_tonight
             if night.run != _TONIGHT:
-                others = _without(self._deviations[night.run], night.level - usual)
-            if len(others) >= FEWEST_OTHERS:
-                level = night.level - statistics.median(others)
-                noise = self._noise_of_median(len(others))
+                deviations = _without(self._deviations[night.run], night.level - usual)
+            if len(deviations) >= FEWEST_OTHERS:
+                level = night.level - statistics.median(deviations)
+                noise = self._noise_of_median(len(deviations))
                 relative.append(dataclasses.replace(night, level=level, noise=noise))
         return relative
 
     def _noise_of_median(self, cases: int) -> float:
-        """Return the variance of the median of some cases, π/2 of that of their mean."""
+        """Return the variance of the median over this number of cases."""
         typical = pooled(list(self._variances.values()))
         if typical is None:
             typical = Variance(value=_OWN_NIGHT_FRAC[self.kind] ** 2, freedom=1)
+        # The median of normal values varies π/2 times as much as their mean.
         return math.pi / 2 * typical.value / cases
 
     def _relative_spread(self, case_id: str) -> NightSpread:
-        """Return how the nights of a case differ beside what all cases do alike."""
+        """Return how the nights of a case vary after the common change was subtracted."""
         launch = self._launch_variances[case_id]
-        others = [variance for other, variance in self._variances.items() if other != case_id]
-        if not others:
-            # On the first night, how the cases differ tonight tells how nights differ.
-            others = self._variances_tonight(case_id)
-        own = self._variances.get(case_id)
+        variances_of_others = _without_case(self._variances, case_id)
+        if not variances_of_others:
+            # No case has two nights yet, so estimate from how the cases differ tonight.
+            variances_of_others = self._variances_tonight(case_id)
+        variance = self._variances.get(case_id)
         between = Variance(value=_OWN_NIGHT_FRAC[self.kind] ** 2, freedom=_NIGHT_PRIOR_FREEDOM)
-        night = shrunk(own, others, sum_of(launch, between))
+        night = shrunk(variance, variances_of_others, sum_of(launch, between))
         return NightSpread(night=night, launch=launch)
 
     def _variances_tonight(self, case_id: str) -> list[Variance]:
-        """Return how far tonight is from the baseline in other cases, as variances of nights."""
-        others = self._others_tonight(case_id)
-        alike = statistics.median(others)
-        fewer = self._launch_variances[case_id].value * self._missing_launches(case_id)
-        freedom = DIFFERENCE_FREEDOM
-        return [
-            Variance(value=((deviation - alike) ** 2 + fewer) / 2, freedom=freedom)
-            for deviation in others
-        ]
+        """Estimate the variance of nights from tonight and the baseline of each other case."""
+        deviations = self._deviations_tonight(case_id)
+        common = statistics.median(deviations)
+        averaged_out = self._launch_variances[case_id].value * self._missing_launches(case_id)
+        variances = []
+        for deviation in deviations:
+            squared_difference = (deviation - common) ** 2
+            value = (squared_difference + averaged_out) / 2
+            variances.append(Variance(value=value, freedom=DIFFERENCE_FREEDOM))
+        return variances
 
     def _missing_launches(self, case_id: str) -> float:
-        """Return how much less two nights vary than nights with one launch each would."""
-        before = self.past[case_id][-1].launches
-        return 2 - 1 / before - 1 / self.tonight[case_id].launches
+        """Return how many launch variances the difference of two nights lacks.
+
+        The difference between two nights with one launch each contains the launch variance twice.
+        With n launches in a night, only 1/n of it is left.
+        """
+        launches_before = self.past[case_id][-1].launches
+        launches_tonight = self.tonight[case_id].launches
+        return 2 - 1 / launches_before - 1 / launches_tonight
 
     def _absolute_spread(self, case_id: str) -> NightSpread:
-        """Return how the nights of a case differ, with what all cases do alike."""
+        """Return how the nights of a case vary, including the common change of all cases."""
         launch = self._launch_variances[case_id]
-        own = variance_of_nights(self.past.get(case_id, ()), launch)
+        own_variance = variance_of_nights(self.past.get(case_id, ()), launch)
         variances = []
-        for other, nights in self.past.items():
+        for past_id, nights in self.past.items():
             variance = variance_of_nights(nights, launch)
-            if other != case_id and variance is not None:
+            if past_id != case_id and variance is not None:
                 variances.append(variance)
-        others = []
+        variances_of_others = []
         typical = pooled(variances)
         if typical is not None:
-            # An hour is bad for all cases alike, so that many cases tell no more than one does.
+            # A bad hour is bad for all cases, so many cases contain no more information about
+            # hours than one case does.
             freedom = statistics.fmean(variance.freedom for variance in variances)
-            others.append(Variance(value=typical.value, freedom=freedom))
-        night = shrunk(own, others, sum_of(launch, self._prior()))
+            variances_of_others.append(Variance(value=typical.value, freedom=freedom))
+        night = shrunk(own_variance, variances_of_others, sum_of(launch, self._prior()))
         return NightSpread(night=night, launch=launch)
 
     def _prior(self) -> Variance:
-        """Return how nights are taken to differ before any were seen."""
+        """Return how much nights are assumed to vary before any were measured."""
         if self.noise is not None:
             return self.noise
         night_frac = usual_night_frac(self.metric, self.kind)
         return Variance(value=night_frac**2, freedom=_NIGHT_PRIOR_FREEDOM)
 
-    def _common(self, others: Sequence[float], least_frac: float) -> CommonEvidence:
-        """Return what all cases did alike on each night."""
+    def _common(self, deviations_tonight: Sequence[float], least_frac: float) -> CommonEvidence:
+        """Return the common change of all cases tonight, and a common loss that has lasted.
+
+        Args:
+            deviations_tonight: how far the other cases are above their usual levels tonight.
+            least_frac: the smallest lasting loss that is reported.
+        """
         past = [
             NightLevel(
                 run=run,
@@ -327,29 +351,34 @@ class MetricNights:
             if len(deviations) > FEWEST_OTHERS
         ]
         tonight = NightLevel(
-            run=_TONIGHT, level=statistics.median(others), noise=self._noise_of_median(len(others))
+            run=_TONIGHT,
+            level=statistics.median(deviations_tonight),
+            noise=self._noise_of_median(len(deviations_tonight)),
         )
         nights = [*past, tonight]
-        own = variance_of_nights(past, _NO_LAUNCH_VARIANCE)
-        # One series tells its own spread badly, and its loss is red for many tests at once.
-        known = [self._prior()] if own is None else [self._prior(), own]
-        night = pooled(known) or self._prior()
-        spread = NightSpread(night=night, launch=_NO_LAUNCH_VARIANCE)
+        # A single series estimates its own spread badly, and a common loss fails many tests at
+        # once. So the prior always counts, with all of its degrees of freedom.
+        prior = self._prior()
+        variances = [prior]
+        variance = variance_of_nights(past, _NO_LAUNCH_VARIANCE)
+        if variance is not None:
+            variances.append(variance)
+        spread = NightSpread(night=pooled(variances) or prior, launch=_NO_LAUNCH_VARIANCE)
         return CommonEvidence(
             effect=change_tonight(nights, spread),
             lasting=self._lasting(nights, spread, COMMON_LASTING_LEVEL, least_frac),
             nights=len(past) - 1,
-            cases=len(others),
+            cases=len(deviations_tonight),
         )
 
     def _lasting(
         self, series: Sequence[NightLevel], spread: NightSpread, level: float, least_frac: float
     ) -> LastingLoss | None:
-        """Return a loss that is proven at a level and has lasted until tonight."""
+        """Return a loss that has lasted until tonight and is proven at this level; None without."""
         change = lasting_loss(series, spread, least_frac=least_frac)
         sign = 1
         if change is None and self.metric.two_sided:
-            # A rise is for the worse too.
+            # A rise of such a metric is a loss too.
             sign = -1
             mirrored = [dataclasses.replace(night, level=-night.level) for night in series]
             change = lasting_loss(mirrored, spread, least_frac=least_frac)
@@ -364,30 +393,45 @@ class MetricNights:
 
 
 def usual_night_frac(metric: Metric, kind: str) -> float:
-    """Return how nights of a metric differ on a kind of machine of which none is known yet."""
+    """Return the usual spread of a metric's nights on a kind of machine, "cpu" or "gpu"."""
+    # A speedup compares two servers in the same minutes, so bad hours cancel out.
     fracs = _OWN_NIGHT_FRAC if metric.family is Family.SPEEDUP else _NIGHT_FRAC
     return fracs[kind]
 
 
-def _without(deviations: Sequence[float], own: float) -> list[float]:
-    """Return the sorted deviations of a night without that of the case itself."""
-    row = bisect.bisect_left(deviations, own)
+def _without(deviations: Sequence[float], removed: float) -> list[float]:
+    """Return the sorted deviations of a night without the deviation of one case."""
+    # The deviations of a machine with many cases are sorted, so this needs no search of them all.
+    row = bisect.bisect_left(deviations, removed)
     return [*deviations[:row], *deviations[row + 1 :]]
 
 
+def _without_case(variances: Mapping[str, Variance], case_id: str) -> list[Variance]:
+    """Return the variances of all cases but one."""
+    return [variance for known_id, variance in variances.items() if known_id != case_id]
+
+
 def _reference(nights: Sequence[NightLevel]) -> Sequence[NightLevel]:
-    """Return the nights that tonight is held against: the first good ones of the level."""
-    good = [night for night in nights if night.stands]
-    return good[:MAX_NIGHTS] or nights[:1]
+    """Return the nights that tonight is compared with: the first good nights of the level.
+
+    Later nights would let the reference follow a slow loss.
+    """
+    good_nights = [night for night in nights if night.stands]
+    return good_nights[:MAX_NIGHTS] or nights[:1]
 
 
 def _together(series: Sequence[NightLevel], spread: NightSpread) -> tuple[int, Effect | None]:
-    """Return how many of the last nights are taken together, and how they differ from the first.
+    """Return how many of the last nights are averaged, and how their mean differs from the first.
 
-    That is half of the nights, but five as soon as there are as many besides the baseline.
+    Half of the nights are averaged, or the last five if that is more and there are as many besides
+    the baseline.
+
+    Returns:
+        The number of nights, and the change; None with fewer than two earlier nights.
     """
     earlier = len(series) - 1
-    nights = min(max(len(series) // 2, min(earlier, KNOWN_NIGHTS)), MAX_TOGETHER)
+    most_recent = min(earlier, KNOWN_NIGHTS)
+    nights = min(max(len(series) // 2, most_recent), MAX_TOGETHER)
     if earlier == 1:
         return nights, None
     reference = min(len(series) - nights, MAX_TOGETHER)
@@ -399,12 +443,13 @@ class MachineNights:
     """The nights of all figures of a machine.
 
     Attributes:
-        baselines: of this machine, by case's id.
+        baselines: the baselines of this machine, by the case's id.
         history: the earlier runs on this machine.
-        cases: how many cases the run judges, each of which chance may make look worse.
-        hosts: by case's id, the machine that measures it tonight, where several do.
-        _by_metric: by the name of a metric, its nights.
-        _versions: by case's id and run, the version of the engine.
+        cases: how many cases the run judges. Chance may show a loss in each of them.
+        hosts: the machine that measures a case tonight, by the case's id; empty if one machine
+            measures all cases.
+        _by_metric: the nights of each metric, by its name.
+        _versions: the version of the engine, by the case's id and the run.
     """
 
     baselines: Mapping[str, Baseline]
@@ -414,23 +459,24 @@ class MachineNights:
     _by_metric: dict[str, MetricNights] = field(default_factory=dict)
     _versions: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def know(self, case_id: str, baseline: Baseline) -> None:
-        """Take in the baseline of a case, if it isn't known yet."""
+    def add_baseline(self, case_id: str, baseline: Baseline) -> None:
+        """Add the baseline of a case, unless the case has one."""
         if case_id in self.baselines:
             return
         self.baselines = {**self.baselines, case_id: baseline}
+        # All spreads depend on the baselines. Derive them anew, and keep tonight's levels.
         tonight = {name: nights.tonight for name, nights in self._by_metric.items()}
         self._by_metric = {name: self._load(METRICS[name]) for name in tonight}
         for name, levels in tonight.items():
             self._by_metric[name].tonight.update(levels)
 
     def add(self, case_id: str, metric: Metric, values: Sequence[float]) -> None:
-        """Note what tonight has measured of a figure.
+        """Store what was measured tonight.
 
         Args:
-            case_id: the case.
+            case_id: the id of the case.
             metric: the metric.
-            values: its value on each launch of tonight.
+            values: the value of the metric on each launch of tonight.
         """
         level = _level(metric, values)
         if level is not None:
@@ -445,13 +491,14 @@ class MachineNights:
         tolerance_frac: float,
         of_prompts: Variance | None = None,
     ) -> NightEvidence | None:
-        """Return what the nights say of a figure tonight; None without a night before.
+        """Return how a figure changed tonight; None without an earlier night.
 
         Args:
-            case_id: the case.
+            case_id: the id of the case.
             metric: the metric.
-            tolerance_frac: what the metric may lose, 0..1.
-            of_prompts: how nights of acceptance differ, by what its prompts show; None for a speed.
+            tolerance_frac: the loss that is tolerated, 0..1.
+            of_prompts: how much nights vary according to the prompts, for a metric of acceptance;
+                None for a speed.
         """
         least_frac = max(LEAST_LASTING_FRAC, tolerance_frac / 4)
         evidence = self.of(metric).evidence(
@@ -467,16 +514,18 @@ class MachineNights:
         return dataclasses.replace(evidence, lasting=lasting, common=common)
 
     def decisions(self, metric: Metric) -> int:
-        """Return how many decisions of the run share a level with one about a metric.
+        """Return how many decisions of the run share one level of significance.
 
-        Acceptance is decided once for each case, and so is each speed that leads a draw.
+        The acceptance of each case is one decision. So is each speed of a case that doesn't follow
+        another one.
         """
-        return self.cases * (SPEED_DRAWS if metric.by_launch else 1)
+        decisions_per_case = SPEED_DRAWS if metric.by_launch else 1
+        return self.cases * decisions_per_case
 
     def waits_for_others(self, metric: Metric, evidence: NightEvidence | None) -> bool:
-        """Return whether further cases of the run will tell what all of them do alike."""
-        is_alone = evidence is not None and evidence.common is None
-        return metric.by_launch and is_alone and self.cases > FEWEST_OTHERS
+        """Return whether later cases of the run will show the common change of all cases."""
+        lacks_common = evidence is not None and evidence.common is None
+        return metric.by_launch and lacks_common and self.cases > FEWEST_OTHERS
 
     def of(self, metric: Metric) -> MetricNights:
         """Return the nights of a metric."""
@@ -485,19 +534,23 @@ class MachineNights:
         return self._by_metric[metric.name]
 
     def _load(self, metric: Metric) -> MetricNights:
+        """Collect the past nights of a metric from the baselines and the history."""
         past = {}
         launches = {}
         kinds = {baseline.environment.kind for baseline in self.baselines.values()}
         for case_id, baseline in self.baselines.items():
             records = self._records_since(case_id, baseline)
+            # The level of each night.
             nights = _nights(metric, baseline, records)
             if nights:
                 past[case_id] = nights
+            # How the launches of one night vary.
             samples: list[Sequence[float]] = [baseline.launch_values(metric)]
             samples += [record.values_of(metric.name) for record in records]
             variance = _variance_within(samples) if metric.by_launch else None
             if variance is not None:
                 launches[case_id] = variance
+            # The version of the engine on each night, which a lasting loss may come from.
             for record in records:
                 self._versions[case_id, record.night] = record.engine_version
         return MetricNights(
@@ -510,27 +563,29 @@ class MachineNights:
         )
 
     def _records_since(self, case_id: str, baseline: Baseline) -> list[RunRecord]:
-        """Return the runs of a case that are comparable, since its level was last accepted.
+        """Return the comparable runs of a case since somebody last accepted its level.
 
-        A baseline that was recorded anew without a reason continues the nights before it, because
-        a slow loss would hide in it otherwise.
+        A level is accepted by recording a baseline with a reason. A baseline that was recorded
+        without a reason continues the nights before it; otherwise it would hide a slow loss.
         """
         settings = settings_sha256(baseline.case)
         records = [
             record for record in self.history.of(case_id) if record.settings_sha256 == settings
         ]
         sha256 = baseline_sha256(baseline)
-        knows_recording = any(
+        has_recording_run = any(
             record.recorded and record.baseline_sha256 == sha256 for record in records
         )
-        if not knows_recording:
+        if not has_recording_run:
+            # The history lacks the run that recorded the baseline. The names of runs begin with
+            # their date, so they can be compared with the date of the recording.
             recorded_on = baseline.provenance.recorded_on.replace("-", "")
             return [record for record in records if record.run[: len(recorded_on)] >= recorded_on]
-        accepted = [row for row, record in enumerate(records) if record.accepted]
-        return records[max(accepted, default=0) :]
+        accepted_rows = [row for row, record in enumerate(records) if record.accepted]
+        return records[max(accepted_rows, default=0) :]
 
     def _with_versions(self, case_id: str, lasting: LastingLoss | None) -> LastingLoss | None:
-        """Return a lasting loss with the engine's version before it and on its first night."""
+        """Add to a lasting loss the engine's versions before it and on its first night."""
         if lasting is None:
             return None
         runs = [record.night for record in self.history.of(case_id)]
@@ -548,9 +603,10 @@ class MachineNights:
 def _nights(
     metric: Metric, baseline: Baseline, records: Sequence[RunRecord]
 ) -> tuple[NightLevel, ...]:
-    """Return the nights of a figure before tonight: its baseline, and the runs since."""
+    """Return the nights of a figure before tonight: its baseline, and the runs since then."""
     nights = []
     sha256 = baseline_sha256(baseline)
+    # If the run that recorded the baseline is among the records, the baseline would count twice.
     if not any(record.recorded and record.baseline_sha256 == sha256 for record in records):
         level = _level(metric, _recorded_values(metric, baseline))
         if level is not None:
@@ -574,7 +630,7 @@ def _nights(
 
 
 def _recorded_values(metric: Metric, baseline: Baseline) -> Sequence[float]:
-    """Return what a baseline holds of a metric: by launch, or over the prompts of the case."""
+    """Return a baseline's values of a metric: one for each launch, or one over the prompts."""
     if metric.by_launch:
         return baseline.launch_values(metric)
     record = load_acceptance(baseline.acceptance)
@@ -585,7 +641,11 @@ def _recorded_values(metric: Metric, baseline: Baseline) -> Sequence[float]:
 
 
 def _level(metric: Metric, values: Iterable[float]) -> float | None:
-    """Return the mean logarithm of a metric, better being positive; None if one isn't above 0."""
+    """Return the mean logarithm of a metric's values, with the sign that makes better positive.
+
+    Returns:
+        None without values, or if one isn't above the metric's origin and so has no logarithm.
+    """
     excesses = [value - metric.origin for value in values]
     if not excesses or min(excesses) <= 0:
         return None
@@ -593,7 +653,7 @@ def _level(metric: Metric, values: Iterable[float]) -> float | None:
 
 
 def _variance_within(samples: Sequence[Sequence[float]]) -> Variance | None:
-    """Return how launches of one night differ, pooled over the nights of a case."""
+    """Return how the launches of one night vary, pooled over the nights of a case."""
     variances = []
     for sample in samples:
         logs = [math.log(value) for value in sample if value > 0]
@@ -604,7 +664,7 @@ def _variance_within(samples: Sequence[Sequence[float]]) -> Variance | None:
 
 
 def _noise(metric: Metric, baselines: Iterable[Baseline]) -> Variance | None:
-    """Return how identical runs of a machine differed when its baselines were recorded."""
+    """Return how identical runs of a machine varied, according to its baselines."""
     noises = [
         baseline.noise[metric.name] for baseline in baselines if metric.name in baseline.noise
     ]
@@ -613,9 +673,10 @@ def _noise(metric: Metric, baselines: Iterable[Baseline]) -> Variance | None:
         for noise in noises
         if noise.runs > 1
     ]
-    known = pooled(variances)
-    if known is None or not known.value:
+    pooled_variance = pooled(variances)
+    if pooled_variance is None or not pooled_variance.value:
         return None
-    # The cases were measured in the same hours, so that they tell no more than one does.
+    # The cases were measured in the same hours, so together they contain no more information about
+    # hours than one case does.
     freedom = statistics.fmean(variance.freedom for variance in variances)
-    return Variance(value=known.value, freedom=freedom)
+    return Variance(value=pooled_variance.value, freedom=freedom)

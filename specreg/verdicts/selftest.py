@@ -1,9 +1,10 @@
-"""Send simulated nights through the real judging, and count how often it errs.
+"""Simulate nights, judge them with the real code, and count how often the verdicts are wrong.
 
-Acceptance looks like that of real drafters: three positions are accepted with 0.73, 0.71 and 0.68
-each given the one before (AL 2.6), prompts differ by 0.55 in logit and have 98 steps each, and a
-run shares no text with its baseline, which is the worst case. Speeds differ from launch to launch
-and, for all cases alike, from night to night. A night has 72 cases.
+The simulated acceptance resembles that of real drafters. Three draft positions have a conditional
+acceptance of 0.73, 0.71 and 0.68 (AL 2.6), prompts vary with a standard deviation of 0.55 in their
+logits, and each has 98 steps. A run has no text in common with its baseline, which is the worst
+case. Speeds vary from launch to launch and, for all cases together, from night to night. A night
+has 72 cases.
 """
 
 import dataclasses
@@ -38,14 +39,19 @@ from specreg.verdicts.nights import MachineNights
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 RATES = (0.73, 0.71, 0.68)
+"""The conditional acceptance of each draft position."""
 PROMPTS = 80
+"""How many prompts a case has."""
 PROMPT_SPREAD = 0.55
+"""The standard deviation of the prompts' logits."""
 STEPS = 98
+"""How many steps the answer to a prompt has."""
 CASES = 72
 """How many cases a night has."""
 _ONCE_IN_A_THOUSAND = 0.001
 _BASELINE_LAUNCHES = 3
 _DATED_WITHIN_NIGHTS = 2
+"""A loss is dated correctly if the date is off by no more than this."""
 _ACCEPTANCE_LENGTH = METRICS["acceptance_length_tokens"]
 _THROUGHPUT = METRICS["throughput_tokens_per_s"]
 _TTFT = METRICS["ttft_p50_ms"]
@@ -54,14 +60,16 @@ _SPEEDS = {_THROUGHPUT.name: 1000.0, _TTFT.name: 40.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceLoss:
-    """A loss of acceptance that is planted in one case of a night, and what must come of it.
+    """A loss of acceptance that is planted in a case, and the limits for the verdicts on it.
 
     Attributes:
         name: what is planted.
         loss_frac: by how much AL - 1 falls, 0..1.
-        most_passed_frac, most_undecided_frac, most_regressed_frac, least_regressed_frac: limits
-            for the shares of the verdicts.
-        most_used_frac: a limit for the prompts measured, as a share of the case's.
+        most_passed_frac: the largest share of the verdicts that may pass.
+        most_undecided_frac: the largest share of the verdicts that may be INCONCLUSIVE.
+        most_regressed_frac: the largest share of the verdicts that may be REGRESSED.
+        least_regressed_frac: the smallest share of the verdicts that must be REGRESSED.
+        most_used_frac: the most prompts that may be measured on average, as a share of the case's.
     """
 
     name: str
@@ -89,27 +97,27 @@ LOSSES = (
         name="AL - 1: -15 %", loss_frac=0.15, least_regressed_frac=0.95, most_used_frac=0.6
     ),
 )
-"""No more than 1 % may pass with a loss as large as tolerated, or larger."""
+"""With a loss as large as the tolerance, or larger, no more than 1 % may pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nights:
-    """A series of nights of speeds, and what must come of it.
+    """A series of nights with their speeds, and the limits for the verdicts on them.
 
     Attributes:
-        name: what the machine is like and what is planted.
-        launch_frac: how launches differ, as a standard deviation of logarithms.
-        day_frac: how nights differ beyond that, for all cases alike.
-        own_frac: how nights differ beyond that, for each case on its own.
-        loss_frac: by how much the throughput of one case falls, 0..1.
-        everything_frac: by how much that of all cases falls.
-        since: the first night with the loss, from 1.
-        drift_frac: by how much it falls further on each night, instead of once.
+        name: how the machine varies and what is planted.
+        launch_frac: the spread of launches, as a standard deviation of logarithms.
+        day_frac: the additional spread of nights that all cases share.
+        own_frac: the additional spread of nights that each case has on its own.
+        loss_frac: by how much the throughput of the first case falls, 0..1.
+        everything_frac: by how much the throughput of all cases falls, 0..1.
+        since: the first night with the loss, counted from 1.
+        drift_frac: by how much the throughput falls on every night, instead of once; 0..1.
         nights: how many nights there are.
-        rerecorded: whether the baseline is recorded anew each night.
-        most_red_frac: of nights without a loss, how many may have anything red.
-        named_by: by which night after it began a loss must be named.
-        least_named_frac: in how many series it must be.
+        rerecorded: whether the baseline is recorded again each night.
+        most_red_frac: the largest share of the nights without a loss on which a test may fail.
+        named_by: the night, counted from the beginning of the loss, by which it must be REGRESSED.
+        least_named_frac: the smallest share of the series in which it must be REGRESSED by then.
     """
 
     name: str
@@ -128,17 +136,17 @@ class Nights:
 
     @property
     def has_loss(self) -> bool:
-        """Whether anything is lost."""
+        """Whether the first case loses throughput."""
         return bool(self.loss_frac or self.drift_frac)
 
     def left_frac(self, night: int) -> float:
-        """Return what is left of the throughput on a night, 1 if nothing is lost."""
+        """Return the share of its throughput that the first case has left on a night, 0..1."""
         if self.drift_frac:
             return (1 - self.drift_frac) ** night
         return 1 - self.loss_frac if night >= self.since else 1.0
 
     def all_left_frac(self, night: int) -> float:
-        """Return what is left of the throughput of all cases on a night."""
+        """Return the share of their throughput that all cases have left on a night, 0..1."""
         return 1 - self.everything_frac if night >= self.since else 1.0
 
 
@@ -158,7 +166,8 @@ STEPS_OF_SPEED = (
         since=11,
         nights=20,
     ),
-    # Where each case has nights of its own, false alarms bound what can be found: see judging.md.
+    # If each case varies on its own, a loss can't be found more often than this without exceeding
+    # the limit for false alarms, as judging.md explains.
     Nights(
         name="-5 %, launches 2 %, nights 2 % of each case",
         launch_frac=0.02,
@@ -209,15 +218,16 @@ STEPS_OF_SPEED = (
 
 @dataclass(slots=True)
 class NightCounts:
-    """What came of the nights of some series.
+    """How the nights of several series were judged.
 
     Attributes:
-        series: how many series there were.
-        nights: how many nights they had together.
-        red: on how many of them anything was red.
-        regressed: on how many of them something was REGRESSED.
-        named_on: of each series whose loss was named, on which night after it began, from 1.
-        dated: how many of them dated it within two nights.
+        series: the number of series.
+        nights: the number of nights in all series.
+        red: the number of nights on which a test failed.
+        regressed: the number of nights on which something was REGRESSED.
+        named_on: for each series in which the loss was found, the night on which it was found,
+            counted from 1 at the beginning of the loss.
+        dated: the number of series in which the loss was dated within two nights.
     """
 
     series: int = 0
@@ -228,68 +238,90 @@ class NightCounts:
     dated: int = 0
 
     def named_by(self, night: int) -> float:
-        """Return in which share of the series the loss was named by a night."""
+        """Return the share of the series in which the loss was found by a night, 0..1."""
         return sum(named <= night for named in self.named_on) / max(self.series, 1)
 
 
 def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[str, bool]:
-    """Return the table of what is caught of planted losses, and whether the error rates are kept.
+    """Judge all planted losses, and render the table of their verdicts.
 
     Args:
-        series: how many series of nights are simulated of each kind.
-        trials: cases for each planted loss of acceptance.
+        series: how many series of nights of each kind are simulated.
+        trials: how many cases of each planted loss of acceptance are simulated.
         cases: how many cases a night has.
+
+    Returns:
+        The table, and whether all error rates are within their limits.
     """
+    # Losses of acceptance.
     lines = [f"{'planted':44}{'PASS':>7}{'undecided':>14}{'REGRESSED':>11}{'prompts':>9}"]
-    kept = True
+    is_within = True
     for seed, loss in enumerate(LOSSES, start=1):
         outcomes, used_frac = try_loss(loss, trials, World(seed))
-        kept = kept and is_kept(loss, outcomes, used_frac)
+        is_within = is_within and is_kept(loss, outcomes, used_frac)
         passed, undecided, regressed = (count / trials for count in _counts(outcomes))
         lines.append(
             f"{loss.name:44}{passed:>7.1%}{undecided:>14.1%}{regressed:>11.1%}{used_frac:>9.0%}"
         )
+
+    # Nights without a loss, which show the false alarms.
     lines += ["", f"{'identical nights':44}{'nights':>7}{'red':>14}{'REGRESSED':>11}"]
     for nights in IDENTICAL:
         counts = try_nights(nights, series, cases=cases)
-        kept = kept and counts.red <= most_by_chance(counts.nights, nights.most_red_frac)
+        is_within = is_within and counts.red <= most_by_chance(counts.nights, nights.most_red_frac)
         lines.append(
             f"{nights.name:44}{counts.nights:>7}{counts.red / counts.nights:>14.1%}"
             f"{counts.regressed / counts.nights:>11.1%}"
         )
-    heads = f"{'series':>7}{'named':>14}{'dated':>11}{'by night':>9}"
-    lines += ["", f"{'a case that is slower':44}{heads}"]
+
+    # Losses of speed.
+    column_titles = f"{'series':>7}{'named':>14}{'dated':>11}{'by night':>9}"
+    lines += ["", f"{'a case that is slower':44}{column_titles}"]
     for nights in STEPS_OF_SPEED:
         counts = try_nights(nights, series, cases=cases)
         named_frac = counts.named_by(nights.named_by)
         missed = counts.series - round(named_frac * counts.series)
-        kept = kept and missed <= most_by_chance(counts.series, 1 - nights.least_named_frac)
+        most_missed = most_by_chance(counts.series, 1 - nights.least_named_frac)
+        is_within = is_within and missed <= most_missed
         lines.append(
             f"{nights.name:44}{counts.series:>7}{named_frac:>14.0%}"
             f"{counts.dated / counts.series:>11.0%}{nights.named_by:>9}"
         )
-    lines.append("the error rates are kept" if kept else "THE ERROR RATES ARE NOT KEPT")
-    return "\n".join(lines), kept
+    lines.append("the error rates are kept" if is_within else "THE ERROR RATES ARE NOT KEPT")
+    return "\n".join(lines), is_within
 
 
 def is_kept(loss: AcceptanceLoss, outcomes: Mapping[Outcome, int], used_frac: float) -> bool:
-    """Return whether the outcomes of a planted loss are within its limits, allowing for chance."""
+    """Return whether the verdicts on a planted loss are within its limits, allowing for chance.
+
+    Args:
+        loss: the planted loss and its limits.
+        outcomes: how many verdicts have each outcome.
+        used_frac: the prompts measured on average, as a share of the case's.
+    """
     trials = sum(outcomes.values())
     passed, undecided, regressed = _counts(outcomes)
-    chances = (
+    # An extended case measures all of its prompts and as many again, so this is how many were.
+    extended = round((used_frac - 1) * trials)
+    counts_and_limits = (
         (passed, loss.most_passed_frac),
         (undecided, loss.most_undecided_frac),
         (regressed, loss.most_regressed_frac),
         (trials - regressed, 1 - loss.least_regressed_frac),
-        # An extended case took as many prompts again.
-        (round((used_frac - 1) * trials), max(loss.most_used_frac - 1, 0.0)),
+        (extended, max(loss.most_used_frac - 1, 0.0)),
     )
-    within = all(count <= most_by_chance(trials, frac) for count, frac in chances)
-    return within and (loss.most_used_frac > 1 or used_frac <= loss.most_used_frac)
+    is_within = all(count <= most_by_chance(trials, frac) for count, frac in counts_and_limits)
+    return is_within and (loss.most_used_frac > 1 or used_frac <= loss.most_used_frac)
 
 
 def most_by_chance(trials: int, frac: float) -> int:
-    """How many of some trials chance exceeds once in a thousand times, at a rate of `frac`."""
+    """Return the number of hits that chance exceeds only once in a thousand times.
+
+    Args:
+        trials: how many trials there are.
+        frac: the probability of a hit in each trial, 0..1.
+    """
+    # The cumulative binomial distribution.
     below = 0.0
     for hits in range(trials):
         below += math.comb(trials, hits) * frac**hits * (1 - frac) ** (trials - hits)
@@ -299,28 +331,38 @@ def most_by_chance(trials: int, frac: float) -> int:
 
 
 def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:
-    """How many passed, were inconclusive, and regressed."""
+    """Return how many verdicts passed, were INCONCLUSIVE, and were REGRESSED."""
     passed = sum(outcomes.get(outcome, 0) for outcome in GOOD)
     undecided = outcomes.get(Outcome.INCONCLUSIVE, 0)
     return passed, undecided, outcomes.get(Outcome.REGRESSED, 0)
 
 
 def try_loss(loss: AcceptanceLoss, trials: int, world: "World") -> tuple[Counter[Outcome], float]:
-    """Return the outcomes of a planted loss, and the mean share of a case's prompts they took."""
+    """Judge a planted loss of acceptance many times.
+
+    Args:
+        loss: the planted loss.
+        trials: how many times it is judged.
+        world: what draws the acceptance.
+
+    Returns:
+        How many verdicts have each outcome, and the prompts measured on average, as a share of the
+        case's.
+    """
     outcomes = Counter[Outcome]()
     used_frac = 0.0
     for number in range(trials):
         case = simulated_case(number)
-        known = world.known_of(case)
-        launch = world.launch(case, known, loss)
+        baselines = world.baselines_of(case)
+        launch = world.launch(case, baselines, loss)
         used_frac += len(launch.acceptance.prompts if launch.acceptance else ()) / case.prompts
-        verdict = world.judged(launch, known)
+        verdict = world.judged(launch, baselines)
         outcomes[verdict.outcome] += 1
     return outcomes, used_frac / trials
 
 
 def try_nights(nights: Nights, series: int, *, cases: int) -> NightCounts:
-    """Return what comes of some series of nights, each on a machine of its own."""
+    """Judge several series of nights, each of them on another simulated machine."""
     counts = NightCounts(series=series)
     for seed in range(series):
         machine = Machine(seed, nights, cases)
@@ -329,19 +371,20 @@ def try_nights(nights: Nights, series: int, *, cases: int) -> NightCounts:
             counts.nights += 1
             counts.red += any(verdict.fails for verdict in verdicts)
             counts.regressed += any(verdict.outcome is Outcome.REGRESSED for verdict in verdicts)
-            named = [verdict for verdict in verdicts if machine.is_named(verdict)]
-            if named and nights.has_loss and night >= nights.since:
+            losses = [verdict for verdict in verdicts if machine.is_named(verdict)]
+            if losses and nights.has_loss and night >= nights.since:
                 counts.named_on.append(night - nights.since + 1)
-                counts.dated += machine.is_dated(named[0], night)
+                counts.dated += machine.is_dated(losses[0], night)
+                # The series ends when the loss is found.
                 break
     return counts
 
 
 class Machine:
-    """Draws nights of speeds on a machine, judges them, and keeps their history.
+    """Simulates a machine: draws the speeds of each night, judges them, and keeps the history.
 
     Attributes:
-        nights: what the machine is like, and what is planted in its first case.
+        nights: how the machine varies, and the loss that is planted in its first case.
         cases: the cases of a night.
     """
 
@@ -356,12 +399,17 @@ class Machine:
         }
 
     def _recorded_launches(self, own_frac: float) -> tuple[dict[str, float], ...]:
-        """Draw the launches of a baseline, in one night."""
+        """Draw the launches of a baseline, which are all measured in one night."""
         level = math.exp(self._random.normal(0, own_frac))
         return tuple(self._speeds(level) for _ in range(_BASELINE_LAUNCHES))
 
     def night(self, number: int) -> Sequence[Verdict]:
-        """Measure and judge all cases on a night, from 1, and keep it."""
+        """Measure and judge all cases on a night, and add them to the history.
+
+        Args:
+            number: the number of the night, from 1.
+        """
+        # What tonight does to all cases, and to each case alone.
         self._day = self._random.normal(0, self.nights.day_frac)
         launches: dict[str, list[Measurement]] = {}
         own_levels = {case.id: self._random.normal(0, self.nights.own_frac) for case in self.cases}
@@ -375,8 +423,9 @@ class Machine:
             launches.setdefault(case.id, []).append(measurement)
             return measurement
 
+        # Judge each case as a run does, with fresh launches for losses.
         confirmation = Confirmation(
-            known_of=self._known_of,
+            baselines_of=self._baselines_of,
             measure_afresh=lambda cases, _number: {case.id: measure(case) for case in cases},
             nights=MachineNights(
                 baselines=self._baselines,
@@ -391,6 +440,8 @@ class Machine:
             confirmation.confirm()
         confirmation.conclude()
         verdicts = confirmation.verdicts
+
+        # Record the night.
         for case in self.cases:
             of_case = [verdict for verdict in verdicts if verdict.case_id == case.id]
             if self.nights.rerecorded:
@@ -406,26 +457,33 @@ class Machine:
         return verdicts
 
     def forget(self) -> None:
-        """Lose the history, as a cleaned working folder does."""
+        """Delete the history, as cleaning the working folder does."""
         self._records = {case.id: [] for case in self.cases}
 
     def is_named(self, verdict: Verdict) -> bool:
-        """Return whether a verdict names the loss that was planted."""
+        """Return whether a verdict reports the planted loss."""
         figure = (self.cases[0].id, _THROUGHPUT.name)
         return verdict.figure == figure and verdict.outcome is Outcome.REGRESSED
 
     def is_dated(self, verdict: Verdict, night: int) -> bool:
-        """Return whether a verdict dates the loss within two nights."""
+        """Return whether a verdict dates the loss within two nights.
+
+        A loss of a single night isn't dated by its verdict. It began on that night.
+        """
         since = int(verdict.since) if verdict.since.isdigit() else night
         return abs(since - self.nights.since) <= _DATED_WITHIN_NIGHTS
 
-    def _known_of(self, case: Case) -> CaseBaselines:
+    def _baselines_of(self, case: Case) -> CaseBaselines:
         return CaseBaselines(
             environment=_ENVIRONMENT, settings=_SETTINGS, exact=self._baselines[case.id]
         )
 
     def _speeds(self, left_frac: float) -> dict[str, float]:
-        """Draw the speeds of a launch tonight."""
+        """Draw the speeds of a launch tonight.
+
+        Args:
+            left_frac: the share of the throughput that is left, 0..1. Latencies aren't changed.
+        """
         speeds = {}
         for name, value in _SPEEDS.items():
             metric = METRICS[name]
@@ -458,14 +516,14 @@ def _baseline(
 
 
 class World:
-    """Draws acceptance, and the baselines that it is compared with."""
+    """Simulates acceptance, and the baselines that it is compared with."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._hardness: dict[str, Column] = {}
 
-    def known_of(self, case: Case) -> CaseBaselines:
-        """Return a fresh baseline of a case, of twice its prompts."""
+    def baselines_of(self, case: Case) -> CaseBaselines:
+        """Draw a new baseline of a case. It has twice the case's prompts, for an extension."""
         hardness = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
         self._hardness[case.id] = hardness
         acceptance = stored_acceptance(self._acceptance(hardness, 0.0))
@@ -473,24 +531,27 @@ class World:
             environment=_ENVIRONMENT, settings=_SETTINGS, exact=_baseline((), acceptance=acceptance)
         )
 
-    def launch(self, case: Case, known: CaseBaselines, loss: AcceptanceLoss) -> Measurement:
-        """Return one launch of a case, measured until it is enough for its acceptance."""
+    def launch(self, case: Case, baselines: CaseBaselines, loss: AcceptanceLoss) -> Measurement:
+        """Measure a launch of a case, until its prompts are enough to decide its acceptance."""
         record = self._acceptance(self._hardness[case.id], shift_of(loss.loss_frac))
-        enough = enough_for(case, _ACCEPTANCE_LENGTH, known, may_stop_early=True, cases=CASES)
+        is_enough = enough_for(
+            case, _ACCEPTANCE_LENGTH, baselines, may_stop_early=True, cases=CASES
+        )
+        # Without a decision by the case's own prompts, it is extended to all prompts drawn.
         look = Look.EXTENDED
         for part in range(1, PARTS + 1):
-            now = Look.FULL if part == PARTS else Look.EARLY
-            so_far = _record(record.prompts[: case.prompts * part // PARTS])
-            if enough(so_far, now):
-                look = now
-                record = so_far
+            part_look = Look.FULL if part == PARTS else Look.EARLY
+            part_record = _record(record.prompts[: case.prompts * part // PARTS])
+            if is_enough(part_record, part_look):
+                look = part_look
+                record = part_record
                 break
         return dataclasses.replace(measured_prompts(case, record), look=look)
 
-    def judged(self, launch: Measurement, known: CaseBaselines) -> Verdict:
-        """Return the verdict after a second look, where greedy answers repeat."""
+    def judged(self, launch: Measurement, baselines: CaseBaselines) -> Verdict:
+        """Return the verdict, after a loss was confirmed by a launch with the same answers."""
         confirmation = Confirmation(
-            known_of=lambda _: known,
+            baselines_of=lambda _: baselines,
             measure_afresh=lambda cases, _number: {case.id: launch for case in cases},
             nights=MachineNights(baselines={}, cases=CASES),
         )
@@ -500,8 +561,14 @@ class World:
         return confirmation.verdicts[row]
 
     def _acceptance(self, hardness: Column, shift: float) -> AcceptanceRecord:
-        """Draw what prompts of some hardness (in logits) do; no two draws share a word."""
+        """Draw the acceptance of prompts. Each draw is independent, as if no text repeated.
+
+        Args:
+            hardness: by how much the logit of each prompt differs from the usual one.
+            shift: by how much all logits differ, 0 or less for a loss.
+        """
         columns = []
+        # The steps that have accepted all drafts so far.
         alive = np.full(len(hardness), STEPS)
         for rate in RATES:
             alive = self._random.binomial(alive, accepted_frac(rate, hardness, shift))
@@ -536,13 +603,27 @@ def _step_counts(positions: tuple[int, ...], *, prompts: int) -> StepCounts:
 
 
 def accepted_frac(rate: float, hardness: Column, shift: float) -> Column:
-    """The conditional acceptance of prompts, 0..1."""
+    """Return the conditional acceptance of prompts at a draft position, 0..1.
+
+    Args:
+        rate: the usual conditional acceptance of the position.
+        hardness: by how much the logit of each prompt differs from the usual one.
+        shift: by how much all logits differ.
+    """
     return np.asarray(1 / (1 + np.exp(-(math.log(rate / (1 - rate)) + hardness + shift))))
 
 
 @functools.cache
 def shift_of(loss_frac: float) -> float:
-    """How far all logits must fall for AL - 1 to fall by a share, 0 or less."""
+    """Return by how much all logits must change for AL - 1 to fall by a share.
+
+    Args:
+        loss_frac: the share, 0..1.
+
+    Returns:
+        The change, 0 or less, found by bisection.
+    """
+    # The prompts of an average population.
     levels = (np.arange(2000) + 0.5) / 2000
     hardness = np.array([NormalDist(0, PROMPT_SPREAD).inv_cdf(level) for level in levels])
 
@@ -550,16 +631,19 @@ def shift_of(loss_frac: float) -> float:
         alive = [accepted_frac(rate, hardness, shift) for rate in RATES]
         return float(sum(np.mean(np.prod(alive[:k], axis=0)) for k in range(1, len(alive) + 1)))
 
-    low, high = -5.0, 0.0
+    low = -5.0
+    high = 0.0
     for _ in range(50):
         middle = (low + high) / 2
-        enough = accepted(middle) / accepted(0.0) > 1 - loss_frac
-        low, high = (low, middle) if enough else (middle, high)
+        if accepted(middle) / accepted(0.0) > 1 - loss_frac:
+            high = middle
+        else:
+            low = middle
     return high
 
 
 def simulated_case(number: int, *, prompts: int = PROMPTS) -> Case:
-    """One of the cases, which differ in nothing but their names."""
+    """Return one of the cases, which differ in their names only."""
     return Case(
         server=ServerSpec(
             engine="vllm",

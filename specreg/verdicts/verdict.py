@@ -8,7 +8,7 @@ from specreg.core.reasons import Reason
 
 
 class Outcome(StrEnum):
-    """What a verdict says. The page of outcomes is made from these sentences."""
+    """The result of judging a metric. The page of outcomes is generated from these sentences."""
 
     PASS = "PASS"  # noqa: S105 - a word, not a password
     """It is proven that the metric lost no more than the tolerance."""
@@ -35,13 +35,14 @@ GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
 JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
 """Outcomes of a metric that was compared with a baseline."""
 SKIPPED = frozenset({Outcome.NOT_COMPARABLE})
-"""Outcomes that are neither good nor bad. The test of such a verdict is skipped and says why."""
+"""Outcomes that are neither good nor bad. The test of such a verdict is skipped with a reason."""
 
 
 class Lack(StrEnum):
     """What is missing for a metric to be compared. Recording a baseline supplies the first two."""
 
     BASELINE = "baseline"
+    """A baseline with these settings."""
     SOURCE = "source"
     """A baseline that was measured in the same way."""
     FILE = "file"
@@ -50,11 +51,11 @@ class Lack(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """How much of a change each of its parts contributes.
+    """How a change is divided into the parts that cause it.
 
     Attributes:
-        parts: the name of each part and its relative change, better being positive. The changes of
-            all parts multiply to the change of the metric.
+        parts: the name of each part and its relative change; better is positive. The factors
+            1 + change of all parts multiply to the factor of the metric.
     """
 
     parts: tuple[tuple[str, float], ...]
@@ -65,17 +66,19 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How a metric differs from what was expected of it. A field is None where it isn't known.
+    """How a metric differs from its expected value. A field is None if it is unknown.
 
     Attributes:
         expected: the value of the baseline, or of side A of a gate.
-        against: whose value that is: an environment, a source, or a side.
-        tolerance_frac: the change for the worse that is tolerated.
-        change_frac: (value - expected) / (expected - origin); positive is better. Of a `two_sided`
-            metric positive is more, and a change in either direction is worse.
-        low_frac, high_frac: the ends of the interval of `change_frac`.
-        p_worse: how often chance alone would make the metric look that much worse, one-sided.
-        mde_frac: the minimum detectable effect: a loss that is proven 99 times out of 100.
+        against: the origin of that value: an environment, a source, or a side.
+        tolerance_frac: the tolerated change for the worse, 0..1.
+        two_sided: whether a change in either direction is worse.
+        change_frac: (value - expected) / (expected - origin); positive is better. For a two-sided
+            metric, positive is more.
+        low_frac: the lower end of the interval of `change_frac`.
+        high_frac: the upper end of the interval of `change_frac`.
+        p_worse: the probability that chance alone makes the metric look this much worse, one-sided.
+        mde_frac: the minimum detectable effect, a loss that is proven 99 times out of 100.
     """
 
     expected: float | None = None
@@ -90,8 +93,10 @@ class Comparison:
 
     @property
     def tolerated(self) -> str:
-        """The tolerance as text, such as `3 %`; empty where there is none."""
-        return "" if self.tolerance_frac is None else f"{100 * self.tolerance_frac:.3g} %"
+        """The tolerance as text, such as `3 %`; empty without a tolerance."""
+        if self.tolerance_frac is None:
+            return ""
+        return f"{100 * self.tolerance_frac:.3g} %"
 
 
 NOTHING_COMPARED = Comparison()
@@ -102,22 +107,25 @@ class Verdict:
     """A comparison judged against a tolerance: one metric of one case.
 
     Attributes:
-        value: what was measured; None where nothing was.
-        comparison: how it differs from what was expected; empty where it wasn't compared.
-        cause: of a change of a speed, how much comes from acceptance and how much from the cost of
-            a step; None where that isn't known.
-        reason: why it has this outcome; None where the figures say it all.
-        lacks: what is missing for the metric to be compared; None of one that is compared.
+        case_id: the id of the case.
+        metric: the name of the metric.
+        outcome: the result.
+        value: the measured value; None if nothing was measured.
+        comparison: how the value differs from its expected value; empty if it wasn't compared.
+        cause: how much of a changed speed comes from acceptance, and how much from the cost of a
+            step; None if unknown.
+        reason: why the metric has this outcome; None if the figures explain it.
+        lacks: what is missing for a comparison; None if the metric was compared.
         launches: how many launches were judged.
-        needed_launches: of an undecided metric, how many launches would decide it: 0 where no
-            number would, None where that isn't known.
-        nights: how many earlier runs it stands on, besides the baseline.
-        since: of a loss that has lasted, the run of its first night; empty for others.
-        needed_nights: of an undecided metric, how many nights would decide it: 0 where no number
-            would, None where that isn't known.
+        needed_launches: how many launches would decide an undecided metric; 0 if no number would,
+            None if unknown.
+        nights: how many earlier runs the verdict is based on, besides the baseline.
+        since: the run of the first night of a lasting loss; empty otherwise.
+        needed_nights: how many nights would decide an undecided metric; 0 if no number would, None
+            if unknown.
         softened: whether the test passes although the metric is INCONCLUSIVE.
-        by_position_frac: of the oracle, by position of the draft, the share of the steps (0..1)
-            that accepted so many drafts or more, and the share that must have; empty of others.
+        by_position_frac: for each draft position of the oracle, the share of the steps (0..1) that
+            accepted it, and the share that should have accepted it; empty for other metrics.
     """
 
     case_id: ReportedCase
@@ -143,11 +151,11 @@ class Verdict:
 
     @property
     def explanation(self) -> str:
-        """The reason as a sentence, empty without one."""
+        """The reason as a sentence; empty without a reason."""
         return "" if self.reason is None else str(self.reason)
 
     def has_code(self, *codes: str) -> bool:
-        """Return whether the reason is of one of some kinds."""
+        """Return whether the reason has one of these codes."""
         return self.reason is not None and self.reason.code in codes
 
     @property
@@ -159,5 +167,5 @@ class Verdict:
 
     @property
     def fails(self) -> bool:
-        """Whether the test fails; it is skipped where nothing can be compared or decided here."""
+        """Whether the test of this verdict fails. A test that is skipped doesn't fail."""
         return not self.holds and self.outcome not in SKIPPED

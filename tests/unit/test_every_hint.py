@@ -112,7 +112,7 @@ PLACES: Mapping[tuple[str, str], Callable[[Path], str]] = {
     ("suite/machine.py", "check_usable"): machine_whose_gpus_are_unusable,
     ("suite/new_baselines.py", "record_baselines"): baselines_to_record_again,
     ("suite/preflight.py", "_examine_baselines"): lambda _: doctor_of("cpu"),
-    ("verdicts/judge.py", "_refused"): verdict_without_a_baseline,
+    ("verdicts/judge.py", "_not_compared"): verdict_without_a_baseline,
 }
 """By file and function that names a command to run the suite, what makes it do so."""
 

@@ -10,12 +10,12 @@ from specreg.verdicts.nights import NightEvidence
 
 def nights_of(metric: Metric, comparison: BaselineComparison) -> NightEvidence | None:
     """What one night says whose launches differ as those of the control, and nights no further."""
-    baseline = comparison.known.exact
+    baseline = comparison.baselines.exact
     values = comparison.launch_values(metric)
     recorded = baseline.launch_values(metric) if baseline else ()
     if not metric.by_launch or not recorded or min(values, default=0.0) <= 0:
         return None
-    spread = comparison.known.control_spreads[metric.name]
+    spread = comparison.baselines.control_spreads[metric.name]
     effect = change_of_launches(values, recorded, spread, metric.sign)
     variance = Variance(value=spread.within_frac**2, freedom=spread.freedom)
     return NightEvidence(

@@ -87,7 +87,7 @@ def begin(
 
     by_case = {case.id: steady_nights(case) for case in CASES} if nights else {}
     run = Confirmation(
-        known_of=lambda _: builders.known(USUAL_BASELINE, within_frac=0.001, freedom=20),
+        baselines_of=lambda _: builders.known(USUAL_BASELINE, within_frac=0.001, freedom=20),
         measure_afresh=measure,
         nights=MachineNights(
             baselines={case.id: USUAL_BASELINE for case in CASES}, history=History(by_case)
@@ -248,7 +248,7 @@ def test_a_baseline_that_can_not_be_read_is_none(
         raise BaselineError("baseline 'a.json': not JSON; restore it with git")
 
     run, _ = begin()
-    run.known_of = unreadable
+    run.baselines_of = unreadable
     run.judge(SPEED, [measured])
     (verdict,) = run.verdicts
     assert (verdict.outcome, verdict.explanation) == (outcome, reason)

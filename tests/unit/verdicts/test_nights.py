@@ -166,7 +166,7 @@ def test_watts_that_rose_for_good_are_named_as_a_rise() -> None:
 
 def test_a_baseline_that_becomes_known_late_keeps_what_tonight_measured() -> None:
     nights = MachineNights(baselines={})
-    nights.know("case-0", BASELINE)
+    nights.add_baseline("case-0", BASELINE)
     nights.add("case-0", SPEED, [100.0])
-    nights.know("case-1", BASELINE)
+    nights.add_baseline("case-1", BASELINE)
     assert nights.evidence("case-0", SPEED, tolerance_frac=0.05) is not None

@@ -38,7 +38,7 @@ def mean_length(loss: AcceptanceLoss) -> float:
     """The mean acceptance length of some launches of a case."""
     world = World(3)
     case = simulated_case(0)
-    known = world.known_of(case)
+    known = world.baselines_of(case)
     launches = [world.launch(case, known, loss) for _ in range(10)]
     return float(np.mean([launch.values[LENGTH.name] for launch in launches]))
 
