@@ -17,14 +17,9 @@ import functools
 import re
 from collections.abc import Iterable
 
-from specreg.core.redaction import hide
+from specreg.core.redaction import STYLING, hide
 
 _REPLACEMENT = "\ufffd"
-_STYLING = re.compile(
-    # The control sequences of ECMA-48, and its control strings, such as the title of a window.
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"
-)
 _OWN_STYLE = re.compile(r"\x1b\[(?:0|1|2|3[1-7])?(?:;(?:0|1|2|3[1-7]))*m")
 """The styles in which our own tables are printed: bold, dim and colours of the foreground."""
 _UNUSUAL = re.compile(r"[^\t\n\x20-\x7e]")
@@ -54,7 +49,7 @@ def readable_block(
         return "".join(part + style for part, style in zip(parts, [*own_styles, ""], strict=True))
     text = text.replace("\r\n", "\n")
     if "\x1b" in text or not text.isascii():
-        text = _STYLING.sub("", text)
+        text = STYLING.sub("", text)
     text = hide(text, secrets)
     text = _UNUSUAL.sub(_printable, text)
     text = without_ci_commands(text)

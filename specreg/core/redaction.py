@@ -29,7 +29,7 @@ _SAYS_SECRET = re.compile(
     r"[A-Z0-9]*(?:TOKEN(?!IZ)|SECRET(?!AR)|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL)[A-Z0-9]*"
     # Short words at the end of a part: APIKEY and SSHPASS, but neither KEYBOARD nor AUTHOR.
     r"|[A-Z0-9]*(?:KEY|PASS|AUTH)S?\d*"
-    r"|(?:PATS?|PWD|CREDS?|AUTHORIZATION|BEARER|JWT)\d*"
+    r"|(?:PATS?|PWD|CREDS?|AUTHORIZATION|BEARER|JWT|COOKIES?|SIG|SIGNATURE|SALT|OTP)\d*"
 )
 _ORDINARY_PARTS = frozenset({"ASKPASS", "BYPASS", "COMPASS", "HOTKEY", "MONKEY", "TURKEY"})
 """Parts of names that end like a secret's and are words of their own."""
@@ -57,6 +57,18 @@ _ABOUT_A_SECRET = frozenset(
     }
 )
 """Last parts of names that hold something about a secret and not the secret: HF_TOKEN_PATH."""
+STYLING = re.compile(
+    # The control sequences of ECMA-48, its control strings, such as the title of a window, and
+    # escapes of two or three characters: `tput sgr0` writes one.
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ`-~])"
+)
+"""What styles a text on a terminal, and may stand in the middle of a secret."""
+_SAFE_IN_URLS = ("", "/", "!'()*", "/?:@!$'()*,", "!$&'()*+,;=:@/?")
+"""The characters that programs leave as they are in a URL: Python, JavaScript, aiohttp, httpx."""
+_RUNNING_TEST = "PYTEST_CURRENT_TEST"
+"""A variable of pytest that changes with each test; what looks like an assignment in it is none."""
 _NUMBER = re.compile(r"[\d.,:+-]*")
 _SETTING = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)
 """A parameter of a URL with such a value is no secret: `?max_tokens=64`."""
@@ -73,7 +85,7 @@ _PASSWORD = re.compile(
     r"|(://)[^\s/:@'\"]{16,512}(?=@)"
 )
 """A password in a URL, after a group that stays: behind a user's name, or a long token alone."""
-_PARAMETER = re.compile(r"([?&;#]([\w.-]{1,128})=)([^\s&#\"'<>]+)")
+_PARAMETER = re.compile(r"([?&;#]([\w.-]{1,128})=)([^\s&#;\"'<>]+)")
 _HEADER = re.compile(
     # JSON in a string of JSON has backslashes before its quotes.
     r"((?<![A-Za-z])(?:authorization|x-api-key)[\\\"']{0,4}\s{0,8}[:=]\s{0,8}[\\\"']{0,4}"
@@ -133,7 +145,23 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
         text: the text.
         secrets: what is hidden wherever it occurs; None for all that is known.
     """
-    for secret in known_secrets() if secrets is None else secrets:
+    if secrets is None:
+        secrets = known_secrets()
+    text = _hide_unstyled(text, secrets)
+    if "\x1b" in text:
+        lines = text.split("\n")
+        text = "\n".join(_hide_styled(line, secrets) for line in lines)
+    return text
+
+
+def hide_bytes(content: bytes, hide: Callable[[str], str] = hide) -> bytes:
+    """Return any bytes without secrets, as `hide` does with a text."""
+    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+
+def _hide_unstyled(text: str, secrets: Iterable[str]) -> str:
+    """Return a text without the secrets in which no style stands."""
+    for secret in secrets:
         text = text.replace(secret, HIDDEN)
     # Looking for a word first is a hundred times faster than the expression.
     if "://" in text:
@@ -147,9 +175,11 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
     return text
 
 
-def hide_bytes(content: bytes, hide: Callable[[str], str] = hide) -> bytes:
-    """Return any bytes without secrets, as `hide` does with a text."""
-    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+def _hide_styled(line: str, secrets: Iterable[str]) -> str:
+    """Return a line without its secrets; it loses its styles if one splits a secret."""
+    hidden = _hide_unstyled(line, secrets)
+    without_styles = _hide_unstyled(STYLING.sub("", line), secrets)
+    return hidden if STYLING.sub("", hidden) == without_styles else without_styles
 
 
 def _without_parameter(match: re.Match[str]) -> str:
@@ -186,15 +216,26 @@ def _named_values(
             flag = "" if "=" in argument else argument
         elif flag and _is_secret(flag, argument):
             assigned.add(NamedValue(flag, argument))
-        assigned.update(_assigned_in(argument))
-    for text in (*environment.values(), *arguments):
+    for name, value in environment.items():
+        if name.upper().endswith("_PROXY") and "://" not in value:
+            assigned.update(_marked_in(f"http://{value}"))
+    values = (value for name, value in environment.items() if name != _RUNNING_TEST)
+    for text in (*values, *arguments):
         assigned.update(_marked_in(text))
-    for value in environment.values():
-        if value.startswith(("{", "[")):
-            assigned.update(_assigned_in(value))
-        elif value.startswith("-"):  # options, as in PYTEST_ADDOPTS
-            assigned.update(_named_values({}, value.split()))
+        assigned.update(_assigned_in(text))
+        # A command line, as in PYTEST_ADDOPTS or in `command` of a tier.
+        words = _words_of(text)
+        if len(words) > 1 and "--" in text:
+            assigned.update(_named_values({}, words))
     return frozenset(assigned)
+
+
+def _words_of(text: str) -> Sequence[str]:
+    """Return the words of a command line; of a text that is none, what spaces separate."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def _marked_in(text: str) -> Iterator[NamedValue]:
@@ -218,7 +259,7 @@ def _assigned_in(text: str) -> Iterator[NamedValue]:
     for match in _ASSIGNED.finditer(text):
         name, (double_quoted, single_quoted, bare) = match[1], match.groups()[1:]
         value = double_quoted or single_quoted or bare or ""
-        value = _SCHEME.sub("", value, count=1)
+        value = _SCHEME.sub("", unquote(value), count=1)
         for secret in dict.fromkeys((value, _decoded(value))):
             if _is_secret(name, secret):
                 yield NamedValue(name, secret)
@@ -264,11 +305,19 @@ def _known(
     named = _named_values(dict(variables)) | learnt
     forms = set[str]()
     for value in {secret.value for secret in named}:
-        lines = (line.strip() for line in value.splitlines())  # a log has them one by one
-        for text in {value, *lines}:
+        for text in {value, *_parts_of(value)}:
             if not _why_unhidden(text):
                 forms.update(_forms_of(text))
     return tuple(sorted(forms, key=len, reverse=True))
+
+
+def _parts_of(value: str) -> Iterator[str]:
+    """Yield what a log may have alone: the lines of a key, the keys of a list, a cookie's value."""
+    for line in value.splitlines():
+        yield line.strip()
+    for part in re.split(r"[\s,;]+", value):
+        yield part
+        yield part.partition("=")[2]
 
 
 def _forms_of(secret: str) -> Iterator[str]:
@@ -277,7 +326,7 @@ def _forms_of(secret: str) -> Iterator[str]:
         yield written
         yield from _quoted(written)  # JSON in a log of JSON, or in the repr of a command
     for encode in (quote, quote_plus):
-        for safe in ("", "/"):
+        for safe in _SAFE_IN_URLS:
             encoded = encode(secret, safe=safe, errors="surrogateescape")
             yield encoded
             yield re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), encoded)
@@ -292,9 +341,20 @@ def _forms_of(secret: str) -> Iterator[str]:
 def _quoted(text: str) -> Iterator[str]:
     """Yield a text as it stands between quotes in HTML, Python and JSON."""
     yield html.escape(text)
+    yield html.escape(text, quote=False)
     yield repr(text)[1:-1]
-    yield json.dumps(text)[1:-1]
-    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield ascii(text)[1:-1]
+    yield repr(text.encode(errors="surrogateescape"))[2:-1]
+    for is_ascii in (True, False):
+        quoted = json.dumps(text, ensure_ascii=is_ascii)[1:-1]
+        yield quoted
+        yield quoted.replace("/", r"\/")
+        yield re.sub("[<>&]", _go_escape, quoted)
+
+
+def _go_escape(match: re.Match[str]) -> str:
+    """Return a character as Go writes it in JSON, so that it is no HTML."""
+    return f"\\u{ord(match[0]):04x}"
 
 
 def _inside_base64(content: bytes, alphabet: Callable[[bytes], bytes]) -> Iterator[str]:

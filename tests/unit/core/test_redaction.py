@@ -71,6 +71,17 @@ def assert_hides(
         ({"AUTHORIZATION": "Bearer planted-1"}, {"Bearer planted-1", "planted-1"}),
         ({"SETTINGS": '{"hub": {"token": "plan\\"ted"}}'}, {'plan"ted', 'plan\\"ted'}),
         ({"PYTEST_ADDOPTS": "-q --api-key planted-1"}, {"planted-1"}),
+        ({"http_proxy": "me:planted-1@proxy:3128"}, {"planted-1"}),
+        ({"IMAGE": "registry/vllm:v0.11.2-cu129@sha256"}, set()),
+        ({"DATABASE_DSN": "host=x user=y password=planted-1"}, {"planted-1"}),
+        ({"CONNECTION": "Account=a;AccountKey=planted-1;Suffix=core"}, {"planted-1"}),
+        ({"OTLP_HEADERS": "api-key=planted-1,x=some-value"}, {"planted-1"}),
+        ({"SENT": "authorization=Bearer%20planted-1"}, {"planted-1"}),
+        ({"CLUSTER": "user: me\ntoken: planted-1\n"}, {"planted-1"}),
+        ({"API_KEYS": "planted-1,planted-2"}, {"planted-1,planted-2", "planted-1", "planted-2"}),
+        ({"SESSION_COOKIE": "id=planted-1"}, {"id=planted-1", "planted-1"}),
+        ({"BLOB": "https://host/x?sv=12345678&sig=planted-1"}, {"planted-1"}),
+        ({"SERVE": "vllm serve m --api-key 'planted-1' --port 12345678"}, {"planted-1"}),
     ],
 )
 def test_secrets_stand_in_variables_whose_names_say_so_and_in_urls(
@@ -135,6 +146,8 @@ def test_ordinary_variables_are_not_taken_for_secrets(name: str) -> None:
         (("--api-key", "planted-1"), {"planted-1"}),
         (("--api-key", "planted-1", "planted-2", "--port", "12345678"), {"planted-1", "planted-2"}),
         (("--api-key=planted-1",), {"planted-1"}),
+        (("vllm serve some-model --api-key planted-1 --seed 12345678",), {"planted-1"}),
+        (("--header", "Cookie: session=planted-1"), {"session=planted-1", "planted-1"}),
         (("api_key=planted-1",), {"planted-1"}),
         (('api_key="planted-1"',), {"planted-1"}),
         (("engine_env.HF_TOKEN=planted-1",), {"planted-1"}),
@@ -165,8 +178,16 @@ def json_in(outer: Callable[[str], str]) -> Callable[[str], str]:
     return lambda text: outer(json.dumps(text)[1:-1])
 
 
+def of_go(text: str) -> str:
+    """Writes a text as Go does in JSON, so that it is no HTML."""
+    return json.dumps(text).replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+
+
 WAYS = [
     *(str, json.dumps, html.escape, repr, partial(quote, safe="")),
+    *(ascii, of_go, lambda text: repr(text.encode())[1:], partial(html.escape, quote=False)),
+    *(lambda text: json.dumps(text).replace("/", r"\/"), partial(quote, safe="!'()*")),
+    partial(quote, safe="!$&'()*+,;=:@/?"),
     *(json_in(json.dumps), json_in(repr), json_in(html.escape)),
 ]
 
@@ -208,6 +229,20 @@ def test_a_short_value_and_a_word_of_our_own_are_named_and_stay(
     (named,) = [name for name in unhidden() if name.startswith("CACHE_KEY ")]
     short = "CACHE_KEY (shorter than 8 characters)"
     assert named == ("CACHE_KEY (a word that specreg itself writes)" if len(value) > 7 else short)
+
+
+@pytest.mark.parametrize("style", ["\x1b[31m", "\x1b]0;title\x07", "\x1b(B", "\x1b7"])
+def test_a_style_in_the_middle_of_a_secret_does_not_show_it(
+    monkeypatch: pytest.MonkeyPatch, style: str
+) -> None:
+    monkeypatch.setenv("PLANTED_KEY", "planted-secret")
+    colored = f"{style}a line of its own"
+    text = f"{colored}\nbefore {style}plan{style}ted-secret{style} after"
+    assert hide(text) == f"{colored}\nbefore {HIDDEN} after"
+    text = f"{style}http://{style}someone:{style}short@host"
+    assert hide(text) == f"{style}http://{style}someone:{HIDDEN}@host"
+    text = f"{colored} planted-secret"
+    assert hide(text) == f"{colored} {HIDDEN}"
 
 
 def test_a_secret_of_several_lines_is_hidden_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
