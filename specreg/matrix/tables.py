@@ -1,6 +1,7 @@
 """The tables of a matrix file: their keys, and what can't stand in one of them together."""
 
 import contextlib
+import math
 import os
 import re
 import tomllib
@@ -17,6 +18,7 @@ from specreg.core.errors import MatrixError, SpecregError, check_name
 from specreg.core.files import MIB, read_regular
 from specreg.core.names import check_spelling
 from specreg.core.readable import is_plain, readable_line
+from specreg.core.redaction import learn
 from specreg.engines.engine import LaunchSettings, Parallel, Positive
 from specreg.engines.methods import METHODS, Setting
 from specreg.engines.wire_format import Form
@@ -159,7 +161,7 @@ def within(location: str) -> Iterator[None]:
     try:
         yield
     except SpecregError as error:
-        error.args = (f"{location}: {error}",)
+        error.args = (f"{readable_line(location)}: {error}",)
         raise
 
 
@@ -173,33 +175,51 @@ def load_file(path: Path, kind: type[_TableT]) -> _TableT:
     with within(f"matrix file '{path}'"):
         try:
             document = tomllib.loads(read_regular(path, MIB).decode())
-            _check_texts(document)
+            _learn_secrets(document)
+            _check_values(document)
             return convert(document, kind)
         # TOML raises ValueError, also for a number with too many digits.
         except (OSError, ValueError, RecursionError) as error:
             raise MatrixError(f"can't be read, {error}; {_ADVICE}") from error
 
 
-def _check_texts(value: object, key: str = "$") -> None:
-    """Check that no text has a NUL character, which no path, argument or variable can have.
+def _learn_secrets(value: object) -> None:
+    """Hide the secrets in a document, or in a part of it, before any error can quote them."""
+    if isinstance(value, dict):
+        learn({name: part for name, part in value.items() if isinstance(part, str)})
+        for part in value.values():
+            _learn_secrets(part)
+    elif isinstance(value, list):
+        learn({}, [part for part in value if isinstance(part, str)])
+        for part in value:
+            _learn_secrets(part)
+
+
+def _check_values(value: object, key: str = "$") -> None:
+    """Check that no text has a NUL character, and that each number is one.
+
+    No path, argument or variable can have a NUL, and JSON has no infinity: a journal with one could
+    not be read again.
 
     Args:
         value: A document, or a part of it.
         key: The key of the part in the document, for the message.
 
     Raises:
-        MatrixError: A text has one.
+        MatrixError: A value isn't as it must be.
     """
     if isinstance(value, dict):
         for name, part in value.items():
             if "\0" in name:
                 raise MatrixError(f"a key of {key} has a NUL character; give it another name")
-            _check_texts(part, f"{key}.{name}")
+            _check_values(part, f"{key}.{name}")
     elif isinstance(value, list):
         for number, part in enumerate(value):
-            _check_texts(part, f"{key}[{number}]")
+            _check_values(part, f"{key}[{number}]")
     elif isinstance(value, str) and "\0" in value:
         raise MatrixError(f"{key} has a NUL character; remove it")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise MatrixError(f"{key} is {value}, needed a finite number; {_ADVICE}")
 
 
 def convert(document: object, kind: type[_TableT]) -> _TableT:

@@ -99,6 +99,7 @@ class _Listing:
         self.locations: dict[str, str] = {}
         self.choices: dict[str, tuple[str, ...]] = {}
         self._pairs_by_server: dict[str, str] = {}
+        self._folded_ids: dict[str, str] = {}
 
     def add(self, case: Case, location: str, choices: tuple[str, ...]) -> None:
         """Add the next case.
@@ -112,6 +113,12 @@ class _Listing:
             raise MatrixError(
                 f"two cases are called '{case.id}', the other is of {self.locations[case.id]};"
                 " remove one"
+            )
+        folded_id = self._folded_ids.setdefault(case.id.lower(), case.id)
+        if folded_id != case.id:
+            raise MatrixError(
+                f"case '{case.id}' differs from '{folded_id}' by capital letters alone, which"
+                " pytest -k takes for the same; rename a model pair or a variant"
             )
         server = case.server
         pair = self._pairs_by_server.setdefault(server.id, server.models)

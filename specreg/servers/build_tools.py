@@ -9,11 +9,11 @@ import functools
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specreg.servers.interpreters import last_line_of
 from specreg.servers.toolkit import has_toolkit
 
 _HEADERS = "import sysconfig; print(sysconfig.get_paths()['include'])"
@@ -76,10 +76,4 @@ def _has_program(named: str, usual: Sequence[str], path: str) -> bool:
 @functools.cache
 def _header_folder(python: str) -> Path:
     """Return where an interpreter has its headers; the current folder if it can't be run."""
-    try:
-        done = subprocess.run(  # noqa: S603 - the interpreter that servers run with
-            (python, "-c", _HEADERS), check=False, capture_output=True, text=True
-        )
-    except OSError:
-        return Path()
-    return Path(done.stdout.strip())
+    return Path(last_line_of(python, _HEADERS))

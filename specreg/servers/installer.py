@@ -13,6 +13,7 @@ from pathlib import Path
 
 import uv
 
+from specreg.core.probes import ask_program
 from specreg.core.processes import start_process, stop_process
 from specreg.core.redaction import hide
 
@@ -23,7 +24,7 @@ _PIP_INDEX = "PIP_INDEX_URL"
 
 def uv_command(*arguments: str) -> tuple[str, ...]:
     """Return the command that runs uv with these arguments."""
-    return (uv.find_uv_bin(), "--no-config", "--no-progress", *arguments)
+    return (uv.find_uv_bin(), "--no-config", "--no-progress", "--color=never", *arguments)
 
 
 def uv_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -76,9 +77,10 @@ def installed_packages(python: str) -> tuple[str, ...]:
     A package of another place than an index has its URL, which may hold a password.
     """
     command = uv_command("pip", "freeze", "--python", python)
-    done = subprocess.run(  # noqa: S603 - our own arguments, no shell
-        command, check=False, capture_output=True, text=True, env=uv_variables(os.environ)
-    )
+    try:
+        done = ask_program(command, uv_variables(os.environ))
+    except OSError:
+        return ()
     lines = done.stdout.splitlines() if done.returncode == 0 else []
     return tuple(map(hide, lines))
 

@@ -1,19 +1,28 @@
 """Find out what a Python interpreter has, by running it."""
 
 import functools
-import subprocess
 from collections.abc import Mapping
+
+from specreg.core.probes import ask_program
 
 
 @functools.cache
 def installed_version(python: str, package: str) -> str:
     """Return the version of a package that an interpreter has; empty if it has none."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return last_line_of(python, code)
+
+
+def last_line_of(python: str, code: str) -> str:
+    """Return the last line that an interpreter prints; empty if it can't be run or prints nothing.
+
+    A module that its start imports may print lines before.
+    """
     try:
-        done = subprocess.run((python, "-c", code), check=False, capture_output=True, text=True)  # noqa: S603
+        lines = ask_program((python, "-c", code)).stdout.splitlines()
     except OSError:
         return ""
-    return done.stdout.strip()
+    return lines[-1].strip() if lines else ""
 
 
 def why_no_module(python: str, module: str, *, variables: Mapping[str, str]) -> str:
@@ -31,7 +40,7 @@ def why_no_module(python: str, module: str, *, variables: Mapping[str, str]) -> 
         " sys.exit(found is None or found.origin is None)"
     )
     try:
-        done = subprocess.run((python, "-c", code), check=False, capture_output=True, env=variables)  # noqa: S603
+        done = ask_program((python, "-c", code), variables)
     except OSError as error:
-        return f"can't be run, {error.strerror}"
+        return f"can't be run, {error.strerror or error}"
     return f"has no module '{module}'" if done.returncode else ""

@@ -20,6 +20,7 @@ from specreg.core.errors import (
     SpecregError,
 )
 from specreg.core.files import cache_dir, replace_file
+from specreg.core.probes import SAFE_PATH
 from specreg.core.processes import SupervisedProcess, new_temporary, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.core.timeline import Phase, Timeline
@@ -247,7 +248,7 @@ class ServerStart:
         Raises:
             OSError: The folder of a CUDA toolkit can't be written.
         """
-        variables = dict(os.environ)
+        variables = {SAFE_PATH: "1", **os.environ}
         # A killed server leaves sockets in its temporary folder, so it has one that is removed.
         # What PyTorch compiles would be there too, and stays elsewhere for the next start.
         if len(os.fsencode(self._temporary)) <= _SOCKET_FOLDER_BYTES:

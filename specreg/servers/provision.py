@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from specreg.core.files import (
     file_sha256,
     replace_file,
 )
+from specreg.core.probes import ask_program
 from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
@@ -143,7 +145,14 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
     except (OSError, *UNREADABLE):  # one that was made before there were records
         _record_environment(python, "")
         return
-    changes = differing_packages(record.packages, installed_packages(str(python)))
+    packages = installed_packages(str(python))
+    if record.packages and not packages:
+        command = shlex.join(uv_command("pip", "freeze", "--python", str(python)))
+        raise EnvironmentSetupError(
+            f"environment for '{requirement.pin}': uv doesn't list its packages, so nobody knows"
+            f" whether it was changed; mend what this says: {command}"
+        )
+    changes = differing_packages(record.packages, packages)
     if changes:
         raise EnvironmentSetupError(
             f"environment for '{requirement.pin}': was changed after it was installed; it had and"
@@ -636,13 +645,12 @@ def released_versions(package: str) -> tuple[str, ...]:
         EnvironmentSetupError: No index lists them.
     """
     command = uv_command("tool", "run", "pip", "index", "versions", package, "--json")
-    done = subprocess.run(  # noqa: S603 - our own arguments, no shell
-        command, check=False, capture_output=True, text=True, env=uv_variables(os.environ)
-    )
+    words = ""
     try:
-        return tuple(json.loads(done.stdout)["versions"])
-    except (ValueError, KeyError) as error:
+        done = ask_program(command, uv_variables(os.environ))
         words = "\n".join(done.stderr.strip().splitlines()[-_INDEX_LINES:])
+        return tuple(json.loads(done.stdout)["versions"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise EnvironmentSetupError(
             f"releases of '{package}': the index doesn't list them; check the network, or name them"
             f" with --versions\n{words}"

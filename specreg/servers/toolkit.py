@@ -11,11 +11,11 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specreg.core.files import cache_dir, passing_folder
+from specreg.core.probes import ask_program
 from specreg.engines.launch_facts import NONE
 
 _NVCC = "bin/nvcc"
@@ -106,9 +106,7 @@ def _compiler(variables: Mapping[str, str], installed: Path) -> Path | None:
 @functools.cache
 def _release_of(compiler: Path) -> str:
     try:
-        done = subprocess.run(  # noqa: S603 - what the server itself would run
-            (str(compiler), "--version"), check=False, capture_output=True, text=True
-        )
+        done = ask_program((str(compiler), "--version"))
     except OSError:
         return ""
     release = _RELEASE.search(done.stdout)

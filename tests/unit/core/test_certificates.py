@@ -1,7 +1,9 @@
 """A server behind TLS is asked if its certificate is trusted, and else the reason is named."""
 
 import asyncio
+import contextlib
 import http.server
+import os
 import ssl
 import subprocess
 import threading
@@ -10,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from specreg.core.certificates import trusted_certificates
 from specreg.core.errors import AnswerError
 from specreg.core.http import ask, read
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import new_client
 
-VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 class Pages(http.server.BaseHTTPRequestHandler):
@@ -44,11 +47,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "certificate.pem"
 
 
-@pytest.fixture(scope="module")
-def url(certificate: Path) -> Iterator[str]:
-    """The URL of a server that has the certificate."""
+@contextlib.contextmanager
+def serving(certificate: Path, key: Path) -> Iterator[str]:
+    """Yield the URL of a server that has a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    context.load_cert_chain(certificate, key)
 
     class Server(http.server.ThreadingHTTPServer):
         def get_request(self) -> tuple[ssl.SSLSocket, object]:
@@ -68,6 +71,13 @@ def url(certificate: Path) -> Iterator[str]:
             server.shutdown()
 
 
+@pytest.fixture(scope="module")
+def url(certificate: Path) -> Iterator[str]:
+    """The URL of a server that has the certificate."""
+    with serving(certificate, certificate.with_name("key.pem")) as base_url:
+        yield base_url
+
+
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
@@ -80,7 +90,7 @@ def test_a_certificate_that_nobody_named_is_refused_and_the_reason_said(url: str
         ask(url, "GET", "/", within_s=5.0)
 
 
-@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
+@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
 def test_a_certificate_that_a_variable_names_is_trusted(
     url: str, certificate: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +112,8 @@ def test_a_folder_of_certificates_is_trusted(
     command = ("openssl", "x509", "-noout", "-hash", "-in", str(certificate))
     digest = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     (tmp_path / f"{digest}.0").symlink_to(certificate)
-    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("SSL_CERT_DIR", f"{tmp_path / 'empty'}:{tmp_path}")
     assert ask(url, "GET", "/", within_s=5.0).content == b"page"
 
 
@@ -117,6 +128,40 @@ def test_a_file_of_certificates_that_cannot_be_read_is_named(
     monkeypatch.setenv(name, str(path))
     with pytest.raises(AnswerError, match=f"{name} = '{path}': holds no certificates that can be"):
         ask(url, "GET", "/", within_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("days", "subject", "words"),
+    [
+        ("0", "IP:127.0.0.1", r"\(certificate has expired\); have it renewed, or check the clock"),
+        ("30", "DNS:elsewhere", r"\(IP address mismatch.*\); use a host name that the certificate"),
+    ],
+    ids=["expired", "of-another-host"],
+)
+def test_a_certificate_that_is_known_and_does_not_fit_says_what_to_do(
+    days: str, subject: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = tmp_path / "certificate.pem"
+    key = tmp_path / "key.pem"
+    command = (
+        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", days),
+        *("-subj", "/CN=specreg-test", "-addext", f"subjectAltName={subject}"),
+        *("-keyout", str(key), "-out", str(certificate)),
+    )
+    subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with serving(certificate, key) as url, pytest.raises(AnswerError, match=words):
+        ask(url, "GET", "/", within_s=5.0)
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_fifo_of_certificates_keeps_nobody_waiting(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setenv(name, str(tmp_path / "fifo"))
+    with pytest.raises(AnswerError, match=r"is a FIFO, needed a regular file; name a file"):
+        trusted_certificates("https://host")
 
 
 def test_a_server_without_tls_is_named_as_such() -> None:

@@ -1,6 +1,7 @@
 """A tier: its cases and their controls, or what is wrong with its file."""
 
 import dataclasses
+import uuid
 from pathlib import Path
 
 import pytest
@@ -321,10 +322,41 @@ def test_a_tree_that_cannot_be_is_named(tmp_path: Path, tree: str, words: str) -
         (CASES, "[[cases]", ": can't be read, Expected ']]' at the end of an array declaration"),
         (CASES, CASES + CASES, ", [[cases]] no. 2: two cases are called 'vllm-none-tiny-toy-c1', "),
         (CASES, "[defaults]\npromts = 9" + CASES, f"{CASE}unknown key 'promts'; did you mean"),
+        (CASES, f"{CASES}speculation = {{ x = nan }}", ": $.cases[0].speculation.x is nan, needed"),
+        (
+            CASES,
+            f"{CASES}[cases.chat_template_args]\nx = [-inf]",
+            ": $.cases[0].chat_template_args",
+        ),
+        ("[models.tiny]", '[models."a\\u001b\\n::b"]', ", [models.a\ufffd : :b]: model pair 'a"),
     ],
 )
 def test_any_other_table_is_named_too(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert said(tmp_path, (MODELS + CASES).replace(old, new, 1)).startswith(words)
+
+
+def test_cases_that_pytest_takes_for_the_same_are_refused(tmp_path: Path) -> None:
+    capital = '[models.Tiny]\ntarget = "a/b"\ndrafts = { eagle3 = "a/c" }\n'
+    text = MODELS + capital + CASES + CASES.replace('"tiny"', '"Tiny"')
+    words = said(tmp_path, text)
+    assert "'vllm-none-Tiny-toy-c1' differs from 'vllm-none-tiny-toy-c1' by capital" in words
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "command = 'vllm serve some/model --api-key {}'",
+        "command = 'HF_TOKEN={} docker run'",
+        'engine_args = ["--api-key", "{0}"]\nengine = "unknown {0}"',
+        'engine_env = {{ HF_TOKEN = "{0}" }}\ndataset = "unknown {0}"',
+        'chat_template_args = {{ a = [{{ api_key = "{0}" }}] }}\nvariant = "no {0}"',
+    ],
+)
+def test_no_error_of_a_tier_quotes_a_secret_of_it(tmp_path: Path, line: str) -> None:
+    planted = f"planted-{uuid.uuid4().hex}"
+    with pytest.raises(SpecregError) as refused:
+        load(tmp_path, MODELS + "[[cases]]\n" + line.format(planted) + "\n")
+    assert planted not in str(refused.value)
 
 
 @pytest.mark.parametrize(

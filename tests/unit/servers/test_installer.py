@@ -37,6 +37,16 @@ def test_a_file_in_the_working_folder_decides_nothing(
     assert installed_packages(str(python)) == ("specregengine==1.0",)
 
 
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "CLICOLOR_FORCE", "UV_COLOR"])
+def test_a_variable_that_asks_for_colours_gives_packages_no_other_names(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = installed_packages(sys.executable)
+    monkeypatch.setenv(variable, "always" if variable == "UV_COLOR" else "1")
+    installed_packages.cache_clear()
+    assert installed_packages(sys.executable) == plain
+
+
 @pytest.mark.parametrize(
     ("variables", "index"),
     [

@@ -328,6 +328,19 @@ def test_an_environment_that_was_changed_by_hand_is_refused(tmp_path: Path, make
         make(tmp_path)
 
 
+def test_an_environment_whose_packages_uv_does_not_list_is_not_taken_for_changed(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(tmp_path, "specregengine", "1.0")
+    make(tmp_path)
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "nowhere.toml"))
+    installed_packages.cache_clear()
+    words = r"uv doesn't list its packages, .* mend what this says: .*uv .* pip freeze --python"
+    with pytest.raises(EnvironmentSetupError, match=words):
+        make(tmp_path)
+    installed_packages.cache_clear()
+
+
 def test_an_environment_of_before_the_records_gets_one(tmp_path: Path, make: Make) -> None:
     write_wheel(tmp_path, "specregengine", "1.0")
     python, _ = make(tmp_path)

@@ -150,6 +150,12 @@ def test_modules_that_an_engine_needs_are_found_beside_those_of_the_case(tmp_pat
     assert project == str(builders.ROOT / "tests/doubles")
 
 
+def test_a_server_takes_no_module_of_the_working_folder(tmp_path: Path) -> None:
+    with start(tmp_path, Script()) as server:
+        variables = psutil.Process(server.process.popen.pid).environ()
+    assert variables["PYTHONSAFEPATH"] == "1"
+
+
 def test_a_missing_model_folder_starts_nothing(tmp_path: Path) -> None:
     spec = dataclasses.replace(builders.SPEC, draft="fixtures/nowhere")
     with (
