@@ -130,25 +130,50 @@ def test_a_file_of_certificates_that_cannot_be_read_is_named(
         ask(url, "GET", "/", within_s=5.0)
 
 
+AUTHORITY = """
+[ca]
+default_ca = usual
+[usual]
+database = {folder}/index.txt
+rand_serial = yes
+new_certs_dir = {folder}
+default_md = sha256
+policy = any
+[any]
+commonName = supplied
+[names]
+subjectAltName = {subject}
+basicConstraints = CA:TRUE
+"""
+
+
 @pytest.mark.parametrize(
-    ("days", "subject", "words"),
+    ("year", "subject", "words"),
     [
-        ("0", "IP:127.0.0.1", r"\(certificate has expired\); have it renewed, or check the clock"),
-        ("30", "DNS:elsewhere", r"\(IP address mismatch.*\); use a host name that the certificate"),
+        (
+            "2020",
+            "IP:127.0.0.1",
+            r"\(certificate has expired\); have it renewed, or check the clock",
+        ),
+        ("2999", "DNS:elsewhere", r"\(IP address mismatch.*\); use a host name that the certific"),
     ],
     ids=["expired", "of-another-host"],
 )
 def test_a_certificate_that_is_known_and_does_not_fit_says_what_to_do(
-    days: str, subject: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    year: str, subject: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate = tmp_path / "certificate.pem"
     key = tmp_path / "key.pem"
-    command = (
-        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", days),
-        *("-subj", "/CN=specreg-test", "-addext", f"subjectAltName={subject}"),
-        *("-keyout", str(key), "-out", str(certificate)),
-    )
-    subprocess.run(command, check=True, capture_output=True)
+    request = tmp_path / "request.pem"
+    authority = tmp_path / "authority"
+    authority.write_text(AUTHORITY.format(folder=tmp_path, subject=subject))
+    (tmp_path / "index.txt").touch()
+    new_key = ("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-keyout", str(key))
+    signed = ("ca", "-batch", "-selfsign", "-notext", "-extensions", "names", "-keyfile", str(key))
+    dates = ("-startdate", "20190101000000Z", "-enddate", f"{year}0101000000Z")
+    in_and_out = ("-config", str(authority), "-in", str(request), "-out", str(certificate))
+    for command in ((*new_key, "-out", str(request)), (*signed, *dates, *in_and_out)):
+        subprocess.run(("openssl", *command), check=True, capture_output=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with serving(certificate, key) as url, pytest.raises(AnswerError, match=words):
         ask(url, "GET", "/", within_s=5.0)
