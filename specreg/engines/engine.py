@@ -343,6 +343,15 @@ class Engine(ABC):
         del speculation
         return True
 
+    def turns_drafting_off(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return whether a case's keys of speculation let steps go without any draft.
+
+        Args:
+            speculation: the further keys of a case's speculation.
+        """
+        del speculation
+        return False
+
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
         """Return whether it accepts drafts that the target wouldn't say or draw.
 

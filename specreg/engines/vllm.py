@@ -392,6 +392,17 @@ class Vllm(Engine):
             return {**speculation, "method": "mtp"}
         return speculation
 
+    def turns_drafting_off(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return True if some number of requests at once gets no draft.
+
+        The key is a list of rows: the least and the most requests, and the drafts of a step.
+        """
+        settings = self.further_speculation(tuple(speculation.items()))
+        schedule = settings.get("num_speculative_tokens_per_batch_size")
+        if not isinstance(schedule, tuple):
+            return False
+        return any(isinstance(row, tuple) and row[-1:] == (0,) for row in schedule)
+
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True for FLy's rejection sampling (vLLM 0.33), which is lossy by design."""
         return speculation.get("rejection_sample_method") == "fly"

@@ -188,3 +188,20 @@ def test_steps_without_a_draft_may_deliver_more_than_the_counted_ones_emit() -> 
     assert read((request(ONE, 1, 1, 3, 1, 1),), page(ONE), VLLM, ngram).total == ONE
     record = read(MUTE, None, Silent(), ngram)
     assert (record.total.accepted, record.total.proposed) == (BOTH.accepted, None)
+
+
+def test_merged_steps_without_a_draft_are_no_missing_drafts() -> None:
+    """Two steps in one chunk, of a server that goes without a draft where the case asks for it."""
+    counts = StepCounts.from_histogram((0, 0, 0, 1), 3)
+    traces = (request(counts, 1, 1, 2, 4),)
+    key = "num_speculative_tokens_per_batch_size"
+    for drafts_of_many in (1, 2):
+        schedule = ((1, 3, 3), (4, 8, drafts_of_many))
+        always = dataclasses.replace(builders.SPEC, speculation=((key, schedule),))
+        with builders.invalid("TOKENS_IMPOSSIBLE", "8 tokens delivered, its 3 steps emitted 7"):
+            read(traces, page(counts), spec=always)
+    schedule = ((1, 3, 3), (4, 8, 0))
+    dynamic = dataclasses.replace(builders.SPEC, speculation=((key, schedule),))
+    record = read(traces, page(counts), spec=dynamic)
+    assert record.total == counts
+    assert record.undrafted_steps == 3
