@@ -79,10 +79,11 @@ def why_driver_too_old(
         variables: the environment variables of the server.
     """
     least_driver = least_driver_of(cuda_release)
-    try:
-        is_enough = not least_driver or Version(driver) >= Version(least_driver)
-    except InvalidVersion:
+    # A vendor may add words of its own: `535.161.08-grid`.
+    numbers = re.match(r"\d+(\.\d+)*", driver, re.ASCII)
+    if numbers is None:
         return ""
+    is_enough = not least_driver or Version(numbers[0]) >= Version(least_driver)
     searched = map(Path, variables.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     folders = [_COMPATIBLE, *(folder for folder in searched if folder.name == _COMPATIBLE.name)]
     is_compatible = any((folder / "libcuda.so.1").exists() for folder in folders)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specreg.core.errors import NoGpuError, SensorError
-from specreg.telemetry.sensor import Device, HiddenGpu, Probe, Scope, State
+from specreg.telemetry.sensor import Device, HiddenGpu, Probe, Scope, State, number_in
 
 SENSOR = "amdsmi"
 _RUNTIME_VISIBLE = "ROCR_VISIBLE_DEVICES"
@@ -169,8 +169,9 @@ def _selected(devices: Sequence[Device], words: str | None) -> list[Device]:
     selected: list[Device] = []
     for word in filter(None, map(str.strip, words.split(","))):
         fitting = [device for device in devices if device.id == word]
-        if word.isdigit() and int(word) < len(devices):
-            fitting = [devices[int(word)]]
+        number = number_in(word)
+        if number is not None and number < len(devices):
+            fitting = [devices[number]]
         if len(fitting) != 1:
             break
         selected += [device for device in fitting if device not in selected]
@@ -285,7 +286,9 @@ def _device(smi: Any, handle: object, place: int) -> Device:  # noqa: ANN401 - a
         number=number,
         scope=scope,
         limit_w=_own_limit_w(smi, handle),
-        memory_bytes=_ask(smi, "amdsmi_get_gpu_memory_total", handle, smi.AmdSmiMemoryType.VRAM),
+        memory_bytes=_number(
+            _ask(smi, "amdsmi_get_gpu_memory_total", handle, smi.AmdSmiMemoryType.VRAM)
+        ),
         driver_version=_text(driver.get("driver_version")),
         bus_id=_ask(smi, "amdsmi_get_gpu_device_bdf", handle) or "",
         why_not=why_not,

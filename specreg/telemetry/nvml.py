@@ -11,7 +11,17 @@ import msgspec
 import pynvml
 
 from specreg.core.errors import NoGpuError, SensorError
-from specreg.telemetry.sensor import Device, HiddenGpu, Probe, Scope, State, VisibleGpus
+from specreg.core.readable import readable_line
+from specreg.telemetry.sensor import (
+    MOST_MEMORY_BYTES,
+    Device,
+    HiddenGpu,
+    Probe,
+    Scope,
+    State,
+    VisibleGpus,
+    number_in,
+)
 
 _T = TypeVar("_T")
 
@@ -21,6 +31,8 @@ _ORDER = "CUDA_DEVICE_ORDER"
 _CONTROL_NODE = Path("/dev/nvidiactl")
 """The file that a process opens to use any GPU. It is missing in a container without GPUs."""
 _MW_PER_W = 1000
+_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
+"""NVML_VALUE_NOT_AVAILABLE, with which a driver answers a question that it has no answer to."""
 _PERCENT = 100
 _SLICED = (
     "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG"
@@ -233,13 +245,13 @@ def _device(handle: object, number: int) -> Device:
     return Device(
         sensor=SENSOR,
         id=pynvml.nvmlDeviceGetUUID(handle),
-        name=_ask(pynvml.nvmlDeviceGetName, handle) or "",
+        name=readable_line(_ask(pynvml.nvmlDeviceGetName, handle) or ""),
         number=number,
         scope=scope,
         limit_w=_own_limit_w(handle),
         memory_bytes=memory_bytes,
         shares_memory=shares_memory,
-        driver_version=_ask(pynvml.nvmlSystemGetDriverVersion) or "",
+        driver_version=readable_line(_ask(pynvml.nvmlSystemGetDriverVersion) or ""),
         bus_id=bus_id,
         why_not=why_not,
     )
@@ -263,7 +275,8 @@ def _memory(handle: object) -> tuple[int | None, bool]:
         return None, True
     except pynvml.NVMLError:
         return None, False
-    return memory.total or None, False
+    is_known = 0 < memory.total <= MOST_MEMORY_BYTES
+    return (memory.total if is_known else None), False
 
 
 def _own_limit_w(handle: object) -> float | None:
@@ -330,7 +343,8 @@ def visible(
 
 
 def _of_number(word: str, devices: Sequence[Device], variables: Mapping[str, str]) -> Device | None:
-    if not word.isdigit() or int(word) >= len(devices):
+    number = number_in(word)
+    if number is None or number >= len(devices):
         return None
     if len({device.name for device in devices}) > 1 and variables.get(_ORDER) != "PCI_BUS_ID":
         raise SensorError(
@@ -338,7 +352,7 @@ def _of_number(word: str, devices: Sequence[Device], variables: Mapping[str, str
             f" speed, so their order is unknown; set {_ORDER}=PCI_BUS_ID, or name them by their"
             f" UUIDs in {_VISIBLE}"
         )
-    return devices[int(word)]
+    return devices[number]
 
 
 @contextlib.contextmanager
@@ -367,11 +381,12 @@ def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
     """
     with _mapped_errors():
         try:
-            return question(*arguments)
+            answer = question(*arguments)
         except pynvml.NVMLError_GpuIsLost:
             raise
-        except pynvml.NVMLError:
+        except (pynvml.NVMLError, UnicodeDecodeError):
             return None
+    return None if answer in _NOT_AVAILABLE else answer
 
 
 def _readable(handle: object) -> tuple[Scope, str]:
@@ -422,4 +437,6 @@ def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:
 
 def _power_value_mw(answer: Any) -> int | None:  # noqa: ANN401 - a structure of the C library
     """Return the value of a field of power; None if the GPU doesn't have the field."""
-    return answer.value.uiVal if answer.nvmlReturn == pynvml.NVML_SUCCESS else None
+    power_mw = answer.value.uiVal
+    is_known = answer.nvmlReturn == pynvml.NVML_SUCCESS and power_mw not in _NOT_AVAILABLE
+    return power_mw if is_known else None

@@ -1,6 +1,7 @@
 """Describe a device, its state, and the probe that reads it."""
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,19 @@ class Scope(enum.StrEnum):
     GPU = "gpu"
     MODULE = "module"
     PACKAGE = "package"
+
+
+MOST_MEMORY_BYTES = 2**50
+"""What a driver reports above this isn't the memory of a device."""
+
+
+def number_in(word: str) -> int | None:
+    """Return the number that a word of a variable such as CUDA_VISIBLE_DEVICES is.
+
+    Returns:
+        The number; None if it is none. `str.isdigit` is true of `²` too, which `int` refuses.
+    """
+    return int(word) if re.fullmatch(r"[0-9]{1,9}", word) else None
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

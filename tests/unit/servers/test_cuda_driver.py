@@ -60,6 +60,9 @@ def test_without_a_lock_nothing_is_known() -> None:
         ("12.8", "470.57.02", True),
         ("14.0", "470.57.02", False),  # not known yet
         ("13.0", "of tomorrow", False),
+        ("13.0", "535.161.08-grid", True),
+        ("13.0", "580.65.06 (open)", False),
+        ("13.0", "", False),
         ("", "470.57.02", False),
     ],
 )

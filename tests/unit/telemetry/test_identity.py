@@ -11,6 +11,7 @@ import pytest
 
 from specreg.core.errors import NoGpuError, SensorError
 from specreg.core.names import is_name
+from specreg.core.readable import is_plain
 from specreg.telemetry.identity import (
     UNKNOWN_ENVIRONMENT,
     Environment,
@@ -204,6 +205,27 @@ def test_a_power_limit_that_is_not_known_is_not_the_vendors(
     _, _, environment = seen(library, answering(code, function))
     assert environment.power_limit_w is None
     assert environment.name == "scripted-h200-141gb-x1"
+
+
+def test_what_a_driver_cannot_know_is_unknown_and_makes_no_environment_that_nobody_reads(
+    library: Path,
+) -> None:
+    """NVML_VALUE_NOT_AVAILABLE, and a memory that no card has."""
+    limit_w = (2**32 - 1) / 1000
+    changes = ({"power_limit_w": limit_w}, {"default_power_limit_w": limit_w})
+    for change in (*changes, {"memory_total_bytes": 2**63 - 1}):
+        gpus, _, environment = seen(library, dataclasses.replace(H200, **change))
+        (device,) = gpus.devices
+        assert (device.memory_bytes is None) == ("memory_total_bytes" in change)
+        assert (device.limit_w is None) == ("memory_total_bytes" not in change)
+        assert msgspec.json.decode(msgspec.json.encode(environment), type=Environment)
+
+
+def test_what_a_driver_says_is_plain_text(library: Path) -> None:
+    odd = dataclasses.replace(H200, name="Scripted \x1b[31mH200 \x07::error::")
+    gpus, _, environment = seen(library, odd)
+    assert is_plain(gpus.devices[0].name)
+    assert environment.gpus == (gpus.devices[0].name,)
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, UNKNOWN])

@@ -45,6 +45,10 @@ def seen(
         ("GPU-", ""),
         ("GPU-zz,0", ""),
         ("GPU-dd,0", "da"),
+        ("²", ""),
+        ("0,٣", "a"),
+        ("1," + "9" * 5_000, "b"),
+        ("+1", ""),
     ],
 )
 def test_what_cuda_sees_is_seen(cuda_visible: str | None, numbers: str) -> None:
