@@ -1,4 +1,4 @@
-"""Compare a case's launches with the baselines that apply to it."""
+"""Compare the launches of a case with the baselines that apply to it, or with another arm."""
 
 import dataclasses
 import itertools
@@ -39,9 +39,10 @@ from specreg.telemetry.power_record import DeviceRecord
 
 NOTHING_ACCEPTED_ADVICE = "choose prompts or settings with which drafts are accepted"
 _LEAST_CLOCK_FRAC = 0.95
-"""A GPU that runs below this share of the recorded clock was held back."""
+"""A GPU below this share of its recorded clock is held back, by heat or by a power limit."""
 _MAX_SHARE_OF_PROMPT = 0.99
-"""With a prompt that has more of all steps, the others can't tell how prompts differ."""
+"""The largest share of all steps that one prompt may have. Beyond it, the other prompts are too few
+to estimate how prompts vary."""
 _FEW_PROMPTS = Reason(
     text=f"fewer than {FEWEST_PROMPTS} prompts have a step, or one has nearly all of them",
     remedy="give more prompts, whose answers are of similar length",
@@ -50,15 +51,17 @@ _FEW_PROMPTS = Reason(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseBaselines:
-    """The baselines that apply to a case, before it is judged.
+    """The baselines that apply to a case.
 
     Attributes:
-        exact: the baseline of this environment.
-        nearest: a baseline of another environment, with the same settings.
-        published: figures from a paper or a blog, for acceptance only.
-        control: the baseline of the same load without speculation.
-        control_spreads: by metric, how launches of the control differ.
-        options: the options with which pytest runs the case, the tier among them.
+        environment: the environment of this machine.
+        settings: the settings of the case, which a baseline must share.
+        exact: the baseline of this environment; None without one.
+        nearest: a baseline of another environment with the same settings; None without one.
+        published: acceptance from a paper or a blog; None without one.
+        control: the baseline of the same load without speculation; None without one.
+        control_spreads: how the launches of the control vary, by metric.
+        options: the options with which pytest runs the case, including its tier.
     """
 
     environment: Environment
@@ -72,23 +75,23 @@ class CaseBaselines:
 
     @property
     def baseline(self) -> Baseline | None:
-        """The baseline to compare with: that of this machine, or else of another."""
+        """The baseline to compare with: the one of this machine, or else of another machine."""
         return self.exact or self.nearest
 
 
 @dataclass(frozen=True, slots=True)
 class CaseSpreads:
-    """How a speed of a case differs, by metric, as variances of logarithms.
+    """How the speeds of a case vary, as variances of logarithms by metric.
 
-    Logarithms are taken because a slow machine slows by a factor.
+    Logarithms are used because a slow machine changes a speed by a factor.
 
     Attributes:
-        within: from launch to launch, of metrics with two launches or more.
-        between: from run to run, beyond that, of metrics that identical runs have shown.
+        launches: the variance from launch to launch, of metrics with two launches or more.
+        runs: the additional variance from run to run, of metrics with a recorded noise.
     """
 
-    within: Mapping[str, Variance]
-    between: Mapping[str, Variance]
+    launches: Mapping[str, Variance]
+    runs: Mapping[str, Variance]
 
     @classmethod
     def of(
@@ -96,28 +99,35 @@ class CaseSpreads:
         launches: Sequence[Mapping[str, float]],
         noise: Mapping[str, Noise] = MappingProxyType({}),
     ) -> "CaseSpreads":
-        """Return how launches of a case differ.
+        """Return how the launches and runs of a case vary.
 
         Args:
             launches: the speeds of each launch, by metric.
-            noise: what is known of how identical runs differ, by metric.
+            noise: how identical runs varied, by metric.
         """
-        within = {}
-        for name in dict.fromkeys(name for launch in launches for name in launch):
+        launch_variances = {}
+        names = itertools.chain.from_iterable(launches)
+        for name in dict.fromkeys(names):
             logs = [math.log(launch[name]) for launch in launches if launch.get(name, 0) > 0]
             variance = variance_of(logs)
             if variance is not None:
-                within[name] = variance
-        between = {
-            name: Variance(value=known.between_frac**2, freedom=known.runs - 1)
-            for name, known in noise.items()
-            if known.runs > 1
+                launch_variances[name] = variance
+        run_variances = {
+            name: Variance(value=metric_noise.between_frac**2, freedom=metric_noise.runs - 1)
+            for name, metric_noise in noise.items()
+            if metric_noise.runs > 1
         }
-        return cls(within, between)
+        return cls(launch_variances, run_variances)
 
 
 class RatioChange(NamedTuple):
-    """How an acceptance metric changed over the prompts that run and baseline share."""
+    """How an acceptance metric changed over the prompts that run and baseline share.
+
+    Attributes:
+        value: the value of the run.
+        expected: the value of the baseline.
+        effect: the change between them.
+    """
 
     value: float
     expected: float
@@ -126,16 +136,17 @@ class RatioChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineComparison:
-    """A case's launches beside the baselines that apply to the case.
+    """The launches of a case together with the baselines that apply to it.
 
-    Speeds are compared over all launches. The acceptance of the last one is compared prompt by
-    prompt with that of all launches of the baseline.
+    Speeds are compared over all launches. Acceptance is compared prompt by prompt, between the last
+    launch and all launches of the baseline.
 
     Attributes:
-        launches: one at least.
-        measured: what the prompts did that run and baseline share; None if the source of the
-            run's acceptance doesn't know single prompts.
-        recorded: what the same prompts did in the baseline; None without such a baseline.
+        launches: the launches, at least one.
+        baselines: the baselines that apply to the case.
+        measured: the run's counts for the prompts that run and baseline share; None if the run has
+            no counts for single prompts.
+        recorded: the baseline's counts for the same prompts; None if the baseline has none.
     """
 
     launches: tuple[Measurement, ...]
@@ -150,18 +161,16 @@ class BaselineComparison:
 
     @property
     def length_changes(self) -> tuple[LengthChange, ...]:
-        """The prompts whose answers are of another length than in the baseline."""
+        """The prompts whose answers became much longer or shorter than in the baseline."""
         if self.measured is None or self.recorded is None:
             return ()
         return changed_lengths(self.measured, self.recorded)
 
     def without(self, prompt_ids: Container[str]) -> "BaselineComparison":
-        """Return the comparison without some prompts."""
-        return dataclasses.replace(
-            self,
-            measured=self.measured.without(prompt_ids) if self.measured else None,
-            recorded=self.recorded.without(prompt_ids) if self.recorded else None,
-        )
+        """Return the comparison without these prompts."""
+        measured = self.measured.without(prompt_ids) if self.measured else None
+        recorded = self.recorded.without(prompt_ids) if self.recorded else None
+        return dataclasses.replace(self, measured=measured, recorded=recorded)
 
     @property
     def measurement(self) -> Measurement:
@@ -170,7 +179,11 @@ class BaselineComparison:
 
     @property
     def counted_otherwise(self) -> bool:
-        """True if run and baseline count different steps, so that all steps are compared."""
+        """Whether run and baseline count different steps.
+
+        One may count only the steps that found a draft, and the other all steps. Then their
+        acceptance over all steps is compared.
+        """
         measured = self.measurement.acceptance
         recorded = self.baselines.baseline.acceptance if self.baselines.baseline else None
         return (
@@ -181,30 +194,41 @@ class BaselineComparison:
 
     @property
     def unlike_devices(self) -> str:
-        """Why the power of the baseline's devices can't be compared with ours; empty if it can."""
+        """Why the power of run and baseline can't be compared; empty if it can."""
         return self._difference(_kind, "power measured as", "recorded as")
 
     @property
     def other_card(self) -> str:
-        """A sentence if the last launch ran on another card than the baseline's, else empty."""
+        """A note that run and baseline were measured on different cards; empty if they weren't."""
         return self._difference(lambda device: device.id, "measured on", "recorded on")
 
-    def _difference(self, name: Callable[[RecordedDevice], str], now: str, then: str) -> str:
+    def _difference(
+        self, name: Callable[[RecordedDevice], str], measured_verb: str, recorded_verb: str
+    ) -> str:
+        """Describe how the devices of run and baseline differ; empty if they don't.
+
+        Args:
+            name: returns what must be equal of a device.
+            measured_verb: the words before the devices of the run.
+            recorded_verb: the words before the devices of the baseline.
+        """
         recorded_devices = self.baselines.exact.devices if self.baselines.exact else ()
         names = [name(device) for device in devices_of([self.measurement])]
         recorded_names = [name(device) for device in recorded_devices]
         if not recorded_names or sorted(names) == sorted(recorded_names):
             return ""
-        return f"{now} {', '.join(names)}, {then} {', '.join(recorded_names)}"
+        measured = f"{measured_verb} {', '.join(names)}"
+        return f"{measured}, {recorded_verb} {', '.join(recorded_names)}"
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
-        """Return the metric's value in each launch that has one."""
+        """Return the value of a metric in each launch that has it."""
         return tuple(
             launch.values[metric.name] for launch in self.launches if metric.name in launch.values
         )
 
     def ratio_change(self, metric: Metric) -> RatioChange | Reason:
-        """Return how an acceptance metric changed, or why that can't be known."""
+        """Return how an acceptance metric changed, or the reason why that is unknown."""
+        # Without counts of single prompts there is no estimate of the error.
         if self.measured is None:
             return Reason(
                 text="the source knows the sum of all requests only, so there is no telling how"
@@ -227,21 +251,25 @@ class BaselineComparison:
                 text="the baseline accepted no draft on the prompts to compare by, so no loss could"
                 " show"
             )
+
+        # Neither side may depend on a few prompts.
         recorded_parts = ratio_parts(metric, self.recorded) if self.recorded else None
-        for known_parts in (parts, recorded_parts):
-            if known_parts is not None and _is_of_few_prompts(known_parts[1]):
+        for side_parts in (parts, recorded_parts):
+            if side_parts is not None and _is_of_few_prompts(side_parts[1]):
                 return _FEW_PROMPTS
         effect = change_of_ratio(parts, recorded_parts, expected)
         return RatioChange(metric.origin + ratio, metric.origin + expected, effect)
 
     def control_change(self, metric: Metric) -> Effect | None:
-        """Return how a speed of the control beside the last launch changed, better being positive.
+        """Return how a speed of the control changed from its own baseline; better is positive.
 
-        The control is compared with the baseline of its own case. What moved it didn't come from
-        speculation.
+        The control doesn't speculate, so the machine or the engine caused its change.
+
+        Returns:
+            None if the control wasn't measured, or has no baseline or no spread.
         """
         replay = self.measurement.replay
-        # An invalid speedup may mean that the control's rounds are invalid.
+        # If the speedup is invalid, the rounds of the control may be the reason.
         if Family.SPEEDUP in self.measurement.invalid:
             return None
         if replay is None or not replay.control_rounds:
@@ -252,7 +280,12 @@ class BaselineComparison:
         )
 
     def expected_ratio(self, metric: Metric) -> float | None:
-        """Return the expected ratio: of the shared prompts, or else of the sum of all prompts."""
+        """Return the ratio that the baseline expects.
+
+        Returns:
+            The ratio over the shared prompts, or over all prompts if the baseline has no counts of
+            single prompts; None without a baseline.
+        """
         if self.recorded is not None:
             return _quotient(ratio_parts(metric, self.recorded))
         value: float | None = None
@@ -266,13 +299,14 @@ class BaselineComparison:
 def compare(
     launches: Sequence[Measurement], baselines: CaseBaselines, *, extended: bool = True
 ) -> BaselineComparison:
-    """Compare a case's launches with what the baselines know of it.
+    """Compare the launches of a case with its baselines.
 
     Args:
-        launches: one at least.
+        launches: the launches, at least one.
         baselines: the baselines that apply to the case.
-        extended: whether the prompts of the extension take part.
+        extended: whether the prompts of an extension are included.
     """
+    # Bring the acceptance of both sides to the same prompts and the same steps.
     measured = launches[-1].acceptance
     recorded = load_acceptance(baselines.baseline.acceptance) if baselines.baseline else None
     if measured and not extended:
@@ -280,6 +314,8 @@ def compare(
     if measured and recorded and measured.counted is not recorded.counted:
         measured = measured.over_all_steps
         recorded = recorded.over_all_steps
+
+    # Tabulate the prompts that both sides share. A side without single prompts has no table.
     has_measured = measured is not None and bool(measured.prompt_ids)
     has_recorded = recorded is not None and bool(recorded.prompt_ids)
     sides = [[record] for record in (measured, recorded) if record and record.prompt_ids]
@@ -295,7 +331,10 @@ def compare(
 def counted_equally(
     first: Sequence[Measurement], second: Sequence[Measurement]
 ) -> tuple[Sequence[Measurement], Sequence[Measurement]]:
-    """Return the measurements of two arms, with acceptance over all steps if they count others."""
+    """Return the measurements of two arms, with acceptance over steps that both count.
+
+    If one arm counts only the steps that found a draft, both are compared over all steps.
+    """
     records = [launch.acceptance for launch in (*first, *second)]
     if len({record.counted for record in records if record is not None}) <= 1:
         return first, second
@@ -311,7 +350,7 @@ def _over_all_steps(measurement: Measurement) -> Measurement:
 
 
 def accepted_nothing(counts: StepCounts) -> str:
-    """Say that no draft was accepted, such as `none of 36 drafts`; empty if one was."""
+    """Describe that no draft was accepted, such as `none of 36 drafts`; empty if one was."""
     if counts.accepted:
         return ""
     if counts.proposed is None:
@@ -320,55 +359,68 @@ def accepted_nothing(counts: StepCounts) -> str:
 
 
 def without_extension(record: AcceptanceRecord, prompts: int | None) -> AcceptanceRecord:
-    """Return what a record says of a case's own prompts, which come first in it."""
+    """Return the acceptance over the first `prompts` prompts of a record.
+
+    A case's own prompts come first, and those of an extension follow. None stands for all prompts.
+    """
     if not record.prompt_ids or prompts is None:
         return record
     return record.only(set(record.prompt_ids[:prompts]))
 
 
 class PairedCounts(NamedTuple):
-    """What the prompts did that both arms of a comparison have."""
+    """The counts of the prompts that both arms of a comparison have.
 
-    now: CountsTable
-    before: CountsTable
+    Attributes:
+        measured: the counts of the arm that is judged.
+        reference: the counts of the arm that it is compared with.
+    """
+
+    measured: CountsTable
+    reference: CountsTable
 
     def without(self, prompt_ids: Container[str]) -> "PairedCounts":
-        """Return the counts without some prompts."""
-        return PairedCounts(self.now.without(prompt_ids), self.before.without(prompt_ids))
+        """Return the counts without these prompts."""
+        return PairedCounts(self.measured.without(prompt_ids), self.reference.without(prompt_ids))
 
 
 def paired_counts(
-    measured: Sequence[Measurement], before: Sequence[Measurement]
+    measured: Sequence[Measurement], reference: Sequence[Measurement]
 ) -> PairedCounts | Reason:
-    """Return what the prompts of two arms did in their launches, or why that can't be compared.
+    """Return the counts of two arms for their common prompts, or why they can't be compared.
 
-    Where greedy answers repeat, further launches say nothing new; where they don't, each launch is
-    another draw of the prompt's text, and the mean of several is less uncertain.
+    All launches of an arm count. If its greedy answers repeat, further launches add nothing. If
+    they don't, each launch draws another answer, and the mean over the launches is more precise.
+
+    Args:
+        measured: the launches of the arm that is judged.
+        reference: the launches of the arm that it is compared with.
     """
     records = [
-        [launch.acceptance for launch in arm if launch.acceptance] for arm in (measured, before)
+        [launch.acceptance for launch in arm if launch.acceptance] for arm in (measured, reference)
     ]
     all_records = list(itertools.chain(*records))
-    for record in all_records:
-        first = all_records[0]
-        if not record.counts_as(first.source, first.view):
-            tags = sorted({f"{each.source} {each.view}" for each in all_records})
-            return Reason(
-                text=f"the sides tell their acceptance differently ({', '.join(tags)}), so they"
-                " can't be compared"
-            )
+    first_record = next(iter(all_records), None)
+    if first_record is not None and not all(
+        record.counts_as(first_record.source, first_record.view) for record in all_records
+    ):
+        tags = sorted({f"{record.source} {record.view}" for record in all_records})
+        return Reason(
+            text=f"the sides tell their acceptance differently ({', '.join(tags)}), so they"
+            " can't be compared"
+        )
     return PairedCounts(*common_tables(*answers_in_common(*records)))
 
 
 def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason:
-    """Return the change of an acceptance metric between the launches of two arms, or why not."""
-    prompts = len(counts.now.prompt_ids)
+    """Return the change of an acceptance metric between two arms, or why it is unknown."""
+    prompts = len(counts.measured.prompt_ids)
     if prompts < FEWEST_PROMPTS:
         return Reason(
             text=f"{prompts} prompts to compare by, {FEWEST_PROMPTS} are needed",
             remedy="give more prompts, and an engine whose answers carry their own counts",
         )
-    effect = _change_of_tables(metric, counts.now, counts.before)
+    effect = _change_of_tables(metric, counts.measured, counts.reference)
     if effect is None:
         return Reason(
             text="side A accepted nothing, B took no step, or one prompt has nearly all steps: no"
@@ -377,20 +429,26 @@ def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason
     return effect
 
 
-def _change_of_tables(metric: Metric, now: CountsTable, then: CountsTable) -> Effect | None:
-    """Return the change of a ratio between tables of the same prompts; None if one has no ratio."""
-    parts = ratio_parts(metric, now)
-    parts_before = ratio_parts(metric, then)
-    expected = _quotient(parts_before)
-    if parts is None or parts_before is None or _quotient(parts) is None or not expected:
+def _change_of_tables(
+    metric: Metric, measured: CountsTable, reference: CountsTable
+) -> Effect | None:
+    """Return the change of a ratio between two tables of the same prompts.
+
+    Returns:
+        None if a table has no ratio, or depends on too few prompts.
+    """
+    parts = ratio_parts(metric, measured)
+    reference_parts = ratio_parts(metric, reference)
+    expected = _quotient(reference_parts)
+    if parts is None or reference_parts is None or _quotient(parts) is None or not expected:
         return None
-    if _is_of_few_prompts(parts[1]) or _is_of_few_prompts(parts_before[1]):
+    if _is_of_few_prompts(parts[1]) or _is_of_few_prompts(reference_parts[1]):
         return None
-    return change_of_ratio(parts, parts_before, expected)
+    return change_of_ratio(parts, reference_parts, expected)
 
 
 def _is_of_few_prompts(denominators: Column) -> bool:
-    """Return whether too few prompts have a step, or one has nearly all of them."""
+    """Return whether too few prompts have a step, or one prompt has nearly all steps."""
     with_steps = int(np.count_nonzero(denominators))
     largest_share = float(denominators.max()) / float(denominators.sum())
     return with_steps < FEWEST_PROMPTS or largest_share > _MAX_SHARE_OF_PROMPT
@@ -402,6 +460,7 @@ def _change_of_speed(
     baseline: Baseline | None,
     spreads: Mapping[str, Spread],
 ) -> Effect | None:
+    """Return the change of a speed from a baseline; None if a value or the spread is missing."""
     spread = spreads.get(metric.name)
     recorded = baseline.launch_values(metric) if baseline else ()
     if spread is None or not recorded or min(values, default=0.0) <= 0:
@@ -410,51 +469,55 @@ def _change_of_speed(
 
 
 def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Effect | None:
-    """Return what a new baseline changes; None without a spread or anything to compare."""
+    """Return how a metric differs between an old and a new baseline.
+
+    Returns:
+        None if one of them lacks the metric, or if its spread is unknown.
+    """
     if metric.by_launch:
         spreads = spreads_of(CaseSpreads.of(new.launches, new.noise))
         return _change_of_speed(metric, new.launch_values(metric), old, spreads)
-    before = load_acceptance(old.acceptance)
-    now = load_acceptance(new.acceptance)
-    if before is None or now is None:
+    old_acceptance = load_acceptance(old.acceptance)
+    new_acceptance = load_acceptance(new.acceptance)
+    if old_acceptance is None or new_acceptance is None:
         return None
-    return change_of_acceptance(metric, before, now)
+    return change_of_acceptance(metric, old_acceptance, new_acceptance)
 
 
 def change_of_acceptance(
     metric: Metric, old: AcceptanceRecord, new: AcceptanceRecord
 ) -> Effect | None:
-    """Return the change over the prompts that both records have.
+    """Return the change of an acceptance metric over the prompts that both records have.
 
     Returns:
-        None if they share too few prompts, or have no ratio.
+        None if they share too few prompts, or if one has no ratio.
     """
-    now, then = common_tables(*answers_in_common([new], [old]))
-    if len(now.prompt_ids) < FEWEST_PROMPTS:
+    new_table, old_table = common_tables(*answers_in_common([new], [old]))
+    if len(new_table.prompt_ids) < FEWEST_PROMPTS:
         return None
-    return _change_of_tables(metric, now, then)
+    return _change_of_tables(metric, new_table, old_table)
 
 
 def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[str, Spread]:
-    """Return by metric how the launches of a case differ, moderated by those of other cases.
+    """Return how the launches of a case vary, by metric, moderated by those of other cases.
 
-    Three launches of one case say little, and unlike loads have unlike spreads, so a case's own
-    spread is shrunk towards the typical one. A metric without any spread is left out.
+    Three launches determine a spread badly, and different loads have different spreads. So a case's
+    own spread is moved towards the typical one. A metric without any spread is left out.
 
     Args:
-        own: how the case's launches differ.
-        others: how those of other cases of the machine differ.
+        own: how the launches of the case vary.
+        others: how the launches of the other cases on the machine vary.
     """
     spreads = {}
-    names = (name for case in (own, *others) for name in case.within)
+    names = itertools.chain.from_iterable(case.launches for case in (own, *others))
     for name in dict.fromkeys(names):
-        within = _moderated(name, own.within, [case.within for case in others])
-        between = _moderated(name, own.between, [case.between for case in others])
+        launch_variance = _moderated(name, own.launches, [case.launches for case in others])
+        run_variance = _moderated(name, own.runs, [case.runs for case in others])
         spreads[name] = Spread(
-            within_frac=math.sqrt(within.value),
-            between_frac=math.sqrt(between.value),
-            freedom=within.freedom,
-            between_freedom=between.freedom,
+            within_frac=math.sqrt(launch_variance.value),
+            between_frac=math.sqrt(run_variance.value),
+            freedom=launch_variance.freedom,
+            between_freedom=run_variance.freedom,
         )
     return spreads
 
@@ -462,13 +525,13 @@ def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[
 def _moderated(
     name: str, own: Mapping[str, Variance], others: Iterable[Mapping[str, Variance]]
 ) -> Variance:
-    """Return the variance of a metric of a case; its freedom is 0 if nothing is known."""
-    known = [case[name] for case in others if name in case]
-    return shrunk(own.get(name), known, NOTHING_KNOWN)
+    """Return the variance of a metric, moderated by other cases; its freedom is 0 if unknown."""
+    variances_of_others = [variances[name] for variances in others if name in variances]
+    return shrunk(own.get(name), variances_of_others, NOTHING_KNOWN)
 
 
 def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
-    """Return the settings that differ, as `name: recorded -> current`; empty when none does."""
+    """Return the settings that differ, as `name: recorded -> current`; empty if none does."""
     names = [field.name for field in dataclasses.fields(CaseSettings)]
     return ", ".join(
         f"{name}: {getattr(recorded, name)} -> {getattr(current, name)}"
@@ -478,37 +541,37 @@ def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
 
 
 def without_num_prompts(settings: CaseSettings) -> CaseSettings:
-    """Return the settings without `num_prompts`, by which a run overrides the matrix.
+    """Return the settings without `num_prompts`, with which a run overrides the matrix.
 
-    Acceptance is compared prompt by prompt, so that another number of them doesn't matter.
+    Acceptance is compared prompt by prompt, so the number of prompts may differ.
     """
     return dataclasses.replace(settings, num_prompts=None)
 
 
 def why_held_back(launches: Iterable[Measurement], baseline: Baseline | None) -> Invalidity | None:
-    """Return why no speed of some launches counts: a GPU ran slower than when it was recorded.
+    """Return why the speeds of launches are invalid, if a GPU ran slower than when recorded.
 
     Returns:
-        None if no GPU did, or that isn't known.
+        None if no GPU ran slower, or if the clocks are unknown.
     """
     recorded_devices = baseline.devices if baseline else ()
     for launch in launches:
         # Launches of one machine list their devices in the same order.
-        for now, then in zip(devices_of([launch]), recorded_devices, strict=False):
-            if now.sm_clock_mhz is None or then.sm_clock_mhz is None:
+        for device, recorded in zip(devices_of([launch]), recorded_devices, strict=False):
+            if device.sm_clock_mhz is None or recorded.sm_clock_mhz is None:
                 continue
-            if now.sm_clock_mhz < _LEAST_CLOCK_FRAC * then.sm_clock_mhz:
+            if device.sm_clock_mhz < _LEAST_CLOCK_FRAC * recorded.sm_clock_mhz:
                 return Invalidity(
                     "CLOCK_LOW",
-                    f"{now.name} ran at {now.sm_clock_mhz:.0f} MHz, it was recorded at"
-                    f" {then.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc), cool it, or"
+                    f"{device.name} ran at {device.sm_clock_mhz:.0f} MHz, it was recorded at"
+                    f" {recorded.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc), cool it, or"
                     " look who limits its power",
                 )
     return None
 
 
 def devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice, ...]:
-    """Return the devices whose power some launches measured, each at the median of its clocks."""
+    """Return the devices whose power was measured, each with the median of its clocks."""
     records_by_device: dict[str, list[DeviceRecord]] = {}
     for launch in launches:
         power = launch.replay.power if launch.replay else None
@@ -531,10 +594,12 @@ def devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice, ...]:
 
 
 def _kind(device: RecordedDevice) -> str:
+    """Return what a device measures and how, which must be equal to compare power."""
     return f"{device.scope} by {'counter' if device.from_counter else 'power'}"
 
 
 def _quotient(parts: tuple[Column, Column] | None) -> float | None:
+    """Return Σ numerators / Σ denominators; None if it doesn't exist."""
     if parts is None or not parts[1].any():
         return None
     return float(parts[0].sum() / parts[1].sum())

@@ -1,7 +1,8 @@
-"""Judge the launches of both sides of a gate: a verdict on each metric, and the answer.
+"""Judge the launches of both sides of a gate: return a verdict on each metric, and the answer.
 
-The gate looks after 1, 2, 4, 8, … launches. The looks share one level, so that all of them together
-are wrong no more often than one would be. What a look has decided stays decided.
+The gate judges after 1, 2, 4, 8, … launches. Each of these looks gets a part of one level of
+significance, so that all looks together are wrong no more often than a single one would be. If a
+look decides a metric, the metric stays decided.
 """
 
 import dataclasses
@@ -43,29 +44,35 @@ from specreg.verdicts.verdict import Cause, Comparison, Outcome, Verdict
 UNCHECKED = "UNCHECKED"
 """The code of a loss of speed while side A hasn't been measured against itself."""
 _FAILED_LAUNCHES_TO_GIVE_UP = 2
+"""After this many failed launches a side is given up, unless more of its launches succeeded."""
 _FEW_EQUAL_FRAC = 0.5
+"""If a smaller share of the answers is equal, the reasons of the decision mention it."""
 _SPENT_EXPONENT = 2
-"""How late the level of speeds is spent: as this power of the launches."""
+"""After the share x of the launches, the looks at a speed have spent x to this power of the level,
+so that most of it is left for the last look."""
 _OWN_LOSS_LEVEL = LEVEL / 10
-"""How often a pair's own launches may wrongly show a loss of speed, whatever other pairs show."""
+"""The probability that a pair's own launches show a loss of speed by chance."""
 _OWN_PASS_LEVEL = LEVEL / 2
-"""How often they may wrongly show that no more than tolerated was lost."""
+"""The probability that a pair's own launches show a kept tolerance by chance."""
 _FIRST_LOOK_FRAC = 0.5
-"""How much of the level of acceptance the first look has."""
+"""The share of the level of acceptance that the first look gets."""
 _MAX_GROWTH_RATIO = 1000
-"""How many times the launches or prompts so far are tried when asking how many would decide."""
+"""The estimate of how many launches or prompts would decide ends at this multiple of the present
+number."""
 
 _Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SideLaunch:
-    """A pair on one launch of a side's server.
+    """What one launch of a side's server measured for a pair.
 
     Attributes:
-        number: of the launch, from 1.
-        measurement: None if the launch came to nothing.
-        failed: why it came to nothing; None if it didn't.
+        pair_id: the id of the pair.
+        side: the side.
+        number: the number of the launch, from 1.
+        measurement: what was measured; None if the launch failed.
+        failed: why the launch failed; None if it didn't.
     """
 
     pair_id: str
@@ -75,22 +82,24 @@ class SideLaunch:
     failed: Reason | None = None
 
     def why_invalid(self, metric: Metric) -> Reason | None:
-        """Return why a metric's value is invalid, None if it is valid."""
+        """Return why the value of a metric is invalid or missing; None if it is valid."""
         if self.failed is not None or self.measurement is None:
             return self.failed
         invalidity = self.measurement.invalid.get(metric.family)
-        return None if invalidity is None else Reason.of(invalidity)
+        if invalidity is None:
+            return None
+        return Reason.of(invalidity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How much evidence there may be, and how it is weighed.
+    """How many launches a gate may take, and how strictly it judges them.
 
     Attributes:
         launches: the most launches of each side.
-        figures: how many metrics are judged. A loss of any of them stops an upgrade, and must stand
-            among all of them (Bonferroni).
-        tolerances: by metric, a tolerance that overrides the metric's own.
+        figures: how many metrics are judged. Chance may show a loss in each of them, and a single
+            loss stops the upgrade, so the level of a loss is divided by their number (Bonferroni).
+        tolerances: the tolerances that override those of the metrics, by the metric's name.
     """
 
     launches: int
@@ -99,20 +108,24 @@ class Rules:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """The numbers of launches after which it looks; few, as starting servers costs most."""
+        """The numbers of launches after which the gate judges.
+
+        They double each time. More looks would spend more of the level on early, noisy figures.
+        """
         doublings = (self.launches - 1).bit_length()
         return (*(2**exponent for exponent in range(doublings)), self.launches)
 
     def level_after(self, launches: int, metric: Metric) -> float:
-        """Return how often a look may wrongly call a metric proven.
+        """Return the level of a look: the probability that it decides a metric wrongly.
 
-        Looks at a speed spend the level as the square of the launches (Kim and DeMets, 1987), so
-        that the last look, which knows most, has most of it. Acceptance differs by prompt and
-        little by launch, so its first look knows nearly all, and has half of the level at once.
+        The looks at a speed spend the level like the square of the launches (Kim and DeMets, 1987),
+        so that the last look, which has the most launches, also has most of the level. Acceptance
+        varies with the prompt and hardly with the launch. Its first look therefore has nearly all
+        information, and gets half of the level.
 
         Args:
-            launches: how many launches of each side it looks at.
-            metric: what it looks at.
+            launches: how many launches of each side the look judges.
+            metric: the metric that it judges.
         """
         earlier = max((look for look in self.looks if look < launches), default=0)
         level = self._spent_after(launches) - self._spent_after(earlier)
@@ -122,16 +135,20 @@ class Rules:
         return first_level + level * (1 - _FIRST_LOOK_FRAC)
 
     def _spent_after(self, launches: int) -> float:
-        """Return how much of the level all looks up to some launches have spent."""
+        """Return the part of the level that all looks up to this number of launches spend."""
         return LEVEL * min(launches / self.launches, 1.0) ** _SPENT_EXPONENT
 
 
 def rules_of(options: ComparisonOptions, *, figures: int) -> Rules:
-    """Return the rules that options ask for.
+    """Derive the rules from the options.
+
+    Args:
+        options: the options.
+        figures: how many metrics are judged.
 
     Raises:
-        UnsupportedError: a tolerance can't be read.
-        UnknownNameError: a tolerance is for a metric that doesn't exist.
+        UnsupportedError: a tolerance isn't a fraction between 0 and 1.
+        UnknownNameError: a tolerance names a metric that doesn't exist.
     """
     tolerances = {}
     for text in options.tolerances:
@@ -147,7 +164,7 @@ def rules_of(options: ComparisonOptions, *, figures: int) -> Rules:
 
 
 class _Figure(NamedTuple):
-    """A metric of a pair: the second of two sides compared with the first."""
+    """A metric of a pair, for which the second of two sides is compared with the first."""
 
     metric: Metric
     pair_id: str
@@ -167,7 +184,7 @@ _ANSWERS = {
     REGRESSED_STATUS: GateAnswer.DONT,
     UNDECIDED_STATUS: GateAnswer.UNDECIDED,
 }
-"""The answer, by the exit status of all verdicts."""
+"""The answer for each exit status that all verdicts together may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +192,12 @@ class Decision:
     """What a gate decided.
 
     Attributes:
-        reasons: why, the weightiest first.
-        unclear: what is undecided, metric by metric.
-        needed_launches: about how many launches of each side would decide; 0 where no number does.
-        verdicts: on each pair, and on its answers.
-        control: the verdicts on side A against itself.
+        answer: the answer.
+        reasons: the reasons for the answer, the most important one first.
+        unclear: a sentence for each undecided metric.
+        needed_launches: about how many launches of each side would decide; 0 if no number would.
+        verdicts: the verdicts on the metrics and the answers of all pairs.
+        control: the verdicts on side A compared with itself.
     """
 
     answer: GateAnswer
@@ -196,14 +214,16 @@ def decide(
     rules: Rules,
     answers: Sequence[Verdict] = (),
 ) -> Decision:
-    """Decide by the launches so far.
+    """Decide on the basis of the launches so far.
 
     Args:
-        pairs: what is compared.
-        launches: of all pairs, in the order in which they were made.
-        rules: how they are weighed.
-        answers: the verdicts on each pair's answers.
+        pairs: the pairs that are compared.
+        launches: the launches of all pairs, in the order in which they were made.
+        rules: how strictly they are judged.
+        answers: the verdicts on the answers of each pair.
     """
+    # Judge each metric. A loss of speed may also come from the machine, so it is compared with how
+    # much side A differs from itself.
     first_verdicts = list(
         itertools.chain.from_iterable(judge_pair(pair, launches, rules) for pair in pairs)
     )
@@ -216,6 +236,8 @@ def decide(
         _against_control(verdict, launches, is_worse_anyway=is_worse_anyway)
         for verdict in first_verdicts
     ]
+
+    # Derive the answer from all verdicts, and explain it.
     lost = [verdict for verdict in verdicts if _is_lost(verdict)]
     all_verdicts = (*verdicts, *answers)
     answer = _ANSWERS[exit_status(all_verdicts)]
@@ -238,7 +260,7 @@ def decide(
 def _control_verdicts(
     pairs: Sequence[Pair], launches: Sequence[SideLaunch], rules: Rules
 ) -> Iterator[Verdict]:
-    """Yield the verdicts on the speeds of side A against itself, of pairs that measured that."""
+    """Yield the verdicts on the speeds of side A against itself, for the pairs that measured it."""
     controlled = {launch.pair_id for launch in launches if launch.side in CONTROL}
     for pair in pairs:
         if pair.id in controlled:
@@ -254,29 +276,31 @@ def plan_launches(
     is_done: Callable[[Decision], bool],
     is_wanted: Callable[[Group], bool] = lambda _: False,
 ) -> Iterator[tuple[Group, int, tuple[Side, Side]]]:
-    """Yield what to launch until the answer is there.
+    """Yield the launches that a gate needs, until it has its answer.
 
-    After each look at which B seems slower, side A is launched beside itself, on no more launches
-    than B had.
+    Whenever B seems slower at a look, side A is launched next to itself, up to as many times as B
+    was launched.
 
     Args:
-        groups: pairs that share their servers.
-        rules: when it looks.
-        look: gives what is known by then, with all that was launched so far.
-        is_done: whether that is the answer.
-        is_wanted: whether a group is launched even if it is settled.
+        groups: the groups of pairs that share their servers.
+        rules: after how many launches the gate judges.
+        look: returns the decision on the basis of all launches so far.
+        is_done: returns whether a decision is final.
+        is_wanted: returns whether a group is launched although it is settled.
 
     Yields:
-        A group, the number of the launch, and which sides to launch.
+        The pairs to launch, the number of the launch, and the sides to launch.
     """
     open_groups = list(groups)
     for number in range(1, rules.launches + 1):
+        # Launch both sides of each group that isn't settled.
         yield from ((group, number, COMPARED) for group in open_groups)
         if number not in rules.looks:
             continue
         decision = look()
         if is_done(decision):
             return
+        # Launch side A next to itself, as long as that may explain why B seems slower.
         for control_number, group in itertools.product(range(1, number + 1), open_groups):
             pairs = tuple(pair for pair in group if _is_doubtful(pair, decision))
             if pairs:
@@ -290,7 +314,7 @@ def plan_launches(
 
 
 def _is_doubtful(pair: Pair, decision: Decision) -> bool:
-    """Return whether B seems slower, and by no more than side A may differ from itself."""
+    """Return whether B seems slower, but side A may differ as much from itself."""
     return any(
         verdict.has_code(UNCHECKED, MACHINE_MOVED) and not _is_lost(verdict)
         for verdict in decision.verdicts
@@ -304,20 +328,28 @@ def is_lost(decision: Decision) -> bool:
 
 
 def _is_lost(verdict: Verdict) -> bool:
+    """Return whether a verdict is a proven loss."""
     return verdict.outcome is Outcome.REGRESSED
 
 
 def _is_speed(verdict: Verdict) -> bool:
+    """Return whether a verdict is about a metric that varies from launch to launch."""
     return GATE_METRICS[verdict.metric].by_launch
 
 
 def _against_control(
     verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse_anyway: bool
 ) -> Verdict:
-    """Judge a lost speed again, by how much side A differs from itself.
+    """Judge a lost speed again by how much side A differs from itself.
 
-    A loss that isn't beyond that, 1 % being chance, is the machine's. Until that is measured there
-    is no loss, unless B `is_worse_anyway`.
+    If the loss isn't significantly larger than that difference, it comes from the machine and is
+    INVALID. As long as side A hasn't been measured against itself, the loss is INCONCLUSIVE.
+
+    Args:
+        verdict: the verdict; one that isn't a lost speed is returned unchanged.
+        launches: all launches.
+        is_worse_anyway: whether B is worse for another reason. The loss then stands at once, since
+            measuring side A against itself would not change the answer.
     """
     if not (_is_lost(verdict) and _is_speed(verdict)):
         return verdict
@@ -326,7 +358,9 @@ def _against_control(
     control_change = _change(figure._replace(sides=CONTROL), launches)
     if change is None or control_change is None:
         reason = Reason(code=UNCHECKED, text="side A is still to be measured against itself")
-        outcome = Outcome.REGRESSED if is_worse_anyway else Outcome.INCONCLUSIVE
+        outcome = Outcome.INCONCLUSIVE
+        if is_worse_anyway:
+            outcome = Outcome.REGRESSED
         return dataclasses.replace(verdict, outcome=outcome, reason=reason)
     beyond_control = Effect(
         estimate_frac=change.estimate_frac - control_change.estimate_frac,
@@ -345,11 +379,14 @@ def _against_control(
 
 
 def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[str]:
-    """Yield which answers differ, can't be told or mostly round; then what was lost, and by what.
+    """Yield the reasons for an answer: differing or unclear answers first, then proven losses.
 
-    A loss is by output itself where no other cause is proven.
+    Args:
+        answers: the verdicts on the answers of each pair.
+        lost: the verdicts that are proven losses.
     """
     for verdict in answers:
+        # Many answers that differ are mentioned even if rounding explains all of them.
         few_are_equal = verdict.value is not None and verdict.value < _FEW_EQUAL_FRAC
         if few_are_equal or verdict.outcome in {Outcome.WRONG, Outcome.INVALID}:
             yield f"{verdict.case_id}: {verdict.explanation}"
@@ -362,7 +399,11 @@ def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[st
 
 
 def _causes(losses: Sequence[Verdict]) -> str:
-    """Name what made a case worse: proven losses of other metrics, or the worst part of output."""
+    """Name what made a case worse.
+
+    Proven losses of other metrics explain a loss of output. Without one, the part that contributes
+    most to it does.
+    """
     proven = [GATE_METRICS[loss.metric].cause for loss in losses if loss.metric != OUTPUT]
     if proven:
         return ", ".join(proven)
@@ -371,14 +412,14 @@ def _causes(losses: Sequence[Verdict]) -> str:
 
 
 def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
-    """Yield by undecided metric what is proven of it: the largest loss of any case."""
+    """Yield, for each undecided metric, the largest loss that isn't excluded in any case."""
     largest_losses: dict[str, tuple[float, str]] = {}
     for verdict in unclear:
         low_frac = verdict.comparison.low_frac
         if verdict.outcome is Outcome.INCONCLUSIVE and low_frac is not None:
             loss = max(-low_frac, 0.0), verdict.case_id
-            known = largest_losses.get(verdict.metric, loss)
-            largest_losses[verdict.metric] = max(known, loss)
+            largest_loss = largest_losses.get(verdict.metric, loss)
+            largest_losses[verdict.metric] = max(largest_loss, loss)
     for name, (loss_frac, case_id) in largest_losses.items():
         yield f"B is not worse than A in {label_of(name)} by more than {loss_frac:.1%} ({case_id})"
 
@@ -386,9 +427,10 @@ def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
 def is_settled(group: Group, decision: Decision) -> bool:
     """Return whether no further launch would change the answer on the pairs of a group.
 
-    Of a pair that is lost, by its answers or by more than output, the rest only needs an interval.
-    So it does of a pair of drafts whose acceptance no number of launches decides: it is the same on
-    each launch, and without it the answer can't be an upgrade.
+    Undecided metrics of a pair don't matter in two cases, as long as each of them has an interval
+    to show. The pair is lost already, by its answers or by a metric other than output. Or it
+    compares two drafts whose acceptance is undecided and equal on every launch, so that no number
+    of launches can lead to an upgrade.
     """
     pair_ids = {pair.id for pair in group}
     draft_ids = {pair.id for pair in group if pair.compares_drafts}
@@ -406,8 +448,9 @@ def is_settled(group: Group, decision: Decision) -> bool:
         and verdict.needed_launches == 0
         and verdict.case_id in draft_ids
     }
+    answered_ids = lost_ids | stuck_ids
     return all(
-        verdict.case_id in lost_ids | stuck_ids and verdict.comparison.low_frac is not None
+        verdict.case_id in answered_ids and verdict.comparison.low_frac is not None
         for verdict in unclear
     )
 
@@ -415,13 +458,13 @@ def is_settled(group: Group, decision: Decision) -> bool:
 def judge_pair(
     pair: Pair, launches: Sequence[SideLaunch], rules: Rules, sides: tuple[Side, Side] = COMPARED
 ) -> tuple[Verdict, ...]:
-    """Judge each metric of a pair, at the look that decides or else at the last one.
+    """Judge each metric of a pair, at the look that decides it or else at the last look.
 
     Args:
         pair: the case as both sides run it.
-        launches: of all pairs, in the order in which they were made.
-        rules: how they are weighed.
-        sides: the second is compared with the first.
+        launches: the launches of all pairs, in the order in which they were made.
+        rules: how strictly they are judged.
+        sides: two sides, of which the second is compared with the first.
     """
     verdicts = []
     for metric in pair.metrics:
@@ -433,23 +476,29 @@ def judge_pair(
 
 
 def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
-    # A launch repeated after it had failed changes no earlier look: it counts from the number of
-    # launches on that there were by then.
-    known_at = list(itertools.accumulate((launch.number for launch in launches), max))
-    last = max(known_at, default=0)
-    looks = [*(number for number in rules.looks if number < last), last]
-    seen_at_looks = [
-        [launch for launch, at in zip(launches, known_at, strict=True) if at <= look]
-        for look in looks
-    ]
-    verdicts = (
-        _look(figure, seen, rules, look) for seen, look in zip(seen_at_looks, looks, strict=True)
-    )
-    decided = next(verdicts)
-    for verdict in verdicts:
+    """Judge a figure at each look, and return the verdict of the look that decides it."""
+    # A launch belongs to the first look after it was made. A launch that was repeated after a
+    # failure has a smaller number than those before it, so the highest number so far counts.
+    # Otherwise the repeated launch would change what an earlier look has decided.
+    highest_numbers = list(itertools.accumulate((launch.number for launch in launches), max))
+    last_number = max(highest_numbers, default=0)
+    earlier_looks = [number for number in rules.looks if number < last_number]
+
+    def verdict_at(look: int) -> Verdict:
+        seen = [
+            launch
+            for launch, highest_number in zip(launches, highest_numbers, strict=True)
+            if highest_number <= look
+        ]
+        return _look(figure, seen, rules, look)
+
+    first_look, *later_looks = [*earlier_looks, last_number]
+    decided = verdict_at(first_look)
+    for look in later_looks:
         if decided.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
             break
-        # That it holds is soon proven; that it is better by more may show later.
+        verdict = verdict_at(look)
+        # A kept tolerance is proven early, and a gain beyond the tolerance may be proven later.
         if decided.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
             decided = verdict
     return decided
@@ -457,20 +506,20 @@ def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Ver
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sides:
-    """What both sides of a figure measured by a look.
+    """What both sides of a figure have measured up to a look.
 
     Attributes:
-        figure: what is compared.
-        before: the launches of the first side.
-        now: those of the second side.
-        tolerance_frac: the largest loss that is allowed.
-        rules: how the launches are weighed.
-        level: how often this look may wrongly call the figure proven.
+        figure: the figure that is judged.
+        first: the measurements of the first side.
+        second: the measurements of the second side, which is compared with the first.
+        tolerance_frac: the tolerated loss, 0..1.
+        rules: how strictly the launches are judged.
+        level: the probability that this look decides the figure wrongly.
     """
 
     figure: _Figure
-    before: Sequence[Measurement]
-    now: Sequence[Measurement]
+    first: Sequence[Measurement]
+    second: Sequence[Measurement]
     tolerance_frac: float
     rules: Rules
     level: float
@@ -478,22 +527,22 @@ class _Sides:
     @property
     def launches(self) -> int:
         """How many launches both sides have."""
-        return min(len(self.before), len(self.now))
+        return min(len(self.first), len(self.second))
 
     @property
     def expected(self) -> float | None:
         """The value of the first side."""
-        return _value(self.figure.metric, self.before)
+        return _value(self.figure.metric, self.first)
 
     def unjudged(
         self, outcome: Outcome, reason: Reason, *, needed_launches: int | None = None
     ) -> Verdict:
-        """Return the verdict on a figure without an effect."""
+        """Return the verdict on a figure whose change has no interval."""
         return Verdict(
             case_id=self.figure.pair_id,
             metric=self.figure.metric.name,
             outcome=outcome,
-            value=_value(self.figure.metric, self.now),
+            value=_value(self.figure.metric, self.second),
             comparison=Comparison(
                 expected=self.expected,
                 against=f"side {self.figure.sides[0]}",
@@ -505,30 +554,31 @@ class _Sides:
         )
 
     def judged(self, effect: Effect, cause: Cause | None = None, *, prompts: int = 0) -> Verdict:
-        """Return the verdict on an effect and, if it is undecided, what would decide it.
+        """Return the verdict on a change, with what would decide it if it is undecided.
 
         Args:
             effect: the change of the second side.
-            cause: of a speed, what changed it.
-            prompts: of an acceptance, by how many prompts it was compared.
+            cause: what changed a speed; None if unknown.
+            prompts: how many prompts an acceptance was compared on; 0 for a speed.
         """
         metric = self.figure.metric
-        # A loss must be certain among all figures; that there is none only at this look.
+        # Chance may show a loss in any of the figures, so its level is divided by their number.
         loss_level = self.level / self.rules.figures
         reference = Reference(self.expected, f"side {self.figure.sides[0]}", self.tolerance_frac)
         outcome, comparison = judge_effect(metric, effect, reference, self.level, loss_level)
         reason: Reason | None = None
         needed_launches: int | None = None
         if outcome is Outcome.INCONCLUSIVE:
-            count_now = self.launches if metric.by_launch else prompts
-            needed = _needed(metric, effect, comparison, self.rules, count_now)
-            needed_launches = needed if metric.by_launch else 0
-            reason = self._why_undecided(needed)
+            count = self.launches if metric.by_launch else prompts
+            needed_count = _needed_count(metric, effect, comparison, self.rules, count)
+            # Further launches don't decide an acceptance, only more prompts do.
+            needed_launches = needed_count if metric.by_launch else 0
+            reason = self._why_undecided(needed_count)
         return Verdict(
             case_id=self.figure.pair_id,
             metric=metric.name,
             outcome=outcome,
-            value=_value(metric, self.now),
+            value=_value(metric, self.second),
             comparison=comparison,
             cause=cause,
             reason=reason,
@@ -536,54 +586,63 @@ class _Sides:
             needed_launches=needed_launches,
         )
 
-    def _why_undecided(self, needed: int | None) -> Reason | None:
-        if needed is None:
+    def _why_undecided(self, needed_count: int | None) -> Reason | None:
+        """Say how many launches or prompts would decide; None if no number would."""
+        if needed_count is None:
             return None
         if self.figure.metric.by_launch:
-            return Reason(text=f"about {needed} launches instead of {self.launches}")
+            return Reason(text=f"about {needed_count} launches instead of {self.launches}")
         return Reason(
-            text=f"about {needed} prompts: a new gate, with --prompts {needed} and another --out"
+            text=f"about {needed_count} prompts: a new gate, with --prompts {needed_count} and"
+            " another --out"
         )
 
 
 def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: int) -> Verdict:
-    """Judge a figure by the launches that a look knows.
+    """Judge a figure at one look.
 
     Args:
-        figure: what is judged.
-        launches: of all pairs, those up to the look.
-        rules: how they are weighed.
-        look: the number of launches of each side after which it looks.
+        figure: the figure that is judged.
+        launches: the launches of all pairs that were made before the look.
+        rules: how strictly they are judged.
+        look: the number of launches of each side after which the look takes place.
     """
+    # Collect the valid measurements of both sides.
     metric, pair_id, (first_side, second_side) = figure
     pair_launches = [launch for launch in launches if launch.pair_id == pair_id]
-    before, now = counted_equally(
+    first, second = counted_equally(
         _measured(metric, first_side, pair_launches), _measured(metric, second_side, pair_launches)
     )
     sides = _Sides(
         figure=figure,
-        before=before,
-        now=now,
+        first=first,
+        second=second,
         tolerance_frac=rules.tolerances.get(metric.name, metric.gate_tolerance_frac or 0.0),
         rules=rules,
         level=rules.level_after(look, metric),
     )
+
+    # A side without valid measurements can't be judged.
     for side in figure.sides:
         broken = why_broken(pair_launches, side, metric)
         if broken is not None:
             return sides.unjudged(Outcome.INVALID, broken)
-    if not (sides.before and sides.now):
-        missing = second_side if sides.before else first_side
+    if not (sides.first and sides.second):
+        missing = second_side if sides.first else first_side
         reason = Reason(text=f"side {missing} has no launch yet")
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=1)
     if not metric.by_launch:
         return _judge_acceptance(sides)
+
+    # A speed is judged with the spread of all pairs, and must also show in its own launches.
     change = _change(figure, launches)
     if change is None:
         reason = Reason(text="too few launches to tell how they spread")
         needed_launches = 2 * (sides.launches + 1)
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
-    cause = _parts_of_output(sides.now, sides.before) if metric.name == OUTPUT else None
+    cause: Cause | None = None
+    if metric.name == OUTPUT:
+        cause = _parts_of_output(sides.second, sides.first)
     verdict = sides.judged(change, cause)
     alone = change_of_pairs(_differences(figure, launches))
     if verdict.outcome is Outcome.INCONCLUSIVE or _shows_alone(verdict, alone, sides):
@@ -596,11 +655,12 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
 
 
 def _shows_alone(verdict: Verdict, alone: Effect | None, sides: _Sides) -> bool:
-    """Return whether a pair's own launches show what they show together with other pairs.
+    """Return whether a pair's own launches confirm the verdict with the spread of all pairs.
 
-    A load that is noisier than all others would seem to be known too well by their spread. Of six
-    pairs, one of them three times noisier, 6 % of losses as large as tolerated passed without this,
-    and 0.8 % do with it; of gates of identical sides 3 % had a loss, and 0.5 % have one.
+    The spread of all pairs underestimates that of a load which is noisier than the others. In
+    simulations of six pairs, one of them three times noisier, 6 % of the losses as large as the
+    tolerance passed without this check, and 0.8 % with it. Of the gates between identical sides,
+    3 % found a loss without it, and 0.5 % with it.
 
     Args:
         verdict: the verdict with the spread of all pairs.
@@ -616,29 +676,34 @@ def _shows_alone(verdict: Verdict, alone: Effect | None, sides: _Sides) -> bool:
 
 
 def _judge_acceptance(sides: _Sides) -> Verdict:
-    """Judge acceptance by all prompts, and without those whose answers are of another length."""
-    counts = paired_counts(sides.now, sides.before)
+    """Judge acceptance over all prompts, and over those whose answers kept their length."""
+    counts = paired_counts(sides.second, sides.first)
     if isinstance(counts, Reason):
         return sides.unjudged(Outcome.INVALID, counts)
     verdict = _judge_counts(sides, counts)
-    changes = changed_lengths(counts.now, counts.before)
+    changes = changed_lengths(counts.measured, counts.reference)
     if not changes:
         return verdict
-    unchanged = counts.without({change.prompt_id for change in changes})
-    of_unchanged = _judge_counts(sides, unchanged)
-    return weigh_changed_lengths(verdict, of_unchanged, changes, len(counts.now.prompt_ids))
+    unchanged_prompts = counts.without({change.prompt_id for change in changes})
+    verdict_on_unchanged = _judge_counts(sides, unchanged_prompts)
+    prompts = len(counts.measured.prompt_ids)
+    return weigh_changed_lengths(verdict, verdict_on_unchanged, changes, prompts)
 
 
 def _judge_counts(sides: _Sides, counts: PairedCounts) -> Verdict:
-    """Judge the change of acceptance over some prompts."""
+    """Judge the change of acceptance over the prompts of the counts."""
     change = paired_ratio_change(sides.figure.metric, counts)
-    if isinstance(change, Reason):  # no further launch would tell
+    if isinstance(change, Reason):
+        # Further launches replay the same prompts, so they wouldn't help.
         return sides.unjudged(Outcome.INVALID, change)
-    return sides.judged(change, prompts=len(counts.now.prompt_ids))
+    return sides.judged(change, prompts=len(counts.measured.prompt_ids))
 
 
 def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> list[Measurement]:
-    """Return a side's launches with a valid metric; of each number the last one."""
+    """Return a side's measurements with a valid value of a metric.
+
+    If a launch was repeated, the last one with its number counts.
+    """
     by_number = {
         launch.number: launch.measurement
         for launch in launches
@@ -649,31 +714,39 @@ def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> lis
 
 
 def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
-    """Return the change of a speed of a pair, with the spread of all pairs; None without one."""
-    # What A does beside itself, which is measured later, changes no verdict on B.
-    other_figures = [
-        _Figure(figure.metric, pair_id, sides)
-        for pair_id in dict.fromkeys(launch.pair_id for launch in launches)
-        for sides in dict.fromkeys((COMPARED, figure.sides))
-    ]
-    other_differences = [
-        _differences(other, launches) for other in other_figures if other != figure
-    ]
+    """Return the change of a speed of a pair, with its spread moderated by all pairs.
+
+    Returns:
+        None if there are too few launches to estimate the spread.
+    """
+    # The spread of side A against itself is used for itself only. It is measured later, and would
+    # otherwise change what was decided about B before.
+    all_sides = dict.fromkeys((COMPARED, figure.sides))
+    pair_ids = dict.fromkeys(launch.pair_id for launch in launches)
+    other_differences = []
+    for pair_id, sides in itertools.product(pair_ids, all_sides):
+        other_figure = _Figure(figure.metric, pair_id, sides)
+        if other_figure != figure:
+            other_differences.append(_differences(other_figure, launches))
     return change_of_pairs(_differences(figure, launches), other_differences)
 
 
 def _differences(figure: _Figure, launches: Sequence[SideLaunch]) -> list[float]:
-    """Return by launch how much better a speed is on the second side, as a log difference."""
-    before = _logs_by_number(figure, figure.sides[0], launches)
-    now = _logs_by_number(figure, figure.sides[1], launches)
+    """Return for each launch how much better a speed is on the second side, in logarithms."""
+    first_logs = _logs_by_number(figure, figure.sides[0], launches)
+    second_logs = _logs_by_number(figure, figure.sides[1], launches)
     sign = figure.metric.sign
-    return [sign * (now[number] - before[number]) for number in now if number in before]
+    return [
+        sign * (second_log - first_logs[number])
+        for number, second_log in second_logs.items()
+        if number in first_logs
+    ]
 
 
 def _logs_by_number(
     figure: _Figure, side: Side, launches: Sequence[SideLaunch]
 ) -> Mapping[int, float]:
-    """Return by number of the launch the logarithm of a side's speed."""
+    """Return the logarithm of a side's speed on each launch, by the number of the launch."""
     logs = {}
     for launch in launches:
         if (launch.pair_id, launch.side) == (figure.pair_id, side):
@@ -685,7 +758,7 @@ def _logs_by_number(
 
 @functools.lru_cache(maxsize=4096)
 def _log(name: str, launch: SideLaunch) -> float | None:
-    """Return the logarithm of a speed on a launch, None where it is invalid or 0."""
+    """Return the logarithm of a speed on a launch; None if the speed is invalid or 0."""
     metric = GATE_METRICS[name]
     measurement = launch.measurement
     if measurement is None or measurement.replay is None:
@@ -696,35 +769,43 @@ def _log(name: str, launch: SideLaunch) -> float | None:
     return math.log(value) if value else None
 
 
-def _needed(
-    metric: Metric, effect: Effect, comparison: Comparison, rules: Rules, count_now: int
+def _needed_count(
+    metric: Metric, effect: Effect, comparison: Comparison, rules: Rules, present_count: int
 ) -> int | None:
-    """Return about how many launches, or prompts, decide if estimate and spread stay as they are.
+    """Estimate how many launches, or prompts, would decide a metric.
+
+    The estimate assumes that the change and the spread stay as they are.
 
     Args:
-        metric: what is compared.
+        metric: the metric.
         effect: its change.
-        comparison: the same, as it was judged.
-        rules: how launches are weighed.
-        count_now: how many launches or prompts there are.
+        comparison: the same change as it was judged.
+        rules: how strictly launches are judged.
+        present_count: how many launches or prompts there are now.
 
     Returns:
-        None if a thousand times as many as now wouldn't.
+        None if not even a thousand times as many would decide.
     """
     estimate_frac = comparison.change_frac or 0.0
     tolerance_frac = comparison.tolerance_frac or 0.0
+    # Within the tolerance, the metric is decided once the interval excludes a loss of that size.
+    # Beyond the tolerance, it is decided once the interval excludes 0.
     is_within = estimate_frac > -tolerance_frac
-    room_frac = estimate_frac + tolerance_frac if is_within else -estimate_frac
-    count = count_now
-    while count < _MAX_GROWTH_RATIO * count_now:
+    needed_reach_frac = -estimate_frac
+    if is_within:
+        needed_reach_frac = estimate_frac + tolerance_frac
+    count = present_count
+    while count < _MAX_GROWTH_RATIO * present_count:
         count = math.ceil(max(count + 1, count * 1.05))
         planned = dataclasses.replace(rules, launches=max(count, rules.launches))
-        # More prompts are for a new gate, whose first look decides about acceptance.
-        level = planned.level_after(planned.launches if metric.by_launch else 1, metric)
+        # More prompts need a new gate, whose first look decides about acceptance.
+        look = planned.launches if metric.by_launch else 1
+        level = planned.level_after(look, metric)
         if not is_within:
             level /= rules.figures
-        reach = t_quantile(level, max(effect.freedom * count / count_now, 1))
-        if reach * effect.error_frac * math.sqrt(count_now / count) < room_frac:
+        freedom = max(effect.freedom * count / present_count, 1)
+        error_frac = effect.error_frac * math.sqrt(present_count / count)
+        if t_quantile(level, freedom) * error_frac < needed_reach_frac:
             return count
     return None
 
@@ -732,9 +813,14 @@ def _needed(
 def why_broken(
     launches: Iterable[SideLaunch], side: Side, metric: Metric | None = None
 ) -> Reason | None:
-    """Return why a side can't be measured, or has no metric; None if it can and has.
+    """Return why a side is given up; None if it isn't.
 
-    A side is given up once most of its launches failed.
+    A side is given up if at least two of its launches failed, and as many as succeeded.
+
+    Args:
+        launches: the launches of both sides.
+        side: the side.
+        metric: if set, a launch without a valid value of this metric counts as failed.
     """
     reasons = [
         launch.failed if metric is None else launch.why_invalid(metric)
@@ -749,7 +835,12 @@ def why_broken(
 
 
 def _value(metric: Metric, measurements: Sequence[Measurement]) -> float | None:
-    """Return acceptance over all launches together; of a speed the geometric mean."""
+    """Return the value of a metric over several launches.
+
+    Returns:
+        The acceptance of all launches together, or the geometric mean of a speed; None without a
+        value.
+    """
     if metric.by_launch:
         return _mean_of(metric.value_of, measurements)
     counts = [
@@ -762,28 +853,34 @@ def _value(metric: Metric, measurements: Sequence[Measurement]) -> float | None:
 def _mean_of(
     function: Callable[[Replay], float | None], measurements: Iterable[Measurement]
 ) -> float | None:
-    """Return the geometric mean over the launches that have a value; None where none has."""
-    values = [
-        value
-        for measurement in measurements
-        if measurement.replay and (value := function(measurement.replay))
-    ]
-    return statistics.geometric_mean(values) if values else None
+    """Return the geometric mean over the launches that have a value; None if none has one."""
+    replays = [measurement.replay for measurement in measurements if measurement.replay]
+    values = [function(replay) for replay in replays]
+    # A value of 0 has no place in a geometric mean.
+    positive_values = [value for value in values if value]
+    return statistics.geometric_mean(positive_values) if positive_values else None
 
 
-def _parts_of_output(now: Sequence[Measurement], before: Sequence[Measurement]) -> Cause | None:
-    """Return the parts of Δ log(throughput), the worst first; None where one isn't known.
+def _parts_of_output(second: Sequence[Measurement], first: Sequence[Measurement]) -> Cause | None:
+    """Split the change of throughput into its parts, the worst one first.
 
-    Δ log(throughput) = Δ log(tokens per step) - Δ log(time of a step) + what is left.
+    Δ log(throughput) = Δ log(tokens per step) - Δ log(time of a step) + remainder.
+
+    Args:
+        second: the measurements of the second side.
+        first: the measurements of the first side, with which it is compared.
+
+    Returns:
+        None if a part is unknown.
     """
-    moved = []
+    log_changes = []
     for function in (GATE_METRICS[OUTPUT].value_of, tokens_per_step, GATE_METRICS[STEP].value_of):
-        value = _mean_of(function, now)
-        expected = _mean_of(function, before)
+        value = _mean_of(function, second)
+        expected = _mean_of(function, first)
         if not value or not expected:
             return None
-        moved.append(math.log(value / expected))
-    output, tokens, step = moved
+        log_changes.append(math.log(value / expected))
+    output, tokens, step = log_changes
     log_parts = [
         (GATE_METRICS[ACCEPTANCE].cause, tokens),
         (GATE_METRICS[STEP].cause, -step),
