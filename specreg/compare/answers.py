@@ -1,8 +1,9 @@
-"""Compare the answers of a gate's two sides, token by token; nothing here is timed.
+"""Compare the answers of a gate's two sides, token by token. Nothing here is timed.
 
-Each side generates its answers once. Where two greedy answers part, B's server reports how likely
-both tokens were, and so does A's if it is up as well. Two tokens of nearly equal probability may
-change places by rounding, for instance because another version has other kernels.
+Each side generates its greedy answers once. Where two answers differ for the first time, B's server
+reports the probabilities of both tokens, and so does A's server if it is running. Two tokens of
+nearly equal probability may change places by rounding, for example because another version of the
+engine has other kernels.
 """
 
 import contextlib
@@ -39,15 +40,17 @@ from specreg.verdicts.verdict import Outcome, Verdict
 _MAX_LAUNCHES = 2
 """After this many launches without a comparison, the gate stops trying to compare answers."""
 _MAX_NAMED = 3
+"""The most prompts that a message names."""
 
 
-class _Known(msgspec.Struct):
-    """The answers and verdicts in a gate's folder, with which a later command continues.
+class _SavedAnswers(msgspec.Struct):
+    """The answers and verdicts in a gate's folder, from which a resumed gate continues.
 
     Attributes:
-        answers: by pair, what side A answered.
-        verdicts: by pair, the verdict on the answers of side B.
-        digest: the definition by which answers counted as equal; the first one if it isn't there.
+        answers: the answers of side A, by the id of the pair.
+        verdicts: the verdict on the answers of side B, by the id of the pair.
+        digest: the version of the rule by which answers are equal. A file without it is of the
+            first version.
     """
 
     answers: dict[str, tuple[Transcript, ...]] = {}
@@ -57,49 +60,51 @@ class _Known(msgspec.Struct):
 
 @dataclass(slots=True, kw_only=True)
 class AnswerComparison:
-    """Compares the answers of a gate's pairs, and remembers what was compared.
+    """Compares the answers of a gate's pairs, and saves the answers and verdicts.
 
     Attributes:
-        pairs: what is compared.
-        root: the repository.
-        path: the file that keeps the answers.
-        show: is called with a sentence about what goes on.
-        _known: the answers and verdicts so far.
-        _failures: by pair, why its answers couldn't be compared.
-        _launches: by pair, the launches on which it was tried.
+        pairs: the pairs that are compared.
+        root: the root of the repository.
+        path: the file that the answers are saved to.
+        show: is called with a sentence about the progress.
+        _saved: the answers and verdicts so far.
+        _failures: why the answers of a pair couldn't be compared, by the id of the pair.
+        _launches: the launches on which a comparison was tried, by the id of the pair.
     """
 
     pairs: Sequence[Pair]
     root: Path
     path: Path
     show: Callable[[str], None]
-    _known: _Known = field(default_factory=lambda: _Known(digest=ANSWER_DIGEST))
+    _saved: _SavedAnswers = field(default_factory=lambda: _SavedAnswers(digest=ANSWER_DIGEST))
     _failures: dict[str, Reason] = field(default_factory=dict)
     _launches: dict[str, set[int]] = field(default_factory=dict)
 
     def take_over(self) -> None:
-        """Load the answers that the folder has, if they can be read."""
+        """Load the saved answers of an earlier command, if they can be read."""
         with contextlib.suppress(OSError, *UNREADABLE):
-            known = msgspec.json.decode(read_regular(self.path, 1024 * MIB), type=_Known)
-            if known.digest == ANSWER_DIGEST:
-                self._known = known
+            saved = msgspec.json.decode(read_regular(self.path, 1024 * MIB), type=_SavedAnswers)
+            # Answers that were compared by another rule are generated again.
+            if saved.digest == ANSWER_DIGEST:
+                self._saved = saved
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdicts on each pair's answers, or why there are none."""
+        """The verdict on the answers of each pair, or on why they weren't compared."""
         return tuple(self._verdict(pair) for pair in self.pairs)
 
     def _verdict(self, pair: Pair) -> Verdict:
-        if pair.id in self._known.verdicts:
-            return self._known.verdicts[pair.id]
-        refusal = why_not_compared(pair.a, pair.b)
-        if refusal:
-            return _verdict_on(pair, Outcome.NOT_COMPARABLE, reason=Reason(text=refusal))
+        """Return the verdict on the answers of a pair; INVALID if they weren't compared yet."""
+        if pair.id in self._saved.verdicts:
+            return self._saved.verdicts[pair.id]
+        obstacle = why_not_compared(pair.a, pair.b)
+        if obstacle:
+            return _verdict_on(pair, Outcome.NOT_COMPARABLE, reason=Reason(text=obstacle))
         not_yet = Reason(text="the answers weren't compared", remedy="--resume does so")
         return _verdict_on(pair, Outcome.INVALID, reason=self._failures.get(pair.id, not_yet))
 
     def wants(self, pairs: Collection[Pair]) -> bool:
-        """Return whether a further launch may compare answers that earlier launches couldn't."""
+        """Return whether a further launch should try to compare the answers of these pairs."""
         return any(
             self._verdict(pair).outcome is Outcome.INVALID
             and len(self._launches.get(pair.id, ())) < _MAX_LAUNCHES
@@ -113,26 +118,26 @@ class AnswerComparison:
         launch: int,
         measured: Mapping[Side, Measurement],
     ) -> None:
-        """Let side A answer once, and compare side B's answers with these once.
+        """Generate the answers of the sides whose servers are running, and compare them.
 
-        If both sides were measured at the same time, and all their timed answers were the same,
+        If both sides were measured at the same time and all of their timed answers were equal,
         neither has to answer again.
 
         Args:
             pair: the case as both sides run it.
-            servers: those that are up.
+            servers: the running servers.
             launch: the number of the launch.
-            measured: what was measured on this launch, by side.
+            measured: the measurements of this launch, by side.
 
         Raises:
-            ServerDiedError: a server went away.
+            ServerDiedError: a server died.
         """
         if self._verdict(pair).outcome is not Outcome.INVALID:
             return
         self._launches.setdefault(pair.id, set()).add(launch)
         prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
         if _were_all_equal(measured, prompts):
-            self._known.verdicts[pair.id] = _verdict_on(pair, Outcome.PASS, value=1.0)
+            self._saved.verdicts[pair.id] = _verdict_on(pair, Outcome.PASS, value=1.0)
         side = Side.A
         try:
             self._ask_a(pair, servers, prompts)
@@ -140,43 +145,47 @@ class AnswerComparison:
             self._compare_b(pair, servers, prompts)
         except InvalidMeasurementError as error:
             self._failures[pair.id] = Reason(text=f"side {side}: {error}")
+            # A dead server is the cause of the failure, and ends the launch.
             for server in servers.values():
                 server.check_alive()
-        replace_file(self.path, msgspec.json.encode(hide_values(self._known)))
+        replace_file(self.path, msgspec.json.encode(hide_values(self._saved)))
 
     def _ask_a(self, pair: Pair, servers: Mapping[Side, Server], prompts: Sequence[Prompt]) -> None:
-        """Ask side A for its answers, if it is up and they aren't known."""
+        """Generate the answers of side A, if its server is running and they aren't saved yet."""
         server = servers.get(Side.A)
-        is_known = pair.id in self._known.verdicts or pair.id in self._known.answers
-        if server is None or is_known:
+        is_saved = pair.id in self._saved.verdicts or pair.id in self._saved.answers
+        if server is None or is_saved:
             return
         ask = functools.partial(ask_greedy, pair.a, server)
         turns = ask_each_turn(server.endpoint, pair.a, prompts, ask)
-        self._known.answers[pair.id] = tuple(turn.answer for turn in turns)
+        self._saved.answers[pair.id] = tuple(turn.answer for turn in turns)
 
     def _compare_b(
         self, pair: Pair, servers: Mapping[Side, Server], prompts: Sequence[Prompt]
     ) -> None:
-        """Compare side B's answers, if it is up, A's are known and there is no verdict yet."""
-        can_compare = Side.B in servers and pair.id in self._known.answers
-        if not can_compare or pair.id in self._known.verdicts:
+        """Compare the answers of side B with those of A, unless a verdict exists.
+
+        Nothing is done if B's server isn't running or the answers of A are missing.
+        """
+        can_compare = Side.B in servers and pair.id in self._saved.answers
+        if not can_compare or pair.id in self._saved.verdicts:
             return
         self.show(f"{pair.id}: comparing the answers")
-        answers_of_a = self._known.answers[pair.id]
-        self._known.verdicts[pair.id] = compare_answers(pair, servers, prompts, answers_of_a)
+        answers_of_a = self._saved.answers[pair.id]
+        self._saved.verdicts[pair.id] = compare_answers(pair, servers, prompts, answers_of_a)
 
 
 def _verdict_on(
     pair: Pair, outcome: Outcome, *, value: float | None = None, reason: Reason | None = None
 ) -> Verdict:
-    """Return a verdict on the answers of a pair, which no launch is counted for."""
+    """Return a verdict on the answers of a pair. It doesn't count any launches."""
     return Verdict(
         case_id=pair.id, metric=LOSSLESS, outcome=outcome, value=value, reason=reason, launches=0
     )
 
 
 def _were_all_equal(measured: Mapping[Side, Measurement], prompts: Sequence[Prompt]) -> bool:
-    """Return whether both sides were timed side by side and answered all prompts the same."""
+    """Return whether both sides were timed on this launch and gave equal answers everywhere."""
     measurement_of_a = measured.get(Side.A)
     measurement_of_b = measured.get(Side.B)
     if measurement_of_a is None or measurement_of_b is None:
@@ -190,7 +199,7 @@ def _were_all_equal(measured: Mapping[Side, Measurement], prompts: Sequence[Prom
 
 
 def why_not_compared(a: Case, b: Case) -> str:
-    """Return why both sides need not give the same answers, or can't be asked; empty if they must.
+    """Return why the answers of both sides can't be compared; empty if they must be equal.
 
     Args:
         a: the case as side A runs it.
@@ -219,30 +228,32 @@ def compare_answers(
     prompts: Sequence[Prompt],
     answers_of_a: Sequence[Transcript],
 ) -> Verdict:
-    """Compare what side B's server answers to prompts with A's answers.
+    """Generate the answers of side B, and compare them with those of side A.
 
-    B's server is asked how likely both tokens were where they part, and then A's if it is up and
-    can say.
+    Where two answers differ for the first time, B's server reports the probabilities of both
+    tokens. If A's server is running, its probabilities decide.
 
     Args:
         pair: the case as both sides run it.
-        servers: those that are up; side B's is one of them.
+        servers: the running servers, including that of side B.
         prompts: the prompts of the case.
         answers_of_a: A's answer to each turn, in order.
 
     Raises:
-        InvalidMeasurementError: B doesn't answer in ids, or differently at another batch size.
+        InvalidMeasurementError: B's answers have no token ids, or differ at another batch size.
     """
     case = pair.b
     server = servers[Side.B]
     remaining_answers = iter(answers_of_a)
-    # A's replies come before the later turns on both sides.
+    # Both sides get A's replies as the context of the later turns. Otherwise one different token
+    # would change all later prompts.
     turns = ask_each_turn(
         server.endpoint,
         case,
         prompts,
         lambda texts: list(itertools.islice(remaining_answers, len(texts))),
     )
+    # With other prompt tokens, the answers can't be compared.
     tokenized_otherwise = [f"'{turn.name}'" for turn in turns if turn.text != turn.answer.prompt]
     if tokenized_otherwise:
         examples = ", ".join(tokenized_otherwise[:_MAX_NAMED])
@@ -251,6 +262,8 @@ def compare_answers(
             remedy="look at its tokenizer and chat template",
         )
         return _verdict_on(pair, Outcome.WRONG, reason=reason)
+
+    # Compare the answers. `ask_again` shows whether B's answers depend on the batch size.
     ask_b = functools.partial(ask_greedy, case, server, [turn.text for turn in turns])
     ask_again = None
     batch = other_batch(case)
@@ -262,9 +275,11 @@ def compare_answers(
         answers_of_a,
         ask_again,
         functools.partial(score, server.endpoint),
-        # Another version may have other kernels, whatever a case demands of speculation.
+        # A case may allow no rounding for speculation, but another version may have other kernels.
         rounding_nats=max(case.rounding_nats, ROUNDING_NATS),
     )
+
+    # The probabilities of A's server are more meaningful, because A is the reference.
     server_of_a = servers.get(Side.A)
     if server_of_a is not None and not losslessness.failures:
         with contextlib.suppress(InvalidMeasurementError):
@@ -277,13 +292,14 @@ def compare_answers(
 
 
 def judged_by_a(by_b: Losslessness, ask_a: Score) -> Losslessness:
-    """Return what B found with gaps measured by A: how much likelier A's own tokens are.
+    """Replace the gaps between both tokens by those that A's server reports.
 
-    Where A finds B's token likelier than its own, B does no worse, and the gap is 0.
+    A gap is how much more probable A's token is than B's. If A finds B's token more probable than
+    its own, B's answer is no worse, and the gap is 0.
 
     Args:
-        by_b: what B found, without any failure.
-        ask_a: asks A's server how likely tokens are.
+        by_b: the comparison with the gaps of B's server, without a failure.
+        ask_a: asks A's server for the probabilities of tokens.
     """
     partings = tuple(
         dataclasses.replace(parting, gap_nats=max(0.0, -(parting.gap_nats or 0.0)))

@@ -1,7 +1,6 @@
 """Find the release in which a case became worse, by a sequence of gates against the good release.
 
-A gate that can't decide doesn't halve the range. Its version is left out, and its neighbours are
-tried instead.
+If a gate can't decide about a version, that version is left out and its neighbours are tried.
 """
 
 import dataclasses
@@ -29,7 +28,9 @@ from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
 _UNCLEAR = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
 _CUT_SHORT_STATUS = 10
+"""The exit status in the report of a gate that was interrupted."""
 _MAX_NAMED = 10
+"""The most versions that a message names."""
 
 OpenGate = Callable[[GateOptions, Tier], Gate]
 
@@ -48,15 +49,16 @@ def find_change(
     """Find the last good release of a case, the undecided ones, and the first bad one.
 
     Args:
-        options: what was asked for.
+        options: the options of the command.
         tier: the tier of the case.
         case: the case that became worse.
         open_gate: opens each gate of the search.
 
     Raises:
         SideError: The good release can't be measured.
-        SpecregError: There is nothing to find.
+        SpecregError: The options name no range of releases, or nothing became worse in it.
     """
+    # Check both ends of the range.
     good = parse_origin(options.good)
     bad = parse_origin(options.bad)
     for origin in (good, bad):
@@ -65,6 +67,8 @@ def find_change(
     if good.engine != bad.engine:
         message = f"--good {good.text} --bad {bad.text}: of two engines; give two versions of one"
         raise UnsupportedError(message)
+
+    # Search among the named versions, or else among all releases between both ends.
     named = [version.strip() for version in options.versions.split(",") if version.strip()]
     released: Sequence[str] = (good.version, *named, bad.version)
     if not named:
@@ -79,12 +83,11 @@ def find_change(
 def bisect_versions(
     versions: Sequence[str], compare: Callable[[str], tuple[VersionState, str]]
 ) -> tuple[str, ...]:
-    """Bisect versions, of which the first is good and the last bad.
+    """Bisect a range of versions, of which the first is good and the last bad.
 
     Args:
-        versions: in order.
-        compare: compares a version with the good one. It returns the version's state and the
-            reason.
+        versions: the versions in order.
+        compare: compares a version with the good one, and returns its state and the reason.
 
     Returns:
         The last good version, the undecided ones, and the first bad one.
@@ -92,6 +95,7 @@ def bisect_versions(
     Raises:
         UnsupportedError: the last version isn't bad, or can't be judged.
     """
+    # Check that the last version is bad.
     good = versions[0]
     last = versions[-1]
     state, reason = compare(last)
@@ -101,6 +105,8 @@ def bisect_versions(
     if state is VersionState.GOOD:
         would = f"there is nothing to find, or {TOLERANCE} says what would be"
         raise UnsupportedError(f"{last}: isn't worse than {good}; {would}")
+
+    # Halve the range until no version between its ends is left to try.
     last_good = 0
     first_bad = len(versions) - 1
     unknown: set[int] = set()
@@ -127,35 +133,35 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
     """Return the released versions from the good to the bad one, in order, without pre-releases.
 
     Raises:
-        UnsupportedError: a version can't be read or was never released, or the good one isn't the
-            older.
+        UnsupportedError: a version can't be read or was never released, or the good one isn't older
+            than the bad one.
     """
     try:
-        known = {Version(text): text for text in released}
+        texts = {Version(text): text for text in released}
         first = Version(good)
         last = Version(bad)
     except InvalidVersion as error:
         raise UnsupportedError(f"{error}; give versions as 0.31.0") from error
     for version in (first, last):
-        if version not in known:
-            newest = ", ".join(str(version) for version in sorted(known)[-_MAX_NAMED:])
+        if version not in texts:
+            newest = ", ".join(str(version) for version in sorted(texts)[-_MAX_NAMED:])
             message = f"version '{version}': was never released; the last ones are {newest}"
             raise UnsupportedError(message)
     if not first < last:
         message = f"--good {good} --bad {bad}: the good one must be the older; swap them"
         raise UnsupportedError(message)
-    between = [version for version in sorted(known) if first < version < last]
+    between = [version for version in sorted(texts) if first < version < last]
     releases = [version for version in between if not version.is_prerelease]
-    return tuple(known[version] for version in (first, *releases, last))
+    return tuple(texts[version] for version in (first, *releases, last))
 
 
 def state_of(decision: Decision, lost: frozenset[str] | None) -> VersionState:
-    """Return the state of a version, by the metrics that the last version lost.
+    """Return the state of a version according to its gate.
 
     Args:
-        decision: what its gate decided.
-        lost: the metrics that the last version lost; None for the last version itself, which is
-            bad whatever it lost.
+        decision: the decision of its gate.
+        lost: the metrics that the last version lost, which alone count; None for the last version
+            itself, which is bad if it lost any metric.
     """
     if lost is None and decision.answer is GateAnswer.UPGRADE:
         return VersionState.GOOD
@@ -168,22 +174,22 @@ def state_of(decision: Decision, lost: frozenset[str] | None) -> VersionState:
 
 
 def _searched(decision: Decision, lost: frozenset[str] | None) -> list[Verdict]:
-    """Return the verdicts on the metrics that are searched for; on all if `lost` is None."""
+    """Return the verdicts on the lost metrics, or all verdicts if `lost` is None."""
     return [verdict for verdict in decision.verdicts if lost is None or verdict.metric in lost]
 
 
 @dataclass(slots=True)
 class _Search:
-    """A search for the release that lost something, as gates against the good release.
+    """A search for the release that became worse, by gates against the good release.
 
     Attributes:
-        options: what it was asked for.
+        options: the options of the command.
         tier: the tier of the case.
         case: the case that became worse.
         engine: the engine of all releases.
         good: the version of the good release.
         open_gate: opens each gate of the search.
-        lost: the metrics that are searched for; None before the first gate.
+        lost: the metrics that the last version lost; None before the first gate.
     """
 
     options: BisectOptions
@@ -214,7 +220,7 @@ class _Search:
             state = state_of(decision, self.lost)
             reason = "; ".join(self._reasons(state, decision))
             if state is VersionState.BAD and self.lost is None:
-                # The first gate is of the last version. What that lost is searched for.
+                # The first gate judges the last version. Only the metrics that it lost matter.
                 self.lost = frozenset(
                     verdict.metric for verdict in decision.verdicts if verdict.outcome in _WORSE
                 )
@@ -222,7 +228,7 @@ class _Search:
         return state, reason
 
     def _reasons(self, state: VersionState, decision: Decision) -> Sequence[str]:
-        """Return why a version is bad, or why it can't be judged."""
+        """Return why a version is bad, or why it can't be judged; empty if it is good."""
         if state is VersionState.BAD:
             return decision.reasons
         if state is VersionState.GOOD:
@@ -233,7 +239,11 @@ class _Search:
         return [f"{verdict.metric}: {verdict.explanation}" for verdict in unclear]
 
     def _gate_against(self, version: str) -> Decision:
-        """Run a gate of the good version against another."""
+        """Run a gate of the good version against another one, and write its report.
+
+        Raises:
+            SideError: the good release can't be measured.
+        """
         options = self.options
         # A gate with other settings gets its own folder, so that it isn't continued by mistake.
         settings = repr((self.case, options.prompts, options.least_s))
@@ -271,9 +281,9 @@ class _Search:
         return decision
 
     def _is_decided(self, gate: Gate, decision: Decision) -> bool:
-        """Return whether no further launch is needed.
+        """Return whether a gate needs no further launch.
 
-        Once it is known what the last version lost, only those metrics have to be decided.
+        For all versions but the last, only the metrics that the last version lost must be decided.
         """
         if self.lost is not None and state_of(decision, self.lost) is not VersionState.UNKNOWN:
             return True

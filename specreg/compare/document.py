@@ -1,4 +1,4 @@
-"""The report document of a gate, which the renderers of a run's document show."""
+"""Build the report document of a gate. The renderers of a run's document show it."""
 
 import datetime as dt
 from collections.abc import Iterator
@@ -38,19 +38,19 @@ _HEADLINES = {
 
 
 def set_aside(folder: Path) -> None:
-    """Rename an earlier gate's report to `earlier-report.json`, so that it isn't taken for ours."""
+    """Rename the report of an earlier gate, so that nobody takes it for that of the present one."""
     for path in folder.glob("report.*"):
         path.replace(path.with_name(f"earlier-{path.name}"))
 
 
 def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None = None) -> Report:
-    """Write the report of a gate as far as it has come, and its pages.
+    """Write the report of a gate and its pages, even if the gate isn't finished.
 
     Args:
         gate: the gate.
-        command: what was typed.
-        again: the options with which the command continues the gate.
-        status: the exit status if the gate was cut short; None for that of the verdicts.
+        command: the command that was typed.
+        again: the options with which the command resumes the gate.
+        status: the exit status if the gate was interrupted; None for that of the verdicts.
     """
     options = gate.options
     decision = gate.decide()
@@ -92,7 +92,7 @@ def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None
 
 
 def _arm_report(gate: Gate, side: Side) -> ArmReport:
-    """Report what a side was asked to be, and what it was."""
+    """Describe a side: what was typed, and what was installed and measured."""
     text = gate.options.a
     overrides = gate.options.a_overrides
     if side.is_b:
@@ -108,7 +108,7 @@ def _arm_report(gate: Gate, side: Side) -> ArmReport:
 
 
 def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> CaseReport:
-    """Report a case with B's figures as the run's and A's as the baseline's."""
+    """Describe a pair, with B's figures as those of a run and A's figures as the expected ones."""
     case = pair.b
     verdicts = [verdict for verdict in decision.verdicts if verdict.case_id == pair.id]
     marginal_frac_of_a: tuple[float, ...] = ()
@@ -143,7 +143,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
 
 
 def _differing_packages(gate: Gate) -> Iterator[str]:
-    """Name the packages that differ between sides of one version of an engine."""
+    """Yield a remark for each pair whose sides have the same engine version but other packages."""
     for pair in gate.pairs:
         a, b = (_last_measurement(gate, pair, side) for side in COMPARED)
         if a is None or b is None or a.engine_version != b.engine_version:
@@ -155,7 +155,7 @@ def _differing_packages(gate: Gate) -> Iterator[str]:
 
 
 def _last_figures(gate: Gate, pair: Pair, side: Side) -> Figures | None:
-    """Return the figures of a side's last launch that was measured; None if none was."""
+    """Return the figures of a side's last measured launch; None if it has none."""
     for launch in reversed(gate.launches):
         is_of_side = (launch.pair_id, launch.side) == (pair.id, side)
         if is_of_side and launch.measurement is not None:
@@ -164,7 +164,7 @@ def _last_figures(gate: Gate, pair: Pair, side: Side) -> Figures | None:
 
 
 def _differing_facts(gate: Gate) -> Iterator[str]:
-    """Name the facts of the sides' launches that differ apart from versions and settings."""
+    """Yield a remark for each pair whose engines reported different facts about their launches."""
     for pair in gate.pairs:
         a, b = (_last_measurement(gate, pair, side) for side in COMPARED)
         if a is None or b is None:
@@ -191,12 +191,12 @@ def _last_measurement(gate: Gate, pair: Pair, side: Side) -> Measurement | None:
 
 
 def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
-    """Yield the command that would decide the gate, and then what is unclear.
+    """Yield a hint with the command that would decide the gate, and then what is unclear.
 
     Args:
         gate: the gate.
-        decision: what it decided so far.
-        again: the options with which the command continues the gate.
+        decision: its decision so far.
+        again: the options with which the command resumes the gate.
     """
     needed = decision.needed_launches
     if needed:
@@ -211,12 +211,12 @@ def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
 
 
 def _remarks(gate: Gate) -> Iterator[str]:
-    """Yield how the gate measured and judged, what the workload lacks, and what wasn't measured."""
+    """Yield remarks about how the gate measured and judged, and about launches that failed."""
     options = gate.options
     rules = gate.rules
-    up = "at the same time" if gate.together else "one at a time"
+    order = "at the same time" if gate.together else "one at a time"
     yield (
-        f"the servers of both sides were up {up},"
+        f"the servers of both sides were up {order},"
         f" up to {rules.launches} times each, each asked for {options.least_s:g} s at least; looks"
         f" after {', '.join(map(str, rules.looks))} launches share 1 %, most of which the last look"
         f" has at speeds and the first at acceptance; a loss has one of {rules.figures} parts of it"

@@ -1,4 +1,4 @@
-"""Estimate how a long measurement drifts, and which drift a measurement of some length can find."""
+"""Estimate the drift of a long measurement, and how long one must be to find a certain drift."""
 
 import math
 from collections.abc import Sequence
@@ -10,26 +10,30 @@ from numpy.typing import NDArray
 from specreg.stats.intervals import Effect, t_quantile
 
 SEGMENT_PARTS = 8
-"""How many parts segments are cut into; fewer segments can't show a drift."""
+"""How many parts the segments are divided into. Fewer segments than this can't show a drift."""
 _STANDARD_ERRORS = 2.3
-"""The upper bound of the correlation lies so far above its estimate, which holds in 99 %."""
+"""How many standard errors the upper bound of the correlation is above its estimate. The true value
+is below the bound in 99 % of the cases."""
 _LEAST_FREEDOM = SEGMENT_PARTS - 2
-"""With fewer independent segments than parts, a line is no better than the parts."""
+"""The fewest degrees of freedom of a line. With fewer, it is no better than the parts."""
 _MAX_FREEDOM = 200
-"""From here on, Student's distribution is hardly wider than the normal one."""
+"""With more degrees of freedom, Student's t distribution is practically a normal one."""
 _FOUND_LEVEL = 0.01
-"""A drift that can be found is missed in 1 of 100 measurements."""
+"""The probability of missing a drift that counts as detectable."""
 _MAX_TIMES_AS_LONG = 1000.0
+"""The longest measurement that is tried, as a multiple of the present one."""
 _LONGER = 1.05
+"""The factor from one tried length to the next."""
 _TINY = 1e-12
+"""A sum of squares below this is a rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """A straight line through segments, and how they lie around it.
+    """A straight line through the segments of a measurement, and their deviations from it.
 
     Attributes:
-        slope_frac: the change in an hour.
+        slope_frac: the change per hour.
         residual_frac: the standard deviation around the line.
         correlation_frac: the correlation of the residuals of neighbouring segments, 0..1, corrected
             for its bias.
@@ -49,12 +53,15 @@ class Trend:
 
         Args:
             values: the value of each segment, in order.
-            hours: when each segment was measured.
+            hours: when each segment was measured, in hours.
         """
+        # The slope of the line of least squares.
         from_mean_h = np.asarray(hours) - np.mean(hours)
         from_mean = np.asarray(values) - np.mean(values)
         squared_hours = float(np.dot(from_mean_h, from_mean_h))
         slope = float(np.dot(from_mean_h, from_mean)) / squared_hours
+
+        # The correlation of the residuals of neighbouring segments.
         residuals = from_mean - slope * from_mean_h
         squares = float(np.dot(residuals, residuals))
         segments = len(from_mean)
@@ -63,7 +70,7 @@ class Trend:
         correlation = 0.0
         if squares:
             neighbours = max(float(np.dot(residuals[1:], residuals[:-1])) / squares, 0.0)
-            # A fitted line takes some of the correlation away (Kendall 1954).
+            # The estimate is biased towards 0, because the line was fitted (Kendall 1954).
             correlation = min(neighbours + (1 + 4 * neighbours) / segments, 1.0)
         return cls(
             slope_frac=slope,
@@ -74,51 +81,59 @@ class Trend:
         )
 
     def effect(self, times_as_long: float = 1.0) -> Effect | None:
-        """Return the drift with its error, of a measurement that lasts so many times as long.
+        """Return the drift and the error that it would have in a longer measurement.
 
-        If neighbouring segments have the correlation r, then n of them have as much information as
-        n (1 - r) / (1 + r) independent ones. r is an estimate too, so its upper bound is taken.
+        If neighbouring segments have the correlation r, n segments contain as much information as
+        n (1 - r) / (1 + r) independent ones. r is an estimate itself, so its upper bound is used.
+
+        Args:
+            times_as_long: the length of the longer measurement, as a multiple of this one.
 
         Returns:
-            None if the segments have the information of too few independent ones.
+            None if the segments contain too little information.
         """
         segments = self.segments * times_as_long
         uncertainty = math.sqrt((1 - self.correlation_frac**2) / segments)
         correlation = min(self.correlation_frac + _STANDARD_ERRORS * uncertainty, 1.0)
-        worth = (1 - correlation) / (1 + correlation)
-        freedom = min(math.floor(segments * worth) - 2, _MAX_FREEDOM)
+        information_frac = (1 - correlation) / (1 + correlation)
+        # A line has two parameters.
+        freedom = min(math.floor(segments * information_frac) - 2, _MAX_FREEDOM)
         if freedom < _LEAST_FREEDOM:
             return None
         # The sum of squares grows with the number of segments, and with the square of the hours.
         squared_hours = self.spread_h2 * times_as_long**3
         return Effect(
             estimate_frac=self.slope_frac,
-            error_frac=self.residual_frac / math.sqrt(squared_hours * worth),
+            error_frac=self.residual_frac / math.sqrt(squared_hours * information_frac),
             freedom=freedom,
         )
 
 
 def change_of_segments(values: Sequence[float], hours: Sequence[float], scale: float) -> Effect:
-    """Return the change in an hour over the segments of a long measurement.
+    """Return the change per hour over the segments of a long measurement.
 
-    It is the slope of a line if the segments are independent enough, see `Trend`. If other programs
-    run for minutes, or if the level jumps once, no line describes the segments. Then it is
-    `change_of_parts`.
+    It is the slope of a `Trend` if the segments are independent enough. If another program runs for
+    minutes, or if the level jumps once, no line describes the segments, and `change_of_parts` is
+    used instead.
 
     Args:
-        values: the value of each segment, in order; `SEGMENT_PARTS` at least.
-        hours: when each segment was measured.
-        scale: the factor from a difference of values to a relative change, positive when better.
+        values: the value of each segment, in order; at least `SEGMENT_PARTS` of them.
+        hours: when each segment was measured, in hours.
+        scale: the factor from a difference of values to a relative change; better is positive.
     """
     scaled = [scale * value for value in values]
     return Trend.of(scaled, hours).effect() or change_of_parts(scaled, hours)
 
 
 def change_of_parts(values: Sequence[float], hours: Sequence[float]) -> Effect:
-    """Return the change in an hour from the first of eight parts to the last.
+    """Return the change per hour from the first of eight parts of the segments to the last one.
 
-    The change between the means of the two is the sum of the seven steps from part to part. The
-    spread of these steps gives its error, which noise and single jumps only make wider.
+    The change between their means is the sum of the seven steps from part to part. Its error
+    follows from the spread of these steps. Noise and single jumps only increase this error.
+
+    Args:
+        values: the relative value of each segment, in order.
+        hours: when each segment was measured, in hours.
     """
     steps = np.diff(part_means(values))
     part_hours = part_means(hours)
@@ -136,12 +151,12 @@ def part_means(values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> float | None:
-    """Return the drift in an hour that is found 99 times out of 100.
+    """Return the drift per hour that is found 99 times out of 100.
 
     Args:
         trend: the trend of a part of the measurement, in relative changes.
-        level: how often a steady server may raise an alarm, 0..0.5.
-        times_as_long: how much longer than that part the measurement lasts.
+        level: the probability that a steady server raises an alarm, 0..0.5.
+        times_as_long: the length of the measurement, as a multiple of that part.
 
     Returns:
         None if too few segments are independent to find any.
@@ -160,8 +175,8 @@ def times_to_find(trend: Trend, level: float, drift_frac: float) -> float | None
 
     Args:
         trend: the trend of that part, in relative changes.
-        level: how often a steady server may raise an alarm, 0..0.5.
-        drift_frac: the drift in an hour that is to be found.
+        level: the probability that a steady server raises an alarm, 0..0.5.
+        drift_frac: the drift per hour that has to be found.
 
     Returns:
         None if a thousand times as long isn't enough.

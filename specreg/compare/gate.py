@@ -1,6 +1,6 @@
-"""The gate: two sides of an engine measured side by side until their effects are decided.
+"""The gate: measure two sides of an engine side by side, until it is decided whether B is worse.
 
-What can be checked of it is checked before anything is measured.
+`open_gate` checks everything that can be checked before anything is measured.
 """
 
 import contextlib
@@ -65,14 +65,14 @@ from specreg.telemetry.identity import Environment, current_environment, find_gp
 JOURNAL = "journal.jsonl"
 _MINUTES_WITHOUT_GPU = 20.0
 _MAX_TIMES_THE_PROMPTS = 10
-"""So many times the prompts of a case are replayed to compare two drafts, if there are so many."""
+"""Two drafts are compared on this many times the prompts of a case, if the dataset has them."""
 
 
 class SideError(SpecregError):
-    """A side of a gate that failed.
+    """Raised if a side of a gate fails.
 
     Attributes:
-        side: which one.
+        side: the side that failed.
         started: whether its server had started.
     """
 
@@ -87,20 +87,21 @@ class Gate:
     """A gate and its launches so far.
 
     Attributes:
-        options: what it was asked for.
+        options: the options of the command.
         tier: the tier of its cases.
-        folder: where it writes.
-        sources: where the servers of A and of B come from.
-        installed: what A and B are: package, version, and where it came from if that is no index.
-        groups: the pairs of cases that it compares, by the servers that they share.
-        together: whether the servers of a launch are up at the same time.
-        environment: the machine.
-        rules: how the launches are weighed.
-        journal: keeps each launch.
-        answers: compares what both sides answer.
-        launches: in the order in which they were made.
-        finished: True once the gate has ended by itself.
-        launcher: adds the launches of a group on some sides; None to launch real servers.
+        folder: the folder that it writes to.
+        sources: the environments that provide the servers of A and of B.
+        installed: for A and for B, the package and its version, and its origin unless it came from
+            an index.
+        groups: the pairs of cases that are compared. The pairs of a group share their servers.
+        together: whether the servers of both sides run at the same time.
+        environment: the environment of the machine.
+        rules: how many launches there may be, and how strictly they are judged.
+        journal: the file that records each launch.
+        answers: the comparison of both sides' answers.
+        launches: all launches in the order in which they were made.
+        finished: whether the gate has ended by itself.
+        launcher: adds the launches of a group on these sides; None to launch real servers.
     """
 
     options: GateOptions
@@ -124,11 +125,12 @@ class Gate:
         return tuple(itertools.chain.from_iterable(self.groups))
 
     def take_over(self) -> None:
-        """Take over what the gate had measured before it was cut off.
+        """Take over the launches that the gate had measured before it was interrupted.
 
         Raises:
-            UnsupportedError: the folder is of another gate.
+            UnsupportedError: the folder belongs to another gate.
         """
+        # The journal must contain launches of this gate's pairs only. Their keys have no number.
         arms = {
             self._key(pair, side, 0): (pair.id, side)
             for pair, side in itertools.product(self.pairs, Side)
@@ -144,6 +146,7 @@ class Gate:
             pair_id, side = arm
             self.launches.append(SideLaunch(pair_id, side, key.launch, measurement))
         self.answers.take_over()
+        # The gate may be resumed with fewer launches than it has already made.
         begun = max((launch.number for launch in self.launches), default=0)
         if begun > self.rules.launches:
             self.rules = dataclasses.replace(self.rules, launches=begun)
@@ -153,14 +156,14 @@ class Gate:
             )
 
     def measure(self, is_done: Callable[[Decision], bool] | None = None) -> Decision:
-        """Launch both sides until the answer is there, or there is no time left.
+        """Launch both sides until the gate has its answer, or the time is up.
 
         Args:
-            is_done: is asked at each look whether its decision is the answer; None to go on while
-                a further launch could turn it into an upgrade.
+            is_done: returns whether the decision of a look is final; None to go on as long as
+                further launches could lead to an upgrade.
 
         Raises:
-            SpecregError: a side can't start at all, or the disk refuses.
+            SpecregError: a side can't start at all, or a file can't be written.
         """
         minutes = self.options.minutes
         if minutes is None:
@@ -170,11 +173,12 @@ class Gate:
         for group, number, sides in plan_launches(
             self.groups, self.rules, self.decide, is_done or is_lost, self.answers.wants
         ):
-            pairs = self._unknown(group, number, sides)
+            pairs = self._unmeasured(group, number, sides)
             if not pairs:
                 continue
             for slot in slots_of(number, sides, together=self.together):
                 began_s = time.monotonic()
+                # Stop if a launch as long as the longest one so far wouldn't end in time.
                 if longest_s and began_s + longest_s > deadline_s:
                     self._leave_level_to_last_look()
                     return self.decide()
@@ -191,24 +195,24 @@ class Gate:
     def _leave_level_to_last_look(self) -> None:
         """Judge as if no further launches had been planned, because there is no time for them.
 
-        When the time is up doesn't depend on what was measured, so the last look may have the
-        share of the level that the looks after it would have had.
+        The last look then gets the level that the later looks would have had. This is valid because
+        the end of the time doesn't depend on the measured figures.
         """
         begun = max((launch.number for launch in self.launches), default=0)
         if begun:
             self.rules = dataclasses.replace(self.rules, launches=begun)
 
     def _show_progress(self, number: int, group: Group) -> None:
-        """Say what is decided of a group after a launch."""
+        """Show what is decided about a group after a launch."""
         for line in render_progress(self.decide(), group):
             self.options.show(f"launch {number}, {line}")
 
     def decide(self) -> Decision:
-        """Return the decision by the launches so far."""
+        """Return the decision on the basis of the launches so far."""
         return decide(self.pairs, self.launches, self.rules, self.answers.verdicts)
 
     def versions(self, side: Side) -> tuple[str, ...]:
-        """Return the versions that the servers of a side report, each once."""
+        """Return the different versions that the servers of a side reported."""
         versions = {
             launch.measurement.engine_version
             for launch in self.launches
@@ -216,30 +220,32 @@ class Gate:
         }
         return tuple(sorted(versions - {""}))
 
-    def _unknown(self, group: Group, number: int, sides: tuple[Side, Side]) -> Group:
-        """Return the pairs of a group that weren't measured on both sides by that number.
+    def _unmeasured(self, group: Group, number: int, sides: tuple[Side, Side]) -> Group:
+        """Return the pairs of a group that a launch hasn't measured on both sides.
 
-        What one side did alone is forgotten: it would be compared with a launch of another hour.
-        Why a launch failed is kept, for the page.
+        If a pair was measured on one side only, that launch is removed, because it would be
+        compared with a launch at another hour. Failed launches remain, because the page shows them.
         """
         measured = [
             launch for launch in self.launches if launch.number == number and launch.failed is None
         ]
         measured_arms = {(launch.pair_id, launch.side) for launch in measured}
-        unknown = tuple(
+        unmeasured = tuple(
             pair for pair in group if not {(pair.id, side) for side in sides} <= measured_arms
         )
-        arms_to_measure = set(itertools.product((pair.id for pair in unknown), sides))
+        arms_to_measure = set(itertools.product((pair.id for pair in unmeasured), sides))
         for launch in measured:
             if (launch.pair_id, launch.side) in arms_to_measure:
                 self.launches.remove(launch)
-        return unknown
+        return unmeasured
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
-        """Start servers and measure all pairs that share them. A failure is noted, not raised.
+        """Start the servers of these sides, and measure all pairs of a group on them.
+
+        A failure is recorded as a failed launch.
 
         Raises:
-            SideError: a side's server never started.
+            SideError: the server of a side has never started, neither now nor before.
         """
         side_names = f"side {sides[0]}" if len(sides) == 1 else f"sides {', '.join(sides)}"
         server_ids = dict.fromkeys((group[0].a.server.id, group[0].b.server.id))
@@ -248,6 +254,7 @@ class Gate:
         servers: dict[Side, StartedServer] = {}
         with contextlib.ExitStack() as stack:
             try:
+                # Start all servers before waiting for one, so that they load at the same time.
                 for side in sides:
                     with _blaming(side, self.options):
                         start = self._start_of(group[0], side, number)
@@ -265,7 +272,7 @@ class Gate:
                 self._note_failure(error, group, number)
 
     def _start_of(self, pair: Pair, side: Side, number: int) -> ServerStart:
-        """Return the start of a side's server, which begins nothing yet."""
+        """Prepare the start of a side's server, without starting it."""
         spec = pair.of(side).server
         log_name = f"{number:03}-{side}-{spec.id}".replace(" ", "")
         return ServerStart(
@@ -277,7 +284,7 @@ class Gate:
         )
 
     def _has_started(self, side: Side, group: Group) -> bool:
-        """Return whether a side's server of a group has ever come up."""
+        """Return whether a side's server has measured a pair of a group before."""
         pair_ids = {pair.id for pair in group}
         return any(
             launch.pair_id in pair_ids and launch.failed is None
@@ -286,22 +293,22 @@ class Gate:
         )
 
     def _note_failure(self, error: SideError, group: Group, number: int) -> None:
-        """Note why a side came to nothing for the pairs that it hadn't measured on a launch."""
-        noted = {
+        """Record a failed launch for the pairs that the side hadn't measured before it failed."""
+        recorded_ids = {
             launch.pair_id
             for launch in self.launches
             if launch.side is error.side and launch.number == number
         }
         for pair_id in dict.fromkeys(pair.id for pair in group):
-            if pair_id not in noted:
+            if pair_id not in recorded_ids:
                 reason = Reason(text=str(error))
                 self.launches.append(SideLaunch(pair_id, error.side, number, failed=reason))
 
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
-        """Measure a pair on the servers that are up, and compare its answers.
+        """Measure a pair on the running servers, and compare its answers.
 
         Raises:
-            SideError: a server went away or hangs. Nothing is kept then.
+            SideError: a server died or hangs. Its measurement is then discarded.
         """
         options = self.options
         requests: list[list[tuple[int, FinishedRequest]]] = [[] for _ in servers]
@@ -309,6 +316,7 @@ class Gate:
         def record(arm: int, part: int) -> Record:
             return lambda finished: requests[arm].append((part, finished))
 
+        # Measure all running sides in turn.
         arms = [
             Arm(case=pair.of(side), server=server, least_s=options.least_s)
             for side, server in servers.items()
@@ -316,6 +324,8 @@ class Gate:
         plan = Plan(show=lambda _: None, record=record)
         workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
         measurements = measure(arms, workload, plan)
+
+        # Record sides that measured nothing as failed launches.
         measured = []
         for side, measurement, arm_requests in zip(
             tuple(servers), measurements, requests, strict=True
@@ -329,6 +339,8 @@ class Gate:
             self.launches.append(SideLaunch(pair.id, side, number, failed=reason))
             if reason.code == HungError.code:
                 raise SideError(side, str(reason))
+
+        # Compare the answers first: if a server dies meanwhile, the launch must not be recorded.
         if servers.keys() <= {*COMPARED}:
             by_side = {side: measurement for side, measurement, _ in measured}
             self.answers.ask(pair, servers, number, by_side)
@@ -340,19 +352,19 @@ class Gate:
             self.journal.end(measurement)
 
     def _key(self, pair: Pair, side: Side, number: int) -> Key:
-        """Return what has to be equal for a launch to be taken over."""
+        """Return what must be equal for a resumed gate to take over a launch."""
         case = pair.of(side)
         spec = case.server
         root = self.options.root
         models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
         models_sha256 = [model_sha256(model) for model in models]
         checksums = [prompts_sha256(load_case_prompts(root, case)), *models_sha256]
-        how = "together" if self.together else "in turn"
+        order = "together" if self.together else "in turn"
         return Key(
             case=case.key,
             case_id=pair.id,
             launch=number,
-            asked=f"side {side}, {how}, {self.options.least_s:g} s",
+            asked=f"side {side}, {order}, {self.options.least_s:g} s",
             environment=self.environment.name,
             engine=self.installed[side.is_b],
             files_sha256=" ".join(checksums),
@@ -364,10 +376,11 @@ class Gate:
 def _blaming(
     side: Side, options: GateOptions, kinds: tuple[type[SpecregError], ...] = (SpecregError,)
 ) -> Iterator[None]:
-    """Turn errors of some kinds into a SideError that says which side can't start."""
+    """Turn errors of these kinds into a SideError that names the side that can't start."""
     try:
         yield
-    except MemoryHeldError:  # of the machine, not of a side
+    except MemoryHeldError:
+        # Another process holds the memory, so neither side is to blame.
         raise
     except kinds as error:
         typed = options.b if side.is_b else options.a
@@ -376,7 +389,7 @@ def _blaming(
 
 @contextlib.contextmanager
 def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
-    """Turn the death of a server into a SideError that says whose it was."""
+    """Turn the death of a server into a SideError that names its side."""
     try:
         yield
     except ServerDiedError:
@@ -389,12 +402,13 @@ def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
 
 
 def open_gate(options: GateOptions, tier: Tier) -> Gate:
-    """Return a gate that is ready to start, or to go on.
+    """Return a gate that is ready to start or to be resumed.
 
     Raises:
-        SideError: a side can't be had.
-        SpecregError: something can't be measured as it is asked for; nothing was.
+        SideError: a side can't be installed.
+        SpecregError: the options ask for something that can't be measured.
     """
+    # Read the options.
     if options.resume and (options.out is None or not options.out.is_dir()):
         where = f"in '{options.out}'" if options.out is not None else "without a folder"
         raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
@@ -405,15 +419,19 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     overrides_of_a = [parse_override(text) for text in options.a_overrides]
     overrides_of_b = [parse_override(text) for text in options.b_overrides]
     declare_vocabulary(tier.cases, tier.name, folder.name)
-    chosen = _chosen(options, tier, origins)
+
+    # Choose the pairs that are compared.
+    cases = _chosen_cases(options, tier, origins)
     pairs = pairs_of(
-        tier, chosen, (overrides_of_a, overrides_of_b), prompts=options.prompts, show=options.show
+        tier, cases, (overrides_of_a, overrides_of_b), prompts=options.prompts, show=options.show
     )
     if options.prompts is None:
         pairs = tuple(_with_more_prompts(root, pair) for pair in pairs)
     if options.pin_length_tokens is not None:
         pairs += pinned_pairs(pairs, options.pin_length_tokens, on_gpu=on_gpu)
     rules = rules_of(options, figures=sum(len(pair.deciding) for pair in pairs))
+
+    # Check that their models and prompts are there, and install both sides.
     for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
         served_models(root, spec)
     for pair in pairs:
@@ -421,6 +439,8 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
             what = "the sides' targets would be asked other prompts; choose a dataset of texts"
             raise DatasetError(f"'{pair.id}': {what}")
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
+
+    # Open the journal, which another gate may not use at the same time.
     journal = Journal(folder / JOURNAL)
     journal.hold()
     if journal.path.exists() and not options.resume:
@@ -447,10 +467,11 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
 
 
 def _with_more_prompts(root: Path, pair: Pair) -> Pair:
-    """Return a pair that compares two drafts by more prompts of the dataset, any other as it is.
+    """Return a pair with more prompts if it compares two drafts; any other pair unchanged.
 
-    A draft is judged by its acceptance, which differs by prompt and is the same on each launch: of
-    20 prompts one saw no loss of 8 %, while further launches only told how fast it was.
+    Two drafts are compared by their acceptance, which varies with the prompt and is equal on every
+    launch. 20 prompts couldn't show a loss of 8 %, and further launches made only the speed more
+    precise.
     """
     if not pair.compares_drafts or pair.a.needs_fresh_server:
         return pair
@@ -462,7 +483,7 @@ def _with_more_prompts(root: Path, pair: Pair) -> Pair:
 def _sides(
     options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
 ) -> tuple[list[Provision], list[str]]:
-    """Return where both sides come from, and what they are once their environments are made."""
+    """Return the environments of both sides, and what is installed in them."""
     sources = []
     installed = []
     kinds = (UnsupportedError, EnvironmentSetupError)
@@ -478,8 +499,15 @@ def _sides(
     return sources, installed
 
 
-def _chosen(options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]) -> Sequence[Case]:
-    """Return the cases that are named, or else those of the sides' engine that fit the GPUs."""
+def _chosen_cases(
+    options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]
+) -> Sequence[Case]:
+    """Return the named cases, or else all cases of the sides' engine that fit the machine.
+
+    Raises:
+        UnsupportedError: a named case doesn't fit the machine, or none does.
+        UnknownNameError: the tier has no such case.
+    """
     gpus = find_gpus()
     if tier.needs_gpus:
         gpus.check_usable()
@@ -490,6 +518,7 @@ def _chosen(options: GateOptions, tier: Tier, origins: tuple[Origin, Origin]) ->
             if case.id in unmet:
                 raise UnsupportedError(f"{unmet[case.id]}; choose other cases with --case")
         return named
+    # A side may also be a Python or a wheel, whose engine is empty: it can be of any engine.
     engines = {origin.engine for origin in origins}
     for case in tier.cases:
         if engines - {"", case.server.engine}:

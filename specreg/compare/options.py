@@ -1,6 +1,6 @@
 """The options of gate, bisect and soak, each declared once.
 
-A field that Typer describes is an option or an argument of the command, see `cli.gate`.
+A field with a Typer annotation is an option or an argument of the command; see `cli.gate`.
 """
 
 import time
@@ -18,7 +18,7 @@ TOLERANCE = "--tolerance"
 
 
 def show_status(text: str) -> None:
-    """Print a line about what goes on."""
+    """Print a line about the progress of a command."""
     typer.echo(readable_block(text), err=True)
 
 
@@ -27,7 +27,7 @@ class ServerOptions:
     """The options that gate, bisect and soak share.
 
     Attributes:
-        show: takes a line about what goes on; no option of a command.
+        show: prints a line about the progress. It isn't an option of the command.
     """
 
     tier: Annotated[
@@ -80,7 +80,7 @@ class GateOptions(ComparisonOptions):
     """The options of a gate.
 
     Attributes:
-        together: whether both sides run at once; None decides by whether they need a GPU.
+        together: whether both sides run at the same time; None to do so if they need no GPU.
     """
 
     a: Annotated[
@@ -113,7 +113,7 @@ class GateOptions(ComparisonOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectOptions(ComparisonOptions):
-    """The options of a bisect. A case has a folder below `out`, with which a search continues."""
+    """The options of a bisect. A search for a case continues in the case's folder below `out`."""
 
     case: Annotated[str, Argument(help="the case that became worse")]
     good: Annotated[str, Option(help="a release without the loss, such as vllm==0.29.0")]

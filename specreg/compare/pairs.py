@@ -1,4 +1,4 @@
-"""What a gate compares: cases as both sides run them, and which of them share their servers."""
+"""The pairs that a gate compares: each is a case as side A and side B run it."""
 
 import dataclasses
 import operator
@@ -31,16 +31,16 @@ _TYPES: Mapping[str, object] = MappingProxyType(
         "padding_layers": Annotated[int, msgspec.Meta(ge=0)],
     }
 )
-"""By setting that a side may override, the type of its value."""
+"""The type of each setting that a side may override."""
 _SPECULATION_SETTINGS = frozenset({"method", "draft", "draft_tokens"})
-"""Settings that a server without a drafter doesn't have."""
+"""The settings that a case without speculation doesn't have."""
 ACCEPTANCE = "acceptance_length_tokens"
 OUTPUT = "throughput_tokens_per_s"
 STEP = "step_p50_ms"
 
 
 class Side(StrEnum):
-    """The side of an arm; A1 and A2 are side A twice more, compared with one another."""
+    """A side of a gate. A1 and A2 are side A launched twice, to be compared with each other."""
 
     A = "A"
     B = "B"
@@ -49,13 +49,13 @@ class Side(StrEnum):
 
     @property
     def is_b(self) -> bool:
-        """Whether it is side B."""
+        """Whether this is side B."""
         return self is Side.B
 
 
 COMPARED = (Side.A, Side.B)
 CONTROL = (Side.A1, Side.A2)
-"""Both are side A: they differ by the machine's noise alone."""
+"""Two launches of side A. Only the noise of the machine makes them differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Pair:
 
     @property
     def id(self) -> str:
-        """The case's id; both ids if the sides' differ."""
+        """The id of the case, or both ids if the sides run different cases."""
         return self.a.id if self.a.id == self.b.id else f"{self.a.id} > {self.b.id}"
 
     def of(self, side: Side) -> Case:
@@ -85,7 +85,7 @@ class Pair:
 
     @property
     def compares_drafts(self) -> bool:
-        """Whether the sides speculate in the same way, each with a draft of its own."""
+        """Whether the sides use the same speculative method with different drafts."""
         a = self.a.server
         b = self.b.server
         speculation = operator.attrgetter("method", "draft_tokens", "tree")
@@ -93,21 +93,21 @@ class Pair:
 
     @property
     def deciding(self) -> frozenset[str]:
-        """The metrics that decide the answer; the others explain them.
+        """The names of the metrics that decide the answer. The other metrics explain them.
 
-        Output, prefill and acceptance decide; the time of a step follows output, because both are
-        one draw. Where the sides draft in different ways, acceptance explains too, because
-        accepting more drafts may cost longer steps. If such sides measure no speed, acceptance
-        decides as long as both draft as many tokens.
+        Throughput, TTFT and acceptance decide. The time of a step doesn't, because it moves
+        together with throughput. If the sides draft in different ways, acceptance doesn't decide
+        either, because accepting more drafts may cost longer steps. But if such sides measure no
+        speed, acceptance decides as long as both draft the same number of tokens.
         """
         leading = frozenset(metric.name for metric in self.metrics if not metric.follows)
         drafting = operator.attrgetter("method", "draft", "draft_tokens", "tree")
-        drafts_alike = drafting(self.a.server) == drafting(self.b.server)
-        if drafts_alike or self.compares_drafts:
+        draft_equally = drafting(self.a.server) == drafting(self.b.server)
+        if draft_equally or self.compares_drafts:
             return leading
         speeds = leading - {ACCEPTANCE}
-        drafts_as_many = self.a.server.draft_tokens == self.b.server.draft_tokens
-        if speeds or not drafts_as_many:
+        has_equal_draft_tokens = self.a.server.draft_tokens == self.b.server.draft_tokens
+        if speeds or not has_equal_draft_tokens:
             return speeds
         return leading
 
@@ -119,17 +119,21 @@ Group = tuple[Pair, ...]
 def slots_of(
     launch: int, sides: tuple[Side, Side], *, together: bool
 ) -> tuple[tuple[Side, ...], ...]:
-    """Return the sides to start for a launch, in order; each tuple runs at the same time.
+    """Return the sides to start for a launch, in order. The sides of a tuple run at the same time.
 
-    Every other launch goes the other way round, so that no side has the better half of two.
+    The order is reversed on every second launch, so that a drift of the machine affects both sides.
 
     Args:
         launch: the number of the launch, from 1.
-        sides: the two that are compared.
-        together: whether both run at the same time.
+        sides: the two sides that are compared.
+        together: whether both sides run at the same time.
     """
-    order = sides if launch % 2 else sides[::-1]
-    return (order,) if together else tuple((side,) for side in order)
+    order = sides
+    if launch % 2 == 0:
+        order = sides[::-1]
+    if together:
+        return (order,)
+    return tuple((side,) for side in order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +142,8 @@ class Override:
 
     Attributes:
         key: the name of the setting.
-        value: what it becomes.
-        name: the name of the environment variable if the key is `engine_env`, else empty.
+        value: the new value.
+        name: the name of the environment variable if the key is `engine_env`; otherwise empty.
     """
 
     key: str
@@ -151,7 +155,7 @@ def parse_override(text: str) -> Override:
     """Parse an override as it was typed: `KEY=VALUE` or `engine_env.NAME=VALUE`.
 
     Raises:
-        UnsupportedError: it is in neither form, or the setting takes no such value.
+        UnsupportedError: it has neither form, or the value doesn't fit the setting.
         UnknownNameError: there is no such setting.
     """
     key, equals, value = text.partition("=")
@@ -172,27 +176,29 @@ def parse_override(text: str) -> Override:
 
 
 def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, str]) -> Case:
-    """Return a case of the matrix as a side runs it. The last override of a key counts.
+    """Return a case of the matrix as a side runs it. The last override of a key wins.
 
     Args:
         case: the case of the matrix.
-        overrides: the settings of the side.
+        overrides: the overrides of the side.
         drafts: the drafts of the case's model pair, by method.
 
     Raises:
-        UnknownNameError: the engine doesn't have the method, or the pair no draft for it.
-        MatrixError: the method drafts trees and the case has none, or its tree can't be so deep.
+        UnknownNameError: the engine lacks the method, or the model pair has no draft for it.
+        MatrixError: the method drafts trees and the case has none, or its tree is too deep.
     """
+    # Override the settings. A case without speculation has no settings of a drafter.
     spec = case.server
     for override in overrides:
         if case.speculates or override.key not in _SPECULATION_SETTINGS:
             value = _value_of(override, spec)
             spec = dataclasses.replace(spec, **{override.key: value})  # type: ignore[arg-type]
-    # A revision is of the model that the pair names.
+    # The revisions belong to the original models.
     if spec.target != case.server.target:
         spec = dataclasses.replace(spec, target_revision="")
     if spec.draft != case.server.draft:
         spec = dataclasses.replace(spec, draft_revision="")
+    # Another method may need another draft.
     with within(f"override of '{case.id}'"):
         if spec.method != case.server.method:
             names_draft = any(override.key == "draft" for override in overrides)
@@ -201,14 +207,15 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
             spec = spec.without_speculation
         else:
             check_tree(spec.tree, spec.method, spec.draft_tokens)
+    # The sizes are those of the original models, and the sizes of other models are unknown.
     models = operator.attrgetter("target", "draft", "padding_layers", "dtype")
-    if models(spec) != models(case.server):  # how much memory others take isn't known
+    if models(spec) != models(case.server):
         spec = dataclasses.replace(spec, sizes=None)
     return dataclasses.replace(case, server=spec)
 
 
 def _value_of(override: Override, spec: ServerSpec) -> object:
-    """Return what a setting becomes; arguments and variables are added to those of the case."""
+    """Return the new value of a setting. Arguments and variables are added to those of the case."""
     if override.key == "engine_args":
         return (*spec.engine_args, *shlex.split(str(override.value)))
     if override.key == "engine_env":
@@ -218,7 +225,13 @@ def _value_of(override: Override, spec: ServerSpec) -> object:
 
 
 def _with_draft(spec: ServerSpec, drafts: Mapping[str, str], *, named: bool) -> ServerSpec:
-    """Return a server with the draft of its method; one that was `named` stays."""
+    """Return a server with the draft that its method needs.
+
+    Args:
+        spec: the server, with its new method.
+        drafts: the drafts of its model pair, by method.
+        named: whether an override names the draft, which is then left as it is.
+    """
     method = spec.method
     check_name("method", method, METHODS)
     engine_named(spec.engine).spelling_of(method)
@@ -240,19 +253,19 @@ def pairs_of(
     prompts: int | None,
     show: Callable[[str], None],
 ) -> tuple[Pair, ...]:
-    """Return some cases of a tier as A and B run them. What can't be compared is left out.
+    """Return the chosen cases as A and B run them. Cases that can't be compared are left out.
 
     Args:
         tier: the tier, which has the drafts of each model pair.
         chosen: the cases to compare.
-        overrides: the settings of A and of B.
-        prompts: how many prompts to replay; None for the case's own.
+        overrides: the overrides of A and of B.
+        prompts: how many prompts to replay; None for the number of each case.
         show: is called with a sentence for each case that is left out.
 
     Raises:
-        UnsupportedError: nothing would be compared, or a side's overrides change none of its cases.
+        UnsupportedError: no case is left, or a side's overrides change none of its cases.
     """
-    # The other side takes the place of the control.
+    # A gate has no control, because the sides are compared with each other.
     cases = [dataclasses.replace(case, control=None) for case in chosen]
     if prompts is not None:
         cases = [case.replaying(prompts) for case in cases]
@@ -276,7 +289,7 @@ def pairs_of(
 
 
 def _drafts_by_models(tier: Tier) -> Mapping[str, Mapping[str, str]]:
-    """Return by model pair of a tier the draft of each method."""
+    """Return the draft of each method, by the model pairs of a tier."""
     drafts: dict[str, dict[str, str]] = {case.server.models: {} for case in tier.cases}
     for case in tier.cases:
         if case.server.draft is not None:
@@ -318,13 +331,18 @@ def groups_of(pairs: Iterable[Pair]) -> tuple[Group, ...]:
 
 
 def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -> tuple[Pair, ...]:
-    """Return a pair with a pinned acceptance for each pair of models and load that speculates.
+    """Return pairs with a pinned acceptance length, which compare the cost of a step alone.
 
-    What then differs between the sides is the cost of a step.
+    There is one for each combination of models and load that speculates.
+
+    Args:
+        pairs: the pairs that the gate compares.
+        length_tokens: the acceptance length to pin.
+        on_gpu: whether the servers run on GPUs.
 
     Raises:
-        UnsupportedError: nothing speculates.
-        MatrixError: fewer tokens are drafted than are to be accepted, or the engine can't pin it.
+        UnsupportedError: no pair speculates.
+        MatrixError: the acceptance length exceeds the drafted tokens, or the engine can't pin it.
     """
     pinned_by_id: dict[str, Pair] = {}
     with within(f"--pin {length_tokens:g}"):
@@ -341,10 +359,10 @@ def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -
 
 
 def pinned_case(case: Case, length_tokens: float, *, on_gpu: bool) -> Case:
-    """Return a case whose engine keeps to an acceptance length.
+    """Return a case with a pinned acceptance length.
 
-    Where the engine can't pin the case's own method, the scheduled drafter does it. That one knows
-    greedy answers to first turns only, so the case is asked for those.
+    If the engine can't pin the case's own method, the scheduled drafter takes its place. It has
+    only the greedy answers to the first turns, so the case is restricted to these.
     """
     spec = dataclasses.replace(case.server, pinned_length_tokens=length_tokens)
     methods = engine_named(spec.engine).pinned_methods(on_gpu=on_gpu)

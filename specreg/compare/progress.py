@@ -9,7 +9,7 @@ from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 
 def render_progress(decision: Decision, pairs: Iterable[Pair]) -> Iterator[str]:
-    """Yield a line for each pair: what is decided, and about how many launches the rest needs.
+    """Yield a line for each pair: the state of its metrics, and how many launches are missing.
 
     For example: `vllm-eagle3-c1: acceptance length holds, throughput +0.3 % ± 4.1 %, about 3 more
     launches`.
@@ -31,7 +31,7 @@ def render_progress(decision: Decision, pairs: Iterable[Pair]) -> Iterator[str]:
 
 
 def _state_of(verdict: Verdict) -> str:
-    """Return what is known of a metric: its outcome, and its change with half of its interval."""
+    """Return the state of a metric: its outcome, or its change ± half the width of its interval."""
     label = label_of(verdict.metric)
     if verdict.outcome in GOOD:
         return f"{label} holds"

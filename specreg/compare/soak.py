@@ -1,4 +1,4 @@
-"""A soak: one arm stays under load for long, and its last segments are compared to the first."""
+"""A soak: keep one server under load for a long time, and judge how its figures drift."""
 
 import dataclasses
 import os
@@ -40,19 +40,21 @@ from specreg.verdicts.judge import outcome_of
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 LEAD_IN_FRAC = 0.1
-"""The share of a soak's time in which buffers fill and caches warm, so nothing of it is judged."""
+"""The first share of a soak's time, which isn't judged because buffers fill and caches warm up."""
 LOOKS = (0.2, 0.4, 0.6, 0.8)
-"""The fractions of a soak's time at which it is looked at before its end."""
+"""The shares of a soak's time after which it is judged before its end."""
 LEVEL = 0.01
-"""The share of soaks of a steady server that raise an alarm, at most."""
+"""The probability that the soak of a steady server raises an alarm."""
 EARLY_LEVEL = LEVEL / 2 / len(LOOKS)
 """The level of each look before the end. The levels of all looks add up to `LEVEL`."""
 LAST_LEVEL = LEVEL / 2
+"""The level of the look at the end."""
 FORECAST_SEGMENTS = 20
-"""After this many segments the soak forecasts what the whole of it can find."""
+"""After this many segments the soak forecasts which drift it will be able to find."""
 _MEMORY_TOLERANCE_FRAC = 0.05
+"""The growth of memory per hour that is tolerated."""
 _BATCHES = 4
-"""A segment has this many times the prompts that are in flight."""
+"""A segment has this many times as many prompts as are in flight."""
 _AGAINST = "the first segments"
 _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
@@ -60,18 +62,18 @@ _S_PER_H = 3600.0
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One replay of the prompts; a line of `soak.jsonl`, figures None where they have no value.
+    """One replay of the prompts, which is a line of `soak.jsonl`. A missing figure is None.
 
     Attributes:
-        number: the segment's number, from 1.
-        at_s: its middle, counted from the start of the first segment.
-        lasted_s: how long it took.
+        number: the number of the segment, from 1.
+        at_s: its middle, in seconds from the start of the first segment.
+        lasted_s: its duration.
         requests: the number of requests.
-        acceptance_length_tokens: the acceptance length, AL.
-        step_ms: the mean time between two chunks of a request. Chunks that are read at once don't
-            change this mean, as they would a median.
-        memory_bytes: the machine's memory that the server's processes hold.
-        gpu_memory_bytes: the GPUs' memory that they hold.
+        acceptance_length_tokens: the acceptance length (AL).
+        step_ms: the mean time between two chunks of a request. It is a mean because chunks that
+            arrive together don't change it, while they would change a median.
+        memory_bytes: the memory of the server's processes.
+        gpu_memory_bytes: the GPU memory of the server's processes.
     """
 
     number: int
@@ -85,13 +87,13 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Figure(NamedTuple):
-    """A field of each segment that should stay as it is, counted from `origin`.
+    """A field of each segment that shouldn't drift.
 
     Attributes:
         name: the name of the field.
-        tolerance_frac: the loss in an hour that passes.
+        tolerance_frac: the loss per hour that is tolerated.
         sign: 1 if less is worse, -1 if more is worse.
-        origin: the value from which changes are counted.
+        origin: the zero point of the figure. Changes are relative to the distance from it.
     """
 
     name: str
@@ -102,15 +104,14 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What a soak can find of a figure.
+    """Which drift of a figure a soak can find.
 
     Attributes:
-        minutes: how long the soak lasts.
-        found_frac: the drift in an hour that it finds 99 times out of 100; None if it can't find
-            any.
-        tolerance_frac: the loss in an hour that passes.
-        enough_minutes: how long a soak lasts that finds a loss of the tolerance; None if no
-            reasonable length does.
+        minutes: the length of the soak.
+        found_frac: the drift per hour that it finds 99 times out of 100; None if it can't find any.
+        tolerance_frac: the loss per hour that is tolerated.
+        enough_minutes: the length of a soak that finds a loss as small as the tolerance; None if no
+            reasonable length is enough.
     """
 
     minutes: float
@@ -136,15 +137,15 @@ class Sight:
 
 @dataclass(slots=True, kw_only=True)
 class Soak:
-    """A soak that is under way.
+    """A soak and its segments so far.
 
     Attributes:
-        options: what it was asked for.
+        options: the options of the command.
         tier: the tier of the case.
         case: the case whose server is kept under load.
-        path: the file of its segments.
-        segments: what was measured so far.
-        alarms: by figure, the first verdict that is an alarm.
+        path: the file that the segments are written to.
+        segments: the segments so far.
+        alarms: the first verdict on each figure that raised an alarm, by the figure's name.
     """
 
     options: SoakOptions
@@ -156,7 +157,7 @@ class Soak:
 
     @property
     def passed_s(self) -> float:
-        """The time from the start of the first segment to the end of the last, in seconds."""
+        """The time from the start of the first segment to the end of the last one, in seconds."""
         if not self.segments:
             return 0.0
         last = self.segments[-1]
@@ -166,7 +167,7 @@ class Soak:
         """Start the server, and measure segment after segment until the time is over.
 
         Raises:
-            SpecregError: it can't be measured, or no more; what was measured stays.
+            SpecregError: the case can't be measured, or no longer. The segments so far remain.
         """
         options = self.options
         case = self.case
@@ -185,7 +186,8 @@ class Soak:
             self._soak(server)
 
     def _soak(self, server: StartedServer) -> None:
-        # A segment is prompts, not a time, and each begins at full load.
+        """Measure segments on a server, and judge them from time to time."""
+        # A segment has a number of prompts instead of a duration, and begins with the full load.
         load = dataclasses.replace(self.case.load, duration_s=None, ramp_up_s=0.0)
         arm = Arm(case=dataclasses.replace(self.case, load=load), server=server)
         prompts = load_case_prompts(self.options.root, self.case)
@@ -197,13 +199,15 @@ class Soak:
         started_ns = 0
         length_s = 60 * self.options.minutes
         while self.passed_s < length_s:
+            # Judge the figures whenever the share of the time for a look has passed.
             if remaining_looks and self.passed_s >= remaining_looks[0] * length_s:
                 remaining_looks.pop(0)
                 self.look(EARLY_LEVEL)
+            # Measure a segment. Only the first one needs a warm-up.
             arm = dataclasses.replace(arm, warm=bool(self.segments))
             plan = Plan(show=lambda _: None, parts=1, counts_apart=False)
             (measurement,) = measure([arm], workload, plan)
-            # A soak without acceptance has nothing to watch, so it ends with the reason.
+            # Without valid acceptance there is nothing to watch, so the soak ends with the reason.
             invalidity = measurement.invalid.get(Family.ACCEPTANCE)
             if invalidity is not None:
                 raise InvalidMeasurementError(invalidity.code, invalidity.text)
@@ -214,6 +218,7 @@ class Soak:
             if not self.segments:
                 for remark in workload_remarks(figures_of(measurement, launch=1)):
                     self.options.show(remark)
+            # Record the segment.
             replay = measurement.replay
             started_ns = started_ns or replay.rounds[0].started_ns
             self.segments.append(self._segment(replay, measurement.invalid, server, started_ns))
@@ -225,12 +230,12 @@ class Soak:
     def _segment(
         self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
     ) -> Segment:
-        """Return the figures of one replay of the prompts.
+        """Return the segment for one replay of the prompts.
 
         Args:
-            replay: what was timed.
-            invalid: what of it isn't valid.
-            server: the server, whose memory is read now.
+            replay: the replay.
+            invalid: which metric families of the replay are invalid.
+            server: the server, whose memory is read.
             started_ns: when the first segment began.
         """
         (segment_round,) = replay.rounds
@@ -259,7 +264,7 @@ class Soak:
         )
 
     def forecast(self) -> Iterator[str]:
-        """Yield for each figure the drift that the whole soak can find, by its segments so far."""
+        """Yield a sentence for each figure about the drift that the whole soak can find."""
         figures = tuple(self._figures())
         for figure in figures:
             points = self._points(figure, from_s=0.0)
@@ -272,15 +277,15 @@ class Soak:
     def _sight_of(
         self, figure: Figure, points: Sequence[tuple[float, float]], level: float
     ) -> Sight | None:
-        """Return what the whole soak can find of a figure, by a part of it.
+        """Estimate which drift of a figure the whole soak can find.
 
         Args:
-            figure: what is watched.
-            points: the hour and the value of each segment of the part, `SEGMENT_PARTS` at least.
-            level: the level of the look that is to find it.
+            figure: the figure.
+            points: the hour and the value of each segment so far, at least `SEGMENT_PARTS`.
+            level: the level of the look that has to find the drift.
 
         Returns:
-            None if the figure's first value isn't above 0, so that it has no relative trend.
+            None if the first value isn't above the figure's origin, so there is no relative trend.
         """
         trend = _trend_of(figure, points)
         if trend is None:
@@ -300,16 +305,16 @@ class Soak:
         )
 
     def _tolerance_frac(self, figure: Figure) -> float:
-        """Return the loss of a figure in an hour that passes."""
+        """Return the loss of a figure per hour that is tolerated."""
         if self.options.tolerance_frac is not None:
             return self.options.tolerance_frac
         return figure.tolerance_frac
 
     def look(self, level: float) -> tuple[Verdict, ...]:
-        """Judge each figure so far. A figure that drifts raises an alarm, which stays.
+        """Judge each figure by the segments so far. A figure that drifts raises a lasting alarm.
 
         Args:
-            level: how often all figures together may wrongly raise an alarm, 0..1.
+            level: the probability that any figure of a steady server raises an alarm, 0..1.
         """
         figures = tuple(self._figures())
         verdicts = [self._judge(figure, level / len(figures)) for figure in figures]
@@ -333,17 +338,19 @@ class Soak:
             yield Figure("gpu_memory_bytes")
 
     def _judge(self, figure: Figure, level: float) -> Verdict:
-        """Judge how a figure moved in an hour, over the segments after the lead-in.
+        """Judge the change of a figure per hour, over the segments after the lead-in.
 
         Args:
-            figure: what is judged.
-            level: how often the interval of the change misses the truth, on either side.
+            figure: the figure.
+            level: the probability that the interval of the change misses the truth on either side.
 
         Returns:
-            PASS if the interval excludes a loss beyond the tolerance. REGRESSED if all of the
-            interval is a loss and the estimate is beyond the tolerance. Else INCONCLUSIVE, which
-            doesn't fail if the whole soak is too short to find a loss as small as the tolerance.
+            PASS if the interval excludes a loss beyond the tolerance. REGRESSED if the whole
+            interval is a loss and the estimate is beyond the tolerance. Otherwise INCONCLUSIVE,
+            which doesn't fail if the whole soak is too short to find a loss as small as the
+            tolerance.
         """
+        # Without enough segments, or without anything to lose, no change can be estimated.
         points = self._points(figure, from_s=LEAD_IN_FRAC * 60 * self.options.minutes)
         if len(points) < SEGMENT_PARTS:
             reason = Reason(
@@ -374,7 +381,7 @@ class Soak:
         elif outcome is Outcome.INCONCLUSIVE:
             drift_reason = Reason(text="no telling yet", remedy="soak longer")
             sight = self._sight_of(figure, points, level)
-        # A soak that is too short for any such loss doesn't fail: it couldn't have passed either.
+        # A soak that is too short to find such a loss could never pass, so it doesn't fail either.
         is_too_short = sight is not None and not sight.is_enough
         if is_too_short:
             drift_reason = Reason(
@@ -399,7 +406,7 @@ class Soak:
         )
 
     def _undecided(self, figure: Figure, reason: Reason) -> Verdict:
-        """Return the verdict on a figure of which nothing could be compared."""
+        """Return the verdict on a figure whose change can't be estimated."""
         return Verdict(
             case_id=self.case.id,
             metric=figure.name,
@@ -412,8 +419,8 @@ class Soak:
         """Return the hour and the value of each segment that has the figure.
 
         Args:
-            figure: what is watched.
-            from_s: segments whose middle came earlier are left out.
+            figure: the figure.
+            from_s: segments whose middle was earlier than this are left out.
         """
         points = []
         for segment in self.segments:
@@ -424,11 +431,14 @@ class Soak:
 
 
 def _trend_of(figure: Figure, points: Sequence[tuple[float, float]]) -> Trend | None:
-    """Return the trend of a figure relative to its first value; None if that isn't above 0.
+    """Return the trend of a figure relative to its first value.
 
     Args:
-        figure: what is watched.
-        points: the hour and the value of each segment, `SEGMENT_PARTS` at least.
+        figure: the figure.
+        points: the hour and the value of each segment, at least `SEGMENT_PARTS`.
+
+    Returns:
+        None if the first value isn't above the figure's origin.
     """
     hours, values = zip(*points, strict=True)
     beyond = float(part_means(values)[0]) - figure.origin
@@ -439,10 +449,10 @@ def _trend_of(figure: Figure, points: Sequence[tuple[float, float]]) -> Trend | 
 
 
 def open_soak(options: SoakOptions, tier: Tier) -> Soak:
-    """Open a soak of a named case, or of the first that speculates and fits the machine.
+    """Return a soak of the named case, or of the first case that speculates and fits the machine.
 
     Raises:
-        UnsupportedError: the folder holds a soak already, or no case fits.
+        UnsupportedError: the folder contains a soak already, or no case fits.
         UnknownNameError: the tier has no such case.
     """
     path = options.folder_in("soaks") / "soak.jsonl"
