@@ -1,7 +1,7 @@
 """Find the prompts whose answers became much longer or shorter.
 
-Such answers say something else than before. One that repeats itself is long, and nearly all of its
-drafts are accepted, so that a few of them outweigh a loss in all others.
+Such an answer has a different text. If it repeats itself, it is long and nearly all of its drafts
+are accepted, so a few such answers outweigh a loss in all other prompts.
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from specreg.baselines.prompt_counts import CountsTable
 
 _MAX_CHANGE_FRAC = 0.5
-"""By how much of its length an answer may change."""
+"""The largest change in length, relative to the earlier length, that doesn't count as a change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthChange:
-    """A prompt whose answer is of another length, in mean tokens over its answers."""
+    """A prompt whose answer changed in length.
+
+    Attributes:
+        prompt_id: the id of the prompt.
+        before_tokens: the mean length of its earlier answers, in tokens.
+        now_tokens: the mean length of its present answers, in tokens.
+    """
 
     prompt_id: str
     before_tokens: float
@@ -26,21 +32,24 @@ class LengthChange:
         )
 
 
-def changed_lengths(now: CountsTable, before: CountsTable) -> tuple[LengthChange, ...]:
+def changed_lengths(measured: CountsTable, reference: CountsTable) -> tuple[LengthChange, ...]:
     """Return the prompts whose answers changed in length by more than half.
 
     Args:
-        now: the prompts as they are answered now.
-        before: the same prompts in the same order, as they were answered before.
+        measured: the counts of the present answers.
+        reference: the counts of the earlier answers, for the same prompts in the same order.
     """
-    changes = [
-        LengthChange(prompt_id=prompt_id, before_tokens=before_tokens, now_tokens=now_tokens)
-        for prompt_id, before_tokens, now_tokens in zip(
-            now.prompt_ids, before.answer_tokens.tolist(), now.answer_tokens.tolist(), strict=True
-        )
-    ]
-    return tuple(
-        change
-        for change in changes
-        if abs(change.now_tokens - change.before_tokens) > _MAX_CHANGE_FRAC * change.before_tokens
+    rows = zip(
+        measured.prompt_ids,
+        reference.answer_tokens.tolist(),
+        measured.answer_tokens.tolist(),
+        strict=True,
     )
+    changes = []
+    for prompt_id, before_tokens, now_tokens in rows:
+        if abs(now_tokens - before_tokens) > _MAX_CHANGE_FRAC * before_tokens:
+            change = LengthChange(
+                prompt_id=prompt_id, before_tokens=before_tokens, now_tokens=now_tokens
+            )
+            changes.append(change)
+    return tuple(changes)

@@ -1,6 +1,7 @@
-"""Estimate how long a case takes, from what was recorded of it or else as a rough guess.
+"""Estimate how long a case takes, from its recorded baselines or else by a rough guess.
 
-A run is cut by it into shards of about the same length, and `specreg matrix` shows it.
+The estimate is used to cut a run into shards of about the same length, and `specreg matrix` shows
+it.
 """
 
 import dataclasses
@@ -17,27 +18,27 @@ from specreg.matrix.case import Case, ServerSpec, companions_of, in_run_order
 from specreg.measurement.metrics import METRICS
 
 START_S = {"cpu": 30.0, "gpu": 120.0}
-"""How long a server takes to start, by machine. Seen on a CPU; a guess on a GPU, where kernels are
-compiled and graphs captured."""
+"""How long a server takes to start, by kind of machine. The value for CPUs was measured. The value
+for GPUs, where kernels are compiled and graphs captured, is a guess."""
 _RECORDED_HERE = "recorded"
-"""The source of an estimate from this machine's own baseline."""
+"""The source of an estimate that comes from a baseline of this machine."""
 READ_GIB_PER_S = 1560.0
-"""How fast a step is guessed to read its weights: half of an H100's 3.35 TB/s."""
+"""The assumed bandwidth at which a step reads its weights: half of an H100's 3.35 TB/s."""
 _LEAST_STEP_S = {"cpu": 0.02, "gpu": 0.003}
-"""The least time of a step, however small the model: the engine's own work."""
+"""The least time of a step, by kind of machine. Even for a tiny model the engine has some work."""
 Fit = Callable[[Sequence[ServerSpec]], bool]
-"""Returns whether servers may take their memory at the same time."""
+"""Returns whether these servers fit into memory at the same time."""
 _WARM_UP_BATCHES = 7
-"""The fewest batches of a warm-up, each of as many requests as are in flight."""
+"""The fewest batches of a warm-up. A batch has as many requests as are in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """About how long one launch of a case takes, without its start.
+    """The estimated time of one launch of a case, without the start of its servers.
 
     Attributes:
         case_s: the time in seconds.
-        source: what it was derived from: a recording, or a guess.
+        source: what the estimate is derived from: a recording, or a guess.
         control_s: the part of `case_s` that is spent on the control, in seconds.
     """
 
@@ -47,35 +48,39 @@ class Estimate:
 
     @property
     def is_of_this_machine(self) -> bool:
-        """Whether all of it was recorded on this machine."""
+        """Whether the whole estimate comes from recordings on this machine."""
         return self.source == _RECORDED_HERE
 
 
 def estimate_of(
     case: Case, store: BaselineStore, kind: str, among: Collection[Path] | None = None
 ) -> Estimate:
-    """Estimate a case: warm-up, rounds and power on server and control, then the checks.
+    """Estimate how long a case takes: warm-up, rounds, power sampling and checks of both servers.
 
     Args:
         case: the case.
         store: the baselines.
         kind: the kind of machine that the tier is for, "cpu" or "gpu".
-        among: the files of baselines that count; None for all.
+        among: the baseline files that are used; None for all.
     """
+    # How long a prompt takes on the server, and on the control if there is one.
     cases = [case]
     if case.control:
         cases.append(dataclasses.replace(case, server=case.control, control=None))
+    paces = [_pace(arm_case, store, kind, among) for arm_case in cases]
+    # With a fixed request rate, the next prompt isn't sent before its time.
     rate = case.load.requests_per_s
-    least_pace_s = 1 / rate if rate else 0.0  # the next request isn't sent before
-    paces = [_pace(case, store, kind, among) for case in cases]
+    least_pace_s = 1 / rate if rate else 0.0
     paces_s = [max(seconds, least_pace_s) for seconds, _ in paces]
     sources = dict.fromkeys(source for _, source in paces)
 
+    # How often each server replays its prompts. Each of two servers has to go first once.
     warm_up_requests = _WARM_UP_BATCHES * (case.load.concurrency or 1)
-    fewest_passes = (
-        2 if case.control and case.rounds == 1 else 1
-    )  # so that each server goes first once
-    passes = max(fewest_passes, math.ceil(case.least_s / (min(paces_s) * case.prompts)))
+    fewest_passes = 1
+    if case.control and case.rounds == 1:
+        fewest_passes = 2
+    passes_for_time = math.ceil(case.least_s / (min(paces_s) * case.prompts))
+    passes = max(fewest_passes, passes_for_time)
     arms_s = []
     for pace_s in paces_s:
         timed_s = pace_s * case.prompts * passes
@@ -84,7 +89,7 @@ def estimate_of(
         arms_s.append(pace_s * warm_up_requests + timed_s + case.power_s)
     case_s, *control_s = arms_s
     if case.control:
-        # Answers that differ from the control's are asked for again; these may be all of them.
+        # Answers that differ from the control's are requested again. All of them may differ.
         case_s += paces_s[0] * case.prompts
     return Estimate(case_s + sum(control_s), " and ".join(sources), sum(control_s))
 
@@ -92,12 +97,12 @@ def estimate_of(
 def _pace(
     case: Case, store: BaselineStore, kind: str, among: Collection[Path] | None
 ) -> tuple[float, str]:
-    """Return the seconds that a prompt takes, and their source: a baseline, or else `guess`."""
+    """Return how many seconds a prompt takes, and the source: a baseline, or else `guess`."""
     turns = min(dataset_named(case.dataset).turns, case.turns or math.inf)
     most_tokens = case.output_cap_tokens * turns
     paths = sorted(store.folder.glob(f"*/{case.id}.json"))
     baselines, _ = read_baselines(path for path in paths if among is None or path in among)
-    # This machine's comes first.
+    # The baseline of this machine comes first.
     ordered = sorted(
         baselines.values(), key=lambda baseline: baseline.environment != store.environment
     )
@@ -113,7 +118,7 @@ def _pace(
 
 
 def _tokens_per_prompt(baseline: Baseline) -> float | None:
-    """Return how many tokens the answers to a prompt had on average, all its turns together."""
+    """Return the mean number of tokens in all answers to a prompt; None if none is recorded."""
     answers = baseline.acceptance.prompts if baseline.acceptance else ()
     conversations = sum(answer.turn == 1 for answer in answers)
     if not conversations:
@@ -122,7 +127,10 @@ def _tokens_per_prompt(baseline: Baseline) -> float | None:
 
 
 def _guessed_step_s(case: Case, kind: str) -> float:
-    """Guess the time of a step by the weights that it reads, as if no draft were accepted."""
+    """Guess the time of a step by the size of the weights that it reads.
+
+    The caller assumes one token per step, so the guess is too long if drafts are accepted.
+    """
     server = case.server
     weights_gib = 0.0
     if server.sizes:
@@ -137,11 +145,12 @@ def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gp
 
     Args:
         cases: the cases, none of which takes more GPUs than there are.
-        estimates: by case's id, how long it takes.
+        estimates: how long each case takes, by its id.
         gpus: how many GPUs there are.
     """
     cases_by_servers: dict[tuple[object, ...], list[Case]] = {}
     for case in cases:
+        # A case that needs a fresh server shares it with no other case.
         own_id = case.id if case.needs_fresh_server else ""
         cases_by_servers.setdefault((case.control, case.server, own_id), []).append(case)
     groups = [
@@ -152,35 +161,39 @@ def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gp
     for duration_s, server in sorted(groups, key=lambda group: group[0], reverse=True):
         # A group takes the GPUs that become free first, and begins when the last of them is free.
         busy_s.sort()
-        taken = min(server.parallel.gpus, gpus)
-        busy_s[:taken] = [busy_s[taken - 1] + duration_s] * taken
+        group_gpus = min(server.parallel.gpus, gpus)
+        ended_s = busy_s[group_gpus - 1] + duration_s
+        busy_s[:group_gpus] = [ended_s] * group_gpus
     return max(busy_s)
 
 
 def measured_together(cases: Sequence[Case], fit: Fit) -> list[tuple[Case, ...]]:
-    """Return the cases of a run in groups that are measured side by side, beside one control.
+    """Group the cases of a run that are measured side by side with one control.
 
     Args:
-        cases: in the order of the run.
-        fit: whether servers may take their memory at the same time.
+        cases: the cases in the order of the run.
+        fit: returns whether servers fit into memory at the same time.
     """
     groups: list[tuple[Case, ...]] = []
-    left = dict.fromkeys(cases)
+    ungrouped = dict.fromkeys(cases)
     for index, case in enumerate(cases):
-        if case not in left:
+        if case not in ungrouped:
             continue
-        companions = companions_of(case, cases[index + 1 :], may_join=left.__contains__, fit=fit)
+        later_cases = cases[index + 1 :]
+        companions = companions_of(case, later_cases, may_join=ungrouped.__contains__, fit=fit)
         group = (case, *companions)
         groups.append(group)
-        for measured_case in group:
-            del left[measured_case]
+        for grouped_case in group:
+            del ungrouped[grouped_case]
     return groups
 
 
 def group_s(group: Sequence[Case], estimates: Mapping[str, Estimate]) -> float:
-    """Return how long cases take that are measured side by side, whose control is asked once.
+    """Return how many seconds the cases of a group take, whose control is measured only once.
 
-    A case without speculation is the control itself.
+    Args:
+        group: cases that are measured side by side. One without speculation is the control itself.
+        estimates: how long each case takes, by its id.
     """
     own_s = 0.0
     controls_s = []
@@ -195,15 +208,17 @@ def group_s(group: Sequence[Case], estimates: Mapping[str, Estimate]) -> float:
 
 
 def run_s(cases: Sequence[Case], estimates: Mapping[str, Estimate], kind: str, fit: Fit) -> float:
-    """Return how long a run of cases takes, in seconds times the GPUs that each case takes.
+    """Return how long a run of cases takes, in seconds times the number of GPUs of each case.
 
     Args:
         cases: the cases.
-        estimates: by case's id, how long it takes.
+        estimates: how long each case takes, by its id.
         kind: the kind of machine, "cpu" or "gpu".
-        fit: whether servers may take their memory at the same time.
+        fit: returns whether servers fit into memory at the same time.
     """
-    servers = {server for case in cases for server in (case.server, case.control) if server}
+    # A shared server starts once, and a fresh server starts for each case that needs one.
+    servers = {case.server for case in cases}
+    servers |= {case.control for case in cases if case.control}
     fresh = [case.server for case in cases if case.needs_fresh_server]
     starts = [*servers.difference(fresh), *fresh]
     starts_s = sum(START_S[kind] * server.parallel.gpus for server in starts)

@@ -1,7 +1,7 @@
-"""The packages of an engine's environment with which baselines were recorded.
+"""Record which packages an engine's environment had, and compare them with the present ones.
 
-They lie in `packages` in the machine's folder, a file for each environment, as many baselines share
-one.
+The lists are in the folder `packages` in the machine's folder of baselines. There is one file for
+each environment, because many baselines share one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,26 @@ from specreg.servers.installer import differing_packages, packages_sha256
 
 _FOLDER = "packages"
 _DIGITS = 16
+"""How many characters of the checksum a file's name has."""
 _MAX_SHOWN = 12
+"""The most packages that a message names."""
 
 
 def packages_path(folder: Path, sha256: str) -> Path:
-    """Return where the packages with a checksum are listed, in a machine's folder of baselines."""
+    """Return the path of a list of packages, by its checksum.
+
+    Args:
+        folder: a machine's folder of baselines.
+        sha256: the checksum of the packages.
+    """
     return folder / _FOLDER / f"{sha256[:_DIGITS]}.txt"
 
 
 def record_packages(folder: Path, packages: Sequence[str]) -> None:
-    """Write the list of some packages, unless it is there or they aren't known.
+    """Write a list of packages, unless the file exists or the list is empty.
 
     Raises:
-        BaselineError: the disk refuses.
+        BaselineError: the file can't be written.
     """
     path = packages_path(folder, packages_sha256(packages))
     if not packages or path.exists():
@@ -41,29 +48,41 @@ def record_packages(folder: Path, packages: Sequence[str]) -> None:
 
 
 def recorded_packages(folder: Path, sha256: str) -> tuple[str, ...]:
-    """Return the packages with a checksum; nothing if no list with this checksum is there."""
+    """Return the recorded packages with a checksum; empty if the list is missing or was changed."""
     try:
         text = read_regular(packages_path(folder, sha256), MIB).decode()
     except (OSError, UnicodeDecodeError):
         return ()
     packages = tuple(text.splitlines())
-    return packages if packages_sha256(packages) == sha256 else ()
+    if packages_sha256(packages) != sha256:
+        return ()
+    return packages
 
 
 def render_differences(before: Sequence[str], after: Sequence[str]) -> str:
-    """Render the packages that differ, each with both versions, the first dozen by name."""
+    """Render the packages that differ with both versions. At most a dozen of them are named."""
     changes = differing_packages(before, after)
-    more = len(changes) - _MAX_SHOWN
+    omitted = len(changes) - _MAX_SHOWN
     shown = ", ".join(changes[:_MAX_SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown
+    if omitted > 0:
+        return f"{shown} and {omitted} more"
+    return shown
 
 
 def package_remarks(folder: Path, measurement: Measurement, baseline: Baseline) -> Iterator[str]:
-    """Say which packages a measurement had other than its baseline, of one engine's version."""
+    """Yield a remark if the packages of a measurement and its baseline differ.
+
+    If the engine's version differs, there is none: other packages are then expected.
+
+    Args:
+        folder: the machine's folder of baselines.
+        measurement: the measurement.
+        baseline: the baseline that it is compared with.
+    """
     recorded_sha256 = baseline.provenance.packages_sha256
-    is_known = recorded_sha256 and measurement.packages
+    has_packages = recorded_sha256 and measurement.packages
     is_same_version = baseline.provenance.engine_version == measurement.engine_version
-    if not is_known or not is_same_version:
+    if not has_packages or not is_same_version:
         return
     if recorded_sha256 == packages_sha256(measurement.packages):
         return

@@ -1,4 +1,4 @@
-"""Tabulate what each prompt did, so that two sides can be compared prompt by prompt."""
+"""Tabulate the counts of each prompt, so that two sides can be compared prompt by prompt."""
 
 import dataclasses
 import itertools
@@ -20,36 +20,43 @@ from specreg.stats.intervals import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountsTable(Counts[Column]):
-    """The counts of each prompt: for each of its turns the mean over its answers, added up.
+    """The counts of each prompt. All columns have the shape (prompts,).
 
-    Prompts are independent draws; their turns, and the answers of several launches, are not. Means
-    are taken so that a prompt that was answered more often weighs no more than the others.
-
-    All columns have the shape (n,), and `prompt_ids` has n different ids.
+    The counts of a turn are averaged over its answers in all launches, and those of a prompt are
+    the sum over its turns. Prompts are independent draws, but their turns and their answers in
+    several launches are not. The mean prevents a prompt with more answers from having more weight.
 
     Attributes:
-        answer_tokens: how many tokens the answers have.
+        prompt_ids: the id of each prompt; all are different.
+        answer_tokens: the number of tokens in the answers to each prompt.
     """
 
     prompt_ids: tuple[str, ...]
     answer_tokens: Column
 
     def without(self, prompt_ids: Container[str]) -> "CountsTable":
-        """Return the table without some prompts."""
-        kept = np.array([prompt_id not in prompt_ids for prompt_id in self.prompt_ids], np.bool_)
+        """Return the table without these prompts."""
+        is_left = [prompt_id not in prompt_ids for prompt_id in self.prompt_ids]
+        rows = np.array(is_left, np.bool_)
         return CountsTable(
-            prompt_ids=tuple(itertools.compress(self.prompt_ids, kept)),
-            answer_tokens=self.answer_tokens[kept],
-            steps=self.steps[kept],
-            accepted=self.accepted[kept],
-            proposed=None if self.proposed is None else self.proposed[kept],
-            position_counts=tuple(column[kept] for column in self.position_counts),
+            prompt_ids=tuple(itertools.compress(self.prompt_ids, is_left)),
+            answer_tokens=self.answer_tokens[rows],
+            steps=self.steps[rows],
+            accepted=self.accepted[rows],
+            proposed=None if self.proposed is None else self.proposed[rows],
+            position_counts=tuple(column[rows] for column in self.position_counts),
         )
 
 
 @dataclass(slots=True)
 class _TurnAnswers:
-    """The answers to one turn of a prompt: the sums over them, and how many there are."""
+    """The answers to one turn of a prompt in all launches.
+
+    Attributes:
+        counts: the sum of their counts.
+        tokens: the sum of their tokens.
+        answers: the number of answers.
+    """
 
     counts: StepCounts = NO_STEPS
     tokens: int = 0
@@ -62,13 +69,16 @@ _TurnsByPrompt = Mapping[str, Mapping[int, _TurnAnswers]]
 def answers_in_common(
     *sides: Sequence[AcceptanceRecord],
 ) -> tuple[tuple[PromptAcceptance, ...], ...]:
-    """Return the answers of each side, in the finest parts that are known of all sides.
+    """Return the answers of each side, in the smallest parts that all sides have counts for.
 
-    That is each request; but if a side knows only what the requests of a round did together, those
-    of such a round stand as one answer on all sides, which is named after its prompts.
+    These are usually single requests. A side may have counts only for a whole round of requests.
+    The requests of such a round then count as one answer on all sides, named after its prompts.
 
     Args:
         sides: the records of the launches of each side.
+
+    Returns:
+        The answers of each side, in the order of the sides.
     """
     records = list(itertools.chain.from_iterable(sides))
     rounds = dict.fromkeys(
@@ -88,9 +98,14 @@ def answers_in_common(
 def _in_rounds(
     record: AcceptanceRecord, rounds: Iterable[tuple[str, ...]]
 ) -> Iterator[PromptAcceptance]:
-    """Yield the answers of a record under the names of rounds; those of single requests as turns.
+    """Yield the answers of a record, grouped into rounds.
 
-    A round of which the record lacks a prompt is left out.
+    A round is treated like a prompt, and its requests like the turns of this prompt. A round is
+    left out if the record lacks one of its prompts.
+
+    Args:
+        record: the record, which has counts of rounds or of single requests.
+        rounds: the prompt ids of each round.
     """
     for round_acceptance in record.rounds:
         yield PromptAcceptance(
@@ -104,24 +119,26 @@ def _in_rounds(
         answers_by_prompt.setdefault(answer.prompt_id, []).append(answer)
     for prompt_ids in rounds:
         if answers_by_prompt.keys() >= set(prompt_ids):
-            for place, prompt_id in enumerate(prompt_ids, start=1):
+            name = _round_name(prompt_ids)
+            for position, prompt_id in enumerate(prompt_ids, start=1):
                 for answer in answers_by_prompt[prompt_id]:
-                    turn = (answer.turn - 1) * len(prompt_ids) + place
-                    name = _round_name(prompt_ids)
+                    # Each pair of a prompt and a turn gets a number of its own.
+                    turn = (answer.turn - 1) * len(prompt_ids) + position
                     yield dataclasses.replace(answer, prompt_id=name, turn=turn)
 
 
 def _round_name(prompt_ids: Sequence[str]) -> str:
-    """Return the id of a single prompt, or the ids of the first and the last."""
-    first, *others = prompt_ids
-    return f"{first} to {others[-1]}" if others else first
+    """Return the name of a round: the id of its only prompt, or those of the first and the last."""
+    first = prompt_ids[0]
+    last = prompt_ids[-1]
+    return first if len(prompt_ids) == 1 else f"{first} to {last}"
 
 
 def common_tables(*sides: Iterable[PromptAcceptance]) -> Sequence[CountsTable]:
     """Tabulate the prompts that all sides have, in the order of the first side.
 
     Args:
-        sides: the answers of each side, in all its launches.
+        sides: the answers of each side in all of its launches.
 
     Returns:
         One table for each side.
@@ -138,6 +155,7 @@ def common_tables(*sides: Iterable[PromptAcceptance]) -> Sequence[CountsTable]:
 
 
 def _turns_by_prompt(answers: Iterable[PromptAcceptance]) -> _TurnsByPrompt:
+    """Add up the answers to each turn of each prompt."""
     turns_by_prompt: dict[str, dict[int, _TurnAnswers]] = {}
     for answer in answers:
         turns = turns_by_prompt.setdefault(answer.prompt_id, {})
@@ -149,15 +167,18 @@ def _turns_by_prompt(answers: Iterable[PromptAcceptance]) -> _TurnsByPrompt:
 
 
 def _table(prompt_ids: tuple[str, ...], turns_by_prompt: _TurnsByPrompt) -> CountsTable:
+    """Tabulate the prompts with these ids, with as many positions as any of them has."""
     rows = [tuple(turns_by_prompt[prompt_id].values()) for prompt_id in prompt_ids]
     turns = [turn for row in rows for turn in row]
     depth = max((len(turn.counts.position_counts) for turn in turns), default=0)
 
     def column(sum_of: Callable[[_TurnAnswers], int]) -> Column:
+        # `fsum` rounds once, so that the order of the turns doesn't matter.
         means = [math.fsum(sum_of(turn) / turn.answers for turn in row) for row in rows]
         return np.array(means, np.float64)
 
     def position_column(index: int) -> Column:
+        # A turn that drafted fewer tokens has no count at this position, so the slice is empty.
         return column(lambda turn: sum(turn.counts.position_counts[index : index + 1]))
 
     proposed: Column | None = None

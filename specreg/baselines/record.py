@@ -1,4 +1,4 @@
-"""Record a baseline from the launches of a case, if they agree."""
+"""Record the baseline of a case from its launches, if they agree with each other."""
 
 import datetime as dt
 import itertools
@@ -36,7 +36,9 @@ from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import SCRIPTED
 
 COMMIT = "SPECREG_COMMIT"
+"""The environment variable that names the commit of a copy without its repository."""
 _SAME_AL_FRAC = 0.005
+"""Two acceptance lengths count as equal if they differ by no more than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +47,9 @@ class RecordedBaseline:
 
     Attributes:
         path: the file.
-        old: what it replaced; None for a new file.
-        new: what it holds.
-        left_out: which families are missing and why, as a sentence; empty if none is.
+        old: the baseline that it replaced; None for a new file.
+        new: the baseline that it contains.
+        left_out: a sentence that says which metric families are missing and why; empty if none is.
     """
 
     path: Path
@@ -58,10 +60,10 @@ class RecordedBaseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingNotes:
-    """What a baseline says of its recording beside the measurements.
+    """Notes about a recording that the measurements don't contain.
 
     Attributes:
-        reason: what `--reason` said; empty for the engine, its version and the commit.
+        reason: the text of `--reason`; empty for the engine, its version and the commit.
         torch_version: the version of torch in the engine's environment; empty if unknown.
         driver_version: the version of the GPU's driver; empty without a GPU.
     """
@@ -80,33 +82,39 @@ def record_measurements(
 ) -> RecordedBaseline:
     """Write the baseline of one case from the measurements of its launches.
 
-    Families that mean nothing in a launch keep what was recorded before.
+    A metric family that is invalid in a launch keeps the values of the earlier baseline.
 
     Args:
-        measurements: one for each launch of the case, one at least.
+        measurements: the measurement of each launch of the case, at least one.
         settings: the settings that a run must share to be compared.
-        store: where the file belongs.
-        notes: the reason of the recording, and versions that the measurements don't know.
+        store: the baselines of this machine, among which the file is written.
+        notes: the reason for the recording, and versions that the measurements don't contain.
         complete: adds the noise of identical runs, and the minimum detectable effects.
 
     Raises:
-        BaselineError: nothing of a measurement may be recorded, the launches disagree, the file
-            that is there can't be read, or the disk refuses. Nothing is written then.
+        BaselineError: nothing may be recorded, the launches disagree, the existing file can't be
+            read, or the new one can't be written. The existing file is then unchanged.
     """
+    # Check that the measurements may become a baseline.
     case = measurements[0].case
     path = store.path(case.id)
     old = load_baseline(path)
     invalid = _invalid_of(measurements, old)
     _check_recordable(measurements, invalid, store.environment)
-    kept = old if old is not None and old.case == settings else None
+
+    # Take over the valid speeds, and the earlier values of the other families if they are of the
+    # same settings.
+    comparable_old = old if old is not None and old.case == settings else None
     speeds = _speeds_of(measurements, invalid)
     launches = speeds
     devices: tuple[schema.RecordedDevice, ...] = ()
-    if kept is not None:
-        launches = _with_kept_speeds(speeds, kept.launches, invalid)
-        devices = kept.devices
+    if comparable_old is not None:
+        launches = _with_earlier_speeds(speeds, comparable_old.launches, invalid)
+        devices = comparable_old.devices
     if speeds and Family.POWER not in invalid:
         devices = devices_of(measurements)
+
+    # Build the baseline and write it.
     baseline = complete(
         Baseline(
             schema_version=schema.SCHEMA_VERSION,
@@ -116,8 +124,8 @@ def record_measurements(
             acceptance=_stored_acceptance(measurements),
             launches=launches,
             devices=devices,
-            # How hours differ belongs to the machine, so it is kept when the engine changes.
-            noise=kept.noise if kept else {},
+            # The noise comes from the machine, so it remains valid when the engine changes.
+            noise=comparable_old.noise if comparable_old else {},
         )
     )
     record_packages(path.parent, measurements[0].packages)
@@ -131,17 +139,23 @@ def record_measurements(
 def _check_recordable(
     measurements: Sequence[Measurement], invalid: Invalid, environment: Environment
 ) -> None:
-    """Check that something of a case may be recorded, else raise a BaselineError."""
+    """Check that the measurements of a case may be recorded.
+
+    Raises:
+        BaselineError: acceptance is invalid, a device is one of a test, the launches disagree, or
+            no draft was accepted.
+    """
     first = measurements[0]
-    # Without acceptance, speeds are all there is to record. Power is written or left out by itself.
+    # Without acceptance, the speeds are all there is to record. Power may be missing, because it is
+    # recorded separately.
     has_only_invalid_speeds = first.acceptance is None and bool(invalid.keys() - {Family.POWER})
     if Family.ACCEPTANCE in invalid or has_only_invalid_speeds:
         raise _refusal(first.case, str(next(iter(invalid.values()))))
     device_names = [device.name for device in devices_of(measurements)]
     for name in (*environment.gpus, *device_names):
         if name.startswith(SCRIPTED):
-            why = f"'{name}' is a device that a test made up; measure on a real one"
-            raise _refusal(first.case, why)
+            problem = f"'{name}' is a device that a test made up; measure on a real one"
+            raise _refusal(first.case, problem)
     _check_acceptance_agrees(measurements)
     _check_accepted(measurements)
 
@@ -149,6 +163,7 @@ def _check_recordable(
 def _provenance_of(
     measurement: Measurement, settings: CaseSettings, store: BaselineStore, notes: RecordingNotes
 ) -> schema.Provenance:
+    """Return where a baseline comes from. Without a reason, it names the engine and the commit."""
     commit = commit_of(store.folder.parent)
     engine = f"{settings.engine} {measurement.engine_version}"
     usual_reason = f"{engine} at {commit[:7]}" if commit else engine
@@ -167,7 +182,7 @@ def _provenance_of(
 
 
 def _stored_acceptance(measurements: Sequence[Measurement]) -> schema.StoredAcceptance | None:
-    """Return the acceptance of all launches that have one, that with the most prompts first."""
+    """Return the acceptance of all launches, beginning with the one with the most prompts."""
     records = [launch.acceptance for launch in measurements if launch.acceptance is not None]
     if not records:
         return None
@@ -177,12 +192,13 @@ def _stored_acceptance(measurements: Sequence[Measurement]) -> schema.StoredAcce
 
 
 def record_baseline(path: Path, baseline: Baseline) -> None:
-    """Write a baseline; the file is the old or the new one at any moment, never a torn one.
+    """Write a baseline, whole or not at all.
 
     Raises:
-        BaselineError: the file that is there can't be read, and so isn't overwritten; this one
-            couldn't be read either; or the disk refuses.
+        BaselineError: the existing file can't be read, so it isn't overwritten. Or the new one
+            couldn't be read again, because a figure is impossible. Or the file can't be written.
     """
+    # Raises if the existing file can't be read.
     load_baseline(path)
     try:
         schema.check_figures(baseline)
@@ -196,7 +212,7 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
-    """Return why each family isn't recorded that was invalid in one launch or more."""
+    """Return, for each family that was invalid in any launch, why it isn't recorded."""
     invalid: dict[Family, Invalidity] = {}
     held_back = why_held_back(measurements, old)
     if held_back is not None:
@@ -207,6 +223,7 @@ def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> In
         power = measurement.replay.power if measurement.replay else None
         if power is not None and power.invalid is not None:
             invalid[Family.POWER] = power.invalid
+    # These reasons take precedence, so they come last.
     for measurement in measurements:
         invalid.update(measurement.invalid)
     return invalid
@@ -215,9 +232,9 @@ def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> In
 def _speeds_of(
     measurements: Sequence[Measurement], invalid: Invalid
 ) -> tuple[dict[str, float], ...]:
-    """Return the speeds of the launches; none if a launch has no valid speed.
+    """Return the speeds of each launch; empty if a launch has no valid speed.
 
-    One launch alone tells no speed: its acceptance is recorded then.
+    A single launch doesn't show how launches vary, so only its acceptance is recorded.
 
     Raises:
         BaselineError: there is a single launch, and it has no acceptance.
@@ -226,15 +243,19 @@ def _speeds_of(
     if len(measurements) == 1:
         if first.acceptance is not None:
             return ()
-        why = "one launch tells no speed, and there is no acceptance; leave out --specreg-launches"
-        raise _refusal(first.case, why)
+        problem = (
+            "one launch tells no speed, and there is no acceptance; leave out --specreg-launches"
+        )
+        raise _refusal(first.case, problem)
     launches = tuple(_valid_speeds(measurement, invalid) for measurement in measurements)
-    if invalid and not all(launches):  # a launch of which nothing is left
+    has_launch_without_speed = not all(launches)
+    if invalid and has_launch_without_speed:
         return ()
     return launches
 
 
 def _valid_speeds(measurement: Measurement, invalid: Invalid) -> dict[str, float]:
+    """Return the speeds of a launch whose families are valid in all launches."""
     return {
         name: value
         for name, value in measurement.values.items()
@@ -242,24 +263,30 @@ def _valid_speeds(measurement: Measurement, invalid: Invalid) -> dict[str, float
     }
 
 
-def _with_kept_speeds(
+def _with_earlier_speeds(
     speeds: Sequence[Mapping[str, float]],
-    kept_launches: Sequence[Mapping[str, float]],
+    earlier_launches: Sequence[Mapping[str, float]],
     invalid: Invalid,
 ) -> tuple[dict[str, float], ...]:
-    """Return the new launches, with the earlier values of the families that are invalid now."""
+    """Return the new launches, with the earlier values of the families that are invalid now.
+
+    Args:
+        speeds: the valid speeds of each new launch; empty if there are none.
+        earlier_launches: the speeds of each launch of the earlier baseline.
+        invalid: the families that are invalid now.
+    """
     if not speeds:
-        return tuple(dict(launch) for launch in kept_launches)
-    kept = [_speeds_in(invalid.keys(), launch) for launch in kept_launches]
-    if not any(kept):
+        return tuple(dict(launch) for launch in earlier_launches)
+    earlier_speeds = [_speeds_in(invalid.keys(), launch) for launch in earlier_launches]
+    if not any(earlier_speeds):
         return tuple(dict(launch) for launch in speeds)
-    nothing: Mapping[str, float] = {}
-    pairs = itertools.zip_longest(kept, speeds, fillvalue=nothing)
-    return tuple({**before, **now} for before, now in pairs)
+    no_speeds: Mapping[str, float] = {}
+    pairs = itertools.zip_longest(earlier_speeds, speeds, fillvalue=no_speeds)
+    return tuple({**earlier, **measured} for earlier, measured in pairs)
 
 
 def _speeds_in(families: AbstractSet[Family], launch: Mapping[str, float]) -> dict[str, float]:
-    """Return the speeds of a launch that belong to some families."""
+    """Return the speeds of a launch that belong to these families."""
     return {
         name: value
         for name, value in launch.items()
@@ -268,24 +295,25 @@ def _speeds_in(families: AbstractSet[Family], launch: Mapping[str, float]) -> di
 
 
 def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
-    """Check that the launches of a case have the same AL.
+    """Check that the launches of a case have the same acceptance length (AL).
 
-    An AL may differ from the first launch's by 0.5 %, or by what chance allows over the prompts
-    that both replayed. A source that counts all prompts together has no allowance for chance.
+    The AL of a launch may differ from the first one by 0.5 %, or by as much as chance explains over
+    the prompts that both replayed. Without counts of single prompts, nothing is left to chance.
 
     Raises:
         BaselineError: two launches disagree.
     """
     records = [launch.acceptance for launch in measurements if launch.acceptance is not None]
     for record in records[1:]:
-        if not _differs_by_chance(records[0], record):
-            first_length, length = _common_lengths(records[0], record)
-            if abs(first_length - length) > _SAME_AL_FRAC * min(first_length, length):
-                why = (
-                    f"its launches disagree on the acceptance length ({first_length:.4f},"
-                    f" {length:.4f}); find out why first"
-                )
-                raise _refusal(measurements[0].case, why)
+        if _differs_by_chance(records[0], record):
+            continue
+        first_length, length = _common_lengths(records[0], record)
+        if abs(first_length - length) > _SAME_AL_FRAC * min(first_length, length):
+            problem = (
+                f"its launches disagree on the acceptance length ({first_length:.4f},"
+                f" {length:.4f}); find out why first"
+            )
+            raise _refusal(measurements[0].case, problem)
 
 
 def _check_accepted(measurements: Sequence[Measurement]) -> None:
@@ -305,17 +333,19 @@ def _check_accepted(measurements: Sequence[Measurement]) -> None:
     nothing = accepted_nothing(counts)
     if not nothing:
         return
-    why = f"{nothing} was accepted" if counts.steps else "nothing was drafted"
+    problem = "nothing was drafted"
+    if counts.steps:
+        problem = f"{nothing} was accepted"
     names = ", ".join(metric.name for metric in judged)
     raise _refusal(
         case,
-        f"{why}, so no loss of acceptance could ever show; {NOTHING_ACCEPTED_ADVICE}, or name"
+        f"{problem}, so no loss of acceptance could ever show; {NOTHING_ACCEPTED_ADVICE}, or name"
         f" {names} under shown in the matrix",
     )
 
 
 def _differs_by_chance(first: AcceptanceRecord, record: AcceptanceRecord) -> bool:
-    """Return whether chance explains how two acceptances differ."""
+    """Return whether chance explains the difference between two acceptance lengths."""
     change = change_of_acceptance(METRICS["acceptance_length_tokens"], record, first)
     if change is None:
         return False
@@ -324,7 +354,7 @@ def _differs_by_chance(first: AcceptanceRecord, record: AcceptanceRecord) -> boo
 
 
 def _common_lengths(first: AcceptanceRecord, record: AcceptanceRecord) -> tuple[float, float]:
-    """Return the AL of two records, over the prompts of both if prompts are known."""
+    """Return the AL of two records, over their common prompts if they have any."""
     common_ids = {*first.prompt_ids} & {*record.prompt_ids}
     if common_ids:
         first = first.only(common_ids)
@@ -332,14 +362,15 @@ def _common_lengths(first: AcceptanceRecord, record: AcceptanceRecord) -> tuple[
     return first.total.acceptance_length or 1.0, record.total.acceptance_length or 1.0
 
 
-def _refusal(case: Case, why: str) -> BaselineError:
-    return BaselineError(f"baseline of '{case.id}': not written, {why}")
+def _refusal(case: Case, problem: str) -> BaselineError:
+    """Return the error that the baseline of a case isn't written."""
+    return BaselineError(f"baseline of '{case.id}': not written, {problem}")
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit that a folder is at, empty outside a repository or without git.
+    """Return the commit of the repository that a folder is in; empty without a repository or git.
 
-    Of a copy without its repository it is what the variable SPECREG_COMMIT says.
+    The environment variable SPECREG_COMMIT overrides it, for a copy without its repository.
     """
     commit = os.environ.get(COMMIT)
     if commit is not None:

@@ -1,4 +1,4 @@
-"""Find what is expected of a case: its settings, and the baselines that apply to it."""
+"""Find the settings of a case, and the baselines that apply to it."""
 
 import contextlib
 import dataclasses
@@ -22,20 +22,20 @@ from specreg.telemetry.identity import Environment
 
 
 def load_settings(root: Path, case: Case) -> CaseSettings:
-    """Return the settings of a case, with the files of a repository."""
+    """Return the settings of a case, with the models and prompts of the repository at `root`."""
     target, _ = served_models(root, case.server)
     return settings_of(case, target, load_case_prompts(root, case))
 
 
 def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
-    """Return what must be equal for two measurements of a case to be compared.
+    """Return the settings that must be equal for two measurements of a case to be compared.
 
-    Of the dataset's prompts only those are compared that a run by the matrix may replay: its own,
-    and as many again for an extension. Texts are as a baseline's file holds them, without secrets.
+    Only the prompts that a run with the matrix's settings may replay must be equal: those of the
+    case, and as many again for an extension. Secrets are hidden, as in the file of a baseline.
 
     Args:
         case: the case.
-        target: a folder or a hub id.
+        target: the folder or the hub id of the target model.
         prompts: all prompts of the dataset, in order.
     """
     server = case.server
@@ -49,7 +49,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
         method=server.method,
         draft_tokens=server.draft_tokens,
         target_sha256=target_sha256,
-        # A folder is identified by its files, wherever it is; a hub id by its name.
+        # A folder may be anywhere, so it is identified by its files, and a hub id by its name.
         target="" if target_sha256 else server.target,
         prompts_sha256=prompts_sha256(prompts[: 2 * matrix_prompts]),
         limits=case.limits,
@@ -61,13 +61,13 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineStore:
-    """The baselines in a folder that apply to one machine. What all cases share is read once.
+    """The baselines of a repository that apply to one machine.
 
     Attributes:
-        folder: `baselines` of the repository.
-        environment: the machine.
-        options: the options with which pytest runs the cases that are looked up, the tier among
-            them.
+        folder: the folder `baselines` of the repository.
+        environment: the environment of the machine.
+        options: the options with which pytest runs the cases that are looked up, including the
+            tier.
     """
 
     folder: Path
@@ -75,16 +75,16 @@ class BaselineStore:
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that the folder, and those of all machines in it, can be read.
+        """Check that the folder and its subfolders can be read.
 
         Raises:
-            BaselineError: a folder can't be read. Its baselines would seem to be missing.
+            BaselineError: a folder can't be read. Its baselines would otherwise seem to be missing.
         """
         schema.check_folders(self.folder)
 
     @functools.cached_property
     def spreads_by_case(self) -> Mapping[str, CaseSpreads]:
-        """How launches of each case of this machine differ, by the case's id."""
+        """How the launches of each case on this machine vary, by the case's id."""
         return {
             path.stem: CaseSpreads.of(baseline.launches, baseline.noise)
             for path, baseline in self.own().items()
@@ -95,22 +95,23 @@ class BaselineStore:
         """The published figures.
 
         Raises:
-            BaselineError: one of them can't be read.
+            BaselineError: a published figure can't be read.
         """
         return schema.load_published(self.folder)
 
     def path(self, case_id: str) -> Path:
-        """Return the path of a case's baseline on this machine."""
+        """Return the path of a case's baseline for this machine."""
         return self.folder / self.environment.name / f"{case_id}.json"
 
     def look_up(self, case: Case, settings: CaseSettings) -> CaseBaselines:
-        """Return the baselines that apply to a case with some settings.
+        """Return the baselines that apply to a case with these settings.
 
         Raises:
-            BaselineError: the case's baseline, or a published figure, can't be read.
+            BaselineError: the baseline of the case, or a published figure, can't be read.
         """
         exact = self._exact(case)
         control = self._control(case, settings)
+        # Without a baseline of this machine, look for another machine's, then for a publication.
         nearest: Baseline | None = None
         published: PublishedFigure | None = None
         if exact is None:
@@ -129,7 +130,7 @@ class BaselineStore:
         )
 
     def files(self, case_ids: Iterable[str]) -> Iterator[Path]:
-        """Yield the files that apply to some cases: this machine's, or else all others'."""
+        """Yield the baseline files of cases: that of this machine, or else those of all others."""
         for case_id in case_ids:
             path = self.path(case_id)
             if path.exists():
@@ -138,12 +139,12 @@ class BaselineStore:
                 yield from sorted(self.folder.glob(f"*/{path.name}"))
 
     def own(self) -> Mapping[Path, Baseline]:
-        """Return the baselines of this machine that can be read, by their paths."""
+        """Return the readable baselines of this machine by their paths."""
         baselines, _ = schema.read_baselines(self._own_files())
         return baselines
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
-        """Return the files of this machine that belong to none of some cases."""
+        """Return the baseline files of this machine that belong to none of these cases."""
         used = {self.path(case_id) for case_id in case_ids}
         return tuple(path for path in self._own_files() if path not in used)
 
@@ -151,25 +152,30 @@ class BaselineStore:
         return sorted((self.folder / self.environment.name).glob("*.json"))
 
     def _exact(self, case: Case) -> Baseline | None:
+        """Return the baseline of this machine; None if it is missing or of another environment."""
         baseline = schema.load_baseline(self.path(case.id))
         if baseline is None or baseline.environment != self.environment:
             return None
         return baseline
 
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
-        """Return the baseline of the most similar other machine with the same settings."""
+        """Return the baseline of the most similar other machine with the same settings.
 
-        def shared_facts(other: Baseline) -> int:
-            here, there = self.environment, other.environment
-            fields = Environment.__struct_fields__
-            return sum(getattr(here, field) == getattr(there, field) for field in fields)
+        The most similar environment is the one with the most equal fields.
+        """
+
+        def equal_fields(baseline: Baseline) -> int:
+            return sum(
+                getattr(self.environment, field) == getattr(baseline.environment, field)
+                for field in Environment.__struct_fields__
+            )
 
         baselines, _ = schema.read_baselines(sorted(self.folder.glob(f"*/{case.id}.json")))
         comparable = [baseline for baseline in baselines.values() if baseline.case == settings]
-        return max(comparable, key=shared_facts, default=None)
+        return max(comparable, key=equal_fields, default=None)
 
     def _control(self, case: Case, settings: CaseSettings) -> Baseline | None:
-        """Return the baseline of the same settings without speculation."""
+        """Return the baseline of the case's control, with the same settings but no speculation."""
         if case.control is None:
             return None
         control_settings = dataclasses.replace(
@@ -181,18 +187,19 @@ class BaselineStore:
         )
         control_case = dataclasses.replace(case, server=case.control, control=None)
         baseline: Baseline | None = None
-        with contextlib.suppress(BaselineError):  # its own case reports it
+        # If the file can't be read, the control's own case reports it.
+        with contextlib.suppress(BaselineError):
             baseline = self._exact(control_case)
         if baseline is None or baseline.case != control_settings:
             return None
         return baseline
 
     def _control_spreads(self, case: Case, control: Baseline | None) -> Mapping[str, Spread]:
-        """Return how the launches of a case's control differ, moderated by those of other cases."""
+        """Return how the launches of the control vary, moderated by those of other cases."""
         if control is None or case.control is None:
             return {}
         control_id = dataclasses.replace(case, server=case.control, control=None).id
-        others = [
-            spreads for known_id, spreads in self.spreads_by_case.items() if known_id != control_id
+        spreads_of_others = [
+            spreads for case_id, spreads in self.spreads_by_case.items() if case_id != control_id
         ]
-        return spreads_of(CaseSpreads.of(control.launches, control.noise), others)
+        return spreads_of(CaseSpreads.of(control.launches, control.noise), spreads_of_others)
