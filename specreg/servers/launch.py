@@ -46,17 +46,19 @@ from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
 
 _PORTS = 3
+"""How many ports a server is started on before its start fails: another program may take one."""
 _NONCE_DIGITS = 8
 _SOCKET_FOLDER_BYTES = 64
-"""How long the path of a temporary folder may be. It holds Unix sockets, whose paths have at most
-107 bytes, of which vLLM's names take 37 and more."""
+"""The longest path of a temporary folder. Servers make Unix sockets in it, whose paths Linux limits
+to 107 bytes, and the names of vLLM's sockets take 37 bytes or more."""
 
 Poll = Callable[[], Server | None]
-"""Returns a server once it has generated a token, and None before; raises why it never will."""
+"""Returns the server once it has generated a token, and None before. Raises a SpecregError if it
+will never generate one."""
 
 
 def weights_log(server_log: Path) -> Path:
-    """Return the path of what huggingface_hub prints while it fetches a server's models."""
+    """Return the path of the log of fetching a server's models, given the path of its own log."""
     return server_log.with_name(f"{server_log.stem}~weights{server_log.suffix}")
 
 
@@ -70,29 +72,29 @@ def free_port() -> int:
 def numbered(path: Path, number: int) -> Path:
     """Return the path of a further log of the same server, such as `server~2.log`.
 
-    No server's id has a tilde, so the path can't be the log of another server, as `tiny-2` could.
+    No id has a tilde. With a dash, the second log of server `tiny` would be the first of `tiny-2`.
     """
     return path.with_name(f"{path.stem}~{number}{path.suffix}")
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerStart:
-    """The start of a server, on another port if another program takes its port meanwhile.
+    """The start of a server, repeated on another port if another program takes its port.
 
     Attributes:
-        spec: what is started.
-        provision: gives the engine's environment and the GPUs.
-        root: the root of the repository, which relative model paths start from.
-        ready_within_s: how long it may take to generate its first token, in seconds.
-        log_path: the file of its output; if it exists, the output goes to a numbered one instead.
-        choose_port: returns a free port.
-        _python: the Python of the engine's environment; empty for the one on the PATH.
-        _has: the version of the engine that the environment has.
-        _temporary: the temporary folder of the last attempt's server.
-        _processes: stops the server's processes.
-        _attempts: how often it was started.
-        _deadline_s: when it must have generated a token, as `time.monotonic` counts.
-        _server: the server of the last attempt, which may not be ready.
+        spec: The server to start.
+        provision: Gives the engine's environment and the GPUs.
+        root: The root of the repository, which relative model paths start from.
+        ready_within_s: How long the server may take to generate its first token, in seconds.
+        log_path: The file that gets its output. If it exists, the output goes to a numbered file.
+        choose_port: Returns a free port.
+        _python: The interpreter of the engine's environment; empty if the engine is a program.
+        _installed: The engine that is installed, with its version.
+        _temporary: The temporary folder of the server of the last attempt.
+        _processes: Stops the server's processes.
+        _attempts: How many times the server was started.
+        _deadline_s: When the server must have generated a token, on the clock of `time.monotonic`.
+        _server: The server of the last attempt, which may not be ready.
     """
 
     spec: ServerSpec
@@ -102,7 +104,7 @@ class ServerStart:
     log_path: Path
     choose_port: Callable[[], int] = free_port
     _python: str = field(init=False)
-    _has: Requirement = field(init=False)
+    _installed: Requirement = field(init=False)
     _temporary: Path = field(init=False)
     _processes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _attempts: int = 0
@@ -111,28 +113,36 @@ class ServerStart:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[StartedServer]:
-        """Start the server, and wait for its first token; errors as in `begin` and `poll`."""
+        """Start the server and yield it once it has generated a token.
+
+        Raises:
+            SpecregError: As in `begin` and `poll`.
+        """
         with self.begin():
             yield self.ready()
 
     def ready(self) -> StartedServer:
-        """Wait for the first token of a server that was begun; errors as in `poll`."""
+        """Wait until a server that was begun has generated a token.
+
+        Raises:
+            ServerStartError: As in `poll`.
+        """
         while (server := self.poll()) is None:
             time.sleep(POLL_S)
         return server
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Self]:
-        """Start the server and don't wait; all of its processes have ended after the context.
+        """Start the server without waiting for it; its processes have ended after the context.
 
         Raises:
-            SpecregError: Its environment, its GPUs or its models aren't available, or it can't be
-                started. At the end: it can't be killed, or its GPUs' memory isn't given back.
+            SpecregError: On entry, its environment, its GPUs or its models aren't available, or its
+                command can't be run. On exit, it can't be killed, or its GPUs' memory isn't free.
         """
         spec = self.spec
         provision = self.provision
-        self._python, self._has = provision.environment(spec)
-        # Neither the GPUs nor the clock of the start wait for the network.
+        self._python, self._installed = provision.environment(spec)
+        # The models are fetched first, so that no GPU is locked, and no start is timed, meanwhile.
         provision.fetch_models(spec, weights_log(self.log_path))
         gpus: Sequence[Device] = ()
         if provision.on_gpu:
@@ -144,10 +154,10 @@ class ServerStart:
             yield self
 
     def poll(self) -> StartedServer | None:
-        """Return the server once it has generated a token, None before.
+        """Return the server once it has generated a token, and None before.
 
         Raises:
-            ServerStartError: It won't generate one.
+            ServerStartError: The server ended, refused the request or took too long.
         """
         try:
             return ready_server(self._server, self._deadline_s)
@@ -159,9 +169,10 @@ class ServerStart:
         return None
 
     def _begin(self) -> None:
-        """Start the server once, on a port of its own and with a log of its own."""
+        """Start the server once, on a new port and with a new log."""
         self._attempts += 1
         self._temporary = new_temporary()
+        # Choose the port and the options.
         spec = self.spec
         on_gpu = self.provision.on_gpu
         port = self.choose_port()
@@ -171,14 +182,15 @@ class ServerStart:
             port=port,
             folder=self._temporary / f"files-{port}",
             on_gpu=on_gpu,
-            version=self._has.version,
+            version=self._installed.version,
         )
         options = launch_options(spec, (target, draft), site)
-        # The logs of earlier attempts are kept.
+        # Find a new name for the log, so that the logs of earlier attempts stay.
         log_path = self.log_path
         numbers = itertools.count(2)
         while log_path.exists():
             log_path = numbered(self.log_path, next(numbers))
+        # Start the process and note what is known of the server.
         with self._mapped_errors(log_path):
             variables = self._variables(engine, options)
             process = self._start(engine, options, variables, log_path)
@@ -200,7 +212,7 @@ class ServerStart:
     def _start(
         self, engine: Engine, options: LaunchOptions, variables: Mapping[str, str], log_path: Path
     ) -> SupervisedProcess:
-        """Start the process of the server; it is stopped with the others.
+        """Start the process of the server, and have `_processes` stop it.
 
         Raises:
             OSError: A file can't be written, or the command can't be run.
@@ -208,7 +220,7 @@ class ServerStart:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         files = engine.files(options)
         for name, text in files.items():
-            # People find a copy without secrets next to the log.
+            # The temporary folder is removed, so a copy without secrets is kept next to the log.
             replace_file(log_path.with_suffix("") / name, hide(text).encode())
         process = start_process(
             engine.command(Path(self._python), options),
@@ -222,7 +234,7 @@ class ServerStart:
         return process
 
     def _facts(self, variables: Mapping[str, str], packages: Sequence[str]) -> LaunchFacts:
-        """Return what is known of a launch on a GPU before its server is ready."""
+        """Return the facts about a launch on a GPU that are known before its server is ready."""
         if not self.provision.on_gpu:
             return NOTHING_KNOWN
         flashinfer = ""
@@ -232,7 +244,7 @@ class ServerStart:
 
     @contextlib.contextmanager
     def _mapped_errors(self, log_path: Path) -> Iterator[None]:
-        """Raise an error of the system at a start as a ServerStartError."""
+        """Raise an OSError of a start as a ServerStartError."""
         try:
             yield
         except OSError as error:
@@ -243,25 +255,25 @@ class ServerStart:
             ) from error
 
     def _variables(self, engine: Engine, options: LaunchOptions) -> dict[str, str]:
-        """Return the environment variables of the server; those of the case come last.
+        """Return the environment variables of the server; the case's replace the engine's.
 
         Raises:
-            OSError: The folder of a CUDA toolkit can't be written.
+            OSError: The links to a CUDA toolkit can't be written.
         """
         variables = {SAFE_PATH: "1", **os.environ}
-        # A killed server leaves sockets in its temporary folder, so it has one that is removed.
-        # What PyTorch compiles would be there too, and stays elsewhere for the next start.
+        # A killed server leaves sockets in its temporary folder, so it gets a folder that is
+        # removed. PyTorch's compiled code would be in it too, but the next start needs that again.
         if len(os.fsencode(self._temporary)) <= _SOCKET_FOLDER_BYTES:
             compiled = str(cache_dir() / "torchinductor")
             variables.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
             variables["TMPDIR"] = str(self._temporary)
         if self._python:
-            # As if its environment were active, because SGLang calls ninja.
+            # SGLang calls ninja, which is in the environment and found only if that is on PATH.
             folders = (str(Path(self._python).parent), os.environ.get("PATH", ""))
             variables["PATH"] = os.pathsep.join(folders)
         engine_variables = engine.environment(options)
         case_variables = dict(self.spec.engine_env)
-        # The folders of modules of both are joined, where a later value would replace the other.
+        # Both may add folders of modules. These are joined, because the server needs all of them.
         module_folders = [
             source["PYTHONPATH"]
             for source in (engine_variables, case_variables)
@@ -281,10 +293,10 @@ class LaunchSite:
     """Where a server is started.
 
     Attributes:
-        port: the port that it listens on.
-        folder: an empty folder for the files of the engine.
+        port: The port that it listens on.
+        folder: An empty folder for the files that the engine reads.
         on_gpu: True if it runs on a GPU.
-        version: the version of the engine there; empty if it isn't known.
+        version: The version of the engine; empty if it isn't known.
     """
 
     port: int
@@ -296,7 +308,7 @@ class LaunchSite:
 def launch_options(
     spec: ServerSpec, models: tuple[str, str | None], site: LaunchSite
 ) -> LaunchOptions:
-    """Return what the command line of a server is made from.
+    """Return the options from which an engine makes the command line of a server.
 
     Args:
         spec: The server.
@@ -307,9 +319,10 @@ def launch_options(
     memory = None
     if site.on_gpu:
         memory = gpu_memory(spec, find_gpus().memory_gib)
+    settings = values_of_fields(LaunchSettings, spec)
+    settings["speculation"] = spec.rendered_speculation(draft)
     return LaunchOptions(
-        **values_of_fields(LaunchSettings, spec)
-        | {"speculation": spec.rendered_speculation(draft)},
+        **settings,
         target=target,
         target_revision=spec.target_revision,
         draft_revision=spec.draft_revision,
@@ -329,9 +342,9 @@ class Launch:
     """One of several starts of the same server.
 
     Attributes:
-        spec: what is started.
-        number: counts the launches, from 1.
-        only_for: the id of the only case that may use the server; empty if cases share it.
+        spec: The server.
+        number: The number of the launch, from 1.
+        only_for: The id of the only case that may use the server; empty if cases share it.
     """
 
     spec: ServerSpec
@@ -340,32 +353,35 @@ class Launch:
 
     @property
     def id(self) -> str:
-        """The id of the server, or of its only case; from the second launch on with `-launch2`."""
+        """The id of the server, or of its only case; the second launch adds `-launch2`."""
         name = self.only_for or self.spec.id
         return name + self.suffix
 
     def case_id(self, case: Case) -> str:
-        """Return the id of a case on this launch; from the second launch on with `-launch2`."""
+        """Return the id of a case on this launch; the second launch adds `-launch2`."""
         return case.id + self.suffix
 
     @property
     def suffix(self) -> str:
-        """The suffix of names from the second launch on."""
+        """The end of names that belong to this launch; empty for the first launch."""
         return f"-launch{self.number}" if self.number > 1 else ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Starting:
-    """A server that starts when it is first needed; if it fails to, it isn't started again.
+    """A server that starts when it is first needed.
+
+    If it fails to start, everyone who needs it gets the same error; it isn't started again.
 
     Attributes:
-        launch: what is started.
-        start: starts the server and doesn't wait; the server ends with the context.
-        warm_for: the datasets and loads that it was measured under, which need no warm-up again.
-        _running: ends the server.
-        _poll: returns the server once it is ready; None while nothing is started.
-        _server: the server if it is ready.
-        _error: why it failed to start, if it did.
+        launch: The launch of the server.
+        start: Starts the server without waiting for it. The server ends with the context.
+        warm_for: The datasets and loads that the server has been measured with. They need no
+            further warm-up.
+        _running: Ends the server when it is closed.
+        _poll: Returns the server once it is ready; None if the server isn't started.
+        _server: The server; None until it is ready.
+        _error: Why the server failed to start; None if it hasn't failed.
     """
 
     launch: Launch
@@ -378,16 +394,20 @@ class Starting:
 
     @property
     def server(self) -> Server:
-        """The ready server, which is started and waited for if need be; errors as in `poll`."""
+        """The ready server, which is started and waited for if need be.
+
+        Raises:
+            SpecregError: As in `poll`.
+        """
         while (server := self.poll()) is None:
             time.sleep(POLL_S)
         return server
 
     def poll(self) -> Server | None:
-        """Start the server if need be, and return it once it is ready, None before.
+        """Start the server if need be, and return it once it is ready, and None before.
 
         Raises:
-            SpecregError: It failed to start, now or earlier.
+            SpecregError: The server failed to start, now or earlier.
         """
         if self._error is not None:
             raise self._error
@@ -413,11 +433,11 @@ class Starting:
         return self._poll is not None
 
     def forget_failure(self) -> None:
-        """Have the server start once more although it failed to."""
+        """Allow the server to be started again after it failed to start."""
         self._error = None
 
     def stop_if_dead(self) -> None:
-        """Stop what is left of a server that has died, so that the next attempt starts afresh."""
+        """Stop what is left of a server that has died, so that it is started again when needed."""
         try:
             if self._server is not None:
                 self._server.check_alive()
@@ -425,10 +445,11 @@ class Starting:
             self.stop()
 
     def stop(self) -> None:
-        """Stop the server if it runs or starts.
+        """Stop the server, whether it is ready or still starting.
 
         Raises:
-            MemoryHeldError: The memory of its GPU isn't given back.
+            UnkillableError: A process of the server can't be killed.
+            MemoryHeldError: The memory of its GPU isn't free afterwards.
         """
         self._server = None
         self._poll = None
@@ -440,12 +461,12 @@ def launch_pair(case: Case, number: int) -> tuple[Launch, Launch]:
     """Return the launches of a case's control and of its server.
 
     Args:
-        case: the case.
-        number: the number of both launches, from 1.
+        case: The case.
+        number: The number of both launches, from 1.
 
     Returns:
-        The launch of the control, which is the server's own if the case has none, and the launch of
-        the server.
+        The launch of the control and the launch of the server. Both are the server's if the case
+        has no control.
     """
     only_for = case.id if case.needs_fresh_server else ""
     server = Launch(spec=case.server, number=number, only_for=only_for)
@@ -457,17 +478,17 @@ def launch_pair(case: Case, number: int) -> tuple[Launch, Launch]:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Servers:
-    """The servers of a run.
+    """The servers of a run: starts them, and stops them.
 
     Attributes:
-        root: the root of the repository, which relative model paths start from.
-        provision: gives the environments of engines and the GPUs.
-        ready_within_s: how long a server may take to generate its first token, in seconds.
-        logs: the folder of the logs.
-        claim: the GPUs of this process if other processes of the run measure at the same time;
-            None if all GPUs are its own.
-        timeline: gets the times of installing and stopping.
-        _startings: the servers whose contexts haven't ended.
+        root: The root of the repository, which relative model paths start from.
+        provision: Gives the environments of engines and the GPUs.
+        ready_within_s: How long a server may take to generate its first token, in seconds.
+        logs: The folder of the logs.
+        claim: The GPUs that this process shares with other processes of the run; None if no other
+            process of the run measures at the same time.
+        timeline: Records how long installing, fetching and stopping take.
+        _startings: The servers whose contexts haven't ended.
     """
 
     root: Path
@@ -483,8 +504,9 @@ class Servers:
         """Yield the server of a launch, which ends with the context.
 
         Args:
-            launch: what is started.
-            control: the control of the server, yielded itself if it is of the same launch.
+            launch: The launch.
+            control: The control of the case, if it has one. It is yielded, and not ended, if the
+                launch is the control's own.
         """
         if control is not None and control.launch == launch:
             yield control
@@ -497,42 +519,44 @@ class Servers:
             del self._startings[launch]
 
     def starting(self, launch: Launch) -> Starting:
-        """Return the server of a launch, which is kept until its context ends."""
+        """Return the server of a launch, the same one until its context ends."""
         starting = Starting(launch=launch, start=lambda: self._server(launch))
         return self._startings.setdefault(launch, starting)
 
     def start_all(
         self, startings: Sequence[Starting], dispensable: Sequence[Starting] = ()
     ) -> None:
-        """Start servers, at the same time if memory allows, and return when all are ready.
+        """Start servers and return when all are ready; they start together if memory allows.
 
         Args:
-            startings: the servers.
-            dispensable: servers that start with them, on a GPU after them, and may fail to. Who
-                needs one of them gets its error.
+            startings: The servers.
+            dispensable: Further servers that start too. If one of them fails, its error is raised
+                when the server is needed, and not here.
 
         Raises:
-            SpecregError: One of `startings` didn't start. The others go on until they are needed
-                or their contexts end.
+            SpecregError: One of `startings` didn't start. The others keep starting until they are
+                needed or their contexts end.
         """
         to_start = [starting for starting in startings if not starting.running]
         if to_start:
             self._claim_gpus(to_start)
         further = [starting for starting in dispensable if not starting.running]
-        waiting = list(to_start)
+        together = list(to_start)
         if not self.provision.on_gpu:
-            # First, because the others' time would pass while their environments are installed. On
-            # a GPU they start last, because how much a server takes of it is an estimate.
-            waiting = [*further, *to_start]
-        if self._fit_together(waiting):
-            # All that keeps the machine busy is done before the first of them starts.
+            # The dispensable servers come first: their environments may have to be installed, and
+            # meanwhile the time that the others have for their start would pass. On a GPU they
+            # start last, because the memory that a server takes there is only an estimate.
+            together = [*further, *to_start]
+        if self._fit_together(together):
+            # Installing keeps the machine busy, so all of it is done before the first start.
             for starting in to_start:
                 self._prepare(starting.launch)
                 widen_models(self.root, starting.launch.spec, show=self.provision.show)
-            waiting = [starting for starting in waiting if _is_waiting(starting, to_start)]
+            waiting = [starting for starting in together if _is_waiting(starting, to_start)]
             while waiting:
                 time.sleep(POLL_S)
                 waiting = [starting for starting in waiting if _is_waiting(starting, to_start)]
+        # Servers that didn't start together are started here, one after the other.
         for starting in to_start:
             _ = starting.server
         while further:
@@ -540,18 +564,20 @@ class Servers:
             time.sleep(POLL_S)
 
     def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
-        """Return whether servers may take their memory beside all servers that are up.
+        """Return whether the memory is enough for some servers next to those that run.
 
-        Those of them that are up have theirs already.
+        Args:
+            specs: The servers; one that runs already needs no further memory.
         """
         up_specs = [starting.launch.spec for starting in self._startings.values() if starting.is_up]
         missing_specs = [spec for spec in specs if spec not in up_specs]
         if self.provision.on_gpu:
             return self.provision.fit([*up_specs, *missing_specs])
+        # Without a GPU only free memory is divided, and that no longer has the running servers'.
         return self.provision.fit(missing_specs)
 
     def _claim_gpus(self, startings: Sequence[Starting]) -> None:
-        """Wait for the GPUs of servers if this process shares them and holds none."""
+        """Wait for the GPUs that servers need, if this process shares them and holds none yet."""
         if self.claim is None or self._is_any_up():
             return
         gpus = 0
@@ -560,7 +586,7 @@ class Servers:
         self.claim.take(gpus, self.provision.tell)
 
     def _fit_together(self, startings: Sequence[Starting]) -> bool:
-        """Return whether there are several servers to start, and their memory fits together."""
+        """Return whether there are several servers to start, and memory for all of them."""
         specs = [starting.launch.spec for starting in startings]
         return len(specs) > 1 and self.provision.fit(specs)
 
@@ -580,13 +606,18 @@ class Servers:
         return self.logs / f"{launch.id}.log"
 
     def stop(self) -> None:
-        """Stop all servers, the last one first, also if one of them can't be stopped."""
+        """Stop all servers in the reverse order of their start.
+
+        Raises:
+            SpecregError: A server couldn't be stopped; the others are stopped all the same.
+        """
+        # The stack calls every callback, and raises an error only after the last one.
         with contextlib.ExitStack() as stack:
             for starting in self._startings.values():
                 stack.callback(self._stop, starting)
 
     def _stop(self, starting: Starting) -> None:
-        """Stop a server, and give the GPUs back after the last one."""
+        """Stop a server, and after the last one release the GPUs to other processes."""
         if starting.running:
             with self.timeline.during(Phase.STOPPING, of=starting.launch.id):
                 starting.stop()
@@ -600,7 +631,7 @@ class Servers:
 
     @contextlib.contextmanager
     def _server(self, launch: Launch) -> Iterator[Poll]:
-        """Start or attach to the server of a launch, and yield what returns it once it is ready."""
+        """Start the server of a launch, or attach to it, and yield the function that polls it."""
         spec = launch.spec
         provision = self.provision
         if provision.url is not None:
@@ -622,15 +653,23 @@ class Servers:
 
 
 def _is_waiting(starting: Starting, needed: Sequence[Starting]) -> bool:
-    """Return whether a server isn't ready yet; one that isn't needed may fail.
+    """Return whether a server is still starting.
+
+    Args:
+        starting: The server.
+        needed: The servers that must start.
+
+    Returns:
+        False if the server is ready, or if it has failed and isn't needed.
 
     Raises:
         SpecregError: A server that is needed failed to start.
-        MemoryHeldError: The memory of a server that failed isn't given back.
+        MemoryHeldError: The memory of a server that failed isn't free.
     """
     try:
         return starting.poll() is None
     except MemoryHeldError:
+        # No server can start on that GPU any more, so it doesn't matter which one was needed.
         raise
     except SpecregError:
         if starting in needed:
@@ -639,7 +678,12 @@ def _is_waiting(starting: Starting, needed: Sequence[Starting]) -> bool:
 
 
 def log_paths(logs: Path, launch: Launch) -> Sequence[Path]:
-    """Return the logs of a launch in a folder, with those of further attempts and processes."""
+    """Return the logs of a launch, also those of further attempts and of other shards.
+
+    Args:
+        logs: The folder of the logs, which need not exist.
+        launch: The launch.
+    """
     pattern = re.compile(rf"{re.escape(launch.id)}(~\d+)?(~shard\d+)?\.log")
     if not logs.is_dir():
         return []

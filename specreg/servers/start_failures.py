@@ -1,7 +1,7 @@
-"""Name why a server didn't start, by what its log says.
+"""Find out from its log why a server didn't start.
 
-A cause is named only by words that nothing else says. Where an exception is left whose cause isn't
-known, it is quoted.
+A cause is named only if the log has words that no other failure writes. If the log has none of
+them, the cause is unknown, and the last exception of the log is quoted.
 """
 
 import re
@@ -11,9 +11,13 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import ModelNotFetchedError, PortInUseError, ServerStartError
 
 _QUOTE_CHARACTERS = 300
+"""The length at which the quote of an exception is cut."""
 _MESSAGE_LINES = 5
-"""Of an exception's message: pydantic's second line and the Hub's further ones have the cause."""
+"""How many lines of an exception's message are read. The first line is not enough: pydantic names
+the cause on its second line, and huggingface_hub on one after that."""
 _TAIL_LINES = 40
+"""How many of the last lines are searched before all lines: an early line may tell of a problem
+that the server got over."""
 _ENVIRONMENT = (
     "delete its folder in the cache, ~/.cache/specreg as a rule, or mend it if it is yours"
 )
@@ -26,13 +30,13 @@ _GPU = f"run {specreg_command('doctor')}, which says what the driver shows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownCause:
-    r"""A cause of failed starts, and the words in a log by which it is known.
+    r"""A cause of failed starts, and the words by which a log shows it.
 
     Attributes:
-        says: What is wrong; `\1` stands for the first group of the pattern.
-        pattern: Words that a log has for this cause alone.
+        says: What is wrong; `\1` stands for the first group of the pattern that matched.
+        pattern: A regular expression for words that a log has for this cause only.
         advice: What to do.
-        error: The class of the error that a start with this cause ends in.
+        error: The class of the error that is raised for this cause.
     """
 
     says: str
@@ -48,8 +52,8 @@ class StartFailure:
     Attributes:
         says: What is wrong.
         advice: What to do.
-        error: The class of the error to raise.
-        is_known: False if the log doesn't tell the cause.
+        error: The class of the error that is raised.
+        is_known: False if the log doesn't show the cause.
     """
 
     says: str
@@ -61,7 +65,7 @@ class StartFailure:
 _CAUSES = (
     KnownCause(
         says="out of memory, no room is left for the KV cache",
-        # Of vLLM, older and newer, and of SGLang.
+        # The words of older and newer versions of vLLM, and of SGLang.
         pattern=(
             r"No available memory for the cache|the available KV cache memory"
             r"|can be stored in (?:the )?KV cache|Not enough memory\. Please try to increase"
@@ -111,7 +115,7 @@ _CAUSES = (
     ),
     KnownCause(
         says=r"the engine doesn't support the architecture \1",
-        # Of vLLM and SGLang; of both with a Transformers model; of TensorRT-LLM.
+        # The words of vLLM and SGLang, of both for a Transformers model, and of TensorRT-LLM.
         pattern=(
             r"Model architectures (\[[^\]\n]*\]) are not supported"
             r"|\b(\w{1,200}) has no (?:vLLM|SG[Ll]ang) implementation and"
@@ -121,7 +125,7 @@ _CAUSES = (
     ),
     KnownCause(
         says="max_model_len_tokens is more than the model's context",
-        # SGLang also says so as a warning of a start that goes on.
+        # The level is part of the pattern, because SGLang only warns of it and goes on.
         pattern=r"rror[:,] (?:Warning: )?User-specified (?:max_model_len|context_length)",
         advice="lower max_model_len_tokens in the matrix",
     ),
@@ -183,8 +187,9 @@ _CAUSES = (
     ),
     KnownCause(
         says="unknown or refused argument",
-        # Of argparse, of the classes that hold arguments, and of pydantic about a field of one.
-        # A "value error" of pydantic is anything that the engine found out later.
+        # The words of argparse, of the classes that hold the arguments, and of pydantic about a
+        # field of such a class. pydantic's "value error" is left out, because the engine's own
+        # checks raise it for any reason.
         pattern=(
             r"error: unrecognized arg|error: arg|invalid choice:|error: ambiguous option"
             r"|error: the following arguments are required"
@@ -251,7 +256,7 @@ _CAUSES = (
     ),
     KnownCause(
         says=r"lacks the package \1",
-        # Transformers says so of a model's code and of a file format.
+        # Transformers writes this if a model's code or a file format needs another package.
         pattern=(
             r"packages that were not found in your environment: ([\w.-]+)"
             r"|requires the (\S+) library but it was not found"
@@ -260,7 +265,7 @@ _CAUSES = (
     ),
     KnownCause(
         says=r"lacks the module '\1'",
-        # SGLang says "Ignore import error" of the models that it does without.
+        # SGLang logs "Ignore import error" for each model that it can't load, and starts anyway.
         pattern=(
             r"(?m)^(?!.*Ignore import).*"
             r"(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)"
@@ -277,7 +282,8 @@ _CAUSES = (
     ),
     KnownCause(
         says="model can't be fetched",
-        # The words of huggingface_hub, transformers and, of any trouble with the hub, vLLM 0.32.0.
+        # The words of huggingface_hub and transformers, and those of vLLM 0.32.0 for any problem
+        # with the hub.
         pattern=(
             r"(?:Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|not a valid model"
             r"|(?:connect to|reach) .?https?://|Invalid repository ID|host='huggingface\.co'"
@@ -301,7 +307,7 @@ _CAUSES = (
     ),
     KnownCause(
         says=r"its worker failed, \1",
-        # vLLM's API server sees no more of it.
+        # vLLM's API server gets only the message from its worker, not the traceback.
         pattern=(
             r"Worker failed with error '((?!No module).+?)', please check"
             r"|EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)"
@@ -309,22 +315,25 @@ _CAUSES = (
         advice="the log has more of it; if it is the engine's own fault, take another version",
     ),
 )
-"""Of the causes that a text has words for, the first one is named."""
+"""The known causes. The first one whose words are in a text is named, so a special cause comes
+before a general one."""
 
 _LINE = re.compile(
-    # Who says it: vLLM's and Ray's processes, torch's ranks.
+    # The process that wrote the line, as vLLM, Ray and the ranks of torch name it.
     r"(?P<process>(?:\([^()\n]*pid=\d+[^()\n]*\) ?)*(?:\[rank\d+\]: ?)?)"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\b:?(?: [\d :.,-]+\[[^\]\n]*\] ?)?)?"
     r"(?P<text>.*)"
 )
 _QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
+"""The levels of lines that a server also writes when it starts without a problem."""
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .+)?|Fatal Python error: .+"
 )
-"""The last line of a traceback, where its frames aren't in the log; or a crash of Python."""
+"""The last line of a traceback whose frames aren't in the log, or of a crash of Python itself."""
 _TRACEBACK = "Traceback (most recent call last):"
 _ENDS_MESSAGE = ("During handling of the above", "The above exception was", "[20")
-"""What stands after an exception's message: another one, or SGLang's next line with its time."""
+"""How a line begins that ends an exception's message: Python leads over to the next exception, or
+SGLang begins its next line with the time."""
 _POINTERS = re.compile(
     r"[Ss]ee (?:the )?(?:root cause|stack trace|error messages? above)|EngineDeadError"
     r"|[Cc]heck the logs for more details|scheduler (?:is dead|died)|Engine core init"
@@ -332,17 +341,17 @@ _POINTERS = re.compile(
     r"|(?:CalledProcess|ChildFailed)Error",
     re.MULTILINE,
 )
-"""Exceptions that only point to another one."""
+"""Exceptions that only say that something else failed, and not why."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LoggedException:
-    """An exception that a log holds.
+    """An exception in a log.
 
     Attributes:
-        level: The level at which it was logged; None where it was printed.
-        frame: The last frame of its traceback that names a file.
-        message: Its type and what it says, line by line; empty while its frames are read.
+        level: The level at which it was logged; None if it was printed.
+        frame: The last line of its traceback that names a file.
+        message: The lines of its message, the type in the first; empty while its traceback is read.
     """
 
     level: str | None = None
@@ -351,24 +360,29 @@ class LoggedException:
 
     @property
     def quote(self) -> str:
-        """Its type and its message in one line."""
+        """Its type and its message in one line, cut to `_QUOTE_CHARACTERS`."""
         lines = self.message
-        # The first line of pydantic's errors only counts them.
+        # All lines of pydantic's errors are quoted, because the first one only counts the errors.
         if "validation error" not in lines[0]:
             lines = lines[:1]
-        line = " ".join(text.strip() for text in lines).partition(" [type=")[0]
+        line = " ".join(text.strip() for text in lines)
+        line = line.partition(" [type=")[0]
         return line if len(line) <= _QUOTE_CHARACTERS else f"{line[:_QUOTE_CHARACTERS]}…"
 
 
 class LogReading:
-    """What a log says of a failure.
+    """The exceptions and error lines of a log.
 
-    The processes of a server write into one log, line by line: their tracebacks are told apart.
+    All processes of a server write into one log, and their lines may alternate. The process in
+    front of each line tells their tracebacks apart.
 
     Attributes:
-        exceptions: Its exceptions in order, without those that only point to another one.
-        lines: Its lines without the frames of tracebacks, and without those at a level at which
-            all may be well.
+        exceptions: The exceptions in the order of the log, without those that only point to
+            another one.
+        lines: The lines, without the frames of tracebacks and without debug messages, infos and
+            warnings.
+        _exceptions: All exceptions in the order of the log.
+        _reading: The exception whose lines are being read, by process.
     """
 
     def __init__(self, log: str) -> None:
@@ -383,7 +397,7 @@ class LogReading:
 
     @property
     def exceptions(self) -> list[LoggedException]:
-        """The exceptions that say what is wrong."""
+        """The exceptions that say what is wrong, in the order of the log."""
         return [
             exception
             for exception in self._exceptions
@@ -391,26 +405,33 @@ class LogReading:
         ]
 
     def _read(self, match: re.Match[str]) -> None:
-        """Read a line: of a traceback's frames, of an exception's message, or another one."""
+        """Read a line, which may be part of a traceback or of an exception's message."""
         process = match["process"]
         level = match["level"]
         text = match["text"]
         exception = self._reading.get(process)
-        is_quiet = level in _QUIET_LEVELS
+        # The head of a traceback.
         if text.endswith(_TRACEBACK):
             self._reading[process] = LoggedException(level=level)
-        elif exception is not None and not exception.message and text.startswith((" ", "\t")):
+            return
+        # A frame of a traceback, which is indented.
+        reads_frames = exception is not None and not exception.message
+        if exception is not None and reads_frames and text.startswith((" ", "\t")):
             if text.lstrip().startswith("File "):
                 exception.frame = text.strip()
-        elif not is_quiet:
-            self.lines.append(match.string)
-            if exception is None and _EXCEPTION.fullmatch(text):
-                self._reading[process] = exception = LoggedException(level=level)
-            if exception is not None and level == exception.level and text:
-                self._extend(process, exception, text)
+            return
+        # Any other line, which may begin an exception or continue its message.
+        if level in _QUIET_LEVELS:
+            return
+        self.lines.append(match.string)
+        if exception is None and _EXCEPTION.fullmatch(text):
+            exception = LoggedException(level=level)
+            self._reading[process] = exception
+        if exception is not None and level == exception.level and text:
+            self._extend(process, exception, text)
 
     def _extend(self, process: str, exception: LoggedException, text: str) -> None:
-        """Add a line to an exception's message, unless it has ended."""
+        """Add a line to an exception's message, unless the message has ended."""
         if text.startswith(_ENDS_MESSAGE) or len(exception.message) == _MESSAGE_LINES:
             del self._reading[process]
             return
@@ -423,12 +444,12 @@ def why_not_started(problem: str, log: str) -> StartFailure:
     """Return why a server didn't start.
 
     Args:
-        problem: What was seen of it: how it ended, or what it answered.
-        log: The end of its log; the cause may stand far above the last lines.
+        problem: What is known without the log: how the server ended, or what it answered.
+        log: The end of its log. It should be long, as the cause may be far above the last lines.
     """
     reading = LogReading(log)
     exceptions = reading.exceptions
-    # The last exception comes first, because those above it may have been handled.
+    # The last exception comes first, because the engine may have handled those before it.
     tracebacks = [
         "\n".join((exception.frame, *exception.message)) for exception in reversed(exceptions)
     ]
@@ -437,7 +458,8 @@ def why_not_started(problem: str, log: str) -> StartFailure:
         failure = _known_failure(text)
         if failure is not None:
             return failure
-    # SGLang also kills itself like this when a part of it fails.
+    # The kernel kills a process when memory runs short. It isn't named as the cause, because SGLang
+    # kills itself with the same signal when one of its processes fails.
     if "status -9" in problem:
         advice = "free memory if the log says nothing else"
         return StartFailure(says="killed", advice=advice, is_known=False)
@@ -448,11 +470,11 @@ def why_not_started(problem: str, log: str) -> StartFailure:
 
 
 def _known_failure(text: str) -> StartFailure | None:
-    """Return the failure that a text has words for."""
+    """Return the failure with the first known cause that a text shows; None if it shows none."""
     for cause in _CAUSES:
         matches = [*re.finditer(cause.pattern, text)]
         if matches:
-            # The last match counts: what is reported above it didn't stop the server.
+            # The last match is quoted, because an earlier one didn't stop the server.
             groups = [group for group in matches[-1].groups() if group is not None]
             first_group = groups[0] if groups else ""
             says = cause.says.replace(r"\1", first_group)
