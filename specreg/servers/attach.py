@@ -50,9 +50,9 @@ def without_controls(tier: Tier, url: str) -> Tier:
 
 
 def _url_problem(url: str) -> str:
-    """Return what is wrong with a URL, empty if nothing is.
+    """Return what is wrong with a URL; empty if it names a server.
 
-    A part that may hold a secret is named and not quoted, because the message ends up in CI logs.
+    A part that may hold a secret is named but not quoted, because CI logs keep the message.
     """
     if "@" in url:
         return "got a URL with a user or a password, needed one without; specreg sends neither"
@@ -69,7 +69,7 @@ def _url_problem(url: str) -> str:
 
 
 def _split_server_url(url: str) -> SplitResult | None:
-    """Return the parts of a server's URL, None if the URL isn't of a server."""
+    """Return the parts of a URL; None if it isn't the URL of a server."""
     try:
         parts = urlsplit(url)
         # `parts.port` raises ValueError too if the port is malformed.
@@ -84,21 +84,27 @@ def _split_server_url(url: str) -> SplitResult | None:
 def _is_host(name: str) -> bool:
     """Return whether a name is one that a host can have, or an address."""
     try:
-        # httpx decodes a name that is encoded for other alphabets, and raises what idna raises.
-        httpx.URL(f"http://{name}" if ":" not in name else f"http://[{name}]").host.encode("idna")
+        # httpx decodes a name in punycode, and that may raise the errors of idna.
+        host = f"[{name}]" if ":" in name else name
+        httpx.URL(f"http://{host}").host.encode("idna")
     except (httpx.InvalidURL, UnicodeError):
         return False
     return True
 
 
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
-    """Check that the server at a URL can measure the cases, as far as it reports what it is.
+    """Check that the server at a URL can measure the cases, as far as it reports its settings.
+
+    Args:
+        cases: The cases.
+        url: The URL of the server.
+        root: The root of the repository, which relative model paths start from.
 
     Raises:
-        AttachError: The cases need several servers, nothing answers at the URL, or another server
-            does.
-        UnsupportedError: The server's version is too old, or its engine takes no chat and a case
-            is one.
+        AttachError: The cases need several servers, or the server at the URL isn't the one that
+            they need, or no server answers there.
+        UnsupportedError: The server's version is too old, or a case is a chat and the engine
+            takes none.
         ModelError: The models of the cases aren't available.
     """
     server_ids = sorted({case.server.id for case in cases})
@@ -116,13 +122,14 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
     """Return the server at a URL once it has generated a token.
 
     Args:
-        spec: What the server must be.
+        spec: The settings that the server must have.
         url: Where it answers: `http://HOST:PORT`.
         root: The root of the repository, which relative model paths start from.
         ready_within_s: How long it may take to generate a token, in seconds.
 
     Raises:
-        AttachError: Nothing answers, another server does, or its counters are missing.
+        AttachError: No server answers at the URL, it isn't the one that the case needs, it
+            generates no token, or its counters are missing.
         ModelError: The models aren't available.
     """
     identity = _identify_expected(spec, url, root)
@@ -172,10 +179,10 @@ def _check_counters(server: Server) -> None:
 
 
 def _identify_expected(spec: ServerSpec, url: str, root: Path) -> Identity:
-    """Return the identity of the server at a URL, checked against what it must be.
+    """Return the identity of the server at a URL, and check it against the settings of a case.
 
     Raises:
-        AttachError: Nothing answers at the URL, or another server does.
+        AttachError: No server answers at the URL, or one with other settings.
         ModelError: The models aren't available.
     """
     engine = engine_named(spec.engine)
@@ -201,9 +208,9 @@ def _identify_expected(spec: ServerSpec, url: str, root: Path) -> Identity:
 
 
 def _facts(spec: ServerSpec, target: str, draft: str | None, identity: Identity) -> Iterator[_Fact]:
-    """Yield what the server reports of itself, next to what the case needs.
+    """Yield each property that the server reports, with the value that the case needs.
 
-    Of a path only the last part is compared, because the server may run on another machine.
+    Only the last part of a path is compared, because the server may run on another machine.
     """
     yield _Fact("its engine", identity.engine or "unknown", spec.engine)
     if identity.target:

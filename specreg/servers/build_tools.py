@@ -1,8 +1,8 @@
-"""What an engine on a GPU compiles with while it starts and serves.
+"""Find out whether the tools are there with which an engine on a GPU compiles while it starts.
 
-Triton compiles the code that starts its kernels with a C compiler and Python's headers, in vLLM and
-SGLang. SGLang also compiles kernels, with nvcc, ninja and a C++ compiler. What is missing shows
-minutes after the start, so `specreg doctor` looks for it before.
+In vLLM and SGLang, Triton compiles the code that launches its kernels with a C compiler and
+Python's headers. SGLang also compiles kernels, with nvcc, ninja and a C++ compiler. A server that
+lacks a tool fails minutes after its start, so `specreg doctor` looks for the tools beforehand.
 """
 
 import functools
@@ -21,11 +21,11 @@ _HEADERS = "import sysconfig; print(sysconfig.get_paths()['include'])"
 
 @dataclass(frozen=True, slots=True)
 class MissingTool:
-    """A tool that isn't found.
+    """A tool that an engine needs and that isn't installed.
 
     Attributes:
-        name: what it is.
-        advice: what to do about it.
+        name: The name of the tool.
+        advice: What to do about it.
     """
 
     name: str
@@ -35,14 +35,14 @@ class MissingTool:
 def missing_tools(
     python: str, variables: Mapping[str, str], *, compiles_kernels: bool, is_installed: bool
 ) -> Iterator[MissingTool]:
-    """Yield what an engine needs to compile and doesn't find.
+    """Yield the tools that an engine needs to compile and that aren't installed.
 
     Args:
-        python: the interpreter of the engine's environment, or the one that it will be made of.
-        variables: the environment variables of the server.
-        compiles_kernels: whether the engine compiles kernels with nvcc and ninja.
-        is_installed: whether the environment is there; one that is made later brings nvcc and ninja
-            with it.
+        python: The interpreter of the engine's environment, or the one that will make it.
+        variables: The environment variables of the server.
+        compiles_kernels: True if the engine compiles kernels with nvcc and ninja.
+        is_installed: True if the environment is there. If it isn't, nvcc and ninja aren't looked
+            for, because the engine's packages bring them.
     """
     path = os.pathsep.join((str(Path(python).parent), variables.get("PATH", "")))
     if not _has_program(variables.get("CC", ""), ("gcc", "cc", "clang"), path):
@@ -68,12 +68,18 @@ def missing_tools(
 
 
 def _has_program(named: str, usual: Sequence[str], path: str) -> bool:
-    """Return whether the program that a variable names is there, or else a usual one."""
+    """Return whether a program is on PATH.
+
+    Args:
+        named: The command that a variable such as CC holds; empty if the variable isn't set.
+        usual: The names to look for if the variable isn't set.
+        path: The folders to search, like PATH.
+    """
     names = shlex.split(named)[:1] or usual
     return any(shutil.which(name, path=path) is not None for name in names)
 
 
 @functools.cache
 def _header_folder(python: str) -> Path:
-    """Return where an interpreter has its headers; the current folder if it can't be run."""
+    """Return the folder of an interpreter's headers; the current folder if it can't be run."""
     return Path(last_line_of(python, _HEADERS))

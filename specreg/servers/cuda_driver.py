@@ -1,8 +1,8 @@
-"""The CUDA that an engine's packages bring, and the oldest driver that runs it.
+"""Find the CUDA release that an engine's packages bring, and the oldest driver that runs it.
 
-An engine whose CUDA is newer than the driver starts, and fails late with an error of CUDA. Within a
-major release of CUDA each driver that runs its first minor release runs the others (NVIDIA's guide
-to CUDA compatibility, "Minor Version Compatibility").
+An engine whose CUDA is too new for the driver starts, and fails minutes later with an error of
+CUDA. A driver that runs the first minor release of a CUDA also runs the later ones of the same
+major release (NVIDIA's guide to CUDA compatibility, "Minor Version Compatibility").
 """
 
 import os
@@ -17,17 +17,21 @@ from specreg.engines.engine import Requirement as EngineRequirement
 from specreg.servers.installer import version_in
 
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu\d+)?")
-"""The package with CUDA's runtime; from CUDA 13 on its name has no number."""
+"""The package with CUDA's runtime. From CUDA 13 on, its name has no number."""
 _LEAST_DRIVERS = {12: "525.60.13", 13: "580.65.06"}
-"""By major release of CUDA the oldest driver for Linux that runs it, by its release notes."""
+"""The oldest driver for Linux that runs each major release of CUDA, from CUDA's release notes."""
 _COMPATIBLE = Path("/usr/local/cuda/compat")
+"""The folder of NVIDIA's forward-compatibility package, with which older drivers run newer CUDA."""
 
 
 def cuda_release_of(packages: Sequence[str]) -> str:
-    """Return the release of CUDA among some packages, such as 13.0; empty if there is none.
+    """Return the release of CUDA that an environment's packages have, such as 13.0.
 
     Args:
-        packages: lines of `uv pip freeze`, such as `nvidia-cuda-runtime==13.0.96`.
+        packages: The lines of `uv pip freeze`, such as `nvidia-cuda-runtime==13.0.96`.
+
+    Returns:
+        The release; empty if CUDA's runtime isn't among the packages.
     """
     names = (line.partition("==")[0] for line in packages)
     for name in filter(_RUNTIME.fullmatch, names):
@@ -40,7 +44,10 @@ def cuda_release_of(packages: Sequence[str]) -> str:
 
 
 def locked_packages(requirement: EngineRequirement) -> tuple[str, ...]:
-    """Return the packages of a lock that are installed here, as `uv pip freeze` would say them."""
+    """Return the packages that an engine's lock installs here, as `uv pip freeze` would list them.
+
+    Lines for other systems and other versions of Python are left out.
+    """
     if requirement.lock is None:
         return ()
     return tuple(_pins(requirement.lock.read_text()))
@@ -61,22 +68,24 @@ def _pins(lock: str) -> Iterator[str]:
 def least_driver_of(cuda_release: str) -> str:
     """Return the oldest driver that runs a release of CUDA; empty if it isn't known."""
     major = cuda_release.partition(".")[0]
-    return _LEAST_DRIVERS.get(int(major), "") if major.isdecimal() else ""
+    if not major.isdecimal():
+        return ""
+    return _LEAST_DRIVERS.get(int(major), "")
 
 
 def why_driver_too_old(
     cuda_release: str, driver: str, variables: Mapping[str, str] = os.environ
 ) -> str:
-    """Return why a driver doesn't run a release of CUDA; empty if it does, or that isn't known.
-
-    NVIDIA's package of forward compatibility lets older drivers run it; where its library is, there
-    is nothing to say. PyPI has one build of each release of vLLM and SGLang, for CUDA 13 (looked up
-    on 2026-11-26: no local version, such as `+cu129`, and no package of another name).
+    """Return why a driver is too old for a release of CUDA.
 
     Args:
-        cuda_release: the release of CUDA that the engine brings; empty if it isn't known.
-        driver: the version of the machine's driver; empty if it isn't known.
-        variables: the environment variables of the server.
+        cuda_release: The release of CUDA that the engine brings; empty if it isn't known.
+        driver: The version of the machine's driver; empty if it isn't known.
+        variables: The environment variables of the server.
+
+    Returns:
+        The reason with advice; empty if the driver runs the release, if either isn't known, or if
+        NVIDIA's forward-compatibility package is installed.
     """
     least_driver = least_driver_of(cuda_release)
     # A vendor may add words of its own: `535.161.08-grid`.
@@ -89,6 +98,8 @@ def why_driver_too_old(
     is_compatible = any((folder / "libcuda.so.1").exists() for folder in folders)
     if is_enough or is_compatible:
         return ""
+    # PyPI has no build for an older CUDA: on 2026-11-26 it had one build of each release of vLLM
+    # and SGLang, for CUDA 13, without local versions such as `+cu129`.
     return (
         f"brings CUDA {cuda_release}, which takes driver {least_driver} or newer, and this machine"
         f" has {driver}; update the driver, or, as PyPI has no build for an older CUDA, install one"

@@ -1,8 +1,8 @@
-"""Lease GPUs to servers, so that no other run uses them, and check that their memory comes back.
+"""Lock GPUs for servers, so that no other run uses them, and check that their memory is freed.
 
-A process locks each GPU by its UUID, with a file in the user's cache; the operating system frees
-the lock of a process that is killed. Processes of other users, and of programs other than specreg,
-are found with the driver.
+The lock of a GPU is a file in the user's cache, named after the GPU's UUID; the operating system
+releases the lock of a process that is killed. Processes of other users, and programs other than
+specreg, don't use these locks. The driver shows whether such a process computes on a GPU.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ from specreg.telemetry.sensor import Device
 
 _POLL_S = 0.2
 _BACK_WITHIN_S = 10.0
+"""How long a driver may take to free the memory of a server that has ended."""
 _BYTES_PER_GIB = 2**30
 _SYSFS = Path("/sys")
 _SLACK_BYTES = 2**30
@@ -45,14 +46,14 @@ _BEFORE_BYTES: dict[str, int | None] = {}
 def lease_gpus(
     devices: Sequence[Device], *, tell: Callable[[str], None], waits: bool
 ) -> Iterator[None]:
-    """Lock a server's GPUs for as long as the context lasts; the server starts and ends within it.
+    """Lock a server's GPUs while the context lasts, in which the server starts and ends.
 
-    A process that holds a GPU already doesn't wait for another one: two processes that wait for
-    each other would wait for ever.
+    A process that holds a GPU already doesn't wait for another one. Otherwise two processes could
+    wait for each other forever.
 
     Args:
-        devices: The GPUs; none for a server without a GPU.
-        tell: Takes the message that this process waits.
+        devices: The GPUs; empty for a server without a GPU.
+        tell: Prints the message that this process waits.
         waits: True to wait for a run that uses one of the GPUs, False to fail then.
 
     Raises:
@@ -62,9 +63,10 @@ def lease_gpus(
     """
     waits = waits and not any(lock.is_locked for lock in _LOCKS.values())
     with contextlib.ExitStack() as stack:
-        # In the order of their ids, so that two processes never wait for each other.
+        # All processes lock in the order of the ids, so that no two wait for each other.
         for device in sorted(devices, key=lambda device: device.id):
             stack.enter_context(hold(device, waits=waits, tell=tell))
+        # A GPU with a server of this process has processes on it, and isn't expected to be free.
         shared_ids = {device.id for device in devices if _SERVERS[device.id]}
         wait_until_free(devices, our_ids(), shared_ids)
         for device in devices:
@@ -75,7 +77,7 @@ def lease_gpus(
         try:
             yield
         except (KeyboardInterrupt, UnkillableError):
-            # Whoever still holds memory is known already, from this error.
+            # These already explain why the memory may still be in use.
             is_judged = False
             raise
         finally:
@@ -92,7 +94,7 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
     Args:
         device: The GPU.
         waits: True to wait for a run that holds the GPU, False to fail then.
-        tell: Takes the message that this process waits.
+        tell: Prints the message that this process waits.
 
     Raises:
         SensorError: Another run holds the GPU, and `waits` is False.
@@ -125,10 +127,15 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
 
 
 def _await_memory(device: Device, before_bytes: int | None) -> None:
-    """Wait until a GPU has its memory back, because a driver takes a moment to release it.
+    """Wait until a GPU's memory is free again, which takes the driver a moment.
+
+    Args:
+        device: The GPU.
+        before_bytes: The memory that was in use before the first server; None if it isn't known,
+            and then nothing is checked.
 
     Raises:
-        MemoryHeldError: The memory isn't back after 10 s.
+        MemoryHeldError: The memory isn't free after 10 s.
     """
     if before_bytes is None:
         return
@@ -158,19 +165,19 @@ def _used_bytes(device: Device) -> int | None:
 
 @dataclass(slots=True)
 class GpuClaim:
-    """The GPUs that this process holds for its servers; its child processes see no others."""
+    """The GPUs that this process holds for its servers. Its child processes see no other GPUs."""
 
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def take(self, gpus: int, tell: Callable[[str], None]) -> None:
-        """Wait for GPUs, and hold them instead of those that are held now.
+        """Release the GPUs that are held, and wait for new ones.
 
-        Processes wait in a line, so that a server that takes many GPUs isn't overtaken for ever by
-        servers that take one.
+        Processes wait in a line. Otherwise a server that needs many GPUs might never get them,
+        because servers that need one GPU would take each one that becomes free.
 
         Args:
             gpus: How many GPUs to hold, 0 or more.
-            tell: Takes the message that this process waits.
+            tell: Prints the message that this process waits.
 
         Raises:
             SensorError: This process can't see so many GPUs.
@@ -196,9 +203,10 @@ class GpuClaim:
                 check_signalled()
                 time.sleep(_POLL_S)
                 devices = self._take_free(visible_devices, gpus)
-        # What is changed for the child processes is undone when the GPUs are given back.
+        # Let child processes see these GPUs only, until the GPUs are released.
         self._held.callback(_show, {name: os.environ.get(name) for name in VARIABLES})
         _show(visibility(devices, os.environ))
+        # Use only this process's share of the cores that are near the GPUs.
         all_cores = os.sched_getaffinity(0)
         cores = own_cores(devices, visible_devices, all_cores)
         if cores:
@@ -230,10 +238,11 @@ def own_cores(
     cores: AbstractSet[int],
     sysfs: Path = _SYSFS,
 ) -> AbstractSet[int]:
-    """Return the share of the cores near some GPUs that is theirs.
+    """Return the cores that a process with some of the GPUs should use.
 
-    All GPUs on one side of the machine divide its cores into equal parts, also with GPUs that
-    other processes use. The threads of a core stay together, though their numbers are far apart.
+    GPUs that are near the same cores divide these into equal parts, and GPUs of other processes
+    count too. Both hardware threads of a core are in the same part, though Linux numbers them far
+    apart.
 
     Args:
         devices: The GPUs whose share is returned.
@@ -242,17 +251,20 @@ def own_cores(
         sysfs: Where Linux describes the machine.
 
     Returns:
-        The numbers of the cores; none if the system doesn't say which cores are near a GPU.
+        The numbers of the cores; empty if the system doesn't say which cores are near a GPU.
     """
+    # Read which cores are near each GPU.
     near: dict[str, AbstractSet[int]] = {}
     for device in visible_devices:
         path = sysfs / "bus/pci/devices" / device.bus_id / "local_cpulist"
         near[device.id] = _listed_cores(path) & cores
+    # Sort the cores so that the threads of one follow each other.
     threads: dict[int, AbstractSet[int]] = {}
     for core in cores:
         path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
         threads[core] = _listed_cores(path) or {core}
     cores_by_thread = sorted(cores, key=lambda core: (min(threads[core]), core))
+    # Give each GPU its part of them.
     shares: set[int] = set()
     for device in devices:
         near_cores = [core for core in cores_by_thread if core in near[device.id]]
@@ -264,7 +276,7 @@ def own_cores(
 
 
 def _listed_cores(path: Path) -> AbstractSet[int]:
-    """Return the cores that a file of Linux lists, such as `0-3,8`; none if there is no list."""
+    """Return the cores in a list such as `0-3,8` of Linux; empty if the file isn't there."""
     cores: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
         for part in filter(None, path.read_text().strip().split(",")):

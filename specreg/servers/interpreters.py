@@ -28,13 +28,12 @@ def last_line_of(python: str, code: str) -> str:
 def why_no_module(python: str, module: str, *, variables: Mapping[str, str]) -> str:
     """Return why an interpreter can't run a module; empty if it can.
 
-    A folder that only has the name of the module isn't one.
-
     Args:
         python: The interpreter.
         module: The name of the module.
         variables: All environment variables of the interpreter.
     """
+    # A folder of the module's name without an `__init__.py` has a spec too, but no origin.
     code = (
         f"import importlib.util as u, sys; found = u.find_spec({module!r});"
         " sys.exit(found is None or found.origin is None)"

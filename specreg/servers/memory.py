@@ -1,8 +1,8 @@
 """Compute how much memory a server gets, and whether several servers fit at the same time.
 
-By default an engine takes all free memory of a GPU for its KV cache. If two start at the same time,
-each would take what the other one needs for free. So each gets a cache of a fixed size: enough for
-all requests that it may have in flight.
+By default an engine takes all free memory of a GPU for its KV cache. If two servers started at the
+same time, each would count the memory that the other one needs as free. So each server gets a cache
+of a fixed size, which is enough for all requests that it may have in flight.
 """
 
 import contextlib
@@ -18,12 +18,14 @@ from specreg.matrix.case import BESIDE_GIB, ServerSpec
 
 _GIB = 2**30
 _SPARE_TOKENS = 128
-"""Room of each sequence for its last block and its drafts; vLLM's blocks usually have 16 tokens."""
+"""Additional cache of each sequence, for its drafts and for a last block that is only partly used;
+vLLM's blocks usually have 16 tokens."""
 _ON_CPU_GIB = 3.0
-"""What a server without a GPU takes besides its weights; vLLM took 1.9, 1 of them for its cache."""
+"""The memory that a server without a GPU needs besides its weights. vLLM took 1.9 GiB, 1 GiB of it
+for its cache."""
 _MAX_GPU_FRAC = 0.97
-"""The share of a GPU that all servers together may take: the driver keeps part of a GPU, and vLLM
-doesn't start if less is free than its share."""
+"""The share of a GPU that all servers together may take. The driver keeps a part for itself, and
+vLLM doesn't start if less memory is free than its share."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -71,10 +73,10 @@ _CGROUP_VERSIONS = (
 
 
 def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | None:
-    """Return what a server gets of each of its GPUs.
+    """Return the memory that a server gets of each of its GPUs.
 
-    It never gets more than its `gpu_memory_frac`. Its cache may be too small for all requests in
-    flight, but it holds at least one.
+    The share never exceeds the server's `gpu_memory_frac`. If that is too little for all requests
+    in flight, the cache is smaller, but it holds at least one request.
 
     Args:
         spec: The server.
@@ -85,11 +87,13 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
         The memory; None to let the engine decide, because a size isn't known, the server's own
         arguments decide, or not even one request would fit.
     """
+    # The smallest GPU decides, because an engine divides a model into equal parts.
     used_gpus_gib = gpus_gib[: spec.parallel.gpus]
     known_gib = [gib for gib in used_gpus_gib if gib is not None]
     if not known_gib or len(known_gib) < len(used_gpus_gib):
         return None
     gpu_gib = min(known_gib)
+    # Leave the decision to the engine if a size isn't known or its arguments set the memory.
     sizes = spec.sizes
     flags = engine_named(spec.engine).memory_flags
     if sizes is None or not flags:
@@ -103,6 +107,7 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
         token_gib *= 2
     if weights_gib is None or not token_gib:
         return None
+    # Size the cache for all sequences, or for as many tokens as there is room.
     fixed_gib = weights_gib + BESIDE_GIB
     sequence_tokens = spec.max_model_len_tokens + _SPARE_TOKENS
     room_tokens = int((gpu_gib * spec.gpu_memory_frac - fixed_gib) / token_gib)
@@ -120,7 +125,7 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
 def fit_together(
     specs: Sequence[ServerSpec], gpus_gib: Sequence[float | None], cgroups: Path = _CGROUPS
 ) -> bool:
-    """Return whether servers may take their memory at the same time.
+    """Return whether the memory is enough for servers that run at the same time.
 
     Args:
         specs: The servers.
@@ -141,7 +146,7 @@ def fit_together(
 
 
 def _fit_on_gpus(specs: Sequence[ServerSpec], gpus_gib: Sequence[float | None]) -> bool:
-    """Return whether each server gets a fixed share of the GPUs, and the shares fit together."""
+    """Return whether each server has a fixed share of the GPUs, and all the shares fit."""
     total_frac = 0.0
     for spec in specs:
         memory = gpu_memory(spec, gpus_gib)
@@ -152,7 +157,7 @@ def _fit_on_gpus(specs: Sequence[ServerSpec], gpus_gib: Sequence[float | None]) 
 
 
 def free_gib(cgroups: Path = _CGROUPS) -> float:
-    """Return the memory that may still be taken, of the machine or within a container's limit."""
+    """Return the memory that is free, of the machine or within the limit of the container."""
     free_bytes = psutil.virtual_memory().available
     for files in _CGROUP_VERSIONS:
         # The files may be absent, and the limit may be "max".

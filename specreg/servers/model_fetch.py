@@ -1,8 +1,8 @@
-"""Fetch a server's models from the hub before the clock of its start runs.
+"""Fetch a server's models from the hub before the server starts.
 
-An engine fetches what is missing while it starts. The time that a start may take would then depend
-on the network, and nobody would see how much is missing. So a program of our own does it first,
-with huggingface_hub: `specreg.datasets.hub_fetch`.
+If a model is missing, an engine fetches it while it starts. The time that a start may take would
+then depend on the network, and nobody would see how much is missing. So a program of our own,
+`specreg.datasets.hub_fetch`, fetches the models first with huggingface_hub.
 """
 
 import os
@@ -40,12 +40,12 @@ _COMPLETE: set[tuple[Path, HubModel]] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Where a fetch says what goes on.
+    """Where a fetch reports its progress.
 
     Attributes:
         log_path: The file that gets what huggingface_hub prints.
-        show: Takes huggingface_hub's progress bar from time to time.
-        tell: Takes a line that says what is fetched, and how much of it is missing.
+        show: Shows huggingface_hub's progress bar from time to time.
+        tell: Prints a line that says what is fetched, and how much of it is missing.
     """
 
     log_path: Path
@@ -54,13 +54,13 @@ class Output:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be fetched.
+    """What a fetch will download.
 
     Attributes:
         folder: The hub's cache.
         total_bytes: The size of all models.
-        missing_bytes: The size of what the cache lacks.
-        is_complete: True if it lacks nothing.
+        missing_bytes: The size of the files that the cache lacks.
+        is_complete: True if the cache lacks no file.
     """
 
     folder: str
@@ -76,7 +76,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         model: The model's hub id.
         code: The kind of the problem.
         words: The first line of huggingface_hub's message.
-        has_token: True if it had a token for the hub.
+        has_token: True if huggingface_hub had a token for the hub.
     """
 
     model: str
@@ -86,11 +86,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the program says: its plan, then that all models are there, which has neither field.
+    """A message of the program: first its plan, then an empty one once all models are there.
 
     Attributes:
-        plan: What is to be fetched.
-        failure: Why it ends.
+        plan: What the program will download; None in the second message.
+        failure: Why a model can't be fetched; None if nothing has failed.
     """
 
     plan: Plan | None = None
@@ -98,17 +98,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forget() -> None:
-    """Look again at models that were complete, as a new process would."""
+    """Forget which models were complete, so that the next fetch looks at them again."""
     _COMPLETE.clear()
 
 
 def hub_interpreters(python: str) -> tuple[str, ...]:
-    """Return the interpreters that may have huggingface_hub, given that of the engine, or "".
+    """Return the interpreters that may have huggingface_hub, the preferred one first.
 
-    vLLM and SGLang bring it, so our own environment needs the extra `datasets` only for an engine
-    that has no environment.
+    vLLM and SGLang bring it. Our own environment has it only with the extra `datasets`, which is
+    needed for an engine without an environment.
+
+    Args:
+        python: The interpreter of the engine; empty if it has none.
     """
-    return tuple(filter(None, (python, sys.executable)))
+    return (python, sys.executable) if python else (sys.executable,)
 
 
 def hub_models(spec: ServerSpec) -> tuple[HubModel, ...]:
@@ -137,13 +140,13 @@ def fetch_models(
 ) -> None:
     """Fetch the models of a server that aren't in the hub's cache.
 
-    An engine that gets its models from elsewhere does so itself, and so does any engine if no
-    interpreter has huggingface_hub.
+    The engine is left to fetch them if they come from another hub, or if no interpreter has
+    huggingface_hub.
 
     Args:
         spec: The server.
         interpreters: The interpreters that may have huggingface_hub, the preferred one first.
-        output: Where it says what goes on.
+        output: Where progress is reported.
         free_bytes: Returns the room on the disk of a folder, in bytes.
 
     Raises:
@@ -163,8 +166,10 @@ def fetch_models(
     output.log_path.parent.mkdir(parents=True, exist_ok=True)
     folders = (variables.get("PYTHONPATH", ""), _IMPORT_ROOT)
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    variables["TQDM_POSITION"] = "-1"  # shows the bars where there is no terminal, too
+    # With this setting huggingface_hub draws its progress bars also without a terminal.
+    variables["TQDM_POSITION"] = "-1"
     command = (interpreter, "-m", _PROGRAM)
+    # The program sends its plan first, and fetches once it is told to.
     with child_process(command, log_path=output.log_path, environment=variables) as process:
         process.send(models)
         plan = _answer_of(process, output).plan
@@ -244,7 +249,7 @@ def _described(plan: Plan, models: Sequence[HubModel]) -> str:
 
 
 def _size(count_bytes: int) -> str:
-    """Return a number of bytes in the largest unit of which there is one, as the hub counts."""
+    """Return a size such as `1.2 GB`, in powers of 1,000 like the sizes on the hub's pages."""
     for unit_bytes, unit in _UNITS:
         if count_bytes >= unit_bytes:
             return f"{count_bytes / unit_bytes:.1f} {unit}"
@@ -252,10 +257,10 @@ def _size(count_bytes: int) -> str:
 
 
 def _check_room(plan: Plan, models: Sequence[HubModel], free_bytes: Callable[[str], int]) -> None:
-    """Check that the disk has room for what is missing.
+    """Check that the disk has room for the missing files.
 
     Raises:
-        ModelError: It hasn't.
+        ModelError: It has too little.
     """
     free = free_bytes(plan.folder)
     if free >= plan.missing_bytes:

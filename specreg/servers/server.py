@@ -1,4 +1,4 @@
-"""A running server: where it answers, whether it generates and is alive, or why it didn't start."""
+"""A running server: where it answers, whether it generates tokens, and why it failed."""
 
 import contextlib
 import dataclasses
@@ -44,19 +44,19 @@ from specreg.matrix.case import ServerSpec
 from specreg.servers.start_failures import why_not_started
 
 POLL_S = 0.2
-"""How long to wait before a server that isn't ready is asked again."""
+"""How long to wait between two requests to a server that isn't ready."""
 _PROBE_TIMEOUT_S = 60.0
 _PROBE_TOKENS = 2
-"""One token is the prefill's. The other takes the first step that drafts, in which SGLang 0.5.16
-compiled for 103 s on an H100, and before which some servers have no counters."""
+"""The prefill generates the first token. The second one needs the first step that drafts: SGLang
+0.5.16 compiled for 103 s in that step on an H100, and some servers have no counters before it."""
 _IDENTITY_TIMEOUT_S = 1.0
 _VERSION_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 10.0
-"""SGLang generates a token to answer this, and checks once a second whether it came."""
+"""SGLang generates a token to answer the health check, and looks for it once a second."""
 _DYING_S = 1.0
-"""A process can be waited for only a moment after its connections have closed."""
+"""How long a process may take to end after its connections have closed."""
 _ENDING_S = 10.0
-"""vLLM takes seconds to end after its engine has."""
+"""How long a server may take to end after its engine has. vLLM takes several seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,16 @@ class Server:
     """A running server that has generated a token.
 
     Attributes:
-        model: the name that the model is served under; unique if specreg started the server.
-        target, draft: what the spec's references stood for: folders or hub ids.
-        engine_version: the version that the server reports.
-        packages: the packages of its environment, as `uv pip freeze` says them; nothing if they
+        spec: The settings that it was started with, or that it must have if others started it.
+        engine: Its engine.
+        base_url: The URL of its host and port.
+        model: The name that its model is served under. It is unique if specreg started the server.
+        target: The folder or hub id of its target.
+        draft: The folder or hub id of its draft; None without a draft model.
+        engine_version: The version that it reports.
+        packages: The packages of its environment, as `uv pip freeze` lists them; empty if they
             aren't known.
-        facts: what it runs with that neither its settings nor its version say.
+        facts: What else decides its speed, such as the attention backend that the engine chose.
     """
 
     spec: ServerSpec
@@ -88,7 +92,7 @@ class Server:
         return Endpoint(base_url=self.base_url, model=self.model, engine=self.engine.name)
 
     def pids(self) -> frozenset[int]:
-        """Return the ids of its processes; none if specreg didn't start it."""
+        """Return the ids of the server's processes; empty if specreg didn't start it."""
         return frozenset()
 
     def check_alive(self) -> None:
@@ -139,13 +143,24 @@ class StartedServer(Server):
             )
 
     def ended(self, within_s: float = 0.0) -> str:
-        """Return how it ended, empty if it still runs after a time."""
+        """Wait for the end of the server, and return how it ended.
+
+        Args:
+            within_s: How long to wait, in seconds.
+
+        Returns:
+            A text with its status; empty if it still runs after that time.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"ended with status {self.process.popen.wait(within_s)}"
         return ""
 
     def _broken_answer(self) -> str:
-        """Return its error when asked for its health; empty if it is healthy or doesn't answer."""
+        """Return what is wrong with the server's answer to a health check.
+
+        Returns:
+            The error; empty if the server is healthy, or busy and doesn't answer in time.
+        """
         path = self.engine.health_path
         try:
             answer = ask(self.base_url, "GET", path, within_s=_DYING_S)
@@ -157,16 +172,17 @@ class StartedServer(Server):
 
 
 def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | None:
-    """Return the server, with its version, once it generates a token; None before.
+    """Return a server with its version once it has generated a token, and None before.
 
-    That it is healthy isn't enough, because a healthy server may hang (vllm#39863).
+    A health check isn't enough, because a server that reports itself healthy may hang (vllm#39863).
 
     Args:
         server: The server, whose version isn't known yet.
-        deadline_s: When it must have generated a token, as `time.monotonic` counts.
+        deadline_s: When it must have generated a token, on the clock of `time.monotonic`.
 
     Raises:
-        ServerStartError: It ended, refused, or generated no token by the deadline.
+        ServerStartError: The server ended, refused the request, or generated no token by the
+            deadline.
     """
     _check_port(server)
     try:
@@ -175,7 +191,7 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
         raise start_error(server, str(error)) from error
     end = server.ended()
     if end:
-        # If there is a token, another server at the same port generated it.
+        # This holds even if a token came: then another server at the same port generated it.
         raise start_error(server, end)
     if not probe:
         if time.monotonic() <= deadline_s:
@@ -196,18 +212,21 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
 
 
 def facts_of(server: Server, log: str) -> LaunchFacts:
-    """Return what a server that is ready runs with: what was known before, and what it tells.
+    """Return the facts about a server that is ready.
 
     Args:
-        server: the server.
-        log: the beginning of its log; empty if others started it.
+        server: The server, with the facts that were known before it was ready.
+        log: The beginning of its log; empty if others started it.
+
+    Returns:
+        Those facts, with the ones that its log and its answers add.
     """
 
     def fetch(method: str, path: str) -> bytes:
         return ask(server.base_url, method, path, within_s=_VERSION_TIMEOUT_S).good()
 
     facts = NOTHING_KNOWN
-    # What a server doesn't tell is unknown, and stops no measurement.
+    # A server that doesn't report its facts is measured all the same; they stay unknown.
     with contextlib.suppress(AnswerError, InvalidMeasurementError):
         facts = server.engine.launch_facts(log, fetch)
     variables = {**os.environ, **dict(server.spec.engine_env)}
@@ -221,14 +240,16 @@ def facts_of(server: Server, log: str) -> LaunchFacts:
 
 
 def _revision_of(model: str | None, revision: str, variables: Mapping[str, str]) -> str:
-    """Return the commit of a model on the hub; empty for a folder, or if the cache has none."""
+    """Return the commit of a model in the hub's cache; empty for a folder or an uncached model."""
     if not model or Path(model).is_dir():
         return ""
     return cached_commit(model, revision, variables)
 
 
 def _check_port(server: StartedServer) -> None:
-    """Check that no other server answers at the port, if the engine reports the model's name.
+    """Check that no other server answers at the port.
+
+    Only an engine that reports the name of its model can show that.
 
     Raises:
         ServerStartError: Another server answers.
@@ -243,7 +264,7 @@ def _check_port(server: StartedServer) -> None:
 
 
 def identify(engine: Engine, url: str, *, within_s: float) -> Identity:
-    """Return what the server at a URL reports of itself.
+    """Return what the server at a URL reports about itself.
 
     Args:
         engine: The engine that the server should run.
@@ -251,7 +272,7 @@ def identify(engine: Engine, url: str, *, within_s: float) -> Identity:
         within_s: How long each answer may take, in seconds.
 
     Raises:
-        AnswerError: The server doesn't answer, or not as this engine does.
+        AnswerError: The server doesn't answer, or not as this engine would.
         AttachError: The server can't be measured.
     """
 
@@ -278,7 +299,7 @@ class Probe:
 
 
 def send_probe(server: Server, *, timeout_s: float) -> Probe:
-    """Request two tokens from a server, and return whether it is up and takes a step.
+    """Request two tokens from a server, and return whether it generated them.
 
     Args:
         server: The server.
@@ -300,6 +321,7 @@ def send_probe(server: Server, *, timeout_s: float) -> Probe:
     body = msgspec.json.encode(wire_format.body(request))
     within_s = min(_PROBE_TIMEOUT_S, max(POLL_S, timeout_s))
     health_within_s = min(_HEALTH_TIMEOUT_S, within_s)
+    # Ask for the server's health first, because an engine that isn't ready may queue the request.
     try:
         health = ask(url, "GET", server.engine.health_path, within_s=health_within_s)
         if health.status != HTTPStatus.OK:
@@ -307,6 +329,7 @@ def send_probe(server: Server, *, timeout_s: float) -> Probe:
         answer = ask(url, "POST", path, within_s=within_s, body=body)
     except AnswerError:
         return Probe(generated=False)
+    # A refusal is final; any other error may pass, so its message is only noted.
     if _is_refusal(answer.status):
         raise ServerRefusedError(f"refused to generate, {quote_answer(answer.content)}")
     if answer.status != HTTPStatus.OK:
@@ -335,12 +358,12 @@ def _has_token(content: bytes, parse_event: ParseEvent) -> bool:
 
 
 def _is_refusal(status: int) -> bool:
-    """Return whether a status is a refusal, which a server gives also after its start."""
+    """Return whether a status refuses a request, so that the server would refuse it again."""
     return HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _quote_status(answer: HttpResponse) -> str:
-    """Return an answer's status and its words; empty if it has no words."""
+    """Return an answer's status and text; empty if it has no text."""
     words = quote_answer(answer.content)
     if not words:
         return ""
@@ -348,7 +371,7 @@ def _quote_status(answer: HttpResponse) -> str:
 
 
 def start_error(server: StartedServer, problem: str) -> ServerStartError:
-    """Return the error of a failed start, with the cause that its log shows."""
+    """Return the error of a failed start, with the cause that the server's log shows."""
     tail = server.process.last_lines()
     failure = why_not_started(problem, readable_block(log_end(server.log_path)))
     advice = failure.advice

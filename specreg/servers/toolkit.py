@@ -1,8 +1,8 @@
-"""The CUDA toolkit that an engine's packages bring, for a machine that has a driver alone.
+"""Use the CUDA toolkit that an engine's packages bring, on a machine that only has a driver.
 
-SGLang compiles kernels while it starts and serves. Its packages bring nvcc, in `nvidia/cu13`, and
-neither of the names that tvm-ffi and FlashInfer link with: `-L$CUDA_HOME/lib64 -lcudart -lcuda`. So
-CUDA_HOME is set to a folder of links in which they exist.
+SGLang compiles kernels while it starts and serves. Its packages bring nvcc in `nvidia/cu13`, but
+tvm-ffi and FlashInfer link with `-L$CUDA_HOME/lib64 -lcudart -lcuda`, and the packages have neither
+that folder nor libraries of those names. So CUDA_HOME is set to a folder of links that has both.
 """
 
 import contextlib
@@ -20,19 +20,14 @@ from specreg.engines.launch_facts import NONE
 
 _NVCC = "bin/nvcc"
 _INSTALLED = Path("/usr/local/cuda")
-_DRIVER_FOLDERS = tuple(
-    map(
-        Path,
-        (
-            "/usr/lib/x86_64-linux-gnu",
-            "/usr/lib/aarch64-linux-gnu",
-            "/usr/lib64",
-            "/usr/local/nvidia/lib64",
-            "/usr/lib/wsl/lib",
-        ),
-    )
+_DRIVER_FOLDERS = (
+    Path("/usr/lib/x86_64-linux-gnu"),
+    Path("/usr/lib/aarch64-linux-gnu"),
+    Path("/usr/lib64"),
+    Path("/usr/local/nvidia/lib64"),
+    Path("/usr/lib/wsl/lib"),
 )
-"""Where distributions and containers have the libraries of NVIDIA's driver."""
+"""The folders in which distributions and containers have the libraries of NVIDIA's driver."""
 _RELEASE = re.compile(r"release (?P<release>[\d.]+)")
 _NUMBERED = re.compile(r"(?P<linked>lib.+\.so)\.[\d.]+")
 
@@ -40,18 +35,18 @@ _NUMBERED = re.compile(r"(?P<linked>lib.+\.so)\.[\d.]+")
 def toolkit_variables(
     python: Path, variables: Mapping[str, str], installed: Path = _INSTALLED
 ) -> Mapping[str, str]:
-    """Return the variables by which a server finds the toolkit of its environment.
+    """Return the variables that a server needs to find the toolkit of its environment.
 
     Args:
-        python: the interpreter of the environment.
-        variables: the environment variables of the server.
-        installed: where a toolkit is found without a variable.
+        python: The interpreter of the environment.
+        variables: The environment variables of the server.
+        installed: The folder of the machine's toolkit that is used without a variable.
 
     Returns:
-        CUDA_HOME; nothing if the machine has a toolkit or the environment brings none.
+        CUDA_HOME; empty if the machine has a toolkit, or if the environment has none.
 
     Raises:
-        OSError: the links can't be written.
+        OSError: The links can't be written.
     """
     if variables.get("CUDA_HOME") or variables.get("CUDA_PATH"):
         return {}
@@ -69,9 +64,9 @@ def has_toolkit(python: Path, variables: Mapping[str, str], installed: Path = _I
     """Return whether a server finds a CUDA toolkit, of the machine or of its environment.
 
     Args:
-        python: the interpreter of the environment.
-        variables: the environment variables of the server.
-        installed: where a toolkit is found without a variable.
+        python: The interpreter of the environment.
+        variables: The environment variables of the server.
+        installed: The folder of the machine's toolkit that is used without a variable.
     """
     return _compiler(variables, installed) is not None or _toolkit_of(python) is not None
 
@@ -80,18 +75,18 @@ def toolkit_release(variables: Mapping[str, str], installed: Path = _INSTALLED) 
     """Return the release of the CUDA compiler that a server finds, such as 13.0.
 
     Args:
-        variables: the environment variables of the server.
-        installed: where a toolkit is found without a variable.
+        variables: The environment variables of the server.
+        installed: The folder of the machine's toolkit that is used without a variable.
 
     Returns:
-        "none" without a compiler; empty if it doesn't say its release.
+        The release; `"none"` if there is no compiler, empty if the compiler doesn't report it.
     """
     compiler = _compiler(variables, installed)
     return NONE if compiler is None else _release_of(compiler)
 
 
 def _compiler(variables: Mapping[str, str], installed: Path) -> Path | None:
-    """Return the nvcc that builds find: by CUDA_HOME, CUDA_PATH or PATH, or where it usually is."""
+    """Return the nvcc that builds would use: of CUDA_HOME or CUDA_PATH, on PATH, or installed."""
     homes = [variables[name] for name in ("CUDA_HOME", "CUDA_PATH") if variables.get(name)]
     if homes:
         compiler = Path(homes[0]) / _NVCC
@@ -105,6 +100,7 @@ def _compiler(variables: Mapping[str, str], installed: Path) -> Path | None:
 
 @functools.cache
 def _release_of(compiler: Path) -> str:
+    """Return the release that an nvcc reports; empty if it can't be run."""
     try:
         done = ask_program((str(compiler), "--version"))
     except OSError:
@@ -114,15 +110,16 @@ def _release_of(compiler: Path) -> str:
 
 
 def _toolkit_of(python: Path) -> Path | None:
-    """Return the folder of the newest toolkit in an interpreter's environment, None without any."""
+    """Return the newest toolkit in an interpreter's environment; None if there is no toolkit."""
     compilers = python.parents[1].glob(f"lib/python3*/site-packages/nvidia/cu*/{_NVCC}")
     return max((compiler.parents[1] for compiler in compilers), default=None)
 
 
 def _linked(toolkit: Path, driver_folders: Sequence[Path]) -> Path:
-    """Return a folder of links to a toolkit, the same one each time.
+    """Make a folder of links to a toolkit and to the driver, and return its path.
 
-    What is compiled names this folder, and would be compiled anew if it were another.
+    The path is the same each time, because compiled kernels depend on it and would be compiled
+    again.
     """
     digest = hashlib.sha256(os.fsencode(toolkit)).hexdigest()
     home = cache_dir() / "toolkits" / digest[:16]
@@ -135,18 +132,22 @@ def _linked(toolkit: Path, driver_folders: Sequence[Path]) -> Path:
 
 
 def _libraries(toolkit: Path, driver_folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the libraries of a toolkit and of the driver, by the names that linkers look for."""
-    drivers = (folder / "libcuda.so.1" for folder in driver_folders)
-    driver = next((library for library in drivers if library.exists()), None)
+    """Yield the libraries of a toolkit and of the driver, each with the names of its links.
+
+    A library such as `libcudart.so.13` is also linked as `libcudart.so`, the name that linkers use.
+    """
     libraries = sorted((toolkit / "lib").glob("lib*"))
-    for library in (*libraries, *([driver] if driver is not None else [])):
+    drivers = [folder / "libcuda.so.1" for folder in driver_folders]
+    libraries += [driver for driver in drivers if driver.exists()][:1]
+    for library in libraries:
         yield library.name, library
-        if numbered := _NUMBERED.fullmatch(library.name):
+        numbered = _NUMBERED.fullmatch(library.name)
+        if numbered is not None:
             yield numbered["linked"], library
 
 
 def _link(path: Path, target: Path) -> None:
-    """Make a link that is there at any moment, also for other processes that make it."""
+    """Make or replace a link in one step, so that no other process finds it missing."""
     with contextlib.suppress(OSError):
         if path.readlink() == target:
             return
