@@ -1,6 +1,6 @@
 """Collection: give each test its cases, put the tests in order, and check that they can run.
 
-Nothing here writes a file or takes a lock; that happens when the run starts.
+Nothing here writes a file or takes a lock, so that `--collect-only` changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,6 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     context = metafunc.config.stash[CONTEXT]
     metafunc.config.stash[NOTES].note_parametrized()
+    # Each row is a case on one launch, with one of the metrics or checks that the marker names.
     rows = [
         pytest.param(
             launch.control,
@@ -62,15 +63,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ]
     shared = ["control", "server", "case"]
     subject_fixture = "check" if marker.name == CORRECTNESS else "metric"
-    # Without an explicit scope pytest assumes "function" if one argument is no fixture,
-    # and every test would start its own server.
+    # The metric is no fixture, and then pytest assumes the scope "function" unless one is given.
+    # Every test would start a server of its own.
     metafunc.parametrize([*shared, subject_fixture], rows, indirect=shared, scope="session")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the suite's tests, keep those of the selected shard, skip and check what is left."""
-    # Whatever is asked of the cases may read a baseline, a model or the cache.
+    """Order the suite's tests, select those of the shard, and skip or check the selected ones."""
+    # Any step may read a baseline, a model or the cache, and fail at it.
     with usage_errors(config):
         _arrange(config, items)
 
@@ -79,17 +80,19 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Arrange the tests of a session.
 
     Raises:
-        SpecregError: a case can't be measured as it is.
-        pytest.exit.Exception: a baseline can't be read.
+        SpecregError: A case can't be measured as it is.
+        pytest.exit.Exception: A baseline can't be read.
     """
     context = config.stash[CONTEXT]
     only_lists = bool(config.getoption("collectonly"))
+    # Order the tests, and drop those of other shards.
     _drop_placeholders(items)
     _sort_by_server(items, context)
     if context.is_part:
         _sort_by_group(items, context)
     if context.options.part is not None:
         config.stash[SHARDS] = _keep_shard(config, items, context.options.part)
+    # Find out what the tests need, and which of them can't run here.
     suite_items = [
         item for item in items if is_suite_test(item) and not item.get_closest_marker("skip")
     ]
@@ -99,6 +102,7 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
     shards = config.stash.get(SHARDS, ())
     selection = replace(selection, shard_cases=sum(len(shard.case_ids) for shard in shards))
     config.stash[SELECTION] = selection
+    # Skip the tests that can't run, and check the others.
     _skip(suite_items, selection)
     if not only_lists:
         _expect(config, selection)
@@ -106,15 +110,18 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _drop_placeholders(items: list[pytest.Item]) -> None:
-    """Drop the item that pytest puts in place of a test whose family no case of the tier has."""
+    """Drop the item that pytest makes of a test without parameters.
+
+    A test has no parameters if no case of the tier has the metrics of its family.
+    """
     items[:] = [item for item in items if isinstance(params_of(item).get("case"), Case | None)]
 
 
 def _sort_by_server(items: list[pytest.Item], context: RunContext) -> None:
-    """Put the suite's tests after all others, by server, case and metric.
+    """Sort the suite's tests by server, case and metric, after all other tests.
 
-    pytest's own order keeps a server's tests together, and scatters its cases and metrics.
-    The test that carries benchmarks comes last, after every launch was measured.
+    pytest's own order keeps the tests of a server together, but not those of a case. The test that
+    carries the benchmarks comes last, once every launch has been measured.
     """
     positions = {
         (launch.server.id, launch.case.id): position
@@ -140,7 +147,7 @@ def _cases_of(items: Sequence[pytest.Item]) -> Mapping[str, Case]:
 
 
 def _sort_by_group(items: list[pytest.Item], context: RunContext) -> None:
-    """Put the server groups in the order in which a run of several processes deals them out."""
+    """Sort the server groups into the order in which a run of several processes starts them."""
     groups = server_groups(_cases_of(items).values(), context)
     positions = {
         case_id: position for position, group in enumerate(groups) for case_id in group.cases
@@ -151,10 +158,18 @@ def _sort_by_group(items: list[pytest.Item], context: RunContext) -> None:
 def _keep_shard(
     config: pytest.Config, items: list[pytest.Item], part: tuple[int, int]
 ) -> Sequence[Shard]:
-    """Deselect the tests of all other shards, and return how the run is cut.
+    """Deselect the tests of all other shards.
 
-    Tests that aren't the suite's run with the first shard. Number 0 only lists the shards, so that
-    no test is left.
+    Tests that aren't the suite's run with the first shard.
+
+    Args:
+        config: The configuration of pytest.
+        items: The collected tests, which lose those of other shards.
+        part: The number of the shard, from 1, and how many shards there are. The number 0 only
+            lists the shards, so all tests are deselected.
+
+    Returns:
+        All shards.
     """
     number, shard_count = part
     groups = server_groups(_cases_of(items).values(), config.stash[CONTEXT])
@@ -179,7 +194,7 @@ def _skip(items: Sequence[pytest.Item], selection: Selection) -> None:
 
 
 def _expect(config: pytest.Config, selection: Selection) -> None:
-    """Have the progress say how long the run takes, unless other processes share it."""
+    """Let the progress show how long the run will take, unless other processes share the run."""
     context = config.stash[CONTEXT]
     if not context.is_worker:
         config.stash[PROGRESS].run.expect(expected_times(context, selection, context.provision.fit))
@@ -189,16 +204,18 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
     """Check that the selected cases can be measured, before any server starts.
 
     Raises:
-        SpecregError: a case can't be measured as it is.
-        pytest.exit.Exception: a baseline can't be read.
+        SpecregError: A case can't be measured as it is.
+        pytest.exit.Exception: A baseline can't be read.
     """
     if not items:
         return
+    # Check the cases that weren't skipped.
     context = config.stash[CONTEXT]
     left_out = {*selection.skipped, *selection.unfetched}
     cases = {case_id: case for case_id, case in _cases_of(items).items() if case_id not in left_out}
     check_cases(context, cases.values())
     check_workers(context, selection, grouped=is_grouped(config))
+    # Read their baselines.
     unreadable = read_baselines(context.store.files(cases))[1]
     if unreadable:
         refuse(config, Refusal("\n\n".join(unreadable), NO_BASELINE_STATUS))
@@ -206,7 +223,7 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
-    """Say where the page of a run of several cases will be while it lasts."""
+    """Return a line with the path of the page that shows a run of several cases meanwhile."""
     if len(config.stash[PROGRESS].run.expected) <= 1:
         return []
     path = config.stash[CONTEXT].run_folder / "report.html"

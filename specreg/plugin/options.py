@@ -1,4 +1,4 @@
-"""The command line: declares the options of `specreg.suite.options`, and reads them back."""
+"""Declare the options of `specreg.suite.options` to pytest, and read what the user gave."""
 
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
@@ -15,7 +15,10 @@ from specreg.suite.options import Options, flag_of, hints_of
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare each option, and prepare hints for mistyped ones."""
     config = pluginmanager.get_plugin("pytestconfig")
-    arguments = tuple(map(str, config.invocation_params.args)) if config else ()
+    arguments: Sequence[str] = ()
+    if config is not None:
+        arguments = [str(argument) for argument in config.invocation_params.args]
+    # pytest prints this extra information below the error about an argument that it doesn't know.
     parser.extra_info.update(hints_of(arguments))
     _hide_secrets_in_errors(parser, arguments)
     group = parser.getgroup("specreg", "specreg: performance regressions of speculative decoding")
@@ -28,10 +31,10 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def _hide_secrets_in_errors(parser: pytest.Parser, arguments: Sequence[str]) -> None:
-    """Have pytest quote no secret where it refuses what was typed.
+    """Hide secrets in pytest's error about an argument that it doesn't know.
 
-    It quotes an argument that it doesn't know, such as `--specreg-atach=http://user:password@host`.
-    No hook is called between that and the end of pytest, so the parser itself is told.
+    The error quotes the argument, which may be `--specreg-atach=http://user:password@host`. pytest
+    ends without calling any hook, so the parser's own method is replaced.
     """
     learn({}, arguments)
     refuse = parser.optparser.error
@@ -44,7 +47,7 @@ def _hide_secrets_in_errors(parser: pytest.Parser, arguments: Sequence[str]) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_cmdline_main() -> Generator[None, int | pytest.ExitCode | None, Any]:
-    """Hide secrets in what pytest refuses after it has read the options, such as `-k`."""
+    """Hide secrets in pytest's usage errors that come after it has read the options."""
     try:
         return (yield)
     except pytest.UsageError as error:
@@ -53,7 +56,7 @@ def pytest_cmdline_main() -> Generator[None, int | pytest.ExitCode | None, Any]:
 
 
 def read_options(config: pytest.Config) -> Options:
-    """Return the options as the user gave them."""
+    """Return the values of specreg's options, the defaults included."""
     getoption = cast("Callable[[str], Any]", config.getoption)
     names = [option.name for option in dataclasses.fields(Options)]
     return Options(**{name: getoption(f"specreg_{name}") for name in names})

@@ -1,4 +1,4 @@
-"""pytest-benchmark: each measured case is a benchmark, with the rounds of its measurement."""
+"""pytest-benchmark: show each measured case as a benchmark with its measured rounds."""
 
 from collections.abc import Mapping
 from types import FunctionType
@@ -18,7 +18,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
     """Leave out the test that carries benchmarks, unless the user wants benchmarks.
 
     Returns:
-        No tests at all if the test is left out; None lets pytest collect the test as usual.
+        An empty list to leave the test out; None to let pytest collect the test as usual.
     """
     marks = getattr(obj, "pytestmark", ()) if isinstance(obj, FunctionType) else ()
     if not any(mark.args == (RECORDED.name,) for mark in marks):
@@ -33,13 +33,13 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Complete the file that pytest-benchmark is about to write."""
+    """Add the cases' details to the file that pytest-benchmark is about to write."""
     describe_benchmarks(config.stash[END].result, output_json["benchmarks"])
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_benchmark_group_stats(config: pytest.Config, benchmarks: list[dict[str, Any]]) -> None:
-    """Complete pytest-benchmark's table; leave out the cases unless the user wants them shown."""
+    """Add the cases' details to pytest-benchmark's table, or remove them if nobody wants them."""
     case_benchmarks = describe_benchmarks(config.stash[END].result, benchmarks)
     if not is_given(config.getoption, SHOWING):
         benchmarks[:] = [benchmark for benchmark in benchmarks if benchmark not in case_benchmarks]
@@ -47,5 +47,5 @@ def pytest_benchmark_group_stats(config: pytest.Config, benchmarks: list[dict[st
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> Mapping[str, object]:
-    """Return the machine as the environment that names its baselines."""
+    """Return the description of the machine, with the environment's name as in baselines."""
     return machine_info_of(config.stash[CONTEXT].environment)

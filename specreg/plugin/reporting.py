@@ -1,4 +1,4 @@
-"""Reports: show a verdict or an error of specreg in words alone, and a summary at the end."""
+"""Reports: show a verdict or an error of specreg without a traceback, and a summary at the end."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, cast
@@ -24,7 +24,7 @@ from specreg.verdicts.verdict import Verdict
 
 
 def pytest_report_teststatus(config: pytest.Config) -> None:
-    """Have the progress line start anew: pytest is about to write on its own."""
+    """End the progress line, because pytest is about to write a line of its own."""
     config.stash[PROGRESS].leave_line()
 
 
@@ -32,12 +32,13 @@ def pytest_report_teststatus(config: pytest.Config) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Replace the traceback of a verdict or of an error of specreg by its words."""
+    """Replace the traceback of a verdict or of an error of specreg by its message."""
     report = yield
     errors = leaves(call.excinfo.value) if call.excinfo is not None else ()
     specreg_errors = [error for error in errors if isinstance(error, SpecregError)]
     memory_errors = [error for error in errors if isinstance(error, MemoryHeldError)]
     if memory_errors:
+        # Nothing can be measured on a GPU whose memory is still in use, so the session stops.
         item.session.shouldstop = memory_errors[0].head
     if specreg_errors and len(specreg_errors) == len(errors):
         decisive_error = (memory_errors or specreg_errors)[0]
@@ -62,7 +63,7 @@ def _report_outcome(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def _verdict_of(item: pytest.Item) -> Verdict | None:
-    """Return the verdict that a test of the suite is about, once its fixture has made it."""
+    """Return the verdict of a test of the suite; None before its fixture has made it."""
     if not is_suite_test(item):
         return None
     fixtures = getattr(item, "funcargs", {})
@@ -78,17 +79,19 @@ def _report_errors(
     """Show errors of specreg, and note the case that couldn't be judged because of them.
 
     Args:
-        item: the test that raised them.
-        report: the report of the phase in which it did.
-        errors: all that was raised.
-        decisive_error: the error that counts most.
+        item: The test that raised the errors.
+        report: The report of the phase in which it raised them.
+        errors: All errors.
+        decisive_error: The error that gives the verdict its reason.
     """
     head = decisive_error.head
     message = "\n".join(dict.fromkeys(map(str, errors)))
+    # A test of another plugin or project fails with the message.
     if not is_suite_test(item):
         report.longrepr = cast("Any", Failure.of(message, head))
         item.config.stash[NOTES].note_other_failure()
         return
+    # A model that can't be fetched skips the test if the user has allowed that.
     judge = item.config.stash[RUN].judge
     is_unfetched = all(isinstance(error, ModelNotFetchedError) for error in errors)
     if is_unfetched and item.config.stash[CONTEXT].skips_unfetched:
@@ -96,7 +99,7 @@ def _report_errors(
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
         judge.note_skip(case_of(item), head)
         return
-    # An error that hits all cases of a server is shown in full only once.
+    # An error that fails all cases of a server is shown in full only once.
     was_shown = any(verdict.explanation == head for verdict in judge.verdicts)
     text = f"{head}\n(as above)" if was_shown else message
     report.longrepr = cast("Any", Failure.of(text, head))
@@ -110,28 +113,30 @@ def _report_errors(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_internalerror(excrepr: Any) -> None:  # noqa: ANN401 - pytest exports no type of it
-    """Take the secrets out of the traceback of a fault, ours or another plugin's."""
+    """Hide the secrets in the traceback of an internal error, of specreg or of another plugin."""
     make_traceback_readable(excrepr)
 
 
 def hide_values_of_interrupt(config: pytest.Config) -> None:
-    """Take the secrets out of the traceback of Ctrl-C, which --full-trace shows with values."""
+    """Hide the secrets in the traceback of Ctrl-C, which --full-trace shows with values."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
-    # pytest has no hook in which it could be changed.
+    # pytest has no hook for this traceback, and keeps it in a private attribute.
     make_traceback_readable(getattr(reporter, "_keyboardinterrupt_memo", None))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note in the controller that a test of a worker failed otherwise than by its verdict."""
+    """Note in the controller that a test of a worker failed without a verdict."""
     node = getattr(report, "node", None)
     if node is not None and report.failed and not reported_case_id(report):
         node.config.stash[NOTES].note_other_failure()
 
 
 def replace_tests_by_blocks(config: pytest.Config, result: RunResult) -> Mapping[str, str]:
-    """Have pytest show no failed test, and return a block for each failed case instead.
+    """Keep pytest from showing each failed test, and return a block for each failed case instead.
 
-    Returns nothing, and changes nothing, if other tests failed too.
+    Returns:
+        The blocks by case id; empty if a test failed without a verdict too, and then pytest shows
+        all failed tests.
     """
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter is None or config.option.tbstyle == "no":
@@ -144,7 +149,7 @@ def replace_tests_by_blocks(config: pytest.Config, result: RunResult) -> Mapping
 
 
 def explain_status(session: pytest.Session) -> None:
-    """Print what the exit status of a run means that came to a verdict and isn't green."""
+    """Print the meaning of an exit status that specreg's verdicts have set."""
     end = session.config.stash.get(END, None)
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     meaning = STATUS_MEANINGS.get(int(session.exitstatus))
@@ -155,7 +160,7 @@ def explain_status(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what failed, the table of the verdicts, what was recorded, and what to type next."""
+    """Show the failed cases, the table of verdicts, what was recorded, and the next command."""
     config = terminalreporter.config
     end = config.stash.get(END, None)
     lines = config.stash[NOTES].lines

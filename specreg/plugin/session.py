@@ -1,4 +1,4 @@
-"""The session: opens the run as pytest starts, starts it before the first test, and ends it."""
+"""The session: load the tier when pytest starts, start the run before its tests, and end it."""
 
 import dataclasses
 import gc
@@ -58,17 +58,19 @@ from specreg.verdicts.verdict import Verdict
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the tier, so that a wrong name or file ends the run before anything starts."""
+    """Load the tier, so that a wrong name or file ends pytest before anything starts."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    # pytest-benchmark warns when there is no earlier run to compare with. Where warnings are
-    # errors, the first run would fail for it.
+    # pytest-benchmark warns if there is no earlier run to compare with. If pytest turns warnings
+    # into errors, the first run would fail because of that.
     warnings.filterwarnings("default", module="pytest_benchmark")
     interrupt_on_signals()
     with usage_errors(config):
         options = _options_of(config)
-        # A worker of pytest-xdist has the options, and not what was typed.
-        learn({}, (*config.invocation_params.args, *map(str, dataclasses.astuple(options))))
+        # Learn the secrets among the arguments, and among the options: a worker of pytest-xdist
+        # gets the options only.
+        option_values = [str(value) for value in dataclasses.astuple(options)]
+        learn({}, (*config.invocation_params.args, *option_values))
         progress = Progress(column=cursor_column(config))
         config.stash[PROGRESS] = progress
         config.stash[NOTES] = SessionNotes()
@@ -79,22 +81,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _options_of(config: pytest.Config) -> Options:
-    """Return the options of this process's part of the run.
+    """Return the options of this process, which may have a part of the run only.
 
     Raises:
-        SpecregError: the options can't be combined with those of pytest-xdist.
+        SpecregError: The options can't be combined with those of pytest-xdist.
     """
     options = read_options(config)
     if has_workers(config) and options.shard:
         raise SpecregError("--specreg-shard with -n: a shard is one process's; leave one out")
     if is_worker(config):
-        # The controller chooses which run is resumed.
+        # The controller has chosen the run that is resumed, and gives its folder to the worker.
         options = dataclasses.replace(options, resume=False)
     return options
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Put the terminal back as it was, and let another process continue the run."""
+    """Restore the terminal, and close the journal so that another process can resume the run."""
     if PROGRESS in config.stash:
         config.stash[PROGRESS].close()
     if RUN in config.stash:
@@ -103,10 +105,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Start the run: take its folder, and leave its plan there."""
+    """Start the run: lock its folder, and write its plan there."""
     config = session.config
     if session.testsfailed and not config.option.continue_on_collection_errors:
-        return  # pytest itself ends the session in a moment
+        # A test couldn't be collected, and pytest's own hook ends the session for it.
+        return
     context = config.stash[CONTEXT]
     shards = config.stash.get(SHARDS, ())
     has_suite_tests = any(is_suite_test(item) for item in session.items)
@@ -121,14 +124,14 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Stop if a signal came, and start no server whose models can't be fetched.
-
-    Python drops an exception that is raised in a finalizer, so the interrupt may have been lost.
+    """Stop if a signal came, and fail the test if the models of its case can't be fetched.
 
     Raises:
-        SpecregError: the models of the test's case can't be fetched.
+        KeyboardInterrupt: A signal came.
+        SpecregError: The models of the test's case can't be fetched.
     """
     item.config.stash[PROGRESS].leave_line()
+    # Python drops an exception that is raised in a finalizer, so an interrupt may have been lost.
     check_signalled()
     reason = item.config.stash[SELECTION].unfetched.get(case_id_of(item))
     if reason is not None:
@@ -137,21 +140,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
-    """Record what the run did, before pytest-benchmark writes what it has of it.
-
-    The last line, below pytest's own, explains the exit status: nox prints its number alone.
-    """
+    """End the run and write its documents, before pytest-benchmark writes its file."""
     hide_values_of_interrupt(session.config)
     _finish(session, exitstatus)
     yield
+    # The last line, below pytest's own, explains the exit status, because nox prints only a number.
     explain_status(session)
 
 
 def _finish(session: pytest.Session, exitstatus: int) -> None:
-    """End the run, and set the exit status that its verdicts ask for.
+    """End the run, write its documents, and set the exit status of its verdicts.
 
     Raises:
-        KeyboardInterrupt: the user interrupted the run a second time.
+        KeyboardInterrupt: The user interrupted the run a second time.
     """
     config = session.config
     notes = config.stash[NOTES]
@@ -165,18 +166,21 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         kill_running()
         raise KeyboardInterrupt
     cut_short = _is_cut_short(session, exitstatus)
-    # Servers first: a report takes a while, and a second Ctrl-C must leave no server.
+    # The servers are stopped first, because the rest takes a while and may be interrupted again.
     notes.add_lines(_stop_servers(config, cut_short=cut_short))
+    # Judge all cases together.
     run = _finished_run(session, cut_short=cut_short)
     if run is None:
         result = empty_result(context, config.stash.get(SELECTION, Selection()))
     else:
         notes.add_lines(_conclude(config, run.judge))
         result = run.result()
+    # Write the baselines.
     if result.launches and cut_short:
         notes.add_lines(["to go on from here, type the same again with --specreg-resume"])
     if context.is_recording and result.launches and not context.is_part:
         notes.add_lines(_update_baselines(session, result, cut_short=cut_short))
+    # Write the documents of the run, which have its exit status.
     _set_exit_status(session, exitstatus, result.verdicts)
     verdict = None
     if result.verdicts or _judged_nothing(session):
@@ -187,9 +191,10 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | None:
-    """Return the run of this process, or of the workers of pytest-xdist together.
+    """Return the run of this process, or the merged run of the workers of pytest-xdist.
 
-    None if no test of the suite ran.
+    Returns:
+        The run; None if no test of the suite ran.
     """
     config = session.config
     try:
@@ -203,11 +208,10 @@ def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | Non
 
 
 def _conclude(config: pytest.Config, judge: GroupJudge) -> Iterator[str]:
-    """Look at all verdicts together, and yield a line if outcomes change.
-
-    JUnit's file has the tests as they ended, so it gets the changes as properties of the run.
-    """
+    """Judge all verdicts together, and yield a line if that changes outcomes."""
     changes = judge.conclude()
+    # JUnit's file already has the outcome with which each test ended, so it gets the changes as
+    # properties of the run.
     record_property = config.stash.get(RECORD_PROPERTY, None)
     if record_property is not None:
         for name, value in properties_of(changes).items():
@@ -217,26 +221,30 @@ def _conclude(config: pytest.Config, judge: GroupJudge) -> Iterator[str]:
 
 
 def _is_cut_short(session: pytest.Session, exitstatus: int) -> bool:
-    """Return True if the run ended before all selected tests ran."""
+    """Return whether the run ended before all selected tests ran."""
     is_stopped = bool(session.shouldstop or session.shouldfail)
     return is_stopped or exitstatus in {pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR}
 
 
 def _stop_servers(config: pytest.Config, *, cut_short: bool) -> Iterator[str]:
-    """Stop all servers, and yield what went wrong."""
+    """Stop all servers, and yield a line for what went wrong."""
     try:
         if RUN in config.stash:
             config.stash[RUN].cases.servers.stop()
     except SpecregError as error:
         yield str(error)
     if cut_short:
-        # An interrupted answer leaves sockets behind, whose warnings would end up in the summary.
+        # An interrupted request leaves open sockets. Collecting them here keeps Python's warnings
+        # about them out of the summary.
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):
             gc.collect()
 
 
 def _update_baselines(session: pytest.Session, result: RunResult, *, cut_short: bool) -> list[str]:
-    """Write the baselines unless the run was cut short, and return lines for the summary."""
+    """Write the baselines unless the run was cut short, and return lines for the summary.
+
+    The session fails if a baseline wasn't written.
+    """
     if cut_short:
         reason = "the run was interrupted"
         if session.shouldfail:
@@ -249,7 +257,7 @@ def _update_baselines(session: pytest.Session, result: RunResult, *, cut_short: 
 
 
 def _set_exit_status(session: pytest.Session, exitstatus: int, verdicts: Sequence[Verdict]) -> None:
-    """Set the exit status of the verdicts, unless something else failed too."""
+    """Set the exit status of the verdicts, unless a test failed for another reason too."""
     notes = session.config.stash[NOTES]
     only_verdicts_failed = exitstatus == pytest.ExitCode.TESTS_FAILED and not notes.failed_otherwise
     if exitstatus == pytest.ExitCode.OK or only_verdicts_failed:
@@ -259,9 +267,9 @@ def _set_exit_status(session: pytest.Session, exitstatus: int, verdicts: Sequenc
 
 
 def _judged_nothing(session: pytest.Session) -> bool:
-    """Return True if a run without a verdict was meant to judge, not only to list or record.
+    """Return whether a run without a verdict was meant to judge, not only to list or record.
 
-    A resumed run that selects nothing keeps the verdict that its folder has.
+    It wasn't if the folder already has a verdict: a resumed run that selects nothing keeps that.
     """
     config = session.config
     context = config.stash[CONTEXT]
@@ -276,6 +284,6 @@ def _judged_nothing(session: pytest.Session) -> bool:
 
 
 def _command(config: pytest.Config) -> str:
-    """Return what the user typed, with what the environment adds to it."""
+    """Return the command that the user typed, with the options of PYTEST_ADDOPTS."""
     added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
     return shlex.join(("pytest", *added, *map(str, config.invocation_params.args)))

@@ -1,4 +1,4 @@
-"""What the hooks keep in pytest's stash while a session lasts."""
+"""The values that the hooks share through pytest's stash during a session."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ class SessionNotes:
     """What the hooks learn about the session, apart from verdicts.
 
     Attributes:
-        lines: extra lines for the summary.
-        refusal: set when the session ends before it begins.
-        is_wanted: whether tests of the suite were selected, or would have been if the selection
-            had left any test at all.
-        failed_otherwise: whether a test failed otherwise than by its verdict.
-        is_empty_shard: whether the selected shard has no server group.
+        lines: Extra lines for the summary.
+        refusal: Why the session ends before it measures anything; None if it doesn't.
+        is_wanted: True if tests of the suite are selected, or if they were collected and no test
+            at all is selected.
+        failed_otherwise: True if a test failed for another reason than its verdict.
+        is_empty_shard: True if the selected shard has no server group.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -55,9 +55,9 @@ class SessionNotes:
         self.is_wanted = True
 
     def note_selected(self, *, suite_tests: int, all_tests: int) -> None:
-        """Note how many tests a selection left.
+        """Note how many tests are selected.
 
-        A selection that leaves no test at all may have been meant for tests of the suite.
+        If no test at all is selected, the selection may have been meant for the suite's tests.
         """
         self.is_wanted = bool(suite_tests) or (self.is_wanted and not all_tests)
 
@@ -66,23 +66,24 @@ class SessionNotes:
         self.is_empty_shard = True
 
     def note_other_failure(self) -> None:
-        """Note that a test failed otherwise than by its verdict."""
+        """Note that a test failed for another reason than its verdict."""
         self.failed_otherwise = True
 
     def note_refusal(self, refusal: Refusal) -> None:
-        """Note why the session ends before it begins; the summary says it."""
+        """Note why the session ends before it measures anything, and show it in the summary."""
         self.refusal = refusal
         self.lines.append(refusal.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnd:
-    """What the end of the session hands to the terminal summary.
+    """The results of the session that the terminal summary shows.
 
     Attributes:
-        result: what the run came to.
-        verdict: what it decided, None if it judged nothing.
-        failure_blocks: a block of text for each failed case, empty where pytest shows each test.
+        result: The result of the run.
+        verdict: The verdict of the whole run; None if it judged nothing.
+        failure_blocks: A block of text for each failed case, by case id; empty if pytest shows each
+            failed test instead.
     """
 
     result: RunResult
@@ -94,29 +95,30 @@ CONTEXT = pytest.StashKey[RunContext]()
 PROGRESS = pytest.StashKey[Progress]()
 NOTES = pytest.StashKey[SessionNotes]()
 SELECTION = pytest.StashKey[Selection]()
-"""What the collected tests need; absent in a controller of pytest-xdist, which collects nothing."""
+"""What the collected tests need. A controller of pytest-xdist collects nothing and hasn't this."""
 SHARDS = pytest.StashKey[Sequence[Shard]]()
-"""How the run is cut, if one shard of it is selected."""
+"""All shards of the run, if one of them is selected."""
 RUN = pytest.StashKey[Run[CaseRunner]]()
 """The run, once it has started; absent if no test of the suite runs in this process."""
 RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
-"""Takes a property of the whole run for JUnit's file."""
+"""Adds a property of the whole run to JUnit's file."""
 END = pytest.StashKey[SessionEnd]()
 
 
 def refuse(config: pytest.Config, refusal: Refusal) -> None:
-    """Note why the session ends before it begins; a worker of pytest-xdist tells its controller."""
+    """Note why the session ends before it measures anything."""
     config.stash[NOTES].note_refusal(refusal)
+    # A worker of pytest-xdist also tells its controller.
     if hasattr(config, "workeroutput"):
         config.workeroutput[REFUSAL] = (refusal.text, refusal.status)
 
 
 @contextlib.contextmanager
 def usage_errors(config: pytest.Config) -> Iterator[None]:
-    """Turn an error of specreg into a usage error of pytest, which ends the session.
+    """Raise an error of specreg as a usage error of pytest, which ends the session.
 
     Raises:
-        pytest.UsageError: specreg raised an error in the context.
+        pytest.UsageError: A SpecregError was raised in the context.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the hooks ask about a test: whether it belongs to the suite, and what it judges."""
+"""Find out whether a test belongs to the suite, and which case and metric it judges."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -24,7 +24,7 @@ def marker_of(item: pytest.Item) -> pytest.Mark | None:
 
 
 def params_of(item: pytest.Item) -> Mapping[str, Any]:
-    """Return the parameters of a test of the suite; none for any other test."""
+    """Return the parameters of a test of the suite; empty for any other test."""
     callspec = getattr(item, "callspec", None)
     if callspec is None or marker_of(item) is None:
         return {}
@@ -32,7 +32,7 @@ def params_of(item: pytest.Item) -> Mapping[str, Any]:
 
 
 def is_suite_test(item: pytest.Item) -> bool:
-    """Return True if a test judges or checks a case."""
+    """Return whether a test judges or checks a case."""
     return bool(params_of(item))
 
 
@@ -53,6 +53,6 @@ def subject_of(item: pytest.Item) -> Metric | CorrectnessCheck:
 
 
 def reported_case_id(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return the case that a report's verdict is about; empty if it has no verdict."""
+    """Return the id of the case that a report's verdict judges; empty if it has no verdict."""
     properties = dict(getattr(report, "user_properties", ()))
     return str(properties.get("specreg.case_id", ""))

@@ -1,4 +1,4 @@
-"""What pytest's terminal can show: colour, and a line that is written again in place."""
+"""Find out whether the terminal can show colours, and progress on a line that is overwritten."""
 
 import os
 from collections.abc import Callable
@@ -8,13 +8,15 @@ import pytest
 from specreg.plugin.xdist import is_worker
 
 _CI_VARIABLES = ("CI", "BUILD_NUMBER")
-"""Set by services that may run their jobs in a terminal which nobody watches."""
+"""The variables that CI services set. They may run a job in a terminal, but nobody watches it."""
 
 
 def cursor_column(config: pytest.Config) -> Callable[[], int] | None:
-    """Return a function that gives the column in which pytest's output ends, from 0.
+    """Return a function that gives the column in which pytest's output ends.
 
-    None means that progress can't be shown in place: there is no terminal, or nobody watches it.
+    Returns:
+        The function, which counts columns from 0; None if progress can't be shown in place,
+        because there is no terminal or nobody watches it.
     """
     is_ci = any(os.environ.get(name) for name in _CI_VARIABLES)
     is_dumb = os.environ.get("TERM") == "dumb"
@@ -31,5 +33,5 @@ def cursor_column(config: pytest.Config) -> Callable[[], int] | None:
 
 
 def has_color(config: pytest.Config) -> bool:
-    """Return True if output is to be coloured."""
+    """Return whether output has colours."""
     return bool(config.get_terminal_writer().hasmarkup) and "NO_COLOR" not in os.environ

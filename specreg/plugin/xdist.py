@@ -15,24 +15,24 @@ from specreg.suite.result import Run
 from specreg.telemetry.identity import find_gpus
 
 RUN_FOLDER = "specreg_run_folder"
-"""The key under which a worker is given the folder of the run that it has a share of."""
+"""The key under which the controller sends a worker the folder of the run."""
 GROUPED = "specreg_grouped"
-"""The key under which a worker is told whether the controller deals out whole server groups."""
+"""The key under which the controller tells a worker whether it sends whole server groups."""
 GROUPED_DIST = "loadgroup"
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Return True if this process is a worker of pytest-xdist."""
+    """Return whether this process is a worker of pytest-xdist."""
     return hasattr(config, "workerinput")
 
 
 def has_workers(config: pytest.Config) -> bool:
-    """Return True if workers of pytest-xdist run the tests, and not this process."""
+    """Return whether workers of pytest-xdist run the tests, and not this process."""
     return not is_worker(config) and config.getoption("dist", "no") != "no"
 
 
 def worker_folder(config: pytest.Config) -> Path | None:
-    """Return the folder for what this worker leaves; None if this process isn't a worker."""
+    """Return the folder for the files of this worker; None if this process isn't a worker."""
     if not is_worker(config):
         return None
     folders: dict[str, str] = config.workerinput  # type: ignore[attr-defined] # pytest-xdist's
@@ -40,12 +40,15 @@ def worker_folder(config: pytest.Config) -> Path | None:
 
 
 def is_grouped(config: pytest.Config) -> bool:
-    """Return True if the controller deals out whole server groups to this worker."""
+    """Return whether the controller sends whole server groups to this worker."""
     return bool(getattr(config, "workerinput", {}).get(GROUPED, False))
 
 
 def deal_out_groups(config: pytest.Config) -> None:
-    """Deal out whole server groups where pytest-xdist would deal out single tests."""
+    """Make pytest-xdist send whole server groups to workers if it would send single tests.
+
+    A server would otherwise be started by several workers.
+    """
     if has_workers(config) and config.option.dist in {"load", GROUPED_DIST}:
         config.option.dist = GROUPED_DIST
         config.option.loadscopereorder = False
@@ -59,14 +62,14 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - its type is pytest-xdist's own
-    """Tell a worker which run it has a share of."""
+    """Tell a worker which run it is part of."""
     node.workerinput[RUN_FOLDER] = str(node.config.stash[CONTEXT].run_folder)
     node.workerinput[GROUPED] = node.config.option.dist == GROUPED_DIST
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401 - pytest-xdist's
-    """Give a worker the tests of a server group together, in the order of the run."""
+    """Return a scheduler that sends a worker the tests of a server group together."""
     if config.option.dist != GROUPED_DIST:
         return None
     return make_scheduler(config.stash[CONTEXT].tier.cases, config, log)
@@ -74,7 +77,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - its type is pytest-xdist's own
-    """End the run when a worker refused to begin."""
+    """End the run if a worker refused to begin."""
     refusal = getattr(node, "workeroutput", {}).get(REFUSAL)
     if refusal is not None:
         refuse(node.config, Refusal(*refusal))
@@ -86,30 +89,37 @@ def judge_workers(
 ) -> tuple[Run[MergedCases] | None, tuple[str, ...]]:
     """End the workers, and judge what they measured.
 
+    Args:
+        session: The session of the controller.
+        context: The run.
+        cut_short: True if the run ended early, so that missing measurements are no fault.
+
     Returns:
-        The run, None if no worker began one, and lines for the summary.
+        The run, None if no worker began one; and lines for the summary.
 
     Raises:
-        SpecregError: what a worker left can't be read.
+        SpecregError: A file of a worker can't be read.
     """
     controller = session.config.pluginmanager.getplugin("dsession")
     if controller is None:
         return None, ()
+    # pytest-xdist ends its workers in this hook, which pytest would call later than ours.
     controller.pytest_sessionfinish()
     return merge_workers(context, missing_is_invalid=not cut_short) or (None, ())
 
 
 def make_scheduler(cases: Iterable[Case], config: pytest.Config, log: Any) -> Any:  # noqa: ANN401 - pytest-xdist's
-    """Return a scheduler that gives a worker the tests of a server group together, in our order.
+    """Return a scheduler that sends a worker the tests of a server group together, in our order.
 
-    The group that a mark names doesn't reach pytest-xdist 3.8 with pytest 9.
+    pytest-xdist has the mark `xdist_group` for this, but with pytest 9 the mark doesn't reach
+    pytest-xdist 3.8.
     """
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - an extra
 
     groups = {case.id: CaseLaunch.of(case, 1).server.id for case in cases}
 
     class ServerGroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # Any without its types
-        """Deals out server groups, and any other test alone."""
+        """A scheduler that sends server groups, and any other test alone."""
 
         def _split_scope(self, nodeid: str) -> str:
             for case_id, group in groups.items():
@@ -118,9 +128,11 @@ def make_scheduler(cases: Iterable[Case], config: pytest.Config, log: Any) -> An
             return nodeid
 
         def _reschedule(self, node: Any) -> None:  # noqa: ANN401 - pytest-xdist's
-            """Give a worker a group more once its last test is left, which waits for the next one.
+            """Send a worker another group when only one test is left to it.
 
-            pytest-xdist gives it with two left, which are all that a group of one case may have.
+            A worker of pytest-xdist starts a test only once it has the next one, so it must get
+            another group then. pytest-xdist itself sends a group when two tests are left, but a
+            group of one case may have only two tests, and a worker would get two groups at once.
             """
             if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
                 super()._reschedule(node)
