@@ -1,8 +1,8 @@
 """Measure and check the cases of a run on their servers, each at most once.
 
-Cases that differ in their speculation alone are measured side by side, beside one control, as far
-as memory holds their servers. What is measured with another case waits here until its own tests
-come, so that the order of a run doesn't depend on memory.
+Cases that differ only in their speculation are measured side by side with one control, as far as
+their servers fit into memory. A case that was measured together with an earlier one keeps its
+measurement here until its own tests come, so the order of a run doesn't depend on memory.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ from specreg.verdicts.confirmation import enough_for
 from specreg.verdicts.verdict import Verdict
 
 _ATTEMPTS = 2
-"""How often a case is measured whose server goes away meanwhile."""
+"""How many times a case is measured if its server dies meanwhile."""
 _ResultT = TypeVar("_ResultT")
 MeasureArms = Callable[[Sequence[Arm], Workload, Plan], Sequence[Measurement]]
 """Measures arms that take turns, as `measure` does."""
@@ -66,31 +66,39 @@ class CaseSource(Protocol):
     """Where the measurements of a run come from: its servers, or the folders of its shards.
 
     Attributes:
-        launches: what was measured so far.
-        retried: in words, what was measured twice because its server had gone away.
+        launches: The launches measured so far.
+        retried: A sentence for each case that was measured twice because its server died.
     """
 
     launches: MeasuredLaunches
     retried: list[str]
 
     def measure(self, case: Case, servers: ServerSet) -> Measurement:
-        """Return the measurement of a case on a launch; a SpecregError if there is none."""
+        """Return the measurement of a case on a launch.
+
+        Raises:
+            SpecregError: The case couldn't be measured.
+        """
 
     def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
-        """Return the verdict of a correctness check; a SpecregError if it couldn't be made."""
+        """Return the verdict of a correctness check.
+
+        Raises:
+            SpecregError: The check couldn't be made.
+        """
 
     def measure_afresh(
         self, cases: Sequence[Case], number: int
     ) -> Mapping[str, Measurement | Reason]:
-        """Return by case its measurement on a further launch, or why there is none."""
+        """Return the measurement of each case on a further launch, or why there is none."""
 
     @property
     def hosts(self) -> Mapping[str, str]:
-        """By case, the machine that measured it; empty if this one measured all of them."""
+        """The machine that measured each case; empty if this machine measured all cases."""
 
     @property
     def time(self) -> RunTime:
-        """Where the time went so far."""
+        """How the time of the run was spent so far."""
 
     @property
     def driver_version(self) -> str:
@@ -104,15 +112,26 @@ class CaseSource(Protocol):
 class CaseRunner:
     """Measures and checks cases on their servers, each at most once.
 
-    A case whose server goes away meanwhile is measured once more on a fresh one. What the run that
-    is resumed has measured is taken over.
+    If a server dies meanwhile, its case is measured once more on a fresh server. If an interrupted
+    run is resumed, its measurements are taken over.
 
     Attributes:
-        progress: is told which case is at hand, and counts its requests.
-        on_new_case: is called before a case is measured on a launch for the first time.
-        measure_arms: measures cases and their control side by side.
-        launches: what was measured so far.
-        retried: in words, what was measured twice.
+        context: What is fixed for the run.
+        selection: The metrics and checks that the tests need.
+        servers: Starts and stops the servers.
+        journal: Records what is measured.
+        timeline: Records how long each phase takes.
+        resumed: The measurements and verdicts of the run that is resumed.
+        progress: Shows the current case, and counts its requests.
+        on_new_case: Called before a case is measured on a launch for the first time.
+        measure_arms: Measures cases and their control side by side.
+        launches: The launches measured so far.
+        retried: A sentence for each case that was measured twice.
+        _failed: The error of each case and check that failed, by name.
+        _control_answers: The answers of controls, which several checks need.
+        _measured_ahead: The measurements of cases that were measured together with an earlier case,
+            by case id and launch. Each stays until its own tests ask for it.
+        _companions: Finds the cases that are measured together.
     """
 
     context: RunContext
@@ -129,7 +148,6 @@ class CaseRunner:
     _failed: dict[str, SpecregError] = field(default_factory=dict)
     _control_answers: ControlAnswers = field(default_factory=dict)
     _measured_ahead: dict[tuple[str, int], Measurement] = field(default_factory=dict)
-    """By case and launch, what was measured with another case."""
     _companions: Companions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,12 +157,12 @@ class CaseRunner:
 
     @property
     def hosts(self) -> Mapping[str, str]:
-        """Nothing: this machine measures all cases."""
+        """Empty, because this machine measures all cases."""
         return {}
 
     @property
     def time(self) -> RunTime:
-        """Where the time went so far."""
+        """How the time of the run was spent so far."""
         return self.timeline.so_far()
 
     @property
@@ -157,11 +175,11 @@ class CaseRunner:
         return self.context.provision.torch_version(case.server)
 
     def measure(self, case: Case, servers: ServerSet) -> Measurement:
-        """Measure a case on a launch, or take over what the resumed run has of it.
+        """Measure a case on a launch, or take over the measurement of the resumed run.
 
         Raises:
-            SpecregError: a server didn't start, or went away twice; the same again if the case is
-                to be measured again.
+            SpecregError: A server didn't start, or died twice. Further calls for the same case and
+                launch raise the same error.
         """
         number = servers.launch.number
         launch = self.launches.find(case, number)
@@ -172,7 +190,7 @@ class CaseRunner:
         return launch.measurement
 
     def _at_most_once(self, name: str, attempt: Callable[[], _ResultT]) -> _ResultT:
-        """Make an attempt; one that failed isn't repeated, and raises its error again."""
+        """Make an attempt and return its result, or raise the error of an earlier attempt again."""
         if name in self._failed:
             raise self._failed[name]
         try:
@@ -182,14 +200,17 @@ class CaseRunner:
             raise
 
     def _measure(self, case: Case, servers: ServerSet) -> MeasuredLaunch:
-        """Measure a case, or take it over."""
+        """Measure a case, or take its measurement over from the resumed run or an earlier case."""
         number = servers.launch.number
         name = servers.launch.case_id(case)
         self._begin(name)
+        # The resumed run may have measured the case.
         key = self._key(case, number)
         if key in self.resumed.measurements:
             resumed = self.resumed.measurements[key]
             return MeasuredLaunch(measurement=resumed, number=number, is_resumed=True)
+        # An earlier case may have been measured together with it. If not, it is measured now,
+        # together with later cases if possible, because that saves the time of their controls.
         measurement: Measurement | None = None
         if (case.id, number) in self._measured_ahead:
             measurement = self._measured_ahead.pop((case.id, number))
@@ -200,9 +221,9 @@ class CaseRunner:
         return MeasuredLaunch(measurement=measurement, number=number)
 
     def _measure_alone(self, case: Case, servers: ServerSet) -> Measurement:
-        """Measure a case beside its control and no other case, twice if a server goes away."""
+        """Measure a case with its control and no other case; once more if a server dies."""
         if not self.selection.needs_speed(case):
-            # The control is there for the speedup alone.
+            # Only the speedup needs the control.
             servers = servers.without_control
 
         def measure_once() -> Measurement:
@@ -214,14 +235,15 @@ class CaseRunner:
         return self._retry(measure_once, servers, remark=f"{name}: measured again")
 
     def _measure_with_companions(self, case: Case, servers: ServerSet) -> Measurement | None:
-        """Measure a case side by side with others that have the same control.
+        """Measure a case side by side with later cases that have the same control.
 
         Returns:
-            The measurement of the case; None if there are no such cases, or if a server went away.
+            The measurement of the case; None if there are no such cases, or if a server died.
 
         Raises:
-            SpecregError: the server of the case or its control didn't start.
+            SpecregError: The server of the case or its control didn't start.
         """
+        # Start the servers of all cases.
         launch = servers.launch
         control = servers.control or servers.server
         members = [Member(case, servers.server)]
@@ -234,55 +256,65 @@ class CaseRunner:
             if member.starting.running:
                 members.append(member)
                 continue
-            # It may have lacked the memory that the others take, so it is tried again by itself.
+            # The other servers may have left it too little memory, so it is tried alone later.
             self._companions.keep_apart(member.starting.launch)
             member.starting.forget_failure()
         if len(members) == 1:
             return None
+        # Measure them.
         try:
             measurements = self._measure_once(members, control)
         except ServerDiedError as error:
-            # A case that is measured alone costs no other case anything if its server dies again.
+            # From here on these cases are measured alone. If a server dies again, only its own
+            # case has to be repeated.
             self._companions.keep_apart(control.launch)
             for starting in (control, *(member.starting for member in members)):
                 starting.stop_if_dead()
             self.retried.append(f"{launch.case_id(case)}: measured again, {error.head}")
             return None
+        # Set the measurements of the later cases aside.
         for member, measurement in zip(members, measurements, strict=True):
-            # Where every case beside it failed, a control that is a case itself wasn't measured.
+            # A control that is a case itself has neither a replay nor a reason if all other cases
+            # failed. It is measured again later.
             if measurement.replay is not None or measurement.invalid:
                 self._measured_ahead[member.key] = measurement
         return self._measured_ahead.pop(members[0].key, None)
 
     def _is_pending(self, case: Case, number: int) -> bool:
-        """Return whether a case has still to be measured on a launch of a number."""
+        """Return whether a case still has to be measured on the launch of a number."""
         is_measured = (case.id, number) in self._measured_ahead
         if is_measured or self.launches.find(case, number) is not None:
             return False
         try:
             return self._key(case, number) not in self.resumed.measurements
-        except SpecregError:  # without its models: its own tests say so
+        except SpecregError:
+            # Its models or prompts can't be read. Its own tests will fail with that error.
             return False
 
     def _key(self, case: Case, number: int) -> Key:
         return journal_key(case, number, self.selection, self.context)
 
     def _begin(self, name: str) -> None:
-        """Note which case is at hand."""
+        """Show which case is measured or checked now."""
         if self.progress.begin(name):
             self.on_new_case()
 
     def _retry(
         self, attempt: Callable[[], _ResultT], servers: ServerSet, *, remark: str
     ) -> _ResultT:
-        """Make an attempt, and another one on a fresh server if one goes away meanwhile.
+        """Make an attempt, and another one on a fresh server if a server dies meanwhile.
 
         Args:
-            attempt: what to do.
-            servers: on which it is done.
-            remark: what the report says of a second attempt, before its reason.
+            attempt: The function to call.
+            servers: The servers that it uses.
+            remark: The beginning of the report's sentence about a second attempt; the reason is
+                appended.
+
+        Raises:
+            ServerDiedError: A server died in the last attempt.
+            HungError: A server hung.
         """
-        # A server that others started can't be started afresh.
+        # specreg can't restart a server that others have started.
         attempts_left = 1 if self.context.provision.url is not None else _ATTEMPTS
         while True:
             try:
@@ -294,23 +326,24 @@ class CaseRunner:
                     raise
                 self.retried.append(f"{remark}, {error.head}")
             except HungError:
-                # The next case would wait for it as long again.
+                # The server is stopped, because the next case would wait for it just as long.
                 servers.stop()
                 raise
 
     def _measure_once(
         self, members: Sequence[Member], control: Starting | None
     ) -> list[Measurement]:
-        """Measure cases whose servers are up side by side, and record them in the journal.
+        """Measure cases side by side, and record them in the journal. Their servers must be up.
 
         Args:
-            members: the cases.
-            control: the control of all of them, which may be the server of one of them; None to
-                measure a single case without one.
+            members: The cases.
+            control: The control of all of them, which may be the server of one of them; None to
+                measure a single case without a control.
 
         Returns:
             The measurement of each case, with its speedup if it has one.
         """
+        # Make an arm of each case, and one of the control unless it is a case itself.
         case = members[0].case
         launch = members[0].starting.launch
         name = launch.case_id(case)
@@ -326,7 +359,8 @@ class CaseRunner:
                     warm=(case.dataset, case.load) in control.warm_for,
                 )
             )
-        # Once the servers are up: a first run has made their environments meanwhile.
+        # The key in the journal has the packages of the environments. In a first run these exist
+        # only once the servers are up, so the entry isn't begun any earlier.
         self.journal.begin(*(self._key(member.case, launch.number) for member in members))
         pairs = [member.starting.launch.id for member in members]
         with (
@@ -336,12 +370,13 @@ class CaseRunner:
             plan = self._plan(arms[0], watching)
             prompts = load_case_prompts(self.context.root, case)
             measurements = self.measure_arms(arms, workload_of(case, prompts), plan)
+        # Stop the servers that hung, and note for the others that they are warm.
         for starting, measurement in zip(startings, measurements, strict=True):
             codes = {invalidity.code for invalidity in measurement.invalid.values()}
             if HungError.code in codes:
-                starting.stop()  # a server that hangs isn't used again
+                starting.stop()
             elif not codes:
-                # Warming a control up again for the next method would take as long as measuring it.
+                # A warm-up takes as long as a measurement, and many cases share a control.
                 starting.warm_for.add((case.dataset, case.load))
         return self._ended(arms[: len(members)], startings, measurements, control)
 
@@ -352,7 +387,14 @@ class CaseRunner:
         measurements: Sequence[Measurement],
         control: Starting | None,
     ) -> list[Measurement]:
-        """Give each case its speedup, and record that it is measured."""
+        """Return the measurements with their speedups, and record in the journal that they ended.
+
+        Args:
+            arms: The arm of each case.
+            startings: The server of each arm, and that of the control.
+            measurements: The measurement of each server.
+            control: The control; None without one.
+        """
         ended = []
         control_index = None if control is None else startings.index(control)
         for index, arm in enumerate(arms):
@@ -379,11 +421,14 @@ class CaseRunner:
     def _started(
         self, servers: ServerSet, companions: Sequence[Starting] = ()
     ) -> tuple[Server, ...]:
-        """Return the servers, started and ready: the case's own first, then its control.
+        """Start servers, and return them once they are ready: the case's own, then its control.
 
         Args:
-            servers: the servers.
-            companions: further servers that start with them if they can.
+            servers: The servers.
+            companions: Further servers that start with them. They may fail to.
+
+        Raises:
+            SpecregError: One of `servers` didn't start.
         """
         to_start = [starting for starting in servers if not starting.running]
         further = [starting for starting in companions if not starting.running]
@@ -392,21 +437,21 @@ class CaseRunner:
             names = " beside ".join(ids)
             pairs = [servers.launch.id, *(starting.launch.id for starting in further)]
             with self.timeline.during(Phase.STARTING, *pairs, of=names):
-                # All others need the control.
+                # The control starts first, because no case can be measured without it.
                 self.servers.start_all(to_start[::-1], further)
         return tuple(starting.server for starting in servers)
 
     def _plan(self, arm: Arm, watching: Watch | None) -> Plan:
-        """Return how cases are measured, and who is told what.
+        """Return the plan of a measurement, with the functions that record and show its progress.
 
         Args:
-            arm: that of the first case.
-            watching: samples the power of the servers' devices; None if nothing does.
+            arm: The arm of the first case.
+            watching: Samples the power of the servers' devices; None if power isn't measured.
         """
         case = arm.case
         selection = self.selection
         needs_power = selection.needs_power(case)
-        # Acceptance alone is looked at after each part of the prompts, speeds after all of them.
+        # Acceptance may be decided after a part of the prompts. Speeds need all of them.
         is_timed = selection.needs_speed(case) or selection.is_recording
         looks_early = arm.enough is not has_all_prompts and not is_timed
         return Plan(
@@ -419,7 +464,11 @@ class CaseRunner:
         )
 
     def _stopping_rule(self, case: Case, launch: int) -> StoppingRule | None:
-        """Return what says whether a case has been measured enough; None for all its prompts."""
+        """Return the rule that stops a measurement early or extends it.
+
+        Returns:
+            The rule; None to replay all prompts once.
+        """
         if self.selection.is_recording:
             return self._recording_rule(case, launch)
         acceptance = [metric for metric in self.selection.metrics_of(case) if not metric.by_launch]
@@ -427,7 +476,8 @@ class CaseRunner:
             return None
         try:
             known = self.context.baselines_of(case)
-        except BaselineError:  # the verdicts of the case say so
+        except BaselineError:
+            # The verdicts of the case will have this error.
             return None
         needs_speed = self.selection.needs_speed(case)
         return enough_for(
@@ -439,10 +489,11 @@ class CaseRunner:
         )
 
     def _recording_rule(self, case: Case, launch: int) -> StoppingRule:
-        """Return what says whether a launch to be recorded needs no extension.
+        """Return the rule that extends a launch which is recorded.
 
-        A later run may replay the extension, so the baseline needs its prompts as well. A further
-        launch that gives the same answers as the first would do so for those prompts too.
+        The first launch is extended, because a later run may replay the extension and needs those
+        prompts in the baseline. A further launch is extended only if its answers differ from those
+        of the first one; otherwise they would be the same for the extension too.
         """
         first_launch = self.launches.find(case, 1) if launch > 1 else None
         first = first_launch.measurement.acceptance if first_launch else None
@@ -455,12 +506,20 @@ class CaseRunner:
         return is_enough
 
     def _show_or_stop(self, text: str) -> None:
-        """Show what goes on, by round; stop where a signal came and its interrupt was lost."""
+        """Show a line of progress, and stop if a signal came.
+
+        Raises:
+            KeyboardInterrupt: A signal came.
+        """
+        # An interrupt is lost if it is raised in a finalizer, so signals are looked for each round.
         check_signalled()
         self.context.provision.show(text)
 
     def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
-        """Sample the power of a case that is timed, if anything can."""
+        """Return a context that samples the power of a case.
+
+        It yields None if the case isn't timed, or if its power can't be read.
+        """
         provision = self.context.provision
         is_timed = case.speed and self.selection.needs_speed(case)
         if not is_timed or provision.why_no_power(case.server):
@@ -471,20 +530,21 @@ class CaseRunner:
     def measure_afresh(
         self, cases: Sequence[Case], number: int
     ) -> Mapping[str, Measurement | Reason]:
-        """Measure cases on a further launch of their servers, after all others were stopped.
+        """Stop all servers, and measure cases on a further launch of their own.
 
         Args:
-            cases: what to measure.
-            number: of the launch, from 1.
+            cases: The cases.
+            number: The number of the launch, from 1.
 
         Returns:
-            By case id what was measured, or why it couldn't be.
+            The measurement of each case by its id, or why the case couldn't be measured.
 
         Raises:
-            MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
+            MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
         """
         if any(self.launches.find(case, number) is None for case in cases):
             self.servers.stop()
+        # Cases with the same servers are measured one after the other, without a restart.
         results: dict[str, Measurement | Reason] = {}
         groups: dict[tuple[Launch, Launch], list[Case]] = {}
         for case in cases:
@@ -503,7 +563,11 @@ class CaseRunner:
         return results
 
     def _measurement_or_reason(self, case: Case, servers: ServerSet) -> Measurement | Reason:
-        """Measure a case, or say why it couldn't be; a MemoryHeldError ends the run."""
+        """Return the measurement of a case, or the reason why it couldn't be measured.
+
+        Raises:
+            MemoryHeldError: The memory of a GPU isn't free. This ends the run.
+        """
         try:
             return self.measure(case, servers)
         except MemoryHeldError:
@@ -512,11 +576,11 @@ class CaseRunner:
             return error.reason
 
     def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
-        """Check what must hold of a case, or take over what the resumed run has found.
+        """Make a correctness check, or take over the verdict of the resumed run.
 
         Raises:
-            SpecregError: the check couldn't be made, as a server didn't start or went away twice;
-                the same again if it is to be made again.
+            SpecregError: A server didn't start, or died twice. Further calls for the same check
+                raise the same error.
         """
         return self._at_most_once(
             f"{case.id} {check.name}", lambda: self._check(check, case, servers)
@@ -539,10 +603,11 @@ class CaseRunner:
             return verdict
 
     def _check_once(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
-        """Check a case whose servers are up.
+        """Start the servers of a case if need be, and make a correctness check once.
 
         Raises:
-            ServerDiedError: an answer is missing because its server went away.
+            ServerDiedError: An answer is missing because its server died.
+            SpecregError: A server didn't start, or an answer is invalid.
         """
         root = self.context.root
         provision = self.context.provision
@@ -567,6 +632,7 @@ class CaseRunner:
         try:
             return check.check(running_case)
         except InvalidMeasurementError:
+            # If a server has died, its error explains the invalid answer, and the check is retried.
             for server in running:
                 server.check_alive()
             raise

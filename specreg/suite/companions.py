@@ -1,4 +1,4 @@
-"""Find the cases that are measured side by side with a case, beside one control."""
+"""Find the companions of a case: later cases that are measured with it and the same control."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,9 +27,10 @@ class Companions:
     """Finds the cases of a run that are measured side by side.
 
     Attributes:
-        context: the run.
-        selection: what it judges.
-        servers: its servers, whose memory decides how many cases fit.
+        context: What is fixed for the run.
+        selection: The metrics and checks that the tests need.
+        servers: The servers of the run, whose memory limits how many cases are measured together.
+        _apart: The launches whose cases are measured alone.
     """
 
     context: RunContext
@@ -38,24 +39,23 @@ class Companions:
     _apart: set[Launch] = field(default_factory=set)
 
     def keep_apart(self, launch: Launch) -> None:
-        """Have the cases of a server, or all cases of a control, measured alone from here on."""
+        """Measure the cases of a server alone from now on; for a control, all of its cases."""
         self._apart.add(launch)
 
     def of(
         self, case: Case, launch: Launch, control: Starting, is_pending: Callable[[Case], bool]
     ) -> list[Member]:
-        """Return the companions of a case; no server is started here.
-
-        The workers and the shards of a run have methods beside each other on other GPUs, and which
-        case comes next isn't theirs to know. Further launches are those of one server.
+        """Return the companions of a case. No server is started here.
 
         Args:
-            case: the case.
-            launch: the launch of its server.
-            control: the server of its control.
-            is_pending: whether a case has still to be measured on a launch of this number.
+            case: The case.
+            launch: The launch of its server.
+            control: The server of its control.
+            is_pending: Returns whether a case still has to be measured on a launch of this number.
         """
         number = launch.number
+        # A worker or a shard doesn't know which of the later cases it will measure itself. A
+        # further launch, which confirms a loss, starts the servers of one group only.
         if self.context.is_part or number > self.context.launches or control.launch in self._apart:
             return []
         measured_ids = self.selection.measured_ids
@@ -87,7 +87,7 @@ class Companions:
         return members
 
     def _has_same_figures(self, case: Case, later_case: Case) -> bool:
-        """Return whether a later case is timed, and its power measured if that of a case is."""
+        """Return whether a later case needs its speed measured, and power if the case does."""
         selection = self.selection
         if selection.needs_power(later_case) != selection.needs_power(case):
             return False

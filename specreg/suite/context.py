@@ -24,11 +24,12 @@ _NS_PER_US = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunClock:
-    """The time of day during a run, whatever becomes of the machine's own clock.
+    """The time of day during a run, which stays right if somebody sets the machine's clock.
 
     Attributes:
-        began_at: when the run began, in UTC.
-        began_ns: the same moment on the monotonic clock.
+        began_at: When the run began, in UTC.
+        began_ns: The same moment on the monotonic clock.
+        monotonic_ns: The monotonic clock.
     """
 
     began_at: dt.datetime
@@ -51,8 +52,9 @@ class CaseLaunch:
     """A case on one launch of its servers.
 
     Attributes:
-        control: the launch of the server without speculation; the server's own where the case has
-            no control.
+        case: The case.
+        server: The launch of its server.
+        control: The launch of its control; the same as `server` if the case has no control.
     """
 
     case: Case
@@ -61,29 +63,33 @@ class CaseLaunch:
 
     @classmethod
     def of(cls, case: Case, number: int) -> Self:
-        """Return a case on the launch of a number, from 1."""
+        """Return a case on the launch with a number, which counts from 1."""
         control, server = launch_pair(case, number)
         return cls(case=case, server=server, control=control)
 
     @property
     def name(self) -> str:
-        """The id of the case on this launch, from the second one on with `-launch2`."""
+        """The id of the case on this launch; the second launch adds `-launch2`."""
         return self.server.case_id(self.case)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What is fixed for a run: where it runs, what it may measure, and what the user asked for.
+    """What is fixed for a run: its machine, its tier, its options and its folders.
 
     Attributes:
-        name: what the history and the documents call the run.
-        tier: the cases that the run may measure.
-        environment: the machine, by which baselines are named.
-        run_folder: where the run leaves its journal, logs and reports.
-        provision: where the engines come from.
-        store: the baselines that apply to this machine.
-        is_worker: whether other processes of the same run measure on this machine.
-        processor_load: of this machine when the run began; None where others measured.
+        name: The name of the run in the history and in documents.
+        root: The root of the repository.
+        tier: The cases that the run may measure.
+        environment: The machine, whose name is the folder of its baselines.
+        options: The options that the user gave.
+        run_folder: The folder of the run's journal, logs and reports.
+        provision: Where the engines come from.
+        store: The baselines that apply to this machine.
+        clock: The time of day.
+        is_worker: True if other processes of the same run measure on this machine.
+        processor_load: The load of this machine when the run began; None if other machines
+            measured.
     """
 
     name: str
@@ -100,7 +106,7 @@ class RunContext:
 
     @property
     def launches(self) -> int:
-        """How many launches of each server are measured."""
+        """The number of launches of each server that are measured."""
         if self.options.launches is not None:
             return self.options.launches
         if self.is_recording:
@@ -109,17 +115,17 @@ class RunContext:
 
     @property
     def is_recording(self) -> bool:
-        """Whether baselines are recorded, and nothing is judged."""
+        """True if baselines are recorded, and nothing is judged."""
         return self.options.update_baselines
 
     @property
     def is_part(self) -> bool:
-        """Whether the run is one of several that are merged, so that it records nothing itself."""
+        """True if the run is one of several that are merged. Then it writes no baselines itself."""
         return self.is_worker or self.options.shard is not None
 
     @property
     def skips_unfetched(self) -> bool:
-        """Whether a case is skipped, not INVALID, if its models can't be fetched."""
+        """True if a case whose models can't be fetched is skipped; False if it is INVALID."""
         return not self.options.require_tier or is_offline()
 
     @property
@@ -133,23 +139,23 @@ class RunContext:
 
     @property
     def has_history(self) -> bool:
-        """Whether earlier runs on this machine count, and this one counts for later ones."""
+        """True if the history of this machine is read, and this run is added to it."""
         return self.options.history != WITHOUT_HISTORY
 
     @property
     def holds_by_nights(self) -> bool:
-        """Whether a verdict that one night can't decide passes, because later nights decide it."""
+        """True if a verdict that one night can't decide passes, because later nights decide it."""
         return self.has_history and self.options.inconclusive == "nights"
 
     def load_history(self) -> History:
-        """Return what earlier runs on this machine did; nothing if the user leaves it out."""
+        """Return the earlier runs on this machine; an empty history if the user wants none."""
         if not self.has_history:
             return NO_HISTORY
         return load_history(self.history_path)
 
     @property
     def history_path(self) -> Path:
-        """The file of what earlier runs on this machine did."""
+        """The file with the earlier runs on this machine."""
         folder = self.options.history or Path(self.options.runs).parent / "history"
         return self.root / folder / f"{self.environment.name}.jsonl"
 
@@ -165,14 +171,14 @@ class RunContext:
                     yield CaseLaunch.of(case, number)
 
     def settings(self, case: Case) -> CaseSettings:
-        """Return what must be equal for another measurement of a case to be compared."""
+        """Return the settings that two measurements of a case must share to be compared."""
         return load_settings(self.root, case)
 
     def baselines_of(self, case: Case) -> CaseBaselines:
-        """Return what the baselines hold for a case.
+        """Return the baselines of a case, of this machine and of others.
 
         Raises:
-            BaselineError: a baseline can't be read.
+            BaselineError: A baseline can't be read.
         """
         return self.store.look_up(case, self.settings(case))
 

@@ -1,4 +1,4 @@
-"""End a run: leave its documents, add it to the history, and render the summary."""
+"""End a run: write its documents, add it to the history, and render the summary."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,23 +26,24 @@ def record_run(
 ) -> list[str]:
     """Write all documents of a run to its folder, and the summary of a CI job.
 
-    A document that can't be written takes no verdict with it.
+    If a document can't be written, the others are, and the verdicts stand.
 
     Args:
-        result: what the run came to.
-        run: what it decided.
-        command: what the user typed.
-        remarks: what else a reader of the report should know.
+        result: The result of the run.
+        run: The verdict of the whole run.
+        command: The command that the user typed.
+        remarks: Further remarks for a reader of the report.
 
     Returns:
-        Lines for the summary: what couldn't be written, and where a merged run left benchmarks.
+        Lines for the summary: which documents couldn't be written and why, and the path of the
+        benchmarks of a merged run.
     """
     folder = result.context.run_folder
     lines = []
     if not result.verdicts:
         reasons = "; ".join(dict.fromkeys(result.skipped.values()))
         lines.append(f"nothing was judged: {reasons or 'no test of a case came to a verdict'}")
-    # The history first: the report shows this run as the last one of it.
+    # The history is written first, because the report shows this run as the last one in it.
     lines += _attempt(lambda: add_to_history(result))
     lines += _attempt(lambda: record_document(folder / VERDICT_FILE, run))
     try:
@@ -57,7 +58,7 @@ def record_run(
 
 
 def _attempt(write: Callable[[], None]) -> list[str]:
-    """Write something, and return why it couldn't be written."""
+    """Write a document, and return a line that says why it couldn't be written."""
     try:
         write()
     except SpecregError as error:
@@ -74,7 +75,8 @@ def _write_report(result: RunResult, report: Report, folder: Path) -> list[str]:
     if not result.is_merged:
         write_outputs(ALWAYS, report, folder, folder)
         return []
-    # No pytest writes JUnit's file of a merged run, nor one of pytest-benchmark.
+    # No single pytest has all tests of a merged run, so JUnit's file and that of pytest-benchmark
+    # are written here.
     write_outputs((*ALWAYS, "junit"), report, folder, folder)
     if not any(round_times_s(result.launches, case.id) for case in result.cases):
         return []
@@ -85,11 +87,11 @@ def _write_report(result: RunResult, report: Report, folder: Path) -> list[str]:
 def add_to_history(result: RunResult) -> None:
     """Add a run that judged to the history of its machine.
 
-    One on an attached server and a part of another run aren't added. What a run records is added
-    when its baselines are written.
+    A run on an attached server isn't added, nor is one of several that are merged later. A run that
+    records is added when its baselines are written.
 
     Raises:
-        ReportError: the disk refuses.
+        ReportError: The history can't be written.
     """
     context = result.context
     if context.is_recording or context.provision.url is not None or context.is_part:
@@ -120,15 +122,16 @@ def render_end(
     shows_failures: bool,
     color: bool,
 ) -> str:
-    """Render the end of a run: verdicts, figures, remarks, and what to type next.
+    """Render the summary of a run: verdicts, figures, remarks, and the next command.
 
     Args:
-        result: what the run came to.
-        run: what it decided; None if it didn't judge.
-        lines: what else to say.
-        shows_failures: whether what failed is shown above.
-        color: whether to write in colour.
+        result: The result of the run.
+        run: The verdict of the whole run; None if it didn't judge.
+        lines: Further lines.
+        shows_failures: True if the failed verdicts are explained above the summary already.
+        color: True to write in colour.
     """
+    # The tables.
     context = result.context
     is_recording = context.is_recording
     parts = [_render_verdicts(result, is_recording=is_recording, color=color), *lines]
@@ -139,6 +142,7 @@ def render_end(
     resumed = [launch.name for launch in result.launches if launch.is_resumed]
     if resumed:
         parts.append(f"taken over from the run that was cut off: {', '.join(resumed)}")
+    # Notes on the verdicts, and remarks.
     if not is_recording:
         to_explain = [
             verdict for verdict in result.verdicts if not (shows_failures and verdict.fails)
@@ -146,6 +150,7 @@ def render_end(
         parts.append(terminal.render_notes(to_explain, context.environment.name))
     parts.extend(remarks_of(result))
     parts.append(_report_line(context.run_folder))
+    # The next command.
     if run is not None:
         parts.append(render_answers(answers_of_run(run), color=color))
     whole_ids = result.selection.whole_ids(context.tier)
@@ -157,7 +162,7 @@ def render_end(
 
 
 def _render_verdicts(result: RunResult, *, is_recording: bool, color: bool) -> str:
-    """Render the table of the verdicts; a recording shows only what isn't merely measured."""
+    """Render the table of the verdicts; a recording leaves out those that are MEASURED."""
     shown = [
         verdict
         for verdict in result.verdicts
@@ -167,7 +172,7 @@ def _render_verdicts(result: RunResult, *, is_recording: bool, color: bool) -> s
 
 
 def _report_line(run_folder: Path) -> str:
-    """Say where the page of the run is, or else its Markdown; empty if there is neither."""
+    """Return a line with the path of the run's page, or of its Markdown; empty without either."""
     for suffix in ("html", "md"):
         path = run_folder / f"report.{suffix}"
         if path.exists():

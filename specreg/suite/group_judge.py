@@ -29,7 +29,7 @@ _NS_PER_S = 10**9
 
 @dataclass(frozen=True, slots=True)
 class VerdictChange:
-    """A verdict that changed when the whole run was looked at."""
+    """A verdict that changed when all verdicts of the run were judged together."""
 
     before: Verdict
     after: Verdict
@@ -37,18 +37,22 @@ class VerdictChange:
 
 @dataclass(slots=True, kw_only=True)
 class GroupJudge:
-    """Judges the cases of a run, and has what looks worse confirmed on fresh launches.
+    """Judges the cases of a run, and has losses confirmed on fresh launches.
 
-    Cases that share a server are a group. All of them are measured, checked and judged before the
-    first test of the group ends, so that a fresh launch serves the whole group.
+    Cases that share a server are a group. All of them are measured, checked and judged in the first
+    test of the group, so that one fresh launch can confirm the losses of the whole group.
 
     Attributes:
-        cases: where the measurements come from.
-        budget: the time for further launches while recording.
-        confirmation: compares the measurements with the baselines, and has all verdicts.
-        errors: by the id of a case that failed otherwise than by a verdict, the first error in
-            full.
-        skipped: by the id of a case, what turned out to be missing once its server started.
+        context: What is fixed for the run.
+        selection: The metrics and checks that the tests need.
+        cases: Where the measurements come from.
+        budget: The time for further launches while recording.
+        timeline: Records how long judging takes.
+        confirmation: Compares the measurements with the baselines, and keeps all verdicts.
+        errors: The whole first error of each case that failed without a verdict, by case id.
+        skipped: Why a case was skipped after the run had started, by case id.
+        _rows: The index of each verdict in `confirmation`, by case id, metric and launch.
+        _checks: The verdict of each correctness check, by case id and check.
     """
 
     context: RunContext
@@ -75,7 +79,7 @@ class GroupJudge:
         )
 
     def _nights(self) -> MachineNights:
-        """Return the nights of this machine, as its baselines and its history tell them."""
+        """Return the earlier nights of this machine, from its baselines and its history."""
         baselines: dict[str, Baseline] = {}
         history = NO_HISTORY
         if not self.selection.is_recording and self.context.provision.url is None:
@@ -94,15 +98,17 @@ class GroupJudge:
         return self.confirmation.verdicts
 
     def judge(self, metric: Metric, case: Case, servers: ServerSet) -> Verdict:
-        """Judge a metric of a case, and with it the whole group of cases that share its server.
+        """Return the verdict on a metric of a case.
+
+        The first call for a group measures and judges all cases of the group.
 
         Raises:
-            SpecregError: the case couldn't be measured.
-            MemoryHeldError: a GPU hasn't got its memory back, so nothing more may be measured.
+            SpecregError: The case couldn't be measured.
+            MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
         """
         row_key = (case.id, metric.name, servers.launch.number)
         if row_key not in self._rows:
-            # First, so that an error of this case is raised in its own tests.
+            # This case is measured before its group, so that its error is raised in its own test.
             self.cases.measure(case, servers)
             self._judge_group(servers)
         return self.confirmation.verdicts[self._rows[row_key]]
@@ -118,7 +124,7 @@ class GroupJudge:
             except SpecregError:  # the tests of the case itself say so
                 continue
         if not self.selection.is_recording:
-            # Now, while no other server runs: a fresh launch serves all cases of the group.
+            # The losses of the group are confirmed now, on one fresh launch for all its cases.
             self.confirmation.confirm()
         elif launch.number == self.context.launches:
             self._record_further_launches(launch)
@@ -145,10 +151,10 @@ class GroupJudge:
             self.check(check, case, servers)
 
     def _judge_metric(self, metric: Metric, case: Case, number: int) -> int:
-        """Judge a metric of a launch, and return the row of its verdict.
+        """Judge a metric of a launch, and return the index of its verdict.
 
-        Speeds are judged with the last launch, on all of them. While recording, only validity
-        counts.
+        A speed is judged once, at the last launch and on all launches together. At the launches
+        before, and while recording, a valid measurement gets the outcome MEASURED.
         """
         launches = [
             launch.measurement
@@ -165,17 +171,19 @@ class GroupJudge:
         return self.confirmation.judge(metric, [*earlier, measurement])
 
     def _record_further_launches(self, launch: Launch) -> None:
-        """Measure more launches of a server while that lets later runs judge more.
+        """Measure further launches of a server, as long as they let later runs detect more.
 
-        The group has its share of the time that is left. A launch isn't begun if the last one took
-        longer than what is left of the share.
+        The group has a share of the remaining time. No launch is started that would probably exceed
+        the share.
         """
+        # Find out how much time the group has, and how long a launch takes.
         cases = self._group(launch)
         metrics = {case.id: self.selection.metrics_of(case) for case in cases}
         selected = self.selection.cases_of(self.context.tier)
         servers = {CaseLaunch.of(case, launch.number).server.id for case in selected}
         share_s = self.budget.share_s(launch.id, servers)
         launch_s = self._time_of(launch)
+        # Measure those cases on each launch whose speeds aren't known well enough yet.
         for number in range(launch.number + 1, MAX_LAUNCHES + 1):
             measurements = [measured.measurement for measured in self.cases.launches]
             undecided = self.budget.undecided(cases, metrics, measurements)
@@ -188,7 +196,8 @@ class GroupJudge:
             share_s -= launch_s
             self.budget.spend(launch_s)
             if all(isinstance(result, Reason) for result in results.values()):
-                return  # no further launch starts
+                # The launch failed for all cases, so another one would probably fail too.
+                return
 
     def _time_of(self, launch: Launch) -> float:
         """Return how long a launch took so far, in seconds."""
@@ -196,10 +205,10 @@ class GroupJudge:
         return sum(pair.total_s for pair in pairs if pair.pair == launch.id)
 
     def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
-        """Check what must hold of a case whatever its baseline says; once.
+        """Return the verdict of a correctness check, which is made in the first call only.
 
         Raises:
-            SpecregError: the check couldn't be made.
+            SpecregError: The check couldn't be made.
         """
         check_key = (case.id, check.name)
         if check_key not in self._checks:
@@ -209,13 +218,13 @@ class GroupJudge:
         return self._checks[check_key]
 
     def note_failure(self, case: Case, metric: str, reason: Reason, error: str = "") -> Verdict:
-        """Note that a metric couldn't be judged, so that no table leaves it out.
+        """Return an INVALID verdict on a metric that couldn't be judged, and keep it.
 
         Args:
-            case: whose metric it is.
-            metric: the name of the metric or check.
-            reason: why.
-            error: the whole message, which the report shows once for each case.
+            case: The case.
+            metric: The name of the metric or check.
+            reason: Why it couldn't be judged.
+            error: The whole message, which the report shows once for each case.
         """
         if error:
             self.errors.setdefault(case.id, error)
@@ -224,11 +233,11 @@ class GroupJudge:
         return verdict
 
     def note_skip(self, case: Case, reason: str) -> None:
-        """Note that a case was skipped because of what turned out to be missing."""
+        """Note that a case was skipped after the run had started, and why."""
         self.skipped[case.id] = reason
 
     def conclude(self) -> tuple[VerdictChange, ...]:
-        """Look at all verdicts together, and return those whose outcome changes."""
+        """Judge all verdicts together, and return those whose outcome changes."""
         before = self.verdicts
         self.confirmation.conclude()
         return tuple(
@@ -239,7 +248,7 @@ class GroupJudge:
 
 
 def render_changes(changes: tuple[VerdictChange, ...]) -> str:
-    """Return a sentence on verdicts that changed at the end of the run."""
+    """Return a sentence about the verdicts that changed at the end of the run."""
     parts = [
         f"{change.after.case_id} {change.after.metric}:"
         f" {change.before.outcome} -> {change.after.outcome}"
@@ -252,7 +261,7 @@ def render_changes(changes: tuple[VerdictChange, ...]) -> str:
 def properties_of(changes: tuple[VerdictChange, ...]) -> Mapping[str, str]:
     """Return the changes as properties of the whole run for JUnit's file.
 
-    JUnit's properties of the tests were written before.
+    They can't be properties of the tests, because those were written when each test ended.
     """
     return {
         f"specreg.final.{change.after.case_id}.{change.after.metric}": (

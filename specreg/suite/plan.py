@@ -1,4 +1,4 @@
-"""What a run is about to do, written before it starts anything."""
+"""The plan of a run: what it will measure and judge. It is written before anything starts."""
 
 import datetime as dt
 import hashlib
@@ -24,11 +24,11 @@ from specreg.suite.selection import Selection
 from specreg.telemetry.identity import Environment
 
 PLAN = "plan.json"
-"""The file of a run's folder that holds its plan."""
+"""The file of the plan in a run's folder."""
 JOURNAL = "journal.jsonl"
-"""The file of a run's folder that holds what it measured."""
+"""The file of the measurements in a run's folder."""
 COPIED = ("logs", "power")
-"""The folders of a run that hold what its servers and devices left; a merge copies them."""
+"""The folders of a run that a merge copies: the logs of servers, and the power of devices."""
 PLAN_VERSION: Literal[1] = 1
 _Text = Annotated[str, msgspec.Meta(max_length=20_000)]
 _Word = Annotated[str, msgspec.Meta(max_length=128)]
@@ -39,8 +39,8 @@ _Gib = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that decide what a run measures and how it judges.
 
-    A merge compares them between shards. None of them is a path, a program or a URL: the machine
-    that merges has its own.
+    A merge compares them between shards. Paths, programs and URLs aren't among them, because the
+    machine that merges uses its own.
     """
 
     num_prompts: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROMPTS_ASKED)] | None = None
@@ -51,17 +51,28 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run is about to do, written before it starts anything.
+    """What a run will measure and judge, and on which machine.
 
     Attributes:
-        gpus_gib: the memory of each GPU, None for one whose driver doesn't say.
-        reason: why baselines are recorded, None if the run judges.
-        number: the shard, from 1; 0 if the run isn't cut.
-        of: into how many shards the run is cut; 0 if it isn't.
-        shards: the cases of each shard.
-        asked: the metrics and checks of each case.
-        skipped: by case that can't run on the machine, what it needs.
-        no_power: why power isn't measured.
+        schema_version: The version of this document's form.
+        run: The name of the run.
+        began_at: When the run began.
+        host: The name of the machine.
+        commit: The commit of the repository.
+        tier: The name of the tier.
+        matrix_sha256: The checksum of all settings of the tier's cases.
+        environment: The machine's hardware.
+        gpus_gib: The memory of each GPU in GiB, None for a GPU whose driver doesn't report it.
+        options: The options that decide what is measured and how it is judged.
+        reason: Why baselines are recorded; None if the run judges.
+        launches: The number of launches of each server.
+        number: The number of the shard, from 1; 0 if the run isn't sharded.
+        of: The number of shards; 0 if the run isn't sharded.
+        shards: The ids of each shard's cases.
+        asked: The metrics and checks that are judged, by case id.
+        skipped: What a case needs and the machine lacks, by case id.
+        no_power: Why power isn't measured; empty if it is.
+        driver_version: The version of the GPUs' driver; empty without a GPU.
     """
 
     schema_version: Literal[1] = PLAN_VERSION
@@ -86,7 +97,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def name(self) -> str:
-        """What people call the run."""
+        """The name of the run in messages."""
         return f"shard {self.number}/{self.of}" if self.of else f"'{self.run}'"
 
 
@@ -98,15 +109,17 @@ def matrix_sha256(tier: Tier) -> str:
 def plan_of(
     context: RunContext, selection: Selection, shards: Sequence[Collection[str]]
 ) -> RunPlan:
-    """Return what a run is about to do.
+    """Return the plan of a run.
 
     Args:
-        context: what is fixed for the run.
-        selection: what its tests need.
-        shards: the cases of each shard, if the run is one of them.
+        context: What is fixed for the run.
+        selection: What its tests need.
+        shards: The ids of each shard's cases; empty if the run isn't sharded.
     """
     gpus = gpus_of(context.options)
-    reason = (context.options.reason or "").strip() if context.is_recording else None
+    reason = None
+    if context.is_recording:
+        reason = (context.options.reason or "").strip()
     number, _ = context.options.part or (0, 0)
     return RunPlan(
         run=context.run_folder.name,
@@ -122,7 +135,7 @@ def plan_of(
         launches=context.launches,
         number=number,
         of=len(shards),
-        shards=tuple(map(tuple, shards)),
+        shards=tuple(tuple(case_ids) for case_ids in shards),
         asked={case_id: tuple(sorted(names)) for case_id, names in selection.names.items()},
         skipped=dict(selection.skipped),
         no_power=selection.no_power,
@@ -131,6 +144,6 @@ def plan_of(
 
 
 def plan_options(options: Options) -> PlanOptions:
-    """Return what a merge has to know about the options of a run."""
+    """Return those of a run's options that a merge compares."""
     names = PlanOptions.__struct_fields__
     return PlanOptions(**{name: getattr(options, name) for name in names})

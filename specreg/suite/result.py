@@ -1,4 +1,4 @@
-"""What a run came to, for its reports, its history and its baselines."""
+"""The result of a run, from which its reports, its history and its baselines are made."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,18 +24,20 @@ class RunResult:
     """What a run has measured and judged, so far or at its end.
 
     Attributes:
-        launches: in the order of the run.
-        verdicts: in the order of the run.
-        errors: by the id of a case that failed otherwise than by a verdict, what was said, in full.
-        skipped: by the id of a case that couldn't run here, what it needs.
-        retried: in words, what was measured twice because its server had gone away.
-        time: where the time went.
-        ended_at: ISO 8601, in UTC.
-        driver_version: of the GPUs, empty without one.
-        torch_version_of: asks the engine of a case for the torch that it ran with; empty if that
-            isn't known.
-        hosts: by the id of a case, the machine that measured it, where several did.
-        is_merged: whether it joins what several processes measured.
+        context: What is fixed for the run.
+        selection: The metrics and checks that its tests needed.
+        launches: The measured launches in the order of the run.
+        verdicts: The verdicts in the order of the run.
+        errors: The whole error of each case that failed without a verdict, by case id.
+        skipped: Why cases were skipped, by case id.
+        retried: A sentence for each case that was measured twice because its server died.
+        time: How the time was spent.
+        ended_at: The end of the run as ISO 8601 in UTC.
+        driver_version: The version of the GPUs' driver; empty without a GPU.
+        torch_version_of: Returns the version of torch that the engine of a case ran with; empty if
+            it isn't known.
+        hosts: The machine that measured each case, by case id; empty if one measured all of them.
+        is_merged: True if the run joins the measurements of several processes.
     """
 
     context: RunContext
@@ -81,9 +83,12 @@ class Run(Generic[CasesT]):
     """The parts of a run that has started.
 
     Attributes:
-        cases: measures the selected cases, or reads what shards measured of them.
-        judge: judges them.
-        ended_at: when the last shard ended; empty for a run that ends now.
+        context: What is fixed for the run.
+        selection: The metrics and checks that its tests need.
+        cases: Measures the selected cases, or reads the measurements of shards.
+        judge: Judges them.
+        ended_at: When the last shard ended, as ISO 8601; empty for a run that isn't merged.
+        is_merged: True if the run joins the measurements of several processes.
     """
 
     context: RunContext
@@ -94,7 +99,7 @@ class Run(Generic[CasesT]):
     is_merged: bool = False
 
     def result(self) -> RunResult:
-        """Return what the run came to so far."""
+        """Return the result of the run so far."""
         launches = tuple(self.cases.launches)
         return RunResult(
             context=self.context,
@@ -114,7 +119,7 @@ class Run(Generic[CasesT]):
 
 
 def _now(context: RunContext) -> str:
-    """Return the time of day of a run, by ISO 8601 in UTC."""
+    """Return the time on a run's clock, as ISO 8601 in UTC."""
     return context.clock.now().isoformat(timespec="seconds")
 
 

@@ -14,22 +14,22 @@ from specreg.suite.configure import why_unfit
 from specreg.suite.context import CaseLaunch, RunContext
 
 Subject: TypeAlias = Metric | CorrectnessCheck
-"""What a test of the suite is about."""
+"""The metric that a test of the suite judges, or the check that it makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What the collected tests need of each case, by case id.
+    """What the collected tests need of each case. The mappings are by case id.
 
     Attributes:
-        names: the metrics and checks to judge; a case that isn't there isn't measured.
-        skipped: what a case needs that this machine lacks.
-        unfetched: why the models of a case can't be fetched, which fails its tests.
-        unpowered: why the power of a case that was to be judged can't be measured.
-        no_power: all reasons why power isn't measured; empty if it is, or if no test needs it.
-        is_recording: whether baselines are recorded, and nothing is judged.
-        covers_tier: whether everything is judged that the tier has, on all its prompts.
-        shard_cases: how many cases all shards of the run have together; 0 if it isn't cut.
+        names: The metrics and checks that are judged. A case that isn't in it isn't measured.
+        skipped: Why a case is skipped: what it needs and this machine lacks.
+        unfetched: Why the models of a case can't be fetched, which fails its tests.
+        unpowered: Why the power of a case can't be measured, although a test would judge it.
+        no_power: All those reasons in one text; empty if there are none.
+        is_recording: True if baselines are recorded, and nothing is judged.
+        covers_tier: True if all metrics of all cases of the tier are judged, on all prompts.
+        shard_cases: The number of cases in all shards of the run; 0 if the run isn't sharded.
     """
 
     names: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Selection:
 
     @property
     def run_cases(self) -> int:
-        """How many cases the run judges, in all its shards; 1 at least."""
+        """The number of cases that the run judges in all its shards, at least 1."""
         return max(len(self.names), self.shard_cases, 1)
 
     @property
@@ -52,8 +52,9 @@ class Selection:
         return self.names.keys() - self.unfetched.keys()
 
     def whole_ids(self, tier: Tier) -> AbstractSet[str]:
-        """Return the cases that a run of a tier judges; some cases may have nothing to judge."""
+        """Return the ids of the cases that a run of the whole tier judges."""
         if self.covers_tier:
+            # A case of the tier that isn't in it has no metric that can be judged.
             return self.names.keys()
         return {case.id for case in tier.cases}
 
@@ -62,24 +63,22 @@ class Selection:
         return [case for case in tier.cases if case.id in self.names]
 
     def metrics_of(self, case: Case) -> tuple[Metric, ...]:
-        """Return the metrics that the run judges of a case."""
+        """Return the metrics of a case that the run judges."""
         names = self.names.get(case.id, frozenset())
         return tuple(
             metric for metric in METRICS.values() if metric.name in names and metric.is_judged(case)
         )
 
     def checks_of(self, case: Case, launch: int) -> tuple[CorrectnessCheck, ...]:
-        """Return the correctness checks of a case; only the first launch is checked."""
+        """Return the correctness checks of a case on a launch, which are made on the first only."""
         if launch != 1:
             return ()
         names = self.names.get(case.id, frozenset())
         return tuple(check for check in checks_of(case, with_torch=True) if check.name in names)
 
     def needs_speed(self, case: Case) -> bool:
-        """Return whether the run has to time a case.
-
-        A case whose speeds are all shown and not judged is timed whenever it is measured.
-        """
+        """Return whether the run has to measure the speed of a case."""
+        # A case whose speeds are shown but never judged is timed whenever it is measured.
         speeds = [
             metric for metric in METRICS.values() if metric.by_launch and metric.applies_to(case)
         ]
@@ -107,18 +106,18 @@ class Selection:
 def subjects_of(
     marker: str, name: str, case_launch: CaseLaunch, *, with_torch: bool
 ) -> Sequence[Subject]:
-    """Return what the tests of a metric family, or of a correctness check, judge of a case.
+    """Return the metrics or checks of a case that a test judges.
 
     Args:
-        marker: the pytest marker of the test, "family" or "correctness".
-        name: the family or the check that the marker names.
-        case_launch: the case on one launch of its server.
-        with_torch: whether checks are made that need torch.
+        marker: The pytest marker of the test, `"family"` or `"correctness"`.
+        name: The family or the check that the marker names.
+        case_launch: The case on one launch of its server.
+        with_torch: True to make checks that need torch.
     """
     case = case_launch.case
     is_first_launch = case_launch.server.number == 1
     if name == RECORDED.name:
-        # Once per case, if the run can measure and time it.
+        # pytest-benchmark gets each case once, if the run can measure its speed.
         is_judged = any(metric.is_judged(case) for metric in METRICS.values())
         return [RECORDED] if is_first_launch and case.speed and is_judged else []
     if marker == "family":
@@ -131,21 +130,23 @@ def subjects_of(
 def select(
     tests: Sequence[tuple[Case, Subject]], context: RunContext, *, asks_hub: bool = True
 ) -> Selection:
-    """Select what the collected tests need, and leave out what can't be measured here.
+    """Return what the collected tests need, without the cases that can't be measured here.
 
     Args:
-        tests: the case of each test, and what the test judges of it.
-        context: the run.
-        asks_hub: whether to ask the hub for the models of the cases.
+        tests: The case of each test, and the metric or check that the test judges.
+        context: The run.
+        asks_hub: True to ask the hub whether it has the models of the cases.
     """
+    # Find the cases that can't be measured here.
     cases = {case.id: case for case, _ in tests}
     unfetched = _unfetched(cases, context) if asks_hub else {}
     skipped = dict(why_unfit(context))
-    # Where the tier is required, a model that can't be fetched is an error and no reason to skip.
+    # If the tier is required, a model that can't be fetched is an error, not a reason to skip.
     if context.skips_unfetched:
         skipped = {**unfetched, **skipped}
         unfetched = {}
     skipped = {case_id: reason for case_id, reason in skipped.items() if case_id in cases}
+    # Collect the metrics and checks of the others.
     unpowered: dict[str, str] = {}
     names: dict[str, set[str]] = {}
     for case, subject in tests:
@@ -173,15 +174,21 @@ def _is_power(subject: Subject) -> bool:
 
 
 def _unfetched(cases: Mapping[str, Case], context: RunContext) -> Mapping[str, str]:
-    """Return by case why its models can't be fetched; an attached server has them already."""
+    """Return why the models of cases can't be fetched, by case id, without those that can."""
     if context.provision.url is not None:
+        # A server that is attached to has loaded its models already.
         return {}
     reasons = {case_id: why_no_models(case.server) for case_id, case in cases.items()}
     return {case_id: reason for case_id, reason in reasons.items() if reason}
 
 
 def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> bool:
-    """Return whether some names are all that can be judged of the tier here, on all its prompts."""
+    """Return whether the names of metrics cover all that can be judged in the tier here.
+
+    Args:
+        names: The metrics and checks that are judged, by case id.
+        context: The run. With fewer prompts than the tier has, it covers no tier.
+    """
     for case in context.tier.cases:
         judged = [metric for metric in METRICS.values() if metric.is_judged(case)]
         if context.provision.why_no_power(case.server):
@@ -193,9 +200,9 @@ def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> b
 
 
 def least_time_s(case: Case, selection: Selection, context: RunContext) -> float:
-    """Return how long the servers of a case take requests at least, in seconds.
+    """Return how long the servers of a case must be under load at least, in seconds.
 
-    It is 0 unless a speed is recorded, or compared with a recorded one.
+    It is 0 unless a speed is recorded, or compared with a recorded one of this machine.
     """
     if not selection.needs_speed(case):
         return 0.0

@@ -1,4 +1,4 @@
-"""Start a run: take its folder, load what it continues, and write down what it is about to do."""
+"""Start a run: lock its folder, write its plan, and connect its parts."""
 
 from collections.abc import Collection, Sequence
 
@@ -28,19 +28,20 @@ def start_run(
     """Start a run on this machine; no server starts before it is needed.
 
     Args:
-        context: what is fixed for the run.
-        selection: what it judges.
-        shards: the cases of each shard, if the run is one of them.
-        progress: shows what goes on.
+        context: What is fixed for the run.
+        selection: The metrics and checks that it judges.
+        shards: The ids of each shard's cases; empty if the run isn't sharded.
+        progress: Shows the progress.
 
     Raises:
-        SpecregError: another process still writes the run that is continued, or the disk refuses.
+        SpecregError: Another process still writes the run that is resumed, or a file can't be
+            written.
     """
+    # Lock the journal before anything is read, because another process may still write it.
     journal = Journal(context.run_folder / JOURNAL)
-    # The journal is locked before anything is read, because another process might still write it.
     journal.hold()
     record_document(context.run_folder / PLAN, plan_of(context, selection, shards))
-    # The journals of all workers of the same run count, because one of them may have died.
+    # Load the journals of all workers of the run: one may have died, and others have its cases now.
     whole_run = context.run_folder
     claim = None
     if context.is_worker:
@@ -51,7 +52,7 @@ def start_run(
     page = LivePage(progress=progress.run)
 
     def update_page() -> None:
-        # A worker has a part of the run only, so it writes no page.
+        # A worker writes no page, because it only has a part of the run.
         if not context.is_worker:
             page.update(run.result)
 
@@ -84,10 +85,8 @@ def start_run(
 
 
 def _further_s(context: RunContext) -> float:
-    """Return the time for launches beyond the first ones, in seconds.
-
-    A user who says how many launches to measure gets no further ones.
-    """
+    """Return the time for launches beyond the first ones, in seconds."""
     if context.options.launches is not None:
+        # The user has chosen the number of launches.
         return 0.0
     return _S_PER_MIN * context.options.record_minutes
