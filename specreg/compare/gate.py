@@ -516,20 +516,22 @@ def _chosen_cases(
     if named:
         for case in named:
             if case.id in unmet:
-                raise UnsupportedError(f"{unmet[case.id]}; choose other cases with --case")
+                problem = f"case '{case.id}': {unmet[case.id]}"
+                raise UnsupportedError(f"{problem}; choose other cases with --case")
         return named
     # A side may also be a Python or a wheel, whose engine is empty: it can be of any engine.
     engines = {origin.engine for origin in origins}
     for case in tier.cases:
         if engines - {"", case.server.engine}:
-            unmet[case.id] = f"'{case.id}' is of engine '{case.server.engine}'"
-    for need in unmet.values():
-        options.show(f"left out: {need}")
+            unmet[case.id] = f"it is a case of engine '{case.server.engine}'"
+    for case_id, need in unmet.items():
+        options.show(f"left out: '{case_id}': {need}")
     fitting = [case for case in tier.cases if case.id not in unmet]
     if not fitting:
+        last_id, last_need = list(unmet.items())[-1]
         message = (
-            f"tier '{tier.name}': none of its {len(unmet)} cases can be compared,"
-            f" {list(unmet.values())[-1]}; choose another --tier, or other sides"
+            f"tier '{tier.name}': none of its {len(unmet)} cases can be compared, such as"
+            f" '{last_id}': {last_need}; choose another --tier, or other sides"
         )
         raise UnsupportedError(message)
     return fitting

@@ -469,7 +469,9 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         candidates = [case for case in tier.cases if case.speculates]
     fitting = [case for case in candidates if case.id not in unmet]
     if not fitting:
-        reason = unmet.get(options.case, "no case that speculates fits this machine")
+        reason = "no case that speculates fits this machine"
+        if options.case in unmet:
+            reason = f"case '{options.case}': {unmet[options.case]}"
         raise UnsupportedError(f"tier '{tier.name}': {reason}; choose another case")
     case = fitting[0]
     declare_vocabulary([case], tier.name, path.parent.name)

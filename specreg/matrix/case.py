@@ -433,10 +433,13 @@ class Case(WorkloadSettings):
         return share_gib / server.gpu_memory_frac
 
     def unmet(self, gpus_gib: Sequence[float | None]) -> str:
-        """Return what the case needs and a machine lacks; empty if nothing is known to be lacking.
+        """Return why a machine can't run the case; empty if nothing is known to be lacking.
 
         Args:
             gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
+
+        Returns:
+            A reason that doesn't name the case, so that cases with the same one can be counted.
         """
         gpus = self.server.parallel.gpus_by_node
         memory_gib = self.memory_gib
@@ -449,7 +452,7 @@ class Case(WorkloadSettings):
         if memory_gib is not None:
             needed += f" of {math.ceil(memory_gib)} GiB"
         present = render_memory(gpus_gib) or "none"
-        return f"needs {needed}, this machine has {present}"
+        return f"{needed} needed, this machine has {present}"
 
     @property
     def speculates(self) -> bool:
@@ -582,11 +585,11 @@ class Tier:
         return dataclasses.replace(self, cases=tuple(cases))
 
     def unmet(self, gpus_gib: Sequence[float | None]) -> dict[str, str]:
-        """Return, by case id, a sentence about what the case needs and a machine lacks."""
+        """Return why a machine can't run some cases, by case id, without those that it can run."""
         if not self.needs_gpus:
             return {}
         needs = {case.id: case.unmet(gpus_gib) for case in self.cases}
-        return {case_id: f"{case_id} {need}" for case_id, need in needs.items() if need}
+        return {case_id: need for case_id, need in needs.items() if need}
 
     def gpus_used(self, gpus_gib: Sequence[float | None]) -> int:
         """Return how many GPUs the widest case takes that a machine can run."""

@@ -181,11 +181,12 @@ def render_markdown(report: Report) -> str:
     next_steps = next_of(report)
     if len(next_steps) > _MAX_NEXT_CHARS:
         next_steps = "the commands are too long for here: report.html has them"
+    skipped_lines = [f"{case_id}: {reason}" for case_id, reason in run.skipped.items()]
     text = _MARKDOWN.get_template("report.md.jinja").render(
         title=title_of(report),
         names=columns_of(report),
         answers=answers_of(report),
-        notes=[*notes_of(report), *run.skipped.values(), *report.remarks],
+        notes=[*notes_of(report), *skipped_lines, *report.remarks],
         next_steps=Markup(next_steps.replace("```", "'''")),  # noqa: S704 - ours, in a block
         failing=[verdict for verdict in verdicts if verdict.fails],
         verdicts=verdicts,

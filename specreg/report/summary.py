@@ -166,12 +166,12 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
     """Say in a line how many cases of a tier were skipped, and why: the usual reasons first."""
     ids_by_reason: dict[str, list[str]] = {}
     for case_id, reason in skipped.items():
-        ids_by_reason.setdefault(reason.removeprefix(f"{case_id} "), []).append(case_id)
+        ids_by_reason.setdefault(reason, []).append(case_id)
     reasons = sorted(ids_by_reason.items(), key=lambda item: -len(item[1]))
     parts = []
     for reason, case_ids in reasons[:_MAX_REASONS]:
         if len(case_ids) == 1:
-            parts.append(f"{case_ids[0]} {reason}")
+            parts.append(f"{case_ids[0]}: {reason}")
         else:
             parts.append(f"{len(case_ids)}, {case_ids[0]} the first: {reason}")
     if len(reasons) > _MAX_REASONS:

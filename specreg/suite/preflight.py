@@ -36,16 +36,16 @@ from specreg.telemetry.sensor import Device
 
 _GIB = 2**30
 _EMPTY_GIB = 2.0
-"""What a driver may keep of an unused GPU's memory."""
+"""The memory that a driver may hold on a GPU that nobody uses."""
 _CLOCKS_SET_BY_APPLICATION = 0x2
 _ENVIRONMENT_GIB = 7.0
-"""The most that an engine's environment was seen to take."""
+"""The largest size of an engine's environment that was seen."""
 _RUN_GIB = 0.5
-"""Room for a run's logs, journal and samples; 1.5 MB were seen on a CPU."""
+"""Room for the logs, the journal and the power samples of a run. A run on a CPU took 1.5 MB."""
 
 
 class State(enum.StrEnum):
-    """What a finding means for a run: all is well, the run can live with it, or it can't."""
+    """What a finding means for a run: nothing, a problem that it can live with, or an obstacle."""
 
     OK = "ok"
     NOTE = "note"
@@ -53,11 +53,13 @@ class State(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was found out about a subject.
+    """A finding about one subject, such as a GPU.
 
     Attributes:
-        says: what is the case.
-        advice: what to do about it; empty if there is nothing to do, or if `says` ends with it.
+        subject: The subject.
+        says: The finding in words.
+        advice: What to do about it; empty if there is nothing to do, or if `says` ends with it.
+        state: What it means for a run.
     """
 
     subject: str
@@ -67,9 +69,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def examine(context: RunContext) -> Iterator[Finding]:
-    """Yield all findings on a machine and on what a run needs.
+    """Yield all findings about a machine and about what a run needs.
 
-    A check that breaks is a finding itself, and all others are still made.
+    A check that fails with an error yields the error as its finding, and the others go on.
     """
     for check in _CHECKS:
         subject = check.__name__.removeprefix("_examine_")
@@ -105,23 +107,32 @@ _STYLES = {State.OK: "green", State.NOTE: "yellow", State.IN_THE_WAY: "bold red"
 
 
 def _note(subject: str, says: str, advice: str) -> Finding:
-    """Return a finding that a run can live with."""
+    """Return a finding about a problem that a run can live with."""
     return Finding(subject, says, advice, State.NOTE)
 
 
 def _obstacle(subject: str, problem: object) -> Finding:
-    """Return a problem that is in the way of a run; its sentence ends with what to do about it."""
+    """Return a finding about an obstacle.
+
+    Args:
+        subject: The subject.
+        problem: A message or an error that ends with what to do about it.
+    """
     return Finding(subject, str(problem).splitlines()[0], state=State.IN_THE_WAY)
 
 
 def _running(context: RunContext) -> list[Case]:
-    """Return the cases of the tier that fit the machine."""
+    """Return the cases of the tier that can run on the machine."""
     unfit = why_unfit(context)
     return [case for case in context.tier.cases if case.id not in unfit]
 
 
 def _devices(context: RunContext) -> tuple[Device, ...]:
-    """Return the devices whose power a run measures; SensorError if it can't be measured."""
+    """Return the devices whose power a run measures.
+
+    Raises:
+        SensorError: No device can be read.
+    """
     if not context.provision.on_gpu:
         return devices_of(0, os.environ)
     used = context.tier.gpus_used(gpus_of(context.options).memory_gib)
@@ -129,7 +140,7 @@ def _devices(context: RunContext) -> tuple[Device, ...]:
 
 
 def _examine_processor(context: RunContext) -> Iterator[Finding]:
-    """Name the environment and its processor, and say if others use it."""
+    """Yield the environment, the processor, and a note if other programs use it."""
     here = current_environment(needs_gpus=0)
     yield Finding("environment", context.environment.name)
     yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
@@ -140,7 +151,7 @@ def _examine_processor(context: RunContext) -> Iterator[Finding]:
 
 
 def _examine_gpus(context: RunContext) -> Iterator[Finding]:
-    """Name the GPUs, and say whether those that a run uses are free, cool and as usual."""
+    """Yield the GPUs, and for those that a run uses whether they are free, cool and unchanged."""
     gpus = gpus_of(context.options)
     on_gpu = context.provision.on_gpu
     if not gpus.devices and (on_gpu or gpus.is_unusable):
@@ -162,10 +173,10 @@ def _subject_of(device: Device) -> str:
 
 
 def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[Finding]:
-    """Say what a GPU is, and what a run has to know about it if it uses it.
+    """Yield a GPU's properties, and its problems if a run uses it.
 
     Raises:
-        SensorError: the GPU can't be used now.
+        SensorError: The GPU is busy or too hot.
     """
     subject = _subject_of(device)
     yield Finding(subject, _facts_of(device))
@@ -178,7 +189,7 @@ def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[Finding]:
 
 
 def _facts_of(device: Device) -> str:
-    """Return what a GPU is, with the word unknown for what its driver doesn't say."""
+    """Return a GPU's properties in a line; those that its driver doesn't report are `unknown`."""
     memory = "memory unknown"
     if device.memory_bytes is not None:
         memory = f"{device.memory_bytes / _GIB:.1f} GiB"
@@ -189,7 +200,7 @@ def _facts_of(device: Device) -> str:
 
 
 def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
-    """Yield what differs from a GPU that is empty and as its vendor set it, and what to do."""
+    """Yield each difference from an idle GPU with its vendor's settings, each with advice."""
     probe = open_probe(device)
     state = probe.state()
     if probe.processes() is None:
@@ -217,7 +228,7 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
 
 
 def _examine_power(context: RunContext) -> Iterator[Finding]:
-    """Say how the power of each device is measured."""
+    """Yield how the power of each device is measured."""
     try:
         for device in _devices(context):
             yield _power_of(device)
@@ -226,7 +237,11 @@ def _examine_power(context: RunContext) -> Iterator[Finding]:
 
 
 def _power_of(device: Device) -> Finding:
-    """Return how the power of a device is measured; a SensorError if it can't be read."""
+    """Return how the power of a device is measured.
+
+    Raises:
+        SensorError: The device can't be read.
+    """
     if device.why_not:
         return Finding("power", f"{device.name}: {device.why_not}", state=State.NOTE)
     sensor = f"{device.name}, {device.scope} scope, by {device.sensor}"
@@ -237,7 +252,7 @@ def _power_of(device: Device) -> Finding:
 
 
 def _examine_memory(context: RunContext) -> Iterator[Finding]:
-    """Say whether the machine's memory holds the models of each case that runs without a GPU."""
+    """Yield whether the memory is enough for the models of each case that runs without a GPU."""
     left_gib = free_gib()
     needed_gib = 0.0
     if not context.provision.on_gpu:
@@ -252,14 +267,14 @@ def _examine_memory(context: RunContext) -> Iterator[Finding]:
 
 
 def _models_of_case_gib(case: Case) -> float:
-    """Return what the models of a case and of its control take; 0 if their sizes aren't known."""
+    """Return the size of the models of a case and its control in GiB; 0 if it isn't known."""
     specs = [spec for spec in (case.server, case.control) if spec is not None]
     sizes = [spec.sizes for spec in specs if spec.sizes is not None]
     return sum(size.target_gib + (size.draft_gib or 0.0) for size in sizes)
 
 
 def _to_install(context: RunContext) -> Mapping[Requirement, bool]:
-    """Return the engines that a run installs, and whether they are installed already."""
+    """Return the engines that a run needs, and whether they are installed already."""
     if context.provision.python is not None:
         return {}
     installed: dict[Requirement, bool] = {}
@@ -273,7 +288,7 @@ def _to_install(context: RunContext) -> Mapping[Requirement, bool]:
 
 
 def _models_gib(context: RunContext) -> Mapping[str, float | None]:
-    """Return what each model takes, by reference; None if the tier doesn't say."""
+    """Return the size of each model in GiB, by reference; None if the tier doesn't have it."""
     sizes_gib: dict[str, float | None] = {}
     for spec in dict.fromkeys(case.server for case in _running(context)):
         sizes_gib[spec.target] = spec.sizes.target_gib if spec.sizes else None
@@ -283,12 +298,12 @@ def _models_gib(context: RunContext) -> Mapping[str, float | None]:
 
 
 class _Need(NamedTuple):
-    """What a run writes to a folder.
+    """The disk space that a run needs in a folder.
 
     Attributes:
-        content: what it is, in a word.
-        folder: the folder, or the closest one above it that exists.
-        gib: about how much it takes.
+        content: What is written there, in a word.
+        folder: The folder, or the closest one above it that exists.
+        gib: About how much space it takes.
     """
 
     content: str
@@ -297,7 +312,8 @@ class _Need(NamedTuple):
 
 
 def _examine_disks(context: RunContext) -> Iterator[Finding]:
-    """Say for each disk whether it has room for what a run writes there."""
+    """Yield for each disk whether it has room for what a run writes there."""
+    # Estimate what is written to each folder.
     missing_gib = [
         gib for name, gib in _models_gib(context).items() if is_hub_id(name) and not is_cached(name)
     ]
@@ -306,10 +322,11 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
         _need("engines", cache_dir(), _ENVIRONMENT_GIB * missing_engines),
         _need("runs", context.run_folder.parent, _RUN_GIB),
     ]
-    # Without huggingface_hub nothing tells which models the cache has.
+    # Without huggingface_hub it isn't known which models the cache has.
     if is_installed():
         models_gib = sum(gib for gib in missing_gib if gib is not None)
         needs.insert(1, _need("models", hub_cache_dir(), models_gib))
+    # Add it up for each disk.
     needs_by_disk: dict[int, list[_Need]] = {}
     for need in needs:
         needs_by_disk.setdefault(need.folder.stat().st_dev, []).append(need)
@@ -318,7 +335,7 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
 
 
 def _need(content: str, folder: Path, gib: float) -> _Need:
-    """Return what is written to a folder, which need not exist yet."""
+    """Return the disk space that is needed in a folder, which need not exist yet."""
     path = folder.resolve()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     return _Need(content, existing, gib)
@@ -339,7 +356,7 @@ def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> Finding
 
 
 def _examine_engines(context: RunContext) -> Iterator[Finding]:
-    """Say which engines are installed, and which the first run installs."""
+    """Yield which engines are installed, and which of them the first run will install."""
     for requirement, is_installed_already in _to_install(context).items():
         if is_installed_already:
             yield Finding("engine", f"{requirement.pin} is installed")
@@ -349,7 +366,7 @@ def _examine_engines(context: RunContext) -> Iterator[Finding]:
 
 
 def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
-    """Say what engines on a GPU compile with, and what of it is missing."""
+    """Yield the tools that engines on a GPU need to compile and that are missing."""
     provision = context.provision
     if not provision.on_gpu or provision.url is not None:
         return
@@ -378,7 +395,7 @@ def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
 
 
 def _examine_models(context: RunContext) -> Iterator[Finding]:
-    """Say which models are on this machine."""
+    """Yield which models are on this machine."""
     for reference, size_gib in _models_gib(context).items():
         size = "" if size_gib is None else f" (about {size_gib:.1f} GiB)"
         try:
@@ -388,7 +405,11 @@ def _examine_models(context: RunContext) -> Iterator[Finding]:
 
 
 def _model(context: RunContext, reference: str, size: str) -> Finding:
-    """Return whether a model is on this machine; a ModelError if its folder isn't whole."""
+    """Return whether a model is on this machine.
+
+    Raises:
+        ModelError: The folder of the model is incomplete.
+    """
     if not is_hub_id(reference):
         resolve_model(context.root, reference)
         return Finding("model", f"{reference}: is there")
@@ -408,7 +429,7 @@ def _model(context: RunContext, reference: str, size: str) -> Finding:
 
 
 def _examine_datasets(context: RunContext) -> Iterator[Finding]:
-    """Say which prompts are on this machine."""
+    """Yield which prompts are on this machine."""
     cases_by_dataset = {case.dataset: case for case in _running(context)}
     for name, case in cases_by_dataset.items():
         says = "made when it is asked for"
@@ -416,14 +437,15 @@ def _examine_datasets(context: RunContext) -> Iterator[Finding]:
             if dataset_named(name).tokens is None:
                 says = f"{len(load_case_prompts(context.root, case))} prompts"
             yield Finding("dataset", f"{name}: {says}")
-        except ModelError:  # that is a finding of `_examine_models`
+        except ModelError:
+            # `_examine_models` has a finding about it.
             continue
         except SpecregError as error:
             yield _obstacle("dataset", error)
 
 
 def _examine_baselines(context: RunContext) -> Iterator[Finding]:
-    """Name the baselines that can't be read, and say how many cases have one."""
+    """Yield the baselines that can't be read, and how many cases have one."""
     store = context.store
     for problem in read_baselines(baseline_files(store.folder))[1]:
         yield _obstacle("baselines", problem)
@@ -439,7 +461,7 @@ def _examine_baselines(context: RunContext) -> Iterator[Finding]:
 
 
 def _examine_cases(context: RunContext) -> Iterator[Finding]:
-    """Say how many cases run, which a run leaves out, and which would end it before it begins."""
+    """Yield how many cases can run, which cases a run skips, and which would stop it at once."""
     refused: dict[str, str] = {}
     running = _running(context)
     for case in running:
@@ -463,10 +485,10 @@ def _examine_cases(context: RunContext) -> Iterator[Finding]:
 
 
 def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each reason with its cases in words: the id of a single one, else their number."""
+    """Yield each reason once, with its cases: the id of a single case, or how many there are."""
     ids_by_reason: dict[str, list[str]] = {}
     for case_id, reason in reasons.items():
-        ids_by_reason.setdefault(reason.removeprefix(f"{case_id} "), []).append(case_id)
+        ids_by_reason.setdefault(reason, []).append(case_id)
     for reason, case_ids in ids_by_reason.items():
         name = case_ids[0]
         if len(case_ids) > 1:
@@ -487,4 +509,4 @@ _CHECKS = (
     _examine_baselines,
     _examine_cases,
 )
-"""In the order in which their findings are shown."""
+"""The checks, in the order in which their findings are shown."""

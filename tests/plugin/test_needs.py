@@ -39,7 +39,7 @@ def test_a_case_that_cannot_run_here_is_skipped_before_a_server_starts(
     )
 
     assert done.returncode == (10 if is_required else 11), done.stdout
-    assert f"{LARGE} needs 1 GPU(s) of 155 GiB, this machine has 80" in done.stdout
+    assert f"{LARGE}: 1 GPU(s) of 155 GiB needed, this machine has 80" in done.stdout
     assert "MODEL_NOT_FETCHED: hub model 'org/target': " in done.stdout
     assert "Connection refused" in done.stdout.replace("\n", "")
     verdict = suite.verdict()
@@ -146,5 +146,6 @@ def test_cases_run_on_a_gpu_whose_memory_is_not_known_and_it_is_said_once(suite:
     assert "NO_BASELINE" in done.stdout, done.stdout
     assert (done.stdout + done.stderr).count("say it with --specreg-gpu-memory=GIB") == 1
     done = suite.run("tests/perf", "-q", "-k", "throughput", "--specreg-gpu-memory=80")
-    assert f"{SMALL} needs 1 GPU(s) of 155 GiB, this machine has 80 GiB" in done.stdout
+    need = "1 GPU(s) of 155 GiB needed, this machine has 80 GiB"
+    assert f"nothing was judged: {need}" in done.stdout
     assert "say it with" not in done.stdout + done.stderr

@@ -103,11 +103,12 @@ def test_cases_of_a_tier_that_do_not_fit_are_left_out_unless_named(
         ("vllm", "wide-1b"),
         ("vllm", "qwen3-8b-awq"),
     }
-    assert "left out: 'sglang-none-wide-1b-toy-c16' is of engine 'sglang'" in shown
+    assert "left out: 'sglang-none-wide-1b-toy-c16': it is a case of engine 'sglang'" in shown
     too_big = "vllm-none-wide-8b-toy-c16"
-    assert f"left out: {too_big} needs 1 GPU(s) of 39 GiB, this machine has 24 GiB" in shown
+    need = "1 GPU(s) of 39 GiB needed, this machine has 24 GiB"
+    assert f"left out: '{too_big}': {need}" in shown
     named = dataclasses.replace(request, case_ids=[too_big])
-    with pytest.raises(UnsupportedError, match=f"{too_big} needs 1 .*choose other cases"):
+    with pytest.raises(UnsupportedError, match=f"case '{too_big}': 1 .*choose other cases"):
         opened(named)
 
 

@@ -45,9 +45,9 @@ def test_target_and_cache_are_split_and_copies_share_what_is_in_flight(tmp_path:
     [
         ((80.0, 80.0), ""),
         ((79.5, 79.5, 10.0), ""),
-        ((), "needs 2 GPU(s) of 80 GiB, this machine has none"),
-        ((141.2,), "needs 2 GPU(s) of 80 GiB, this machine has 141 GiB"),
-        ((80.0, 23.9), "needs 2 GPU(s) of 80 GiB, this machine has 80 GiB, 23 GiB"),
+        ((), "2 GPU(s) of 80 GiB needed, this machine has none"),
+        ((141.2,), "2 GPU(s) of 80 GiB needed, this machine has 141 GiB"),
+        ((80.0, 23.9), "2 GPU(s) of 80 GiB needed, this machine has 80 GiB, 23 GiB"),
     ],
 )
 def test_what_is_missing_is_said_beside_what_is_there(
@@ -66,7 +66,7 @@ def test_a_tier_names_cases_that_do_not_fit_and_uses_the_widest_that_does(tmp_pa
         *(case.id for case in tier.cases if case.load.concurrency == 8),
     }
     assert tier.unmet((80.0,))["vllm-eagle3-eight-toy-c4"] == (
-        "vllm-eagle3-eight-toy-c4 needs 1 GPU(s) of 84 GiB, this machine has 80 GiB"
+        "1 GPU(s) of 84 GiB needed, this machine has 80 GiB"
     )
     assert tier.unmet((84.0, 84.0)) == {}
     used = {gpus: tier.gpus_used((84.0,) * gpus) for gpus in range(4)}

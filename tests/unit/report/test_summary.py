@@ -173,8 +173,8 @@ def test_nothing_is_not_green() -> None:
 
 def left_out(cases: int, of: int) -> Report:
     """A run on a small card that left out so many cases of a tier, one of them for a program."""
-    need = "needs 1 GPU(s) of 76 GiB, this machine has 44 GiB"
-    skipped = {f"case-{number}": f"case-{number} {need}" for number in range(cases - 1)}
+    need = "1 GPU(s) of 76 GiB needed, this machine has 44 GiB"
+    skipped = {f"case-{number}": need for number in range(cases - 1)}
     skipped["case-last"] = "no program 'tritonserver' on PATH"
     run = msgspec.structs.replace(reports.EMPTY.run, skipped=skipped)
     tier_cases = tuple(f"case-{number}" for number in range(of))
@@ -184,8 +184,8 @@ def left_out(cases: int, of: int) -> Report:
 def test_what_a_run_left_out_is_one_line_with_the_reasons() -> None:
     note = next(note for note in notes_of(left_out(4, of=10)) if "skipped" in note)
     assert note == (
-        "Cases that were skipped: 4 of 10. 3, case-0 the first: needs 1 GPU(s) of 76 GiB, this"
-        " machine has 44 GiB; case-last no program 'tritonserver' on PATH."
+        "Cases that were skipped: 4 of 10. 3, case-0 the first: 1 GPU(s) of 76 GiB needed, this"
+        " machine has 44 GiB; case-last: no program 'tritonserver' on PATH."
     )
 
 

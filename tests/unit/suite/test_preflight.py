@@ -232,7 +232,7 @@ def test_a_case_too_large_for_the_gpu_is_left_out(root: Path, library: Path) -> 
     first, second = with_gpus(root, library, small, target_gib=20.0)["cases"]
     assert summary(first) == (State.OK, "1 of 2 cases of tier 'here' run here")
     assert second.state == State.NOTE
-    assert second.says.startswith("vllm-eagle3-pair-toy-c4: needs 1 GPU(s) of ")
+    assert second.says.startswith("vllm-eagle3-pair-toy-c4: 1 GPU(s) of ")
     assert second.says.endswith("this machine has 56 GiB")
 
 
