@@ -1,4 +1,4 @@
-"""What pytest-benchmark shows of a run's cases."""
+"""Describe the cases of a run to pytest-benchmark."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def round_times_s(launches: Iterable[MeasuredLaunch], case_id: str) -> Sequence[
 def describe_benchmarks(
     result: RunResult, entries: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Complete pytest-benchmark's entries of cases with what was measured, and return them."""
+    """Add the measurements to pytest-benchmark's entries of cases, and return those entries."""
     of_cases = []
     for entry in entries:
         case = (entry["params"] or {}).get("case")

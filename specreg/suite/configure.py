@@ -1,4 +1,4 @@
-"""Turn the options into a run, or say what is wrong with them."""
+"""Make the context of a run from its options, and check that the options make sense."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -44,7 +44,7 @@ def _check_options(options: Options) -> None:
     """Check that the options can be combined, and that their numbers are in range.
 
     Raises:
-        SpecregError: two options contradict one another, or a number is out of its range.
+        SpecregError: Two options contradict each other, or a number is out of its range.
     """
     # Options that contradict one another.
     conflicting = [
@@ -83,10 +83,15 @@ def _check_options(options: Options) -> None:
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:
-    """Load the tier that is to be measured, as the options change it.
+    """Load a tier, and apply the options that change its cases.
+
+    Args:
+        root: The root of the repository.
+        options: The options of the run.
+        name: The name of the tier.
 
     Raises:
-        SpecregError: the tier can't be read, or the options don't fit it.
+        SpecregError: The tier can't be read, or an option doesn't fit it.
     """
     tier = load_tier(root / options.matrix, name)
     engines = {case.server.engine for case in tier.cases}
@@ -112,8 +117,8 @@ def _with_shared_runner(case: Case, version: str | None) -> Case:
     between the runners.
 
     Args:
-        case: the case, which runs on a GPU.
-        version: the version of the engine that was asked for; None for the engine's own.
+        case: The case, which runs on a GPU.
+        version: The version of the engine that the user has chosen; None for the default.
     """
     server = case.server
     if case.control is None or server.model_runner is not None:
@@ -131,17 +136,17 @@ def _with_shared_runner(case: Case, version: str | None) -> Case:
 def open_context(
     root: Path, options: Options, progress: Progress, worker_folder: Path | None = None
 ) -> RunContext:
-    """Return the context of a run that the options ask for, and check that they make sense.
+    """Return the context of a run, and check that its options make sense.
 
     Args:
-        root: the repository.
-        options: what the user asked for.
-        progress: shows what goes on.
-        worker_folder: the folder of a process that has a share of another's run; None for a run
-            of its own.
+        root: The root of the repository.
+        options: The options that the user gave.
+        progress: Shows the progress.
+        worker_folder: The folder of a worker, which measures a part of the run; None for a process
+            that measures the whole run.
 
     Raises:
-        SpecregError: an option, the tier or the machine doesn't fit; the message names it.
+        SpecregError: An option, the tier or the machine doesn't fit; the message names it.
     """
     # The tier and the machine.
     _check_options(options)
@@ -161,7 +166,7 @@ def open_context(
     else:
         run_folder = worker_folder
         whole_run = worker_folder.parents[1]
-    # From here on these names aren't hidden, even if a secret has the same characters.
+    # These names are never hidden, even if a secret has the same characters.
     declare_vocabulary(tier.cases, tier.name, environment.name, whole_run.name, *FLAGS)
 
     provision = provision_of(
@@ -189,10 +194,10 @@ def open_context(
 
 
 def _run_folder(runs: Path, options: Options, clock: RunClock) -> Path:
-    """Return the folder of the run that is resumed, or of a new one, which isn't made yet.
+    """Return the folder of the run that is resumed, or of a new run, which isn't made yet.
 
     Raises:
-        SpecregError: there is no run to resume.
+        SpecregError: There is no run to resume.
     """
     shard_suffix = ""
     if options.part is not None:
@@ -203,7 +208,7 @@ def _run_folder(runs: Path, options: Options, clock: RunClock) -> Path:
 
 
 def unmet_need(context: RunContext) -> str:
-    """Return what the tier needs and the machine lacks; empty if it lacks nothing."""
+    """Return why the machine can't run the tier at all; empty if it can."""
     gpus = find_gpus()
     tier = context.tier
     if len(gpus.devices) >= tier.needs_gpus or context.provision.url is not None:
@@ -215,10 +220,10 @@ def unmet_need(context: RunContext) -> str:
 
 
 def why_unfit(context: RunContext) -> Mapping[str, str]:
-    """Return what each case needs and the machine lacks, by case id.
+    """Return why cases can't run on the machine, by case id, without those that can.
 
-    If the machine lacks what the tier needs, that is the reason for each case. A program that is
-    missing on a machine that must run the tier isn't among the reasons: `check_cases` names it.
+    If the machine can't run the tier at all, each case has the same reason. If the user requires
+    the tier, a missing program isn't a reason here, because `check_cases` raises an error for it.
     """
     if context.provision.url is not None:
         return {}
@@ -236,12 +241,12 @@ def why_unfit(context: RunContext) -> Mapping[str, str]:
 
 
 def check_cases(context: RunContext, cases: Collection[Case]) -> None:
-    """Check that every case can be measured, as far as is known beforehand.
+    """Check that every case can be measured, as far as that is known beforehand.
 
-    Tells the user what isn't known of the GPUs.
+    Also prints what isn't known about the GPUs.
 
     Raises:
-        SpecregError: a case can't be measured.
+        SpecregError: A case can't be measured.
     """
     gpus = gpus_of(context.options)
     check_usable(gpus, context.options, needs_gpus=context.tier.needs_gpus > 0)

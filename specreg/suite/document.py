@@ -1,4 +1,4 @@
-"""Fill the documents of a run: its verdict and its report."""
+"""Build the documents of a run: its verdict and its report."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -37,12 +37,12 @@ _NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--sp
 
 
 def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdict:
-    """Return what the run decided, for programs.
+    """Return the verdict of the whole run, which other programs read.
 
     Args:
-        result: what the run came to.
-        status: the exit status of the run.
-        cut_short: whether it ended before everything that was selected was judged.
+        result: The result of the run.
+        status: The exit status of the run.
+        cut_short: True if the run ended before all selected tests were judged.
     """
     context = result.context
     is_complete = result.selection.covers_tier and not cut_short and not result.skipped
@@ -65,13 +65,13 @@ def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdic
 def report_of(
     result: RunResult, run: RunVerdict, *, command: str, remarks: tuple[str, ...] = ()
 ) -> Report:
-    """Fill the report of a run.
+    """Return the report of a run.
 
     Args:
-        result: what the run came to.
-        run: what it decided.
-        command: what the user typed.
-        remarks: what else a reader should know.
+        result: The result of the run.
+        run: The verdict of the whole run.
+        command: The command that the user typed.
+        remarks: Remarks for the reader.
     """
     context = result.context
     history = context.load_history()
@@ -90,7 +90,7 @@ def report_of(
 
 
 def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) -> CaseReport:
-    """Return what the report says of a case, with its earlier runs."""
+    """Return the part of the report about a case, with its earlier runs."""
     context = result.context
     measurements = [
         measurement for measurement in result.measurements if measurement.case.id == case.id
@@ -98,7 +98,7 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     valid = [measurement for measurement in measurements if measurement.values]
     settings = None
     expected = None
-    # A case whose models or baselines can't be read is shown too. Its verdicts say why it is red.
+    # A case whose models or baselines can't be read is shown too; its verdicts have the error.
     with contextlib.suppress(SpecregError):
         settings = context.settings(case)
         expected = expected_of(context.baselines_of(case), (valid or measurements)[-1:])
@@ -157,7 +157,7 @@ def _logs(run_folder: Path, case: Case) -> Iterator[str]:
 
 
 def exact_baseline(context: RunContext, case: Case) -> Baseline | None:
-    """Return the baseline that a case was judged against, if it is this machine's."""
+    """Return this machine's baseline of a case; None if it has none with the same settings."""
     try:
         known = context.baselines_of(case)
     except BaselineError:

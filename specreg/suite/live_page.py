@@ -1,4 +1,4 @@
-"""The page of a run that goes on: what it has judged so far."""
+"""The live page: shows the verdicts of a run while the run still goes on."""
 
 import contextlib
 import time
@@ -12,18 +12,19 @@ from specreg.suite.document import report_of, run_verdict
 from specreg.suite.result import RunResult
 
 _TIME_SHARE = 20
-"""The page is rendered again so late that it takes a twentieth of the time."""
+"""The page is rendered so seldom that rendering takes at most a twentieth of the run's time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LivePage:
-    """Leaves the page of a run in its folder before each case.
+    """Writes the page of a run to its folder before each case.
 
-    The verdicts and the page at the end don't depend on it.
+    An error in it is ignored, because the verdicts and the page at the end don't depend on it.
 
     Attributes:
-        progress: says which case of how many is at hand.
-        clock: monotonic, in nanoseconds.
+        progress: Gives the number of the current case.
+        clock: Returns the monotonic time in nanoseconds.
+        _due_ns: When the page may be rendered again.
     """
 
     progress: RunProgress
@@ -31,10 +32,10 @@ class LivePage:
     _due_ns: int = field(default=0)
 
     def update(self, get_result: Callable[[], RunResult]) -> None:
-        """Leave the page if it is due and anything was judged.
+        """Write the page if it is due and the run has a verdict.
 
         Args:
-            get_result: gives what the run came to so far.
+            get_result: Returns the result of the run so far.
         """
         began_ns = self.clock()
         if began_ns < self._due_ns:

@@ -1,4 +1,4 @@
-"""The GPUs of the machine as a run takes them: what isn't known of them, and what is in its way."""
+"""The GPUs of the machine as a run sees them, with what isn't known about them."""
 
 from collections.abc import Iterator
 
@@ -10,17 +10,20 @@ from specreg.telemetry.sensor import Device
 
 
 def gpus_of(options: Options) -> Gpus:
-    """Return the GPUs of this machine, with the memory that the user says where no driver does."""
+    """Return the GPUs of this machine. The user's option fills in memory that no driver reports."""
     return find_gpus().with_memory(options.gpu_memory_gib)
 
 
 def check_usable(gpus: Gpus, options: Options, *, needs_gpus: bool) -> None:
-    """Check that a machine whose GPUs can't be used isn't taken for one without GPUs.
+    """Check that the GPUs can be used, if the machine has any.
+
+    Without this check, a machine with a broken driver would silently run the CPU's tier.
 
     Args:
-        gpus: The machine's.
-        options: With a tier that needs none, or a server elsewhere, the run goes on.
-        needs_gpus: True if the tier needs some.
+        gpus: The GPUs of the machine.
+        options: The options of the run. If they choose a tier without GPUs, or a server to attach
+            to, the GPUs don't matter.
+        needs_gpus: True if the tier needs GPUs.
 
     Raises:
         SensorError: The driver doesn't work, or no GPU can be used.
@@ -33,7 +36,7 @@ def check_usable(gpus: Gpus, options: Options, *, needs_gpus: bool) -> None:
 
 
 def remarks_on(gpus: Gpus) -> Iterator[str]:
-    """Say what isn't known of the GPUs and which of them can't be used, a line each."""
+    """Yield a line for each GPU that can't be used, and for each unknown property of a GPU."""
     for hidden in gpus.hidden:
         yield f"GPU {hidden.number} isn't used: {hidden.reason}"
     for device, memory_gib in zip(gpus.devices, gpus.memory_gib, strict=True):
@@ -47,7 +50,7 @@ def remarks_on(gpus: Gpus) -> Iterator[str]:
 
 
 def _remark_on_memory(device: Device, memory_gib: float | None) -> str:
-    """Return how a GPU's memory is known where its driver doesn't say it; empty where it does."""
+    """Return a remark on a GPU whose driver doesn't report its memory; empty for other GPUs."""
     if memory_gib is None:
         return (
             "its driver doesn't say how much memory it has, and cases run without a look at that;"

@@ -1,4 +1,4 @@
-"""What a run has measured so far, with the figures that reports show."""
+"""The launches that a run has measured so far, with the figures that reports show."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -13,11 +13,12 @@ from specreg.suite.context import CaseLaunch
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLaunch:
-    """A case, measured on one launch of its servers.
+    """The measurement of a case on one launch of its servers.
 
     Attributes:
-        number: the launch, from 1.
-        is_resumed: whether an interrupted run had measured it.
+        measurement: The measurement.
+        number: The number of the launch, from 1.
+        is_resumed: True if it was taken over from the interrupted run.
     """
 
     measurement: Measurement
@@ -26,7 +27,7 @@ class MeasuredLaunch:
 
     @property
     def case(self) -> Case:
-        """What was measured."""
+        """The case that was measured."""
         return self.measurement.case
 
     @property
@@ -36,7 +37,7 @@ class MeasuredLaunch:
 
     @functools.cached_property
     def figures(self) -> Figures:
-        """What reports show of it; computed once, as that takes a moment."""
+        """The figures of the measurement, which are computed once because that takes a moment."""
         return figures_of(self.measurement, self.number)
 
 
@@ -53,7 +54,7 @@ class MeasuredLaunches:
         return len(self._by_case)
 
     def add(self, launch: MeasuredLaunch) -> None:
-        """Keep a launch of a case."""
+        """Add a launch of a case."""
         self._by_case[launch.case.id, launch.number] = launch
 
     def find(self, case: Case, number: int) -> MeasuredLaunch | None:
@@ -64,8 +65,8 @@ class MeasuredLaunches:
 def shown_launch(launches: Iterable[MeasuredLaunch], case_id: str) -> MeasuredLaunch | None:
     """Return the launch of a case that reports show.
 
-    That is the last launch among those that are valid in most, else the last one; None if the case
-    wasn't measured.
+    Returns:
+        The last one of the launches with the most valid figures; None if the case wasn't measured.
     """
     of_case = [launch for launch in launches if launch.case.id == case_id]
     if not of_case:

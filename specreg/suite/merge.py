@@ -1,8 +1,8 @@
-"""Join what shards or workers measured, and judge all of it together.
+"""Merge the measurements of shards or workers, and judge all of them together.
 
-The folders of shards come from other machines, so what they hold is only data. Where tiers and
-baselines are, which programs run and how to judge is decided by the options and the repository of
-the machine that merges.
+The folders of shards come from other machines, so they are treated as data only. The options and
+the repository of the machine that merges decide where tiers and baselines are, which programs run,
+and how to judge.
 """
 
 import contextlib
@@ -47,6 +47,7 @@ _EQUAL = (
     *("commit", "tier", "matrix_sha256", "environment", "options", "launches", "reason", "of"),
     "shards",
 )
+"""The fields of plans that must be equal in all shards of a run."""
 
 
 def merge_shards(
@@ -57,21 +58,22 @@ def merge_shards(
     are_workers: bool = False,
     ended_at: str = "",
 ) -> tuple[Run[MergedCases], tuple[str, ...]]:
-    """Judge what shards measured, as if one process had, and have all that they left in one folder.
+    """Judge the measurements of shards as if one process had made them, and copy their files.
 
     Args:
-        context: the merged run.
-        shards: what its parts have left.
-        missing_is_invalid: whether a case that no shard measured is INVALID, or left out.
-        are_workers: whether they are workers of this run, on this machine.
-        ended_at: when the last shard ended, by ISO 8601; empty for now.
+        context: The merged run, whose folder gets the files.
+        shards: The shards.
+        missing_is_invalid: True if a case that no shard measured is INVALID; False to leave it out.
+        are_workers: True if the shards are workers of this run, on this machine.
+        ended_at: When the last shard ended, as ISO 8601; empty for now.
 
     Returns:
-        The run, and what is to be said of its shards.
+        The run, and remarks on its shards.
 
     Raises:
-        SpecregError: the files of a shard can't be copied.
+        SpecregError: The files of a shard can't be copied.
     """
+    # Read the journals.
     shards = [with_journal(shard, context.tier.cases, is_ours=are_workers) for shard in shards]
     cases = MergedCases(shards=shards, root=context.root)
     selection = _selection_of(cases, context)
@@ -79,10 +81,11 @@ def merge_shards(
         context=context,
         selection=selection,
         cases=cases,
-        # What the shards measured beyond the first launches is read below.
+        # No launch can be measured here. The further launches of the shards are read below.
         budget=RecordingBudget(left_s=0.0, store=context.store),
         timeline=Timeline(),
     )
+    # Judge all cases.
     for case_launch in context.case_launches():
         case = case_launch.case
         if case.id not in selection.names or case.id in selection.skipped:
@@ -92,6 +95,7 @@ def merge_shards(
                 judge.note_failure(case, name, error.reason)
     if selection.is_recording:
         _read_further_launches(cases, selection.cases_of(context.tier), context.launches)
+    # Copy logs and journals to the folder of the merged run.
     _copy_files(shards, context.run_folder)
     _join_journals(shards, context.run_folder)
     run = Run(
@@ -108,7 +112,8 @@ def merge_shards(
 def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
     """Return what the tests of all shards needed.
 
-    A shard that isn't there is taken to have needed all that the others needed of their cases.
+    The plan of a shard that is missing isn't known. Its cases are assumed to have needed every
+    metric and check that the other shards needed for any of theirs.
     """
     names: dict[str, set[str]] = {}
     skipped: dict[str, str] = {}
@@ -130,7 +135,7 @@ def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
 
 
 def _read_further_launches(cases: MergedCases, recorded: Sequence[Case], launches: int) -> None:
-    """Count the launches that shards measured beyond the first ones, to record more."""
+    """Read the launches that shards measured beyond the first ones, so that they are recorded."""
     for number in range(launches + 1, MAX_LAUNCHES + 1):
         cases.measure_afresh(recorded, number)
 
@@ -138,20 +143,24 @@ def _read_further_launches(cases: MergedCases, recorded: Sequence[Case], launche
 def merge_workers(
     context: RunContext, *, missing_is_invalid: bool
 ) -> tuple[Run[MergedCases], tuple[str, ...]] | None:
-    """Judge what the workers of a run measured, and have all that they left in its own folder.
+    """Judge the measurements of a run's workers, and move their files to the folder of the run.
+
+    Args:
+        context: The run.
+        missing_is_invalid: As in `merge_shards`.
 
     Returns:
-        As `merge_shards`; None if no worker began.
+        As in `merge_shards`; None if no worker began.
 
     Raises:
-        SpecregError: what a worker left can't be read.
+        SpecregError: A file of a worker can't be read.
     """
     folder = context.run_folder / WORKERS_FOLDER
     shards = [load_shard(path) for path in sorted(folder.glob("*")) if has_plan(path)]
     if not shards:
         return None
     if (context.run_folder / JOURNAL).exists():
-        # The run continues what an earlier process has left in its folder.
+        # The run was resumed, and an earlier process had measured cases in its own folder.
         earlier = ShardRun(folder=context.run_folder, plan=shards[0].plan, report=shards[0].report)
         shards = [earlier, *shards]
     merged = merge_shards(context, shards, missing_is_invalid=missing_is_invalid, are_workers=True)
@@ -160,9 +169,12 @@ def merge_workers(
 
 
 def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
-    """Copy the logs of all shards' servers and devices to one folder.
+    """Copy the logs of the servers and devices of all shards to one folder.
 
-    A file whose name several shards have gets the number of its shard in its name.
+    If several shards have a file of the same name, the number of the shard is added to it.
+
+    Raises:
+        SpecregError: A file can't be copied.
     """
     logs = [
         (number, shard.folder, name)
@@ -199,10 +211,10 @@ def _join_journals(shards: Sequence[ShardRun], into: Path) -> None:
 
 
 def _check_equal(shards: Sequence[ShardRun]) -> None:
-    """Check that shards are parts of one run, cut in one way.
+    """Check that shards are parts of the same run.
 
     Raises:
-        SpecregError: their plans differ; the message says in what.
+        SpecregError: Their plans differ; the message names the difference.
     """
     for name in _EQUAL:
         values = [getattr(shard.plan, name) for shard in shards]
@@ -217,7 +229,7 @@ def _check_equal(shards: Sequence[ShardRun]) -> None:
 
 
 def _render(value: object) -> str:
-    """Render what plans differ in, in a few words."""
+    """Render a field of a plan in a few words, for an error."""
     if isinstance(value, Environment):
         return value.name
     if isinstance(value, tuple):
@@ -226,23 +238,25 @@ def _render(value: object) -> str:
 
 
 def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: Path) -> RunContext:
-    """Return the context of the run that shards are parts of, in a folder of its own.
+    """Return the context of a merged run, and check that the shards can be merged here.
 
     Args:
-        root: of the repository here, whose tiers and baselines count.
-        options: of the machine that merges: where those lie, how to judge, whether to record.
-        shards: what the parts of the run have left.
-        into: the folder of the merged run.
+        root: The root of this machine's repository, whose tiers and baselines are used.
+        options: The options of this machine, which decide how to judge and whether to record.
+        shards: The shards of the run.
+        into: The folder of the merged run.
 
     Raises:
-        SpecregError: the repository isn't at the commit, or hasn't the cases, that they are of; or
-            they record baselines and the options don't, or the other way round.
+        SpecregError: The shards are of different runs; or the repository is at another commit, or
+            has other cases; or only one of shards and options records baselines.
     """
+    # Check that the shards are of one run, and that it may be recorded here.
     _check_equal(shards)
     if any(shard.folder.resolve() == into for shard in shards):
         raise SpecregError(f"--into '{into}': it is one of the shards; name a folder of its own")
     plan = shards[0].plan
     _check_recording(plan, options)
+    # Load the tier as the shards measured it, and check that the repository is the same.
     options = dataclasses.replace(
         options,
         launches=plan.launches,
@@ -256,6 +270,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     _check_repository("matrix_sha256", plan.matrix_sha256, matrix_sha256(tier), root)
     for shard in shards:
         _check_names(shard, tier)
+    # Prepare the folder.
     _empty(into)
     declare_vocabulary(tier.cases, tier.name, plan.environment.name, plan.run, into.name, *FLAGS)
     began_at = min(shard.plan.began_at for shard in shards)
@@ -273,7 +288,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
 
 
 def last_end(shards: Sequence[ShardRun]) -> str:
-    """Return when the last shard ended, by ISO 8601; one that died counts with its start."""
+    """Return when the last shard ended, as ISO 8601; for a shard that died its start counts."""
     return max(
         shard.report.ended_at if shard.report else shard.plan.began_at.isoformat()
         for shard in shards
@@ -281,14 +296,22 @@ def last_end(shards: Sequence[ShardRun]) -> str:
 
 
 def _check_repository(name: str, of_shards: str, here: str, root: Path) -> None:
-    """Check that the repository here is the one that shards measured; else a SpecregError."""
+    """Check that a field of the shards' plans has the value of this repository.
+
+    Raises:
+        SpecregError: It has another value.
+    """
     if of_shards != here:
         differs = f"{name} differs: the shards have '{of_shards}', '{root}' '{here}'"
         raise SpecregError(f"{differs}; check out the commit that they are of")
 
 
 def _check_recording(plan: RunPlan, options: Options) -> None:
-    """Check that shards and merge both record baselines, or neither; else a SpecregError."""
+    """Check that both the shards and the merge record baselines, or neither of them.
+
+    Raises:
+        SpecregError: Only one of them records.
+    """
     command = specreg_command("merge")
     recorded = plan.reason is not None
     if recorded and not options.update_baselines:
@@ -303,7 +326,7 @@ def _check_names(shard: ShardRun, tier: Tier) -> None:
     """Check that the plan of a shard names only cases, metrics and checks that exist here.
 
     Raises:
-        UnknownNameError: it names another one.
+        UnknownNameError: It names another one.
     """
     plan = shard.plan
     where = f"'{shard.folder}'"
@@ -317,15 +340,15 @@ def _check_names(shard: ShardRun, tier: Tier) -> None:
 
 
 def _empty(into: Path) -> None:
-    """Remove what an earlier merge left in a folder and this one doesn't write over.
+    """Remove the files of an earlier merge that this one wouldn't overwrite.
 
     Raises:
-        SpecregError: the disk refuses.
+        SpecregError: A file can't be removed.
     """
     try:
         for name in COPIED:
             folder = into / name
-            # What a link leads to isn't ours to remove.
+            # Of a link only the link itself is removed, because its target isn't specreg's.
             if folder.is_symlink():
                 folder.unlink()
             elif folder.exists():
@@ -337,7 +360,11 @@ def _empty(into: Path) -> None:
 
 
 def _judge(judge: GroupJudge, case_launch: CaseLaunch) -> Iterator[tuple[str, SpecregError]]:
-    """Judge what was measured of a case on a launch, and yield by name why the rest wasn't."""
+    """Judge a case on a launch, and yield each metric or check without a measurement.
+
+    Yields:
+        The name of the metric or check, and why it couldn't be judged.
+    """
     case = case_launch.case
     server = Starting(launch=case_launch.server, start=_start_nothing)
     control = Starting(launch=case_launch.control, start=_start_nothing)
@@ -355,5 +382,5 @@ def _judge(judge: GroupJudge, case_launch: CaseLaunch) -> Iterator[tuple[str, Sp
 
 
 def _start_nothing() -> contextlib.AbstractContextManager[Poll]:
-    """Fail: what shards measured takes no server."""
+    """Raise an error, because a merge reads measurements and never needs a server."""
     raise AssertionError("a merge starts no server")

@@ -1,4 +1,4 @@
-"""What other processes measured and checked, in place of measuring and checking it here."""
+"""Read the measurements and checks of other processes, instead of making them here."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ _SHARD_MISSING = "SHARD_MISSING"
 
 @dataclass(slots=True, kw_only=True)
 class MergedCases:
-    """Reads what shards measured and checked: the `CaseSource` of a merged run.
+    """The `CaseSource` of a merged run, which reads the measurements and checks of its shards.
 
     Attributes:
-        shards: what the processes of the run have left, with their journals.
-        root: the repository of this machine, whose models count.
-        launches: the launches that were read so far.
-        retried: nothing, as the reports of the shards say what they measured twice.
+        shards: The shards with their journals.
+        root: The root of this machine's repository, whose models are used.
+        launches: The launches read so far.
+        retried: Always empty, because the shards' own reports say which cases they measured twice.
     """
 
     shards: Sequence[ShardRun]
@@ -44,7 +44,7 @@ class MergedCases:
 
     @property
     def hosts(self) -> Mapping[str, str]:
-        """By case, the machine that measured it."""
+        """The machine that measured each case, by case id."""
         hosts: dict[str, str] = {}
         for shard in self.shards:
             for case_id, _ in shard.measured:
@@ -53,7 +53,7 @@ class MergedCases:
 
     @property
     def time(self) -> RunTime:
-        """Where the time went of the shards that came to their end."""
+        """How the time was spent in the shards that came to their end."""
         times = [shard.report.time for shard in self.shards if shard.report and shard.report.time]
         return RunTime(
             pairs=tuple(pair for time in times for pair in time.pairs),
@@ -67,10 +67,8 @@ class MergedCases:
         return self.plan.driver_version
 
     def torch_version(self, case: Case) -> str:
-        """Return the torch that a case's engine ran with; empty if no report says it.
-
-        The interpreter of that engine is on another machine, so it can't be asked.
-        """
+        """Return the version of torch that a case's engine ran with; empty if no report has it."""
+        # The interpreter of the engine is on another machine, so only a report can have it.
         for shard in self.shards:
             for case_report in shard.report.cases if shard.report else ():
                 if case_report.case_id == case.id and case_report.torch_version:
@@ -78,10 +76,10 @@ class MergedCases:
         return ""
 
     def measure(self, case: Case, servers: ServerSet) -> Measurement:
-        """Return what the first shard that did has measured of a case on a launch.
+        """Return the measurement of a case on a launch, from the first shard that has one.
 
         Raises:
-            SpecregError: no shard has; the message says why.
+            SpecregError: No shard has measured it; the message says why.
         """
         return self._read(case, servers.launch.number)
 
@@ -104,7 +102,7 @@ class MergedCases:
     def measure_afresh(
         self, cases: Sequence[Case], number: int
     ) -> Mapping[str, Measurement | Reason]:
-        """Return by case what was measured on a further launch, or why nothing was."""
+        """Return the measurement of each case on a further launch, or why there is none."""
         results: dict[str, Measurement | Reason] = {}
         for case in cases:
             try:
@@ -114,12 +112,12 @@ class MergedCases:
         return results
 
     def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
-        """Return the verdict of the first shard that made a check.
+        """Return the verdict of a check, from the first shard that made it.
 
         Raises:
-            SpecregError: no shard has; the message says why.
+            SpecregError: No shard made the check; the message says why.
         """
-        del servers  # none runs
+        del servers  # A merge starts no servers.
         for shard in self.shards:
             verdict = shard.checked.get((case.id, check.name))
             if verdict is not None:
@@ -145,7 +143,7 @@ class MergedCases:
 
     @property
     def missing(self) -> Mapping[int, Sequence[str]]:
-        """By number, the cases of the shards that have any and weren't merged."""
+        """The cases of the shards that weren't merged, by the number of the shard."""
         merged = {shard.plan.number for shard in self.shards}
         return {
             number: case_ids
@@ -159,11 +157,11 @@ class MergedCases:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all shards were merged, and all came to their end."""
+        """True if all shards were merged, and all of them came to their end."""
         return not self.missing and all(shard.report is not None for shard in self.shards)
 
     def remarks(self) -> Iterator[str]:
-        """Yield what is missing, what died, and what was measured twice, in words."""
+        """Yield a line for each shard that is missing or died, and for each case measured twice."""
         for number in self.missing:
             yield f"{_SHARD_MISSING}: {self._why_missing(number)}"
         for shard in self.shards:
@@ -178,7 +176,7 @@ class MergedCases:
                 yield f"{case_id}: measured by {' and '.join(names)}; the first one's counts"
 
     def _measured_by(self) -> Mapping[str, Sequence[str]]:
-        """Return by case the names of the shards that measured it."""
+        """Return the names of the shards that measured each case, by case id."""
         names: dict[str, list[str]] = {}
         for shard in self.shards:
             for case_id in dict.fromkeys(case_id for case_id, _ in shard.measured):
@@ -187,7 +185,7 @@ class MergedCases:
 
 
 def _reason_of(verdicts: Sequence[Verdict], case_id: str, metric: str) -> Reason | None:
-    """Return the reason of a verdict on a metric, or else of another one on the same case."""
+    """Return the reason of the verdict on a metric, or else of another verdict on the case."""
     of_case = [verdict for verdict in verdicts if verdict.case_id == case_id and verdict.reason]
     for verdict in of_case:
         if verdict.metric == metric:

@@ -48,7 +48,7 @@ def record_baselines(result: RunResult, *, color: bool) -> tuple[list[str], bool
         recorded.append(baseline)
         if baseline.left_out:
             refused[case.id] = baseline.left_out
-    lines = [*refused.values(), *_written(result, recorded, color=color)]
+    lines = [*refused.values(), *_summary_of(result, recorded, color=color)]
     failed_ids = {verdict.case_id for verdict in result.verdicts if verdict.fails}
     to_repeat = tuple(case_id for case_id in refused if case_id not in failed_ids)
     if to_repeat:
@@ -57,10 +57,10 @@ def record_baselines(result: RunResult, *, color: bool) -> tuple[list[str], bool
     return [line for line in lines if line], not refused
 
 
-def _written(
+def _summary_of(
     result: RunResult, recorded: Sequence[RecordedBaseline], *, color: bool
 ) -> Sequence[str]:
-    """Return what to say of the baselines that were written."""
+    """Return the parts of the summary about the baselines that were written."""
     if not recorded:
         return ()
     tier_cases = result.context.tier.cases
@@ -75,12 +75,14 @@ def _written(
 
 
 def _record(result: RunResult, case: Case) -> RecordedBaseline:
-    """Write the baseline of a case.
+    """Write the baseline of a case, and add the run to the case's history.
 
     Raises:
-        BaselineError: the case is WRONG, or its measurements aren't fit to be compared with.
-        SpecregError: not all of its launches were measured.
+        BaselineError: The case is WRONG, has become worse without a reason, or its measurements
+            can't serve as a baseline.
+        SpecregError: Not all of its launches were measured.
     """
+    # Check that the measurements may become a baseline.
     context = result.context
     measurements = result.measurements_of(case)
     for verdict in result.verdicts_of(case.id):
@@ -97,6 +99,7 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     reason = (context.options.reason or "").strip()
     if not reason:
         _check_nothing_lost(result, case, measurements, history)
+    # Find out how identical runs and launches differ.
     first = measurements[0]
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
     identical = identical_to(history.of(case.id), settings, first.engine_version, draft_sha256)
@@ -115,6 +118,7 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
         noise = {**baseline.noise, **noise_of(identical, own_spreads)}
         return msgspec.structs.replace(baseline, noise=noise, detects=detects)
 
+    # Write the baseline, then the history.
     recorded = record_measurements(
         measurements,
         settings,
@@ -134,7 +138,8 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
             accepted=bool(reason),
         )
         verdicts = result.verdicts_of(case.id)
-        # As later runs read it: what is read back may differ from what was written in a default.
+        # The history refers to the baseline as later runs will read it from the file. A default
+        # may make that differ from the value that was written.
         written = context.baselines_of(case).exact
         record = run_record(origin, measurements, verdicts, settings, written)
         record_history(context.history_path, [record])
@@ -144,10 +149,11 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
 def _check_nothing_lost(
     result: RunResult, case: Case, measurements: Sequence[Measurement], history: History
 ) -> None:
-    """Check that a new baseline hides no loss: recording a proven one takes a reason.
+    """Check that a new baseline hides no loss. A proven loss is only recorded with a reason.
 
     Raises:
-        BaselineError: a metric is proven to be worse than in the baseline or on the nights since.
+        BaselineError: A metric is proven to be worse than in the baseline, or than on the nights
+            since then.
     """
     context = result.context
     known = context.baselines_of(case)

@@ -22,7 +22,7 @@ LAUNCHES_TO_RECORD = 3
 Inconclusive = Literal["nights", "fail", "warn", "warn-speed"]
 """What a test does if its metric is INCONCLUSIVE."""
 WITHOUT_HISTORY = "none"
-"""In place of the folder of the history: no earlier run counts."""
+"""The value of --specreg-history with which no history is read or written."""
 _SHARD = re.compile(r"(?:(?P<list>list)|(?P<number>\d{1,5}))(?:/(?P<of>\d{1,5}))?")
 
 
@@ -37,11 +37,11 @@ def _option(
     """Declare an option, as a field of `Options`.
 
     Args:
-        text: the help.
-        default: the value if the user doesn't type the option.
-        flag: how it is typed; empty for `--specreg-` and the name of the field.
-        is_repeated: whether it belongs to a command that runs the same cases again.
-        argparse: further arguments of `add_argument`.
+        text: The help.
+        default: The value if the user doesn't give the option.
+        flag: The flag; empty for `--specreg-` and the name of the field.
+        is_repeated: True if a command that runs the same cases again needs the option.
+        argparse: Further arguments of `add_argument`.
     """
     if default is False:
         argparse["action"] = "store_true"
@@ -51,15 +51,15 @@ def _option(
 
 
 _once = functools.partial(_option, is_repeated=False)
-"""Declares an option that doesn't belong to a command that runs the same cases again."""
+"""Declares an option that a command which runs the same cases again doesn't need."""
 
 
 class ShardChoice(NamedTuple):
-    """The part of a run that the user asks for.
+    """The part of a run that the user has chosen.
 
     Attributes:
-        number: of the shard, from 1; 0 to list all shards and run none.
-        of: into how many shards the run is cut; 0 for one for each server group.
+        number: The number of the shard, from 1; 0 to list all shards and run none.
+        of: The number of shards; 0 for one shard for each server group.
     """
 
     number: int
@@ -68,7 +68,7 @@ class ShardChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the user asked for."""
+    """The options of a run. Each field is an option of the command line, with its help."""
 
     tier: str | None = _once("the tier to run (default: gpu on a machine with a GPU, else cpu)")
     require_tier: bool = _once(
@@ -161,10 +161,10 @@ class Options:
 
     @property
     def part(self) -> ShardChoice | None:
-        """The part of the run that is asked for, None for the whole run.
+        """The part of the run that the user has chosen; None for the whole run.
 
         Raises:
-            SpecregError: the text isn't `I/N`, `list` or `list/N`, or there is no such shard.
+            SpecregError: The text isn't `I/N`, `list` or `list/N`, or there is no such shard.
         """
         if self.shard is None:
             return None
@@ -180,10 +180,10 @@ class Options:
 
     @property
     def lists_shards(self) -> bool:
-        """Whether the shards are only listed, and nothing is run.
+        """True if the shards are only listed, and nothing is run.
 
         Raises:
-            SpecregError: as `part` does.
+            SpecregError: As `part` does.
         """
         return self.part is not None and self.part.number == 0
 
@@ -200,14 +200,15 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
 
 
 FLAGS = tuple(flag_of(field) for field in dataclasses.fields(Options))
-"""All flags. They stand in commands that are typed again, so no part of one is hidden."""
+"""All flags. They appear in the commands that specreg prints, so they are never hidden as
+secrets."""
 
 
 def options_typed(arguments: Sequence[str]) -> Options:
-    """Return the options among the arguments of pytest, and ignore all other arguments.
+    """Return specreg's options among the arguments of pytest, and ignore all other arguments.
 
     Raises:
-        SpecregError: one of them has a value that it can't have.
+        SpecregError: An option has a value that it can't have.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for field in dataclasses.fields(Options):
@@ -220,10 +221,10 @@ def options_typed(arguments: Sequence[str]) -> Options:
 
 
 def hints_of(arguments: Sequence[str]) -> dict[str, str]:
-    """Return what pytest says beside its usage where it refuses what was typed.
+    """Return hints for mistyped options, which pytest prints below its error.
 
     Returns:
-        By label, the options that may be meant by those that don't exist; empty without any.
+        The options that the user may have meant, under a label; empty if no option is mistyped.
     """
     flags = [flag_of(field) for field in dataclasses.fields(Options)]
     names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
@@ -234,14 +235,14 @@ def hints_of(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def options_to_repeat(options: Options, tier: str | None) -> tuple[str, ...]:
-    """Return the arguments that run cases as they were run.
+    """Return the arguments that run the same cases again.
 
     Options with their default value are left out, and those that belong to one run only, such as a
     reason.
 
     Args:
-        options: what the user asked for.
-        tier: the tier to name; None for the one that this machine runs by default.
+        options: The options of the run.
+        tier: The tier to name; None if it is the machine's default.
     """
     arguments = [] if tier is None else [f"--specreg-tier={tier}"]
     for field in dataclasses.fields(Options):

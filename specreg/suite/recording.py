@@ -1,4 +1,4 @@
-"""Recording: which launches to measure beyond the first ones, within a time."""
+"""Recording: decide which further launches to measure in the time that is left."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,21 +14,22 @@ from specreg.stats.intervals import Spread
 from specreg.verdicts.detection import MAX_LAUNCHES, RUN_LAUNCHES, mde_of_launches
 
 _KNOWN_FREEDOM = 8
-"""With so many degrees of freedom a spread is known well enough to say what can't be told."""
+"""The degrees of freedom from which on a spread is known well enough to rely on it. A spread of
+fewer launches may be off by a factor of two."""
 
 
 def speed_spreads(
     case_id: str, measurements: Iterable[Measurement], store: BaselineStore
 ) -> Mapping[str, Spread]:
-    """Return by speed how launches of a case differ on this machine.
+    """Return how the launches of a case differ on this machine, by speed.
 
-    Launches of one case are few, so its spread is moderated by the launches of all cases of the
-    run, and by the baselines of the cases that it doesn't have.
+    A case has few launches, so its spread is moderated by those of other cases: by their launches
+    in this run, or else by their baselines.
 
     Args:
-        case_id: the case.
-        measurements: all launches of the run.
-        store: the baselines of this machine.
+        case_id: The id of the case.
+        measurements: All launches of the run.
+        store: The baselines of this machine.
     """
     speeds_by_case: dict[str, list[Mapping[str, float]]] = {}
     for measurement in measurements:
@@ -43,21 +44,21 @@ def speed_spreads(
 
 
 def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spread) -> bool:
-    """Whether later runs can't judge a speed of a case now, but could if more were recorded.
+    """Return whether later runs can't judge a speed now, but might if more launches are recorded.
 
     Args:
-        metric: the speed.
-        case: whose speed it is.
-        launches: how many were recorded so far.
-        spread: how the launches differ.
+        metric: The speed.
+        case: The case.
+        launches: The number of launches recorded so far.
+        spread: How they differ.
     """
-    # Further launches are taken to differ as much as those so far, which are then better known.
+    # Further launches are expected to have the same spread, which is then known better.
     freedom = spread.freedom + MAX_LAUNCHES - launches
     most_spread = dataclasses.replace(spread, freedom=freedom)
     tolerance_frac = metric.allowed_frac(case)
     current = mde_of_launches(metric, RUN_LAUNCHES, launches, spread)
     with_most = mde_of_launches(metric, RUN_LAUNCHES, MAX_LAUNCHES, most_spread)
-    # A spread that few launches guess is uncertain by a factor of two.
+    # If the spread is only a guess, further launches may show that it is smaller.
     is_guess = spread.freedom < _KNOWN_FREEDOM
     return current > tolerance_frac and (with_most <= tolerance_frac or is_guess)
 
@@ -67,8 +68,9 @@ class RecordingBudget:
     """The time for launches beyond the first ones.
 
     Attributes:
-        left_s: for all servers together, in seconds.
-        store: the baselines of this machine, whose launches show how launches differ.
+        left_s: The time that is left for all servers together, in seconds.
+        store: The baselines of this machine, whose launches show how launches differ.
+        _served: The ids of the servers that have had their share.
     """
 
     left_s: float
@@ -76,20 +78,20 @@ class RecordingBudget:
     _served: set[str] = field(default_factory=set)
 
     def share_s(self, server: str, servers: AbstractSet[str]) -> float:
-        """Return the share of a server in the time that is left, in seconds.
+        """Return a server's share of the remaining time, in seconds.
 
-        Servers that had their share get nothing of what is left.
+        The remaining time is divided equally between the servers that haven't had a share yet.
 
         Args:
-            server: the id of the launch that asks.
-            servers: the ids of all launches that may ask.
+            server: The id of the server's launch.
+            servers: The ids of the launches of all servers.
         """
         share_s = self.left_s / max(len(servers - self._served), 1)
         self._served.add(server)
         return share_s
 
     def spend(self, seconds: float) -> None:
-        """Take the time of a launch off what is left."""
+        """Subtract the time of a launch from the remaining time."""
         self.left_s -= seconds
 
     def undecided(
@@ -98,12 +100,12 @@ class RecordingBudget:
         metrics_of: Mapping[str, Sequence[Metric]],
         measurements: Sequence[Measurement],
     ) -> list[Case]:
-        """Return the cases of which later runs could judge more if more launches were recorded.
+        """Return the cases whose speeds later runs could judge if more launches were recorded.
 
         Args:
-            cases: those that share a server.
-            metrics_of: by the id of a case the metrics that are recorded for it.
-            measurements: all of the run so far.
+            cases: The cases of a server group.
+            metrics_of: The metrics that are recorded, by case id.
+            measurements: All measurements of the run so far.
         """
         undecided = []
         for case in cases:

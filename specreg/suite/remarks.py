@@ -1,4 +1,4 @@
-"""What a reader of a run should know besides its verdicts."""
+"""Remarks: what a reader of a run should know besides its verdicts."""
 
 import contextlib
 import shlex
@@ -23,10 +23,10 @@ _SPEEDS = frozenset(name for name, metric in METRICS.items() if metric.by_launch
 
 
 def remarks_of(result: RunResult) -> Iterator[str]:
-    """Yield what a reader of a run should know: a torn history, other packages, unused baselines.
+    """Yield the remarks on a run, such as a damaged history, changed packages or unused baselines.
 
-    For a recording, that is only what was measured twice, whether acceptance is an estimate, and
-    what the workload lacks.
+    A recording has only those on what was measured twice, on estimated acceptance, and on the
+    workload.
     """
     yield from result.retried
     not_hidden = render_unhidden()

@@ -1,4 +1,4 @@
-"""What an interrupted run had measured and checked, for a run that continues it."""
+"""Load the measurements and verdicts of an interrupted run, for the run that resumes it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,11 +18,12 @@ from specreg.suite.selection import Selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """What the journals of an interrupted run hold.
+    """The contents of an interrupted run's journals.
 
     Attributes:
-        measurements: complete ones, by what has to be equal for them to be taken over.
-        checks: verdicts of correctness checks, by the same key and the name of the check.
+        measurements: The complete measurements. The key holds all settings that must be equal for
+            a measurement to be taken over.
+        checks: The verdicts of correctness checks, by the same key and the name of the check.
     """
 
     measurements: Mapping[Key, Measurement] = field(default_factory=dict)
@@ -30,10 +31,13 @@ class Resumed:
 
 
 def load_resumed(journals: Iterable[Path]) -> Resumed:
-    """Load what some journals hold; a later journal takes precedence, a missing one is empty.
+    """Load the contents of journals.
+
+    Args:
+        journals: Their paths. A later journal takes precedence, and a missing one counts as empty.
 
     Raises:
-        SpecregError: a journal can't be read.
+        SpecregError: A journal can't be read.
     """
     measurements: dict[Key, Measurement] = {}
     checks: dict[tuple[Key, str], Mapping[str, Any]] = {}
@@ -45,16 +49,16 @@ def load_resumed(journals: Iterable[Path]) -> Resumed:
 
 
 def journal_key(case: Case, launch: int, selection: Selection, context: RunContext) -> Key:
-    """Return what has to be equal for an earlier measurement of a case to be taken over.
+    """Return the settings that must be equal for an earlier measurement to be taken over.
 
     Args:
-        case: what is measured.
-        launch: the number of its server's launch, from 1.
-        selection: decides whether speeds are measured, which takes other prompts and a control.
-        context: the run.
+        case: The case.
+        launch: The number of its server's launch, from 1.
+        selection: Decides whether the speed is measured.
+        context: The run.
     """
     spec = case.server
-    # What is measured depends on the purpose: speeds take other prompts and a control.
+    # The purpose is part of the key, because speeds take other prompts, and a control.
     if selection.is_recording:
         purpose = "record"
     elif selection.needs_speed(case):

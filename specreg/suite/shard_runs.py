@@ -1,7 +1,7 @@
-"""What the shards of a run have left: the folders that a merge joins.
+"""Read the run folders of shards, which a merge joins.
 
-A shard leaves `plan.json` before it starts anything and its journal while it measures, so one that
-died is joined as far as it came.
+A shard writes `plan.json` before it starts anything, and its journal while it measures. So the
+measurements of a shard that died are merged too.
 """
 
 import dataclasses
@@ -29,14 +29,16 @@ _AGAIN = "leave that run out, and run it again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRun:
-    """What a shard has left in its folder.
+    """The documents in the folder of a shard.
 
     Attributes:
-        files: all files of the folder, relative to it.
-        measured: by case id and launch. Empty until `with_journal` reads the journal, which takes
-            the cases of the repository here.
-        checked: by case id and check, read with `measured`.
-        report: None if the shard died before it wrote one.
+        folder: The folder.
+        plan: The plan of the shard.
+        files: All files of the folder, relative to it.
+        measured: The measurements by case id and launch. They are empty until `with_journal` reads
+            the journal, for which it needs the cases of this repository.
+        checked: The verdicts of checks by case id and check, read with `measured`.
+        report: The report; None if the shard died before it wrote one.
     """
 
     folder: Path
@@ -48,14 +50,14 @@ class ShardRun:
 
     @property
     def failed_otherwise(self) -> bool:
-        """Whether the shard came to its end, and failed otherwise than by its verdicts."""
+        """True if the shard came to its end, and failed for another reason than its verdicts."""
         if self.report is None or not self.report.run.exit_status:
             return False
         return not exit_status(self.report.run.verdicts)
 
 
 def has_plan(folder: Path) -> bool:
-    """Return whether a run has begun in a folder, because it has a plan, readable or not."""
+    """Return whether a folder has a plan, which may be unreadable. Then a run has begun in it."""
     return os.path.lexists(folder / PLAN)
 
 
@@ -63,14 +65,14 @@ def load_shard(folder: Path) -> ShardRun:
     """Load the plan and the report of a shard, whose folder may come from another machine.
 
     Raises:
-        SpecregError: the folder has no plan, holds a link or another file that isn't regular, or
+        SpecregError: The folder has no plan, or has a link or another file that isn't regular, or
             one of its documents can't be read.
     """
     try:
         files = received_files(folder)
         for name in files:
             if name.parts[0] in COPIED:
-                # A merge copies the file to a folder of the same name, so that has to be possible.
+                # A merge copies this file to a folder of the same name, so its path must be safe.
                 check_below(folder, str(name))
         content = read_received(folder, PLAN, _MAX_PLAN_BYTES)
     except FileNotFoundError as error:
@@ -94,10 +96,10 @@ class _PlanVersion(msgspec.Struct, frozen=True):
 
 
 def _decode_plan(path: Path, content: bytes) -> RunPlan:
-    """Return the plan that a file holds.
+    """Return the plan in a file's content.
 
     Raises:
-        SpecregError: the plan is of another version, or isn't a plan.
+        SpecregError: The plan is of another version, or the file isn't a plan.
     """
     try:
         version = msgspec.json.decode(content, type=_PlanVersion).schema_version
@@ -111,17 +113,17 @@ def _decode_plan(path: Path, content: bytes) -> RunPlan:
 
 
 def with_journal(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> ShardRun:
-    """Return a shard with what its journal holds of the cases of the repository here.
+    """Return a shard with the measurements and verdicts of its journal.
 
     Args:
-        shard: whose journal to read.
-        cases: of the tier.
-        is_ours: whether this machine wrote the journal. An earlier process may have begun it with
-            other settings of the cases, so what can't be read of it is left out.
+        shard: The shard.
+        cases: The cases of the tier in this repository. Entries of other cases are left out.
+        is_ours: True if this machine wrote the journal. An earlier process may have begun it with
+            other settings of the cases, so entries that can't be read are left out too.
 
     Raises:
-        SpecregError: the journal can't be read, or it comes from another machine and says what
-            can't have been measured.
+        SpecregError: The journal can't be read, or it comes from another machine and has values
+            that can't have been measured.
     """
     path = shard.folder / JOURNAL
     if not os.path.lexists(path):

@@ -1,7 +1,7 @@
-"""Share a run out: cut it into shards of server groups.
+"""Divide a run into shards, which are sets of server groups.
 
-A shard is a set of server groups that an ordinary pytest process runs. The cut depends on committed
-files alone, so it is the same on every machine at the same commit.
+Each shard is run by an ordinary pytest process. The division depends on committed files only, so it
+is the same on every machine at the same commit.
 """
 
 import dataclasses
@@ -32,18 +32,19 @@ from specreg.suite.selection import Selection, least_time_s
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 
 SHARDS = Path(".specreg/shards.json")
-"""The file of the repository in which the shards are listed."""
+"""The file in the repository to which the shards are written for other programs."""
 _S_PER_MIN = 60
 
 
 class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The cases that share a server and its control; a shard has all of them or none.
+    """The cases that share a server and its control. A shard has all of them or none.
 
     Attributes:
-        id: of the server's first launch.
-        gpus: how many the server takes.
-        memory_gib: of each GPU, that the largest case needs; None if it isn't known.
-        expected_s: of the starts of the server and of all cases, on all launches.
+        id: The id of the server's first launch.
+        cases: The ids of the cases.
+        gpus: The number of GPUs that the server takes.
+        memory_gib: The memory of each GPU that the largest case needs; None if it isn't known.
+        expected_s: How long the group takes on all launches, with the starts of its server.
     """
 
     id: str
@@ -54,23 +55,30 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a run, with a number from 1; the longest of its groups comes first."""
+    """One part of a run.
+
+    Attributes:
+        number: The number of the shard, from 1.
+        groups: Its server groups, the longest one first.
+    """
 
     number: int
     groups: tuple[ServerGroup, ...]
 
     @property
     def case_ids(self) -> tuple[str, ...]:
-        """The cases of all its groups."""
+        """The ids of the cases of all its groups."""
         return tuple(case_id for group in self.groups for case_id in group.cases)
 
 
 def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGroup]:
-    """Return the server groups of some cases, the widest and longest first.
+    """Return the server groups of some cases, first those with the most GPUs and the longest time.
 
-    Their expected times come from committed baselines only, so that every machine of a run cuts it
-    into the same shards.
+    Args:
+        cases: The cases.
+        context: The run.
     """
+    # The times come from committed baselines only, so that every machine makes the same shards.
     folder = context.store.folder
     needs_gpus = context.tier.needs_gpus > 0
     kind = "gpu" if needs_gpus else "cpu"
@@ -101,14 +109,15 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
 def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[str, ExpectedTime]:
     """Return about how long each case takes on each launch, in the order of the run.
 
-    The first of the cases that are measured side by side takes the time of all of them. The first
-    case on a server takes its start as well, unless that runs already.
+    The first of several cases that are measured side by side has the time of all of them, and the
+    first case on a server has the time of its start.
 
     Args:
-        context: the run.
-        selection: what it judges.
-        fit: whether servers may take their memory at the same time.
+        context: The run.
+        selection: The metrics and checks that it judges.
+        fit: Returns whether the memory is enough for several servers at the same time.
     """
+    # Estimate the time of each case by itself.
     kind = "gpu" if context.tier.needs_gpus else "cpu"
     case_launches = [
         case_launch
@@ -127,11 +136,13 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
         else:
             to_measure = dataclasses.replace(to_measure, control=None, power_s=0.0)
         estimates[case.id] = estimate_of(to_measure, context.store, kind)
+    # Give the time of cases that are measured together to the first one of them.
     cases_s = {case_id: estimate.case_s for case_id, estimate in estimates.items()}
     if not context.is_part:
         for group in measured_together(timed_cases, fit):
             cases_s.update(dict.fromkeys((case.id for case in group), 0.0))
             cases_s[group[0].id] = group_s(group, estimates)
+    # Add the time of a server's start to its first case.
     times: dict[str, ExpectedTime] = {}
     started: set[Launch] = set()
     for case_launch in case_launches:
@@ -149,11 +160,11 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
 
 
 def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
-    """Deal server groups out to shards, each group to the shard that takes the least time so far.
+    """Divide server groups into shards. Each group goes to the shard with the least time so far.
 
     Args:
-        groups: in the order in which they are dealt out.
-        of: the number of shards; 0 for one for each group.
+        groups: The groups in the order in which they are assigned.
+        of: The number of shards; 0 for one shard for each group.
     """
     dealt: list[list[ServerGroup]] = [[] for _ in range(of or len(groups))]
     for group in groups:
@@ -171,7 +182,7 @@ def _expected_s(groups: Iterable[ServerGroup]) -> float:
 
 
 def list_shards(root: Path, shards: Sequence[Shard]) -> str:
-    """Write the shards as JSON for what starts them, and return them as a table."""
+    """Write the shards as JSON for the program that starts them, and return them as a table."""
     lines = ["shard  GPUs  GiB of each  minutes  cases"]
     for shard in shards:
         gpus = max((group.gpus for group in shard.groups), default=0)
@@ -185,7 +196,7 @@ def list_shards(root: Path, shards: Sequence[Shard]) -> str:
 
 
 def committed_in(folder: Path) -> frozenset[Path] | None:
-    """Return the files of a folder that its repository has; None outside of a repository."""
+    """Return the files of a folder that are committed; None if it isn't in a git repository."""
     command = ("git", "-C", str(folder), "ls-files", "-z")
     try:
         listing = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
@@ -195,15 +206,16 @@ def committed_in(folder: Path) -> frozenset[Path] | None:
 
 
 def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -> None:
-    """Check that workers keep server groups together, and disturb no speed.
+    """Check that workers of pytest-xdist don't split server groups or disturb each other's speeds.
 
     Args:
-        context: the run of which this process may be a worker.
-        selection: what it judges.
-        grouped: whether whole server groups are dealt out.
+        context: The run, of which this process may be a worker.
+        selection: The metrics and checks that it judges.
+        grouped: True if workers get whole server groups.
 
     Raises:
-        SpecregError: they don't.
+        SpecregError: The workers would split a group, or several servers would share a processor
+            whose speed is judged.
     """
     if not context.is_worker:
         return
@@ -223,7 +235,7 @@ def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -
 
 
 def _widest_gib(needs_gib: Sequence[float | None]) -> float | None:
-    """Return the memory that suffices for each of several needs; None if one isn't known."""
+    """Return the largest of several needs of memory; None if one isn't known."""
     known_gib = [need_gib for need_gib in needs_gib if need_gib is not None]
     if len(known_gib) < len(needs_gib):
         return None
