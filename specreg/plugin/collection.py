@@ -3,6 +3,7 @@
 Nothing here writes a file or takes a lock, so that `--collect-only` changes nothing.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -187,10 +188,17 @@ def _keep_shard(
 
 def _skip(items: Sequence[pytest.Item], selection: Selection) -> None:
     """Skip the tests that can't run on this machine."""
+    case_counts = Counter(selection.skipped.values())
     for item in items:
-        reason = selection.why_skipped(case_of(item), subject_of(item))
-        if reason:
-            item.add_marker(pytest.mark.skip(reason=readable_line(reason)))
+        case = case_of(item)
+        reason = selection.why_skipped(case, subject_of(item))
+        if not reason:
+            continue
+        # pytest shows equal reasons in one line, without the tests' names. So the case is named
+        # if it is the only one with this reason, and a reason of all cases stays one line.
+        if case_counts[reason] == 1:
+            reason = f"{case.id}: {reason}"
+        item.add_marker(pytest.mark.skip(reason=readable_line(reason)))
 
 
 def _expect(config: pytest.Config, selection: Selection) -> None:
