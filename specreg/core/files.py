@@ -1,7 +1,10 @@
-"""Write files that are the old or the new one at any moment, and say where specreg keeps its own.
+"""Write files safely, and find the folders of specreg's own files.
 
-Bytes are written as they are: whoever encodes a document hides the secrets in its values first,
-see `specreg.core.values`. What killed writers left goes when the same is written again.
+A file is replaced in one step, so that a reader sees the old content or the new one and never a
+part. The temporary files of a killed process are removed when the same file is written again.
+
+Bytes are written as they are. Secrets are hidden before a document is encoded, see
+`specreg.core.values`.
 """
 
 import contextlib
@@ -22,7 +25,8 @@ import platformdirs
 from specreg.core.errors import SpecregError
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises of bytes that it can't read; the last for too deep a nesting."""
+"""The errors that a decoder raises for bytes that it can't read. RecursionError comes from too deep
+a nesting."""
 MIB = 2**20
 _KINDS = {
     stat.S_IFREG: "a regular file",
@@ -36,13 +40,18 @@ _KINDS = {
 _PACKAGE = Path(__file__).parents[1]
 _IN_WHEEL = _PACKAGE / "repository"
 OWN_REPOSITORY = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parent
-"""The repository of specreg that this is a checkout of, or what the wheel has of it."""
+"""The checkout of specreg, or the part of it that its wheel has."""
 
 
 def repository_path(root: Path, path: str) -> Path:
-    """Return a path in a repository.
+    """Return the absolute path of a file in a repository.
 
-    What a repository lacks below `fixtures/`, such as the tiny models, is taken from specreg's own.
+    A file below `fixtures/` that the repository lacks, such as a tiny model, is taken from
+    specreg's own.
+
+    Args:
+        root: The root of the repository.
+        path: The path relative to it.
     """
     path_here = root / path
     if path.startswith("fixtures/") and not path_here.exists():
@@ -53,15 +62,15 @@ def repository_path(root: Path, path: str) -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder of environments and widened models, which a user's checkouts share."""
+    """Return the cache: the folder of environments and widened models, which checkouts share."""
     return Path(os.environ.get("SPECREG_CACHE") or platformdirs.user_cache_dir("specreg"))
 
 
 def check_cache() -> None:
-    """Check, without changing anything, that files can be written to the cache.
+    """Check that files can be written to the cache, without making it.
 
     Raises:
-        SpecregError: They can't.
+        SpecregError: The cache, or the folder in which it would be made, isn't writable.
     """
     cache = cache_dir().absolute()
     existing = next(path for path in (cache, *cache.parents) if os.path.lexists(path))
@@ -70,10 +79,10 @@ def check_cache() -> None:
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the cache that files can be written to; make it if it isn't there.
+    """Return a folder in the cache, and make it if it isn't there.
 
     Raises:
-        SpecregError: It can't be made, or no file can be written to it.
+        SpecregError: The folder can't be made, or isn't writable.
     """
     folder = cache_dir() / name
     with _naming_cache(cache_dir()):
@@ -83,17 +92,23 @@ def cache_folder(name: str) -> Path:
 
 
 def _check_writable(folder: Path) -> None:
-    number = 0
+    """Check that files can be made in a folder.
+
+    Raises:
+        OSError: They can't, or it isn't a folder.
+    """
+    error_number = 0
     if not folder.is_dir():
-        number = errno.ENOTDIR
+        error_number = errno.ENOTDIR
     elif not os.access(folder, os.W_OK | os.X_OK):
-        number = errno.EACCES
-    if number:
-        raise OSError(number, os.strerror(number))
+        error_number = errno.EACCES
+    if error_number:
+        raise OSError(error_number, os.strerror(error_number))
 
 
 @contextlib.contextmanager
 def _naming_cache(cache: Path) -> Iterator[None]:
+    """Raise an OSError of the context as a SpecregError that names the cache."""
     try:
         yield
     except OSError as error:
@@ -104,19 +119,33 @@ def _naming_cache(cache: Path) -> Iterator[None]:
 
 
 def data_dir() -> Path:
-    """Return the folder of the prompt sets that `specreg prepare` wrote, shared like the cache."""
+    """Return the folder of the prompt sets that `specreg prepare` writes, which checkouts share."""
     return Path(os.environ.get("SPECREG_DATA") or cache_dir() / "datasets")
 
 
 def refusal(problem: str, named: PurePath | None = None) -> OSError:
-    """Return an error whose `strerror` is a problem, after the name of the file if it is given."""
+    """Return an OSError whose `strerror` is a problem in words.
+
+    Args:
+        problem: The problem.
+        named: The file, whose name is put before the problem; None to leave it out.
+    """
     if named is not None:
         problem = f"{str(named)!a} {problem}"
     return OSError(errno.EINVAL, problem)
 
 
 def check_kind(status: os.stat_result, wanted: int, named: PurePath | None = None) -> None:
-    """Check that what is in a folder is of a kind, `stat.S_IFREG` for instance; else an OSError."""
+    """Check that a file is of a kind.
+
+    Args:
+        status: The status of the file.
+        wanted: The kind, such as `stat.S_IFREG`.
+        named: The file, for the error; None to leave its name out.
+
+    Raises:
+        OSError: The file is of another kind.
+    """
     kind = stat.S_IFMT(status.st_mode)
     if kind != wanted:
         raise refusal(f"is {_KINDS.get(kind, 'odd')}, needed {_KINDS[wanted]}", named)
@@ -127,23 +156,31 @@ def open_checked(name: str | Path, folder: int | None = None) -> Iterator[Binary
     """Open a regular file to read it.
 
     Args:
-        name: its path; or its name in a folder, and then a link isn't followed.
-        folder: the descriptor of that folder.
+        name: The path of the file; or its name in `folder`, and then a link isn't followed.
+        folder: The descriptor of the folder; None if `name` is a path.
 
     Raises:
-        OSError: it can't be opened, or is no regular file. Reading a FIFO would wait for ever.
+        OSError: The file can't be opened, or isn't a regular file.
     """
     follows = folder is None
-    # A device may act when it is opened, so it is looked at first, and once more when opened.
+    # The kind is checked before the file is opened, because opening a device may have an effect,
+    # and reading a FIFO waits forever. It is checked again afterwards, because somebody may have
+    # replaced the file meanwhile.
     check_kind(os.stat(name, dir_fd=folder, follow_symlinks=follows), stat.S_IFREG)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if not follows:
+        flags |= os.O_NOFOLLOW
     with open(os.open(name, flags, dir_fd=folder), "rb") as file:  # noqa: PTH123 - has no dir_fd
         check_kind(os.fstat(file.fileno()), stat.S_IFREG)
         yield file
 
 
 def read_bounded(file: BinaryIO, most_bytes: int) -> bytes:
-    """Read all of an open file; an OSError where it is longer than `most_bytes`."""
+    """Read all of an open file.
+
+    Raises:
+        OSError: The file is longer than `most_bytes`, or can't be read.
+    """
     content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise refusal(f"is longer than {most_bytes / MIB:g} MiB")
@@ -151,17 +188,21 @@ def read_bounded(file: BinaryIO, most_bytes: int) -> bytes:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Read a file of this machine; links are followed.
+    """Read a file of this machine, and follow links to it.
 
     Raises:
-        OSError: it can't be read, is no regular file, or is longer than `most_bytes`.
+        OSError: The file can't be read, isn't a regular file, or is longer than `most_bytes`.
     """
     with open_checked(path) as file:
         return read_bounded(file, most_bytes)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file, and make its folder; the old one stays until the new is on disk, or OSError."""
+    """Write a file and make its folder. An old file stays until the new one is on the disk.
+
+    Raises:
+        OSError: The file can't be written; the old one is unchanged.
+    """
     part = _new_part(path)
     try:
         with part.open("xb") as file:
@@ -175,7 +216,10 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def passing_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside a path, to make in it what is moved there."""
+    """Yield a temporary folder next to a path.
+
+    A file is made in the folder, and then moved to the path in one step.
+    """
     part = _new_part(path)
     part.mkdir()
     try:
@@ -185,19 +229,24 @@ def passing_folder(path: Path) -> Iterator[Path]:
 
 
 def append_lines(path: Path, content: bytes) -> None:
-    """Add lines to a file, and make its folder: all of them, or OSError where the disk refuses.
+    """Append lines to a file, all or none of them, and make its folder.
 
-    A line in which a writer was cut off before is ended first, so that ours begin anew.
+    Raises:
+        OSError: The lines can't be written; the file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file:
+        # If an earlier writer was killed within a line, end that line first.
         before_bytes = file.seek(0, os.SEEK_END)
         if before_bytes:
             file.seek(-1, os.SEEK_END)
-            content = content if file.read(1) == b"\n" else b"\n" + content
+            ends_line = file.read(1) == b"\n"
+            if not ends_line:
+                content = b"\n" + content
+        # Write the lines. A disk that is almost full takes a part and fails at the next call.
         bytes_left = memoryview(content)
         try:
-            while bytes_left:  # a disk that is almost full takes a part, and refuses the next time
+            while bytes_left:
                 bytes_left = bytes_left[file.write(bytes_left) :]
         except OSError:
             with contextlib.suppress(OSError):
@@ -206,42 +255,49 @@ def append_lines(path: Path, content: bytes) -> None:
 
 
 def _new_part(path: Path) -> Path:
-    """Return a name to make a path under first; remove what killed processes left there.
+    """Return a temporary path next to a path, and remove those of killed processes.
 
-    Of this machine, that is: a number says nothing of the processes of another that shares a disk.
+    The temporary name has the process's id and the machine's name. The name is needed because
+    machines may share a disk, and a process id means nothing on another machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     own_prefix = f".{path.name}.{platform.node()}."
     for neighbour in path.parent.iterdir():
-        named = re.fullmatch(rf"{re.escape(own_prefix)}(\d+)\.part", neighbour.name)
-        if named and (int(named[1]) == os.getpid() or not Path(f"/proc/{named[1]}").exists()):
-            if neighbour.is_dir():
-                shutil.rmtree(neighbour, ignore_errors=True)
-            else:
-                neighbour.unlink(missing_ok=True)
+        match = re.fullmatch(rf"{re.escape(own_prefix)}(\d+)\.part", neighbour.name)
+        if match is None:
+            continue
+        process_id = int(match[1])
+        is_running = Path(f"/proc/{process_id}").exists()
+        if is_running and process_id != os.getpid():
+            continue
+        if neighbour.is_dir():
+            shutil.rmtree(neighbour, ignore_errors=True)
+        else:
+            neighbour.unlink(missing_ok=True)
     return path.with_name(f"{own_prefix}{os.getpid()}.part")
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex; from the cache while the file is unchanged.
-
-    A sum is kept under a name made of what the file system says of the file; ctime, which can't be
-    set back, is among it.
-    """
+    """Return the SHA-256 of a file in hex. It is computed once for each version of the file."""
     path = path.resolve()
-    kept_path = _kept_path(path)
+    # Look it up in the cache.
+    cached_path = _cached_sum_path(path)
     with contextlib.suppress(OSError):
-        if re.fullmatch(r"[0-9a-f]{64}", known := kept_path.read_text(errors="replace")):
-            return known
+        cached_checksum = cached_path.read_text(errors="replace")
+        if re.fullmatch(r"[0-9a-f]{64}", cached_checksum):
+            return cached_checksum
+    # Compute it, and cache it unless the file changed meanwhile or the cache isn't writable.
     with open_checked(path) as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    if _kept_path(path) == kept_path:
-        with contextlib.suppress(OSError):  # where it can't be kept the file is read again
-            replace_file(kept_path, checksum.encode())
+    if _cached_sum_path(path) == cached_path:
+        with contextlib.suppress(OSError):
+            replace_file(cached_path, checksum.encode())
     return checksum
 
 
-def _kept_path(path: Path) -> Path:
+def _cached_sum_path(path: Path) -> Path:
+    """Return the path of a file's checksum in the cache, which is another one once it changes."""
+    # A program can set mtime back after it has changed the file, but not ctime.
     stat = path.stat()
-    seen = (os.fsencode(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-    return cache_dir() / "sums" / hashlib.sha256(repr(seen).encode()).hexdigest()
+    version = (os.fsencode(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    return cache_dir() / "sums" / hashlib.sha256(repr(version).encode()).hexdigest()

@@ -1,8 +1,9 @@
-"""Find a server's own words about an error, whatever envelope they come in.
+"""Find a server's own message about an error, in any of the forms that servers use.
 
-Servers answer an error with HTTP 200 and a body as `{"error": {"message": …}}`, `{"error": "…"}`,
-`{"object": "error", "message": …}`, `{"detail": …}` or `{"message": …}`. SGLang ends an answer
-with the finish reason "abort", which holds the words.
+Some servers report an error with HTTP 200, so the body must be examined. The forms are
+`{"error": {"message": …}}`, `{"error": "…"}`, `{"object": "error", "message": …}`,
+`{"detail": …}` and `{"message": …}`. SGLang ends an answer with the finish reason `abort`, which
+has the message.
 """
 
 from collections.abc import Mapping
@@ -16,40 +17,47 @@ from specreg.core.readable import readable_line
 MAX_QUOTED_CHARACTERS = 300
 _MAX_SEARCHED = 16 * 2**10
 _MAX_FIELDS = 12
-"""An object with more fields describes something else, of which an `error` is only a part."""
-_FLAT = ("errors", "detail", "message", "msg", "error_message")
-"""What an error without a field `error` has for its words."""
-_ANSWERS = frozenset({"choices", "text", "text_output", "data", "usage", "output_ids"})
-"""An object that holds one of these is an answer, and a message in it no error."""
-_WORDS = ("message", "msg", "error", *_FLAT, "reason", "type", "code")
-"""Where the words are in what describes an error, the best first."""
+"""An object with more fields isn't an error, even if it has a field `error`."""
+_MESSAGE_FIELDS = ("errors", "detail", "message", "msg", "error_message")
+"""The fields that may hold the message of an error without a field `error`."""
+_ANSWER_FIELDS = frozenset({"choices", "text", "text_output", "data", "usage", "output_ids"})
+"""The fields of an answer. An object with one of them isn't an error, even if it has a message."""
+_WORDS = ("message", "msg", "error", *_MESSAGE_FIELDS, "reason", "type", "code")
+"""The fields of an error that may hold words, the most informative first."""
 _STATUSES = ("code", "status", "status_code")
+"""The fields of an error that may hold the status of HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerWords:
-    """What a server says of an error; `status` is HTTP's as the words have it, None without."""
+    """A server's own message about an error.
+
+    Attributes:
+        text: The message, in one printable line.
+        status: The status of HTTP that the message has; None if it has none.
+    """
 
     text: str
     status: int | None = None
 
 
 def quote(content: bytes | str) -> str:
-    """Return what was said as one printable line of 300 characters at most."""
-    # More is looked at than is quoted: half a secret would be quoted as any other text.
+    """Return a text as one printable line of at most 300 characters, without secrets."""
+    # Secrets are hidden in more than is quoted. If a secret were cut in half first, it wouldn't be
+    # recognised.
     content = content[:_MAX_SEARCHED]
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
     return readable_line(text, MAX_QUOTED_CHARACTERS)
 
 
 def quote_answer(content: bytes) -> str:
-    """Return a short answer whole, and of a long one the words of its error, else its beginning."""
+    """Return a short answer as it is. For a long one, return its error message or its beginning."""
     words = error_in(content) if len(content) > MAX_QUOTED_CHARACTERS else None
     return words.text if words is not None else quote(content)
 
 
 def error_in(content: bytes) -> ServerWords | None:
-    """Return the words of an answer that is JSON and an error, None for any other."""
+    """Return the message of an answer if it is JSON and an error; None for any other answer."""
     answer = _object_in(content)
     if answer is None:
         return None
@@ -57,7 +65,7 @@ def error_in(content: bytes) -> ServerWords | None:
 
 
 def words_in(content: bytes) -> ServerWords:
-    """Return the words of what is known to be an error, whatever its form."""
+    """Return the message of an answer that is known to be an error, in any form."""
     answer = _object_in(content)
     if answer is None:
         return ServerWords(quote(content))
@@ -68,7 +76,7 @@ def words_in(content: bytes) -> ServerWords:
 
 
 def words_of(described: object) -> ServerWords:
-    """Return the words of what describes an error, the value of a field `error` for instance."""
+    """Return the message in a value that describes an error, such as that of a field `error`."""
     return ServerWords(_words_of(described), _status_of(described))
 
 
@@ -82,7 +90,7 @@ def is_json(content: bytes) -> bool:
 
 
 def _object_in(content: bytes) -> dict[str, object] | None:
-    """Decode a text that is a JSON object; return None for any other."""
+    """Return the JSON object in a text; None if it is something else."""
     if not content.lstrip().startswith(b"{"):
         return None
     try:
@@ -93,11 +101,11 @@ def _object_in(content: bytes) -> dict[str, object] | None:
 
 
 def error_of(answer: Mapping[str, object]) -> ServerWords | None:
-    """Return the words of a decoded answer that is an error, None for any other."""
+    """Return the message of a decoded answer if it is an error; None for any other answer."""
     described = _description_of(answer)
     if described is None:
         return None
-    # Some servers put the status beside the description instead of into it.
+    # Some servers put the status into the answer itself instead of into the description.
     status = _status_of(described)
     if status is None:
         status = _status_of(answer)
@@ -105,29 +113,32 @@ def error_of(answer: Mapping[str, object]) -> ServerWords | None:
 
 
 def _description_of(answer: Mapping[str, object]) -> object:
-    """Return the part of an answer that describes an error; None if it isn't an error."""
+    """Return the part of an answer that describes an error; None if the answer isn't an error."""
+    # The field `error`, which most servers use.
     if len(answer) <= _MAX_FIELDS and is_error(answer.get("error")):
         return answer["error"]
     meta = answer.get("meta_info")
     if isinstance(meta, dict):
-        # SGLang reports an answer that it gave up as one that ended by "abort".
+        # SGLang marks an answer that it gave up with the finish reason `abort`.
         finish_reason = meta.get("finish_reason")
         if isinstance(finish_reason, dict) and finish_reason.get("type") == "abort":
             return finish_reason
     if answer.get("object") == "error" or answer.get("type") == "error":
         return answer
-    is_flat = len(answer) <= _MAX_FIELDS and _ANSWERS.isdisjoint(answer)
-    if is_flat and any(answer.get(name) for name in _FLAT):
+    # The message is in the answer itself.
+    is_answer = len(answer) > _MAX_FIELDS or not _ANSWER_FIELDS.isdisjoint(answer)
+    if not is_answer and any(answer.get(name) for name in _MESSAGE_FIELDS):
         return answer
     return None
 
 
 def is_error(value: object) -> bool:
-    """Return whether the field `error` of an answer means that there is an error."""
+    """Return whether the value of a field `error` reports an error. Null, false and "" don't."""
     return value is not None and value is not False and value != ""
 
 
 def _words_of(described: object) -> str:
+    """Return the message in a value that describes an error, in one printable line."""
     if isinstance(described, dict):
         for name in _WORDS:
             if described.get(name):
@@ -140,7 +151,7 @@ def _words_of(described: object) -> str:
 
 
 def _status_of(described: object) -> int | None:
-    """Return the status that an error names; None without one."""
+    """Return the status of HTTP that an error's description has; None if it has none."""
     if not isinstance(described, dict):
         return None
     values = [described.get(name) for name in _STATUSES]

@@ -1,4 +1,7 @@
-"""Keep account of where the time of a run goes, by server pair and by phase."""
+"""Record how the time of a run is spent, by server pair and by phase.
+
+A server pair is a server and its control. It is named after the launch of the server.
+"""
 
 import contextlib
 import os
@@ -15,7 +18,7 @@ _NS_PER_S = 10**9
 
 
 class Phase(StrEnum):
-    """What a run does for a server pair."""
+    """A kind of work that a run does for a server pair."""
 
     INSTALLING = "installing"
     FETCHING = "fetching weights"
@@ -30,13 +33,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A phase in progress, of some server pairs and of one thing, such as a case.
+    """A phase in progress.
 
     Attributes:
-        phase: the phase.
-        pairs: the pairs that it goes on for, which share its time equally.
-        of: what it is about.
-        began_ns: since when it goes on.
+        phase: The phase.
+        pairs: The server pairs that it is for, which share its time equally.
+        of: Its subject, such as a case or an engine.
+        began_ns: When it began.
     """
 
     phase: Phase
@@ -46,25 +49,29 @@ class Step:
 
 
 class PairTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of one server pair went; `pair` is the launch of the case's server."""
+    """How the time of one server pair was spent.
+
+    Attributes:
+        pair: The id of the launch of the case's server.
+        phases_s: The time of each phase, in seconds.
+    """
 
     pair: str
     phases_s: dict[str, float]
 
     @property
     def total_s(self) -> float:
-        """All phases together."""
+        """The time of all phases together, in seconds."""
         return sum(self.phases_s.values())
 
 
 class RunTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of a run went: `wall_s`, since the process began, is `idle_s` and its pairs'.
-
-    Of a run in shards all are sums over their processes.
+    """How the time of a run was spent. For a run in shards, the times of its processes are added.
 
     Attributes:
-        pairs: in the order of the run.
-        idle_s: for no pair: imports, collection, waiting, reports.
+        pairs: The times of the server pairs, in the order of the run.
+        idle_s: The time that was spent for no pair: imports, collection, waiting and reports.
+        wall_s: The time since the process began: `idle_s` and the times of all pairs.
     """
 
     pairs: tuple[PairTime, ...]
@@ -73,7 +80,7 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def process_began_ns() -> int:
-    """Return when this process began, on the monotonic clock. The kernel knows it to 10 ms."""
+    """Return when this process began, on the monotonic clock and with a resolution of 10 ms."""
     started_s = started_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
     age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - round(started_s * _NS_PER_S)
     return time.monotonic_ns() - age_ns
@@ -81,12 +88,15 @@ def process_began_ns() -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Timeline:
-    """The phases of a run; each moment belongs to the innermost phase that goes on.
+    """Records the phases of a run. Phases may be nested, and time counts for the innermost phase.
 
     Attributes:
-        clock: monotonic, in nanoseconds.
-        began_ns: when the run began, on that clock.
-        listener: is called with the current steps, the innermost last, each time they change.
+        clock: Returns the monotonic time in nanoseconds.
+        began_ns: When the run began, on that clock.
+        listener: Called with the current steps, the innermost last, each time they change.
+        _steps: The current steps, the innermost last.
+        _spent_ns: The time so far, by server pair and phase.
+        _booked_ns: The moment up to which time has been counted.
     """
 
     clock: Callable[[], int] = time.monotonic_ns
@@ -98,13 +108,13 @@ class Timeline:
 
     @contextlib.contextmanager
     def during(self, phase: Phase, *pairs: str, of: str = "") -> Iterator[None]:
-        """Spend the context's time on a phase; one inside of it has its own.
+        """Count the time of the context for a phase, except for that of phases nested in it.
 
         Args:
-            phase: the phase.
-            pairs: the pairs that share its time; without any, those of the phase around it, or the
-                last one that had a phase.
-            of: what it is about; empty for the first pair.
+            phase: The phase.
+            pairs: The server pairs that share its time. Without any, these are the pairs of the
+                phase around it, or else the last pair that had a phase.
+            of: The subject of the phase; empty for the first pair.
         """
         if not pairs and self._steps:
             pairs = self._steps[-1].pairs
@@ -113,7 +123,7 @@ class Timeline:
         now_ns = self._book()
         step = Step(phase=phase, pairs=pairs, of=of or pairs[0], began_ns=now_ns)
         depth = len(self._steps)
-        # The block begins here, because Ctrl-C may come before the context has begun.
+        # The `try` begins before the step is added, because Ctrl-C may come at any moment.
         try:
             for pair in pairs:
                 self._spent_ns.setdefault(pair, {})
@@ -126,13 +136,13 @@ class Timeline:
             self.listener(tuple(self._steps))
 
     def turn_to(self, phase: Phase) -> None:
-        """End the innermost phase and begin another of the same pair in its place."""
+        """End the innermost phase, and begin another one for the same pairs."""
         now_ns = self._book()
         self._steps[-1] = replace(self._steps[-1], phase=phase, began_ns=now_ns)
         self.listener(tuple(self._steps))
 
     def so_far(self) -> RunTime:
-        """Return where the time went until now."""
+        """Return how the time was spent until now."""
         wall_ns = self._book() - self.began_ns
         pairs = tuple(
             PairTime(
@@ -150,7 +160,7 @@ class Timeline:
         )
 
     def _book(self) -> int:
-        """Add the time since the last change to the innermost phase; return the moment."""
+        """Count the time since the last change for the innermost phase, and return the time now."""
         now_ns = self.clock()
         if self._steps:
             step = self._steps[-1]

@@ -1,7 +1,8 @@
-"""Change the texts in a value before it is encoded: never keys, enumerations, numbers or names.
+"""Hide secrets in the texts of a value before the value is encoded.
 
-A file of ours that was searched for secrets after it was encoded could lose a field's name, a
-digit or the name of a case, and nobody could read it again.
+Keys, enumerations, numbers and names aren't changed. If a document were searched for secrets after
+it was encoded, a field's name, a digit or a case's name that happens to equal a secret would be
+lost, and nobody could read the document again.
 """
 
 import dataclasses
@@ -17,13 +18,13 @@ from specreg.core.readable import is_plain, readable_block
 from specreg.core.redaction import hide, known_secrets
 
 _ContentT = TypeVar("_ContentT")
-_WITH_FIELDS = (
+_TYPES_WITH_FIELDS = (
     msgspec.inspect.StructType,
     msgspec.inspect.DataclassType,
     msgspec.inspect.NamedTupleType,
     msgspec.inspect.TypedDictType,
 )
-_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 NAMING_FIELDS = frozenset(
     {
@@ -61,14 +62,14 @@ NAMING_FIELDS = frozenset(
         "tier",
         "tier_cases",
         "tolerances",
-        # Versions of our own, and moments.
+        # Versions of specreg itself, and times.
         "began_at",
         "commit",
         "ended_at",
         "python_version",
         "recorded_on",
         "specreg_version",
-        # What a machine is called, by which baselines are found.
+        # Names of a machine and its devices, which lead to its baselines.
         "bus_id",
         "cpu",
         "gpus",
@@ -78,39 +79,39 @@ NAMING_FIELDS = frozenset(
         "name",
         "sensor",
         "throttled",
-        # What a server says of an answer's end, one of a few words.
+        # Why an answer ended, which is one of a few words of the server.
         "finish_reason",
     }
 )
-"""Fields that hold names, by which files and what is in them are found and compared.
+"""The fields that hold names. Files and their entries are found and compared by these names.
 
-A field that holds a checksum is one too.
+Fields that hold a checksum, whose name ends with `_sha256`, hold names too.
 """
 
 
 def hide_values(content: _ContentT) -> _ContentT:
-    """Return a value without secrets in its texts, for a file that programs read."""
+    """Return a value without secrets in its texts, for a file that only programs read."""
     secrets = known_secrets()
     return with_texts(content, lambda text: _encodable(hide(text, secrets)))
 
 
 def readable_values(content: _ContentT) -> _ContentT:
-    """Return a value whose texts are fit to be shown, for a document that people read too."""
+    """Return a value whose texts people can read: without secrets and control characters."""
     secrets = known_secrets()
     return with_texts(content, lambda text: readable_block(text, secrets=secrets))
 
 
 def check_plain_names(document: object) -> None:
-    """Check that the names in a document of another machine can be shown as they are.
+    """Check that the names in a document of another machine can be printed as they are.
 
-    Names stay as they are where other texts are made readable, because files and what is in them
-    are found by names.
+    `readable_values` doesn't change names, so a name with control characters would reach the
+    terminal.
 
     Args:
-        document: The document as JSON decodes it, without types.
+        document: The decoded JSON, without types.
 
     Raises:
-        msgspec.ValidationError: A key, or the value of a field that holds names, is no plain text.
+        msgspec.ValidationError: A key, or the value of a field that holds names, isn't plain text.
     """
     if isinstance(document, dict):
         for key, value in document.items():
@@ -124,7 +125,7 @@ def check_plain_names(document: object) -> None:
 
 
 def _check_plain(value: object, subject: str) -> None:
-    """Check a name, or each name in a list; a value of another kind isn't looked at."""
+    """Check a name, or each name in a list. A value of another type isn't checked here."""
     if isinstance(value, list):
         for part in value:
             _check_plain(part, subject)
@@ -133,9 +134,12 @@ def _check_plain(value: object, subject: str) -> None:
 
 
 def words_in(*kinds: Any) -> frozenset[str]:  # noqa: ANN401 - whatever msgspec can encode
-    """Return all words that an encoded value of these types has, whatever it holds.
+    """Return the words that every encoded value of some types may have.
 
     They are the names of fields, and the values of enumerations and literals.
+
+    Args:
+        kinds: The types, which msgspec can encode.
     """
     words = set[str]()
     for kind in kinds:
@@ -145,11 +149,20 @@ def words_in(*kinds: Any) -> frozenset[str]:  # noqa: ANN401 - whatever msgspec 
 
 
 def with_texts(content: _ContentT, change: Callable[[str], str]) -> _ContentT:
-    """Return a value with each text in it changed; one in which nothing changes is itself."""
+    """Return a value with each text in it changed, except for names and keys.
+
+    Args:
+        content: The value.
+        change: Returns the new text.
+
+    Returns:
+        A new value; the same object if no text changed.
+    """
     return cast("_ContentT", _changed(content, change))
 
 
 def _changed(content: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - any value
+    """Return a value of any type with its texts changed."""
     if isinstance(content, Enum) or content is None or isinstance(content, int | float):
         return content
     if isinstance(content, str):
@@ -164,35 +177,44 @@ def _changed(content: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
 
 
 def _changed_mapping(content: Mapping[Any, Any], change: Callable[[str], str]) -> Any:  # noqa: ANN401
-    changed = {
-        key: value if _is_for_names(key) and _is_name(value) else _changed(value, change)
-        for key, value in content.items()
-    }
+    """Return a mapping with the texts in its values changed, except for names."""
+    changed = {}
+    for key, value in content.items():
+        is_name = _is_for_names(key) and _is_name(value)
+        changed[key] = value if is_name else _changed(value, change)
     is_same = all(changed[key] is value for key, value in content.items())
     return content if is_same else changed
 
 
 def _is_for_names(field: object) -> bool:
+    """Return whether a field holds names."""
     return field in NAMING_FIELDS or str(field).endswith("_sha256")
 
 
 def _is_name(value: object) -> bool:
-    """Return whether a value is a name or only names: `run` may be a run's name or a whole run."""
+    """Return whether a value is a name or a list of names.
+
+    A field may hold a name in one document and more in another: `run` is the name of a run, or a
+    whole run.
+    """
     if isinstance(value, list | tuple):
-        return all(map(_is_name, value))
+        return all(_is_name(part) for part in value)
     return isinstance(value, str)
 
 
 def _changed_collection(content: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
+    """Return a list, tuple or set with the texts in it changed."""
     changed = [_changed(value, change) for value in content]
     if all(new is old for new, old in zip(changed, content, strict=True)):
         return content
-    if hasattr(content, "_fields"):  # a named tuple
+    # The constructor of a named tuple takes its values one by one.
+    if hasattr(content, "_fields"):
         return type(content)(*changed)
     return type(content)(changed)
 
 
 def _changed_fields(content: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
+    """Return a struct or dataclass with the texts in its fields changed."""
     changed = {}
     kind: type = type(content)
     for name in _fields_with_text(kind):
@@ -208,38 +230,46 @@ def _changed_fields(content: Any, change: Callable[[str], str]) -> Any:  # noqa:
 
 
 def _encodable(text: str) -> str:
-    """Return a text without halves of characters, which UTF-8 doesn't have."""
-    return _HALF.sub("\ufffd", text)
+    """Return a text with a replacement for each surrogate, which can't be encoded as UTF-8."""
+    return _SURROGATE.sub("\ufffd", text)
 
 
 @functools.cache
 def _fields_with_text(kind: type) -> tuple[str, ...]:
-    """Return the fields that may hold a text which is no name.
+    """Return the names of a type's fields that may hold a text that isn't a name.
 
-    A journal has thousands of times for each request, which needn't be looked at one by one.
+    The other fields are skipped to save time: a request in a journal has thousands of times.
     """
     info = msgspec.inspect.type_info(kind)
-    fields = info.fields if isinstance(info, _WITH_FIELDS) else ()
-    return tuple(field.name for field in fields if _may_hold_text(field.name, field.type))
+    if not isinstance(info, _TYPES_WITH_FIELDS):
+        return ()
+    return tuple(field.name for field in info.fields if _may_hold_text(field.name, field.type))
 
 
 def _may_hold_text(name: str, info: msgspec.inspect.Type) -> bool:
-    """Return whether a field may hold a text; one for names only if it has fields of its own."""
+    """Return whether a field may hold a text that isn't a name.
+
+    Args:
+        name: The name of the field.
+        info: The type of the field.
+    """
     parts = list(_types_in(info))
-    has_fields = any(isinstance(part, _WITH_FIELDS) for part in parts)
+    has_fields = any(isinstance(part, _TYPES_WITH_FIELDS) for part in parts)
+    # A field for names may hold a value with fields instead, and some of these are texts.
     if _is_for_names(name) and not has_fields:
         return False
-    texts = msgspec.inspect.StrType, msgspec.inspect.AnyType
-    return any(isinstance(part, texts) for part in parts)
+    text_types = (msgspec.inspect.StrType, msgspec.inspect.AnyType)
+    return any(isinstance(part, text_types) for part in parts)
 
 
 def _types_in(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
-    """Yield a type and all types that it is made of, each once."""
+    """Yield a type and all types that it consists of, each once."""
     waiting = [info]
     seen = list[msgspec.inspect.Type]()
     while waiting:
         part = waiting.pop()
-        if any(part is ancestor for ancestor in seen):
+        # A type may contain itself, so types are compared by identity and not by value.
+        if any(part is earlier for earlier in seen):
             continue
         seen.append(part)
         yield part
@@ -247,7 +277,8 @@ def _types_in(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
 
 
 def _parts_of(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
-    if isinstance(info, _WITH_FIELDS):
+    """Yield the types that a type directly consists of."""
+    if isinstance(info, _TYPES_WITH_FIELDS):
         yield from (field.type for field in info.fields)
     elif isinstance(info, msgspec.inspect.UnionType):
         yield from info.types
@@ -263,7 +294,8 @@ def _parts_of(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
 
 
 def _words_of(info: msgspec.inspect.Type) -> Iterator[str]:
-    if isinstance(info, _WITH_FIELDS):
+    """Yield the words that an encoded value has of a type itself, without those of its parts."""
+    if isinstance(info, _TYPES_WITH_FIELDS):
         yield from (field.encode_name for field in info.fields)
     if isinstance(info, msgspec.inspect.StructType) and isinstance(info.tag, str):
         yield info.tag
