@@ -1,7 +1,7 @@
-"""Check what must hold without any baseline.
+"""Check that speculation is correct, which needs no baseline.
 
-Speculation must not change a token of a greedy answer. It must draw from the target's distribution,
-and take the steps that follow from its own models and text.
+Speculation must not change a token of a greedy answer. It must draw from the target's distribution.
+And its steps must be those that follow from its models and its text.
 """
 
 import dataclasses
@@ -34,14 +34,18 @@ SAMPLING = "sampling_frac"
 ORACLE = "oracle_length_tokens"
 
 _ORACLE_FRAC = 0.01
-"""How far an engine's counts may be from the oracle's. 0 was seen of vLLM's and SGLang's methods in
-float32. Rounding may choose another draft where two are almost equally likely."""
+"""How far an engine's counts may be from the oracle's. In float32 the counts of vLLM's and SGLang's
+methods were equal to them. In other formats rounding may decide between two drafts that are almost
+equally likely."""
 _DRAWN_PROMPTS = 4
+"""How many prompts the check of sampling uses."""
 _DRAWS = 250
-"""How many answers are drawn to each of these prompts, on either side."""
+"""How many answers to each of these prompts each server draws."""
 _MAX_NAMED = 3
+"""How many prompts a verdict names."""
 
 ControlAnswers = MutableMapping[tuple[object, ...], tuple[Transcript, ...]]
+"""The answers of controls, by the control and the requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +53,14 @@ class RunningCase:
     """A case whose servers are up.
 
     Attributes:
-        case: the case.
-        server: the server with speculation.
-        control: the server without speculation; None if the case has none.
-        prompts: the prompts of the case.
-        predict_drafts: runs the models themselves.
-        models: target and draft as folders or hub ids; the target as it is, without padding.
-        control_answers: the control's answers so far, kept for all cases that have this control.
-        replay: what was timed of both servers; None if nothing was.
+        case: The case.
+        server: The server with speculation.
+        control: The server without speculation; None if the case has none.
+        prompts: The prompts of the case.
+        predict_drafts: Runs the models themselves.
+        models: Target and draft as folders or hub ids. The target has no padding.
+        control_answers: The answers of controls so far, which cases with the same control share.
+        replay: The timed rounds of both servers; None if the case wasn't measured.
     """
 
     case: Case
@@ -75,10 +79,10 @@ def ask_greedy(
     """Return a server's greedy answers to texts.
 
     Args:
-        case: says how long answers may be.
-        server: the server.
-        texts: as token ids.
-        in_flight: how many requests at once; 0 for as many as the case has.
+        case: The case, which says how long answers may be.
+        server: The server.
+        texts: The texts as token ids.
+        in_flight: How many requests are in flight; 0 for as many as the case has.
     """
     request = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
     requests = [request] * len(texts)
@@ -86,10 +90,10 @@ def ask_greedy(
 
 
 def other_batch(case: Case) -> int:
-    """Return another number of requests in flight than the case's; 0 if there is none.
+    """Return a number of requests in flight that differs from the case's; 0 if there is none.
 
-    Kernels may round differently at another batch size. A server whose answers change with it shows
-    how large its own rounding is.
+    Kernels may round differently at another batch size, so answers at that size show how much a
+    server's rounding changes by itself.
     """
     if case.in_flight > 1:
         return 1
@@ -101,14 +105,14 @@ def other_batch(case: Case) -> int:
 def check_answers(running: RunningCase) -> Verdict:
     """Compare greedy answers with speculation to those without, token by token, in each turn.
 
-    Answers that were equal in the timed rounds count as equal. The other prompts are sent again.
-    Their later turns follow the replies without speculation, so that both servers get the same
-    conversation.
+    Answers that were equal in the timed rounds count as equal. The other prompts are sent again,
+    and both servers get the same conversations, with the replies without speculation.
 
     Raises:
-        InvalidMeasurementError: a server didn't answer in ids, or the one without speculation
-            answers differently at another batch size.
+        InvalidMeasurementError: A server didn't answer in ids, or the answers without speculation
+            change too much with the batch size.
     """
+    # Leave out the prompts whose answers were equal in the timed rounds.
     case = running.case
     control = _control(running)
     equal_prompts = [prompt for prompt in running.prompts if were_equal(running.replay, prompt)]
@@ -117,14 +121,14 @@ def check_answers(running: RunningCase) -> Verdict:
         return Verdict(case_id=case.id, metric=LOSSLESS, outcome=Outcome.PASS, value=1.0)
 
     def ask_control(texts: Sequence[tuple[int, ...]], in_flight: int) -> tuple[Transcript, ...]:
-        """Ask the control once for all cases that send it the same requests."""
+        """Return the control's answers. Cases with the same requests share them."""
         request = (tuple(texts), case.output_cap_tokens, case.ignore_eos, in_flight)
         key = (control.spec, control.base_url, *request)
         if key not in running.control_answers:
             running.control_answers[key] = ask_greedy(case, control, texts, in_flight)
         return running.control_answers[key]
 
-    # The control goes first, because its replies are part of the later turns of both servers.
+    # Ask the control first, because its replies are part of the later turns of both servers.
     ask_plain = functools.partial(ask_control, in_flight=case.in_flight)
     turns = ask_each_turn(control.endpoint, case, prompts, ask_plain)
     names = [turn.name for turn in turns]
@@ -134,7 +138,7 @@ def check_answers(running: RunningCase) -> Verdict:
     batch = other_batch(case)
     if batch:
         ask_again = functools.partial(ask_control, texts, batch)
-    # Where the answers part, the control is asked again and scores both tokens.
+    # Compare the answers. If some differ, the control answers again and scores both tokens.
     losslessness = check_lossless(
         names,
         plain_answers,
@@ -144,6 +148,7 @@ def check_answers(running: RunningCase) -> Verdict:
         rounding_nats=case.rounding_nats,
         known_equal=sum(turns_of(case, prompt) for prompt in equal_prompts),
     )
+    # Judge the differences.
     outcome = Outcome.PASS
     if losslessness.failures:
         outcome = Outcome.WRONG
@@ -162,20 +167,20 @@ def check_answers(running: RunningCase) -> Verdict:
 
 
 def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
-    """Return whether a prompt's answers with and without speculation were the same when timed.
+    """Return whether a prompt's answers with and without speculation were equal when timed.
 
-    Every answer of every turn must agree in all of its generated text, thoughts included, in its
-    number of tokens, and in why it ended.
+    All answers of all turns must be equal in their whole text, including thoughts, in their number
+    of tokens, and in the reason why they ended.
 
     Returns:
-        True if all answers agree. False also if nothing was timed, or if an answer doesn't show
-        everything that was generated.
+        True if all answers are equal. False also if nothing was timed, or if the server left out a
+        part of an answer's text.
     """
     if replay is None:
         return False
     answers = _answers_to(prompt, replay.rounds)
     control_answers = _answers_to(prompt, replay.control_rounds)
-    # An answer that doesn't show everything that was generated has an empty digest.
+    # The digest is empty if the server left out a part of the text.
     are_whole = all(digest for _, digest, _, _ in answers)
     return bool(answers) and answers == control_answers and are_whole
 
@@ -194,13 +199,15 @@ def check_sampling(running: RunningCase) -> Verdict:
     """Compare answers drawn with speculation to those drawn without.
 
     Raises:
-        InvalidMeasurementError: a server didn't answer in ids.
+        InvalidMeasurementError: A server didn't answer in ids.
     """
+    # Draw answers from both servers, with different seeds.
     case = running.case
     control = _control(running)
     texts = encode_prompts(control.endpoint, case, running.prompts[:_DRAWN_PROMPTS])
     drawn = _draw(case, running.server.endpoint, texts, first_seed=0)
     drawn_by_control = _draw(case, control.endpoint, texts, first_seed=_DRAWS)
+    # Compute how likely such a difference is by chance.
     pairs = list(zip(drawn, drawn_by_control, strict=True))
     chances = [chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
     # Bonferroni's bound: the smallest p-value is multiplied by the number of lengths.
@@ -220,7 +227,7 @@ def check_sampling(running: RunningCase) -> Verdict:
 def _draw(
     case: Case, endpoint: Endpoint, texts: Sequence[Sequence[int]], *, first_seed: int
 ) -> list[list[tuple[int, ...]]]:
-    """Return for each text the answers that a server draws, each with a seed of its own."""
+    """Return the answers to each text that a server draws, each with a seed of its own."""
     request = Wanted(
         output_cap_tokens=max(BEGINNINGS_TOKENS),
         temperature=case.temperature,
@@ -229,7 +236,7 @@ def _draw(
     )
     seeds = range(first_seed, first_seed + _DRAWS)
     requests = [dataclasses.replace(request, seed=seed) for seed in seeds]
-    # All draws of a text stand in a row, so that they can be cut apart below.
+    # All draws of a text follow each other, so that the answers can be divided by text below.
     repeated_texts = [text for text in texts for _ in requests]
     transcripts = complete(
         endpoint, repeated_texts, requests * len(texts), in_flight=case.server.max_sequences
@@ -239,18 +246,19 @@ def _draw(
 
 
 def check_steps(running: RunningCase) -> Verdict:
-    """Compare an engine's steps to those that its own text and models give.
+    """Compare an engine's steps to those that follow from its text and its models.
 
     Raises:
-        InvalidMeasurementError: a server didn't answer in ids, or doesn't count its steps; or
+        InvalidMeasurementError: A server didn't answer in ids, or doesn't count its steps; or
             nothing was drafted.
-        ModelError: the models can't be read.
+        ModelError: The models can't be read.
     """
+    # Get answers, and recompute their steps.
     case = running.case
     server = running.server
     texts = encode_prompts(server.endpoint, case, running.prompts)
     answers = ask_greedy(case, server, texts)
-    # No faulty drafter can lead the control astray, so it continues the texts if there is one.
+    # The control continues the texts if there is one, because it has no drafter that may be faulty.
     endpoint = (running.control or server).endpoint
     expected, gaps_nats = walk_answers(
         _as_run(case, server), answers, endpoint, running.models, running.predict_drafts
@@ -258,7 +266,8 @@ def check_steps(running: RunningCase) -> Verdict:
     if not any(answer.counts for answer in answers):
         message = "no answer tells its steps, so there is nothing to hold against the oracle"
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
-    # SGLang's histograms end at the most that a step accepted; the expected ones don't.
+    # Count the steps of the engine, and those that were expected. SGLang's histograms end with the
+    # largest number that a step accepted, so they are extended to the same length.
     depth = case.server.draft_tokens
     counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in answers]
     total = sum(counted, NO_STEPS)
@@ -266,6 +275,7 @@ def check_steps(running: RunningCase) -> Verdict:
     if not total.steps and not expected_total.steps:
         message = "neither the engine nor its models drafted; replay prompts that give drafts"
         raise InvalidMeasurementError("NOTHING_DRAFTED", message)
+    # Compare the counts of each answer, and of all answers together.
     other_steps = _other_steps(running.prompts, counted, expected)
     unlikely_tokens = _unlikely_tokens(case, running.prompts, gaps_nats)
     reasons = []
@@ -284,7 +294,7 @@ def check_steps(running: RunningCase) -> Verdict:
     reason = None
     if reasons:
         reason = Reason(text="; ".join(reasons))
-    # Counts without a step have no shares, so one of the two may be shorter.
+    # Without a step there are no shares, so one of the two may be shorter than the other.
     shares = zip(total.marginal_acceptance, expected_total.marginal_acceptance, strict=False)
     return Verdict(
         case_id=case.id,
@@ -304,7 +314,7 @@ def check_steps(running: RunningCase) -> Verdict:
 
 
 def _as_run(case: Case, server: Server) -> Case:
-    """Return a case with the model runner that its server has, as far as that is known."""
+    """Return a case with the model runner that its server really has, if that is known."""
     runner = server.facts.model_runner
     if runner not in get_args(ModelRunner):
         return case
@@ -316,7 +326,7 @@ def _as_run(case: Case, server: Server) -> Case:
 def _other_steps(
     prompts: Sequence[Prompt], counted: Sequence[StepCounts], expected: Sequence[StepCounts]
 ) -> list[str]:
-    """Name the prompts whose answers took other steps than expected, with both counts."""
+    """Return the prompts whose answers took other steps than expected, with both counts."""
     return [
         f"'{prompt.id}' {_describe_counts(counts)} instead of {_describe_counts(expected_counts)}"
         for prompt, counts, expected_counts in zip(prompts, counted, expected, strict=True)
@@ -327,8 +337,9 @@ def _other_steps(
 def _unlikely_tokens(
     case: Case, prompts: Sequence[Prompt], gaps_nats: Sequence[float]
 ) -> list[str]:
-    """Name the prompts whose answers hold a token that isn't the target's likeliest."""
-    # The models are read by other kernels than the engine's, whatever a case demands of its own.
+    """Return the prompts whose answers hold a token that isn't the target's likeliest."""
+    # The oracle runs the models with other kernels than the engine, so rounding is allowed here
+    # even if the case demands that every token is equal.
     rounding_nats = max(case.rounding_nats, ROUNDING_NATS)
     return [
         f"'{prompt.id}' by {gap_nats:.2f} nats"
@@ -338,12 +349,19 @@ def _unlikely_tokens(
 
 
 def _describe(examples: Sequence[str], answers: int, description: str) -> str:
-    """Say how many of some answers something is true of, with the first examples."""
+    """Return a clause about how many answers have a property, with the first examples.
+
+    Args:
+        examples: A text for each answer that has it.
+        answers: The number of all answers.
+        description: The property, as the end of a sentence about the answers.
+    """
     shown = "; ".join(examples[:_MAX_NAMED])
     return f"{len(examples)} of {answers} answers {description}: {shown}"
 
 
 def _describe_counts(counts: StepCounts) -> str:
+    """Return the counts of some steps in a few words, with the accepted drafts by position."""
     positions = ", ".join(str(count) for count in counts.position_counts)
     return f"S {counts.steps}, A {counts.accepted} ({positions}), D {counts.proposed}"
 
@@ -351,8 +369,8 @@ def _describe_counts(counts: StepCounts) -> str:
 def _change_of_acceptance(total: StepCounts, expected: StepCounts) -> float:
     """Return the relative change of the drafts accepted per step.
 
-    A change relative to zero isn't defined. Where no draft should have been accepted, it returns
-    the accepted drafts per step themselves.
+    A change relative to zero isn't defined. If no draft should have been accepted, this is the
+    number of accepted drafts per step itself.
     """
     accepted_per_step = _accepted_per_step(total)
     expected_per_step = _accepted_per_step(expected)
@@ -369,11 +387,8 @@ def _accepted_per_step(counts: StepCounts) -> float:
 
 
 def _differs(total: StepCounts, expected: StepCounts, change_frac: float) -> bool:
-    """Return whether acceptance, steps or drafts differ by more than rounding explains.
-
-    Steps and drafts are compared too, because a drafter that drafts in half of the steps leaves the
-    acceptance per step as it is.
-    """
+    """Return whether acceptance, steps or drafts differ by more than rounding explains."""
+    # Acceptance per step alone isn't enough: a drafter that skips every second step keeps it.
     if abs(change_frac) > _ORACLE_FRAC:
         return True
     if abs(total.steps - expected.steps) > _ORACLE_FRAC * expected.steps:
@@ -390,7 +405,12 @@ def _control(running: RunningCase) -> Server:
 
 
 class CorrectnessCheck(NamedTuple):
-    """A check of a case: the verdict's metric, and the function that gives the verdict."""
+    """A correctness check.
+
+    Attributes:
+        name: The name of the check, which is the metric of its verdict.
+        check: Makes the check and returns the verdict.
+    """
 
     name: str
     check: Callable[[RunningCase], Verdict]
@@ -404,8 +424,8 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
     """Return the checks that apply to a case.
 
     Args:
-        case: the case.
-        with_torch: whether the models themselves may be run, which takes torch.
+        case: The case.
+        with_torch: True to include the check that runs the models, which needs torch.
     """
     if not case.speculates or engine_named(case.server.engine).token_api is None:
         return ()

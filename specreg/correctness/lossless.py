@@ -1,9 +1,9 @@
-"""Compare greedy answers token by token, and tell rounding from a changed text.
+"""Compare greedy answers token by token, and distinguish rounding from a wrong token.
 
-Greedy speculation must not change a text. Where two answers part, either rounding chose between two
-tokens of nearly equal probability, or one of the tokens is wrong. The server that gave the plain
-answers, those without speculation, reports how likely both tokens were. What follows that token
-isn't compared, because each answer then continues a text of its own.
+Greedy speculation must not change a text. At the first token in which two answers differ, either
+rounding has decided between two tokens of nearly equal probability, or one of the tokens is wrong.
+The server that gave the plain answers, those without speculation, reports how likely both tokens
+were. The tokens after it aren't compared, because the two answers then continue different texts.
 """
 
 import dataclasses
@@ -16,24 +16,27 @@ from specreg.engines.wire_format import Transcript
 from specreg.matrix.case import ROUNDING_NATS
 
 MAX_NOISE_NATS = 1.0
-"""A server that differs from itself by more than this can't be judged, because rounding is less."""
+"""The largest gap that rounding can explain. A control whose own answers differ by more at another
+batch size can't be compared with."""
 _MAX_NAMED = 3
+"""How many differences a verdict describes."""
 
 Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Sequence[float]]]
-"""Takes texts with candidates for the next token. Returns their log-probabilities by a server."""
+"""Takes texts with candidates for the next token. Returns the log-probabilities of the candidates,
+in nats, as a server computes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where an answer first differs from the one without speculation.
+    """The first difference between an answer and the one without speculation.
 
     Attributes:
-        prompt_id: the prompt.
-        position: the index of the first differing token of the answer.
-        plain: the token without speculation there; None if that answer has ended.
-        speculative: the token with speculation there; None if that answer has ended.
-        text: as ids, the prompt and what both answers say up to there.
-        gap_nats: how much likelier `plain` is; None if an answer has ended.
+        prompt_id: The id of the prompt.
+        position: The index of the token in the answers, from 0.
+        plain: The token without speculation; None if that answer has ended.
+        speculative: The token with speculation; None if that answer has ended.
+        text: The ids of the prompt and of the tokens that both answers share before it.
+        gap_nats: How much likelier `plain` is than `speculative`; None if an answer has ended.
     """
 
     prompt_id: str
@@ -46,16 +49,16 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losslessness:
-    """How a case's answers compare with the plain ones, those without speculation.
+    """The comparison of a case's answers with the plain ones, those without speculation.
 
     Attributes:
-        prompts: the number of answers that were compared, at least one.
-        compared_by_token: how many of them were compared token by token; the rest are known to be
-            equal.
-        partings: where the answers part from the plain ones.
-        noise: where the plain answers part from the plain ones at another batch size; None if they
-            weren't generated again.
-        rounding_nats: the gap that the case attributes to rounding; 0 demands that every token is
+        prompts: The number of answers that were compared, at least one.
+        compared_by_token: How many of them were compared token by token. The others are known to
+            be equal.
+        partings: The first difference of each answer that isn't equal.
+        noise: The first difference of each plain answer from the plain one at another batch size;
+            None if they weren't generated again.
+        rounding_nats: The gap that the case attributes to rounding; 0 demands that every token is
             equal.
     """
 
@@ -67,7 +70,7 @@ class Losslessness:
 
     @property
     def bound_nats(self) -> float:
-        """The gap that counts as rounding: the case's, or the control's own noise if larger."""
+        """The gap that counts as rounding: the case's, or that of the control's noise if larger."""
         gaps_nats = [parting.gap_nats for parting in self.noise or ()]
         noise_nats = [abs(gap_nats) for gap_nats in gaps_nats if gap_nats is not None]
         return max(self.rounding_nats, *noise_nats, 0.0)
@@ -101,11 +104,11 @@ class Losslessness:
         return 1 - len(self.noise) / self.compared_by_token
 
     def describe(self, plain: str, speculative: str) -> str:
-        """Describe what is equal, what rounding explains and what it doesn't.
+        """Return a sentence about the answers that are equal and those that aren't.
 
         Args:
-            plain: what to call the plain answers, "without speculation" for instance.
-            speculative: what to call the others.
+            plain: A name for the plain answers, such as `without speculation`.
+            speculative: A name for the other answers.
         """
         summary = f"{self.equal_frac:.1%} of {self.prompts} answers are equal"
         if self.compared_by_token < self.prompts:
@@ -127,7 +130,7 @@ class Losslessness:
 
 
 def _describe_failure(failure: Parting, plain: str, speculative: str) -> str:
-    """Describe where two answers part, and how far apart the likelihoods of both tokens are."""
+    """Return a clause about the first difference of two answers, with its gap."""
     where = f"prompt '{failure.prompt_id}', token {failure.position + 1}"
     if failure.gap_nats is not None:
         gap = f"{abs(failure.gap_nats):.2f} nats apart"
@@ -150,18 +153,18 @@ def check_lossless(
     """Compare answers to the same prompts token by token.
 
     Args:
-        prompt_ids: one at least.
-        plain: the answers without speculation.
-        speculative: the answers with speculation.
-        again: generates the plain answers at another batch size; it is called only if some answers
-            part. None if there is no other batch size.
-        score: asks the server without speculation how likely tokens are.
-        rounding_nats: the gap that rounding explains; 0 demands that every token is equal.
-        known_equal: how many further answers are known to be equal.
+        prompt_ids: The id of each prompt, at least one.
+        plain: The answers without speculation.
+        speculative: The answers with speculation.
+        again: Generates the plain answers at another batch size. It is called only if some answers
+            differ. None if there is no other batch size.
+        score: Asks the server without speculation how likely tokens are.
+        rounding_nats: The gap that rounding explains; 0 demands that every token is equal.
+        known_equal: The number of further answers that are known to be equal.
 
     Raises:
-        InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers differ at another batch size
-            by more than rounding.
+        InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers at another batch size differ
+            by more than rounding explains.
     """
     partings = _partings(prompt_ids, plain, speculative, score)
     noise = None
@@ -185,9 +188,9 @@ def check_lossless(
 
 
 def score_partings(partings: Sequence[Parting], score: Score) -> tuple[Parting, ...]:
-    """Return partings with their gaps, after asking a server how likely both tokens are.
+    """Ask a server how likely the tokens of partings are, and return the partings with their gaps.
 
-    A parting where one of the answers has ended has no gap.
+    A parting has no gap if one of its answers has ended.
     """
     questions = [
         (parting.text, (parting.plain, parting.speculative))

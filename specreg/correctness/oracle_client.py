@@ -1,9 +1,10 @@
-"""Recompute the steps that a method must have taken to generate an answer.
+"""Recompute the steps in which a method must have generated an answer.
 
-What a greedy drafter would have proposed at any token of a text follows from the text alone, so the
-steps of an answer can be walked again. If the engine took other steps, its drafter or verifier is
-wrong. A changed text can't be the cause, because the walk follows the engine's own text. The models
-are run by `specreg.engines.pytorch.oracle`, in the reference engine's environment.
+The drafts of a greedy drafter depend only on the text before them. So the steps of an answer can be
+computed from its text, token by token; the code calls this a walk. If the engine took other steps,
+its drafter or its verifier is wrong. A wrong text can't be the cause, because the walk follows the
+engine's own text. `specreg.engines.pytorch.oracle` runs the models, in the environment of the
+reference engine.
 """
 
 import functools
@@ -45,33 +46,36 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
     ("vllm", "mtp"): 0,
     ("vllm", "dflash"): 0,
 }
-"""By engine and method: how many of a text's first tokens the drafter doesn't see.
+"""The number of first tokens of a text that the drafter doesn't see, by engine and method.
 
-A pair that is missing was never compared with a real engine. SGLang's lookup learns from earlier
-answers, TensorRT-LLM's lookup follows another rule, and nobody has seen drafts of its models.
+Only pairs that were compared with a real engine are listed. Of the others, SGLang's lookup learns
+from earlier answers, TensorRT-LLM's lookup follows another rule, and the drafts of TensorRT-LLM's
+models have never been observed.
 """
 _KEYS_WITHOUT_EFFECT = {"rejection_sample_method"}
-"""The further keys of a speculation that change no greedy draft."""
+"""The further settings of speculation that don't change greedy drafts."""
 _SPECREG_PARENT = str(Path(__file__).parents[2])
 """The folder that holds specreg, which isn't installed in the reference engine's environment."""
 _MAX_LOG_LINES = 15
+"""How many of the last lines of the oracle's log an error quotes."""
 
 PredictDrafts = Callable[[Question], OracleAnswer]
+"""Runs the models on texts, and returns how many drafts each step would have accepted."""
 DraftsAt = Callable[[int], tuple[int, int]]
 """Takes the index of a token in a text. Returns how many tokens a step that begins there drafts,
-and how many of these drafts the text goes on with."""
+and how many of these drafts are equal to the text that follows, which are the accepted ones."""
 
 
 def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
-    """Count the steps of an answer as the verifier does: drafts beyond its end count too.
+    """Count the steps of an answer, with the drafts that its last step accepted beyond its end.
 
     The prefill emits the first token. Each step emits its accepted drafts and one more token. A
     step that drafts nothing emits one token and isn't counted.
 
     Args:
-        drafts_at: returns what a step drafts and accepts.
-        text: the prompt and the answer.
-        width: the most tokens drafted per step.
+        drafts_at: Returns how many tokens a step drafts and accepts.
+        text: The prompt, the answer, and the tokens after the answer.
+        width: The largest number of tokens that a step drafts.
     """
     counts = NO_STEPS
     index = text.prompt_tokens + 1
@@ -86,19 +90,19 @@ def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
 
 
 def drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tuple[int, int]:
-    """Return what a step of n-gram lookup drafts and accepts, see `DraftsAt`.
+    """Return how many tokens a step of n-gram lookup drafts and accepts, see `DraftsAt`.
 
     Args:
-        text: the ids of the prompt, of the answer and of one further step.
-        draft_tokens: the most tokens to draft, k.
-        index: the token at which the step begins.
+        text: The ids of the prompt, of the answer and of one further step.
+        draft_tokens: The largest number of tokens to draft, k.
+        index: The index of the token at which the step begins.
     """
     drafts = propose(text[:index], draft_tokens)
     return len(drafts), _accepted(drafts, text[index:])
 
 
 def _accepted(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return how many of the drafts the tokens begin with."""
+    """Return how many drafts are accepted: those up to the first one that differs from the text."""
     accepted = 0
     for draft, token in zip(drafts, tokens, strict=False):
         if draft != token:
@@ -108,16 +112,17 @@ def _accepted(drafts: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def padded_drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tuple[int, int]:
-    """Return what a step of vLLM's model runner V2 drafts and accepts; see `drafts_of_lookup`.
+    """Return how many tokens a step of n-gram lookup drafts and accepts in vLLM's model runner V2.
 
-    That runner pads each step to k drafts and counts the padding.
+    The arguments are those of `drafts_of_lookup`.
     """
+    # That runner pads each step to k drafts, and counts the padding as drafts.
     drafts = propose_padded(text[:index], draft_tokens)
     return draft_tokens, _accepted(drafts, text[index:])
 
 
 def has_oracle(case: Case) -> bool:
-    """Return whether it is known what the case's engine drafts by its method."""
+    """Return whether the oracle knows the rule by which a case's engine drafts."""
     further_keys = {key for key, _ in case.server.speculation}
     return _drafter(case) in _UNSEEN_TOKENS and further_keys <= _KEYS_WITHOUT_EFFECT
 
@@ -129,22 +134,25 @@ def walk_answers(
     models: tuple[str, str | None],
     predict_drafts: PredictDrafts,
 ) -> tuple[tuple[StepCounts, ...], tuple[float, ...]]:
-    """Walk the steps of greedy answers again.
+    """Recompute the steps of greedy answers.
 
     Args:
-        case: the case that was asked, with the model runner that its server has.
-        answers: the engine's answers.
-        endpoint: a server that continues the answers, preferably one without speculation.
-        models: target and draft as folders or hub ids.
-        predict_drafts: runs the models.
+        case: The case, with the model runner that its server really has.
+        answers: The engine's answers.
+        endpoint: A server that continues the answers, preferably one without speculation.
+        models: Target and draft as folders or hub ids.
+        predict_drafts: Runs the models.
 
     Returns:
-        The steps of each answer, and the gap of each in nats, see `OracleAnswer`.
+        The steps of each answer; and for each answer, by how many nats its least likely token is
+        behind the likeliest one, see `OracleAnswer`.
 
     Raises:
-        InvalidMeasurementError: a server didn't answer in ids, or `CONTEXT_FULL`.
-        ModelError: the models can't be read, or don't fit together.
+        InvalidMeasurementError: A server didn't answer in ids, or `CONTEXT_FULL`: there is no room
+            for the drafts after an answer.
+        ModelError: The models can't be read, or don't fit together.
     """
+    # Have the answers continued, because the last step may draft beyond the end of an answer.
     spec = case.server
     longest = max(len(answer.prompt) + len(answer.output) for answer in answers)
     if longest + spec.draft_tokens > spec.max_model_len_tokens:
@@ -154,7 +162,6 @@ def walk_answers(
             " or raise max_model_len_tokens in the matrix"
         )
         raise InvalidMeasurementError("CONTEXT_FULL", message)
-    # The last step's drafts go beyond the answer, and so must the text.
     tails = complete(
         endpoint,
         [(*answer.prompt, *answer.output) for answer in answers],
@@ -169,6 +176,7 @@ def walk_answers(
         )
         for answer, tail in zip(answers, tails, strict=True)
     )
+    # Run the models on them.
     target, draft = models
     branches = 0
     if spec.tree:
@@ -183,19 +191,20 @@ def walk_answers(
         drafted_tokens=spec.drafted_tokens,
         dtype=spec.dtype,
         unseen_tokens=_UNSEEN_TOKENS[drafter],
-        # SGLang's MTP layer reads the target's state after its norm; vLLM's norms when it predicts.
+        # SGLang's MTP layer gets the target's hidden state after the final norm. vLLM's layer gets
+        # it before, and applies the norm only when it predicts.
         normed=drafter == ("sglang", "mtp"),
         texts=texts,
     )
     predicted = predict_drafts(question)
-
+    # Count the steps. The drafts of n-gram lookup follow from the text alone.
     lookup = drafts_of_lookup
     engine = engine_named(spec.engine)
     if engine.drafts_every_step("ngram", spec.model_runner or ""):
         lookup = padded_drafts_of_lookup
 
     def steps_of(text: Text, accepted: Sequence[int]) -> StepCounts:
-        """Walk the steps of one answer; `accepted` has the accepted drafts by token of the text."""
+        """Count the steps of an answer, given the accepted drafts at each token of its text."""
         if spec.method == "ngram":
             drafts_at = functools.partial(lookup, text.ids, spec.draft_tokens)
             return walk(drafts_at, text, spec.draft_tokens)
@@ -208,7 +217,8 @@ def walk_answers(
 
 
 def _drafter(case: Case) -> tuple[str, str]:
-    """Return the engine that speculates, whatever server is around it, and its method."""
+    """Return the engine that drafts, and its method."""
+    # Triton, for instance, is only a server around another engine, its backend.
     engine = engine_named(case.server.engine)
     return engine.backend or engine.name, case.server.method
 
@@ -216,12 +226,17 @@ def _drafter(case: Case) -> tuple[str, str]:
 def predict_drafts(
     question: Question, *, on_gpu: bool, show: Callable[[str], None]
 ) -> OracleAnswer:
-    """Ask the models in an environment of their own. Nothing of it outlives this process.
+    """Run the models in a child process, in the environment of the reference engine.
+
+    Args:
+        question: The texts and the models.
+        on_gpu: True to run them on the machine's first GPU.
+        show: Prints a line that says what is being done.
 
     Raises:
-        EnvironmentSetupError: the environment could not be made.
-        ModelError: the models could not be read, aren't of the architecture that the method needs,
-            or don't fit together.
+        EnvironmentSetupError: The environment couldn't be made.
+        ModelError: The models can't be read, aren't of the architecture that the method needs, or
+            don't fit together.
     """
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)
     python = engine_environment(requirement, show=show)
@@ -239,6 +254,7 @@ def predict_drafts(
     ) as child:
         child.send(question)
         answer = child.receive(OracleAnswer)
+        # Without an answer, the end of the process and its log say what went wrong.
         if answer is None:
             status = child.popen.wait()
             ending = f"its process ended with status {status}"

@@ -1,7 +1,7 @@
-"""Get greedy answers in token ids turn by turn, each after the replies before it.
+"""Get greedy answers to conversations, turn by turn and in token ids.
 
-Two servers are compared on the same texts. The replies in these texts are those of one of the two:
-of the server without speculation, or of the older version.
+Two servers are compared on the same texts. So the replies in a conversation all come from one of
+them: from the server without speculation, or from the older version.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,20 @@ from specreg.load.token_client import encode_chats
 from specreg.matrix.case import Case
 
 Texts = Sequence[tuple[int, ...]]
+"""Texts to be continued, as token ids."""
 _WITHOUT_THINKING = "without_thinking"
-"""A thought that comes with the reply isn't sent along: it could fill the context."""
+"""The treatment of replies that removes the model's thoughts. In later turns they could fill the
+context."""
 
 
 class TurnAnswer(NamedTuple):
-    """One turn of a prompt: its name, its text in token ids, and the answer to it."""
+    """The answer to one turn of a prompt.
+
+    Attributes:
+        name: The id of the prompt; from the second turn on with the number of the turn.
+        text: The text that was sent, as token ids: the conversation up to this turn.
+        answer: The answer.
+    """
 
     name: str
     text: tuple[int, ...]
@@ -27,7 +35,8 @@ class TurnAnswer(NamedTuple):
 
 
 def turns_of(case: Case, prompt: Prompt) -> int:
-    """Return how many turns of a prompt the case replays."""
+    """Return how many turns of a prompt a case replays, at least 1."""
+    # A prompt in token ids has no turns, and is sent once.
     return len(prompt.turns[: case.turns]) or 1
 
 
@@ -37,32 +46,35 @@ def ask_each_turn(
     prompts: Sequence[Prompt],
     ask: Callable[[Texts], Sequence[Transcript]],
 ) -> tuple[TurnAnswer, ...]:
-    """Send all first turns, then all second ones, and so on.
+    """Send the first turns of all prompts, then their second turns, and so on.
 
     Args:
-        endpoint: the server whose tokenizer and template make the texts.
-        case: says how prompts are sent, and how many turns of each.
-        prompts: at least one.
-        ask: returns the answers to texts. They become part of the later turns.
+        endpoint: The server whose tokenizer and chat template make the texts.
+        case: The case, which says how prompts are sent and how many turns of each.
+        prompts: The prompts, at least one.
+        ask: Returns the answers to texts. They become part of the later turns.
 
     Returns:
-        The turns in the order in which they were sent.
+        The answers in the order in which the turns were sent.
 
     Raises:
-        InvalidMeasurementError: a server doesn't answer in ids, or a reply has no text.
+        InvalidMeasurementError: A server doesn't answer in ids, or a reply has no text.
     """
     answers: list[TurnAnswer] = []
     histories: dict[str, tuple[Message, ...]] = {}
-    for turn in range(1, max(turns_of(case, prompt) for prompt in prompts) + 1):
+    last_turn = max(turns_of(case, prompt) for prompt in prompts)
+    for turn in range(1, last_turn + 1):
+        # Add the user's message of this turn to each conversation.
         sent_prompts = [prompt for prompt in prompts if turn <= turns_of(case, prompt)]
         for prompt in sent_prompts:
             if prompt.turns:
                 user = Message("user", prompt.turns[turn - 1])
                 histories[prompt.id] = (*histories.get(prompt.id, ()), user)
-        # A prompt in token ids has no chat to encode.
+        # Encode the conversations. A prompt in token ids is encoded already.
         chats = [histories[prompt.id] for prompt in sent_prompts if not prompt.token_ids]
-        encoded = iter(encode_chats(endpoint, case, chats))
-        texts = [prompt.token_ids or next(encoded) for prompt in sent_prompts]
+        encoded_chats = iter(encode_chats(endpoint, case, chats))
+        texts = [prompt.token_ids or next(encoded_chats) for prompt in sent_prompts]
+        # Send them, and add the replies to the conversations that go on.
         for prompt, text, answer in zip(sent_prompts, texts, ask(texts), strict=True):
             name = prompt.id
             if turn > 1:
@@ -75,15 +87,16 @@ def ask_each_turn(
 
 
 def _reply(case: Case, name: str, answer: Transcript) -> str:
-    """Return the text of an answer as later turns have it, without a thought.
+    """Return the text of an answer as it appears in later turns, without the model's thoughts.
 
     Raises:
         InvalidMeasurementError: `ANSWER_UNREADABLE`, the server sent ids and no text.
     """
     if answer.text is None:
         message = (
-            f"the answer to prompt '{name}' has no text, so the next turn can't be asked; look"
+            f"the answer to prompt '{name}' has no text, so the next turn can't be sent; look"
+            " at the server's log"
         )
-        message += " at the server's log"
         raise InvalidMeasurementError("ANSWER_UNREADABLE", message)
-    return REPLIES[case.history_reply](REPLIES[_WITHOUT_THINKING](answer.text))
+    without_thoughts = REPLIES[_WITHOUT_THINKING](answer.text)
+    return REPLIES[case.history_reply](without_thoughts)
