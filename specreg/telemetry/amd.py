@@ -1,8 +1,8 @@
 """Find and read AMD's GPUs through AMD SMI, with the library `amdsmi` that ROCm brings.
 
-Names, units and fields are those of amdsmi 7.0.2: energy in ticks of the stated microjoules, power
-in watts, power limits in microwatts, and "N/A" for what a GPU doesn't have. No GPU of AMD was at
-hand; the tests read scripted ones.
+Names, fields and units are those of amdsmi 7.0.2. Energy is in ticks, whose size in microjoules is
+reported too; power is in watts, power limits in microwatts, and a value that a GPU doesn't have is
+"N/A". This module was never run on a real GPU of AMD; its tests read scripted ones.
 """
 
 import contextlib
@@ -17,18 +17,19 @@ from specreg.telemetry.sensor import Device, HiddenGpu, Probe, Scope, State, num
 
 SENSOR = "amdsmi"
 _RUNTIME_VISIBLE = "ROCR_VISIBLE_DEVICES"
-"""The variable of ROCm's runtime; HIP counts the GPUs that it leaves."""
+"""The variable of ROCm's runtime. HIP sees only the GPUs that it selects, and numbers these."""
 _HIP_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""The variables of HIP, which mean the same."""
+"""The variables of HIP, which have the same meaning."""
 _CONTROL_NODE = Path("/dev/kfd")
 """The file that a process opens to compute on any of AMD's GPUs."""
 _IMPORT_ERRORS = (ImportError, OSError, AttributeError, KeyError)
-"""What importing amdsmi raises without it, or without the C library that it loads."""
+"""The errors of importing amdsmi if it, or the C library that it loads, isn't installed."""
 _INSTALL = "install ROCm's amdsmi for this Python, of the release that the machine has"
 NO_POWER = "AMD SMI: it tells no power; take a newer driver, or another GPU"
 _MODULES = ("MI300A",)
-"""GPUs on a module with a processor, whose power is that of both."""
+"""The GPUs on a module with a processor. Their power is that of the whole module."""
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF)
+"""The numbers that amdsmi reports for unknown values."""
 _UJ_PER_MJ = 1000
 _UW_PER_W = 10**6
 _MW_PER_W = 1000
@@ -40,8 +41,8 @@ class _Gpu(Probe):
     """Reads a GPU. A value is None if the card doesn't have it.
 
     Attributes:
-        smi: the module amdsmi.
-        handle: its handle of the GPU.
+        smi: The module amdsmi.
+        handle: Its handle of the GPU.
     """
 
     smi: Any
@@ -51,8 +52,9 @@ class _Gpu(Probe):
         count = self._ask("amdsmi_get_energy_count")
         if count is None:
             return None
-        ticks = count.get("energy_accumulator", count.get("power"))  # its name before ROCm 6.1
-        # A card of two GPUs counts in the first and leaves the second at 0.
+        # The field was called "power" before ROCm 6.1.
+        ticks = count.get("energy_accumulator", count.get("power"))
+        # On a card with two GPUs, the first one counts for both, and the second one reports 0.
         if not ticks:
             return None
         return int(ticks * count["counter_resolution"] / _UJ_PER_MJ)
@@ -70,7 +72,7 @@ class _Gpu(Probe):
             sm_clock_mhz=self._clock_mhz("GFX"),
             memory_clock_mhz=self._clock_mhz("MEM"),
             temperature_c=self._temperature_c(),
-            # AMD SMI looks twice, 100 ms apart, before it says what holds a GPU back.
+            # It isn't read, because AMD SMI takes 100 ms to find out what holds a GPU back.
             throttle_mask=None,
             utilisation_frac=utilisation_frac,
             used_bytes=self._ask("amdsmi_get_gpu_memory_usage", self.smi.AmdSmiMemoryType.VRAM),
@@ -78,7 +80,7 @@ class _Gpu(Probe):
 
     def processes(self) -> Mapping[int, int | None] | None:
         processes = self._ask("amdsmi_get_gpu_process_list")
-        # Before ROCm 6.1 the list has handles, which say nothing by themselves.
+        # Before ROCm 6.1 the list has only handles, without the ids of the processes.
         if processes is None or not all(isinstance(process, dict) for process in processes):
             return None
         return {process["pid"]: process["memory_usage"]["vram_mem"] for process in processes}
@@ -88,7 +90,7 @@ class _Gpu(Probe):
         return None if clock is None else _number(clock["clk"])
 
     def _temperature_c(self) -> int | None:
-        """Return the temperature of the hottest spot, or that of the edge of older cards."""
+        """Return the temperature of the hottest spot, or that of the edge on older cards."""
         metric = self.smi.AmdSmiTemperatureMetric.CURRENT
         for name in ("HOTSPOT", "EDGE"):
             sensor = getattr(self.smi.AmdSmiTemperatureType, name)
@@ -104,14 +106,17 @@ class _Gpu(Probe):
 def find_all(
     control_node: Path = _CONTROL_NODE,
 ) -> tuple[tuple[Device, ...], tuple[HiddenGpu, ...]]:
-    """Find all GPUs of AMD, in HIP's order, and those that can't be used.
+    """Find all GPUs of AMD.
 
     Args:
-        control_node: a file that only exists where a process may use AMD's GPUs.
+        control_node: A file that exists only if a process may use AMD's GPUs.
+
+    Returns:
+        The GPUs in HIP's order, and those that can't be used.
 
     Raises:
-        NoGpuError: there is none.
-        SensorError: amdsmi is missing or doesn't work on a machine that has such GPUs.
+        NoGpuError: The machine has none.
+        SensorError: The machine has such GPUs, and amdsmi is missing or doesn't work.
     """
     smi = _library(control_node)
     with _mapped_errors(smi):
@@ -135,17 +140,17 @@ def find_all(
 def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the GPUs that a process with these environment variables sees, in its order.
 
-    ROCm's guide to GPU isolation defines the rule: the runtime exposes the GPUs whose indices or
-    UUIDs ROCR_VISIBLE_DEVICES lists, and HIP those of them whose indices HIP_VISIBLE_DEVICES or
-    CUDA_VISIBLE_DEVICES lists. The first word that fits no GPU ends a list.
+    ROCm's guide to GPU isolation defines the rule. ROCR_VISIBLE_DEVICES lists the indices or UUIDs
+    of the GPUs that the runtime shows. HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES lists the
+    indices of those among them that HIP shows. The first entry that fits no GPU ends a list.
 
     Args:
-        devices: the GPUs of the machine, in HIP's order.
-        variables: the environment variables of the process.
+        devices: The GPUs of the machine, in HIP's order.
+        variables: The environment variables of the process.
 
     Raises:
-        NoGpuError: the variables select none.
-        SensorError: the two variables of HIP differ.
+        NoGpuError: The variables select none.
+        SensorError: The two variables of HIP differ.
     """
     lists = {name: variables[name] for name in _HIP_VISIBLE if name in variables}
     if len(set(lists.values())) > 1:
@@ -181,12 +186,11 @@ def _selected(devices: Sequence[Device], words: str | None) -> list[Device]:
 def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables with which a process sees only some of the GPUs that it sees now.
 
-    The runtime's own list stays as it is; HIP's index counts the GPUs that it leaves.
-
     Args:
-        devices: the GPUs to leave.
-        variables: the environment variables of the process now.
+        devices: The GPUs that it shall see.
+        variables: The current environment variables of the process.
     """
+    # The variable of the runtime isn't changed, so HIP's indices count the GPUs that it selects.
     installed, _ = find_all()
     exposed = _selected(installed, variables.get(_RUNTIME_VISIBLE))
     ids = [device.id for device in exposed]
@@ -198,13 +202,13 @@ def open_probe(device: Device) -> Probe:
     """Return a probe that reads a GPU.
 
     Raises:
-        SensorError: the GPU is gone.
+        SensorError: The GPU is gone.
     """
     smi = _library(_CONTROL_NODE)
     with _mapped_errors(smi):
         handles = smi.amdsmi_get_processor_handles()
     for handle in handles:
-        # A GPU that was given to another job doesn't say its id.
+        # A GPU that was given to another job doesn't report its id.
         with contextlib.suppress(smi.AmdSmiException):
             if _id_of(smi, handle) == device.id:
                 return _Gpu(smi, handle)
@@ -215,8 +219,8 @@ def _library(control_node: Path) -> Any:  # noqa: ANN401 - a library that may be
     """Return the module amdsmi, ready to answer.
 
     Raises:
-        NoGpuError: it isn't there, and neither is a GPU of AMD.
-        SensorError: it isn't there, or doesn't work, on a machine with such a GPU.
+        NoGpuError: amdsmi isn't installed, and the machine has no GPU of AMD.
+        SensorError: The machine has such a GPU, and amdsmi isn't installed or doesn't work.
     """
     try:
         smi = importlib.import_module(SENSOR)
@@ -252,23 +256,23 @@ def _ask(smi: Any, question: str, *arguments: object) -> Any:  # noqa: ANN401 - 
         return None
 
 
-def _device(smi: Any, handle: object, place: int) -> Device:  # noqa: ANN401 - as above
+def _device(smi: Any, handle: object, index: int) -> Device:  # noqa: ANN401 - as above
     """Return a GPU.
 
     Args:
-        smi: the module amdsmi.
-        handle: its handle of the GPU.
-        place: the place of the GPU in its list, for a GPU whose number isn't known.
+        smi: The module amdsmi.
+        handle: Its handle of the GPU.
+        index: The index of the handle in its list, which is used if HIP's index isn't known.
 
     Raises:
-        AmdSmiException: the GPU doesn't say its id, so it can't be recognised later.
+        AmdSmiException: The GPU doesn't report its id, so it couldn't be recognised later.
     """
     facts = _ask(smi, "amdsmi_get_gpu_asic_info", handle) or {}
     driver = _ask(smi, "amdsmi_get_gpu_driver_info", handle) or {}
     enumeration = _ask(smi, "amdsmi_get_gpu_enumeration_info", handle) or {}
     number = _number(enumeration.get("hip_id"))
     if number is None:
-        number = place
+        number = index
     name = _text(facts.get("market_name"))
     scope = Scope.GPU
     if any(module in name for module in _MODULES):
@@ -296,7 +300,7 @@ def _device(smi: Any, handle: object, place: int) -> Device:  # noqa: ANN401 - a
 
 
 def _id_of(smi: Any, handle: object) -> str:  # noqa: ANN401 - as above
-    """Return the id of a GPU: the UUID that ROCm's runtime takes, else AMD SMI's own."""
+    """Return the id of a GPU: the UUID that ROCm's runtime accepts, or else AMD SMI's own."""
     enumeration = _ask(smi, "amdsmi_get_gpu_enumeration_info", handle) or {}
     hip_uuid = enumeration.get("hip_uuid")
     if isinstance(hip_uuid, str) and hip_uuid.startswith("GPU-"):
@@ -305,7 +309,11 @@ def _id_of(smi: Any, handle: object) -> str:  # noqa: ANN401 - as above
 
 
 def _own_limit_w(smi: Any, handle: object) -> float | None:  # noqa: ANN401 - as above
-    """Return a GPU's power limit in W if it isn't the vendor's; 0 if it is, None if unknown."""
+    """Return the power limit of a GPU if somebody has changed it.
+
+    Returns:
+        The limit in W; 0 if it is the vendor's, None if it isn't known.
+    """
     limits = _ask(smi, "amdsmi_get_power_cap_info", handle)
     if limits is None:
         return None
@@ -319,20 +327,21 @@ def _own_limit_w(smi: Any, handle: object) -> float | None:  # noqa: ANN401 - as
 
 
 def _power_mw(power_w: object) -> int | None:
-    """Return a power in mW; None for "N/A" and for 0, which a GPU without a sensor says."""
+    """Return a power in mW; None if it isn't known."""
     number = _number(power_w)
+    # A GPU without a sensor reports 0.
     return number * _MW_PER_W if number else None
 
 
 def _text(value: object) -> str:
-    """Return a text of amdsmi; empty for "N/A" and for what isn't there."""
+    """Return a text that amdsmi reports; empty if it isn't known."""
     if isinstance(value, str) and value != "N/A":
         return value
     return ""
 
 
 def _number(value: object) -> int | None:
-    """Return a number of amdsmi; None for "N/A" and for its largest values."""
+    """Return a number that amdsmi reports; None if it isn't known."""
     if isinstance(value, int) and value not in _UNKNOWN:
         return value
     return None

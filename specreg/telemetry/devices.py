@@ -24,13 +24,14 @@ THROTTLE_REASONS = {
 }
 """The meaning of each bit of NVML's mask of throttle reasons."""
 _HELD_BACK_MASK = 0x8 | 0x20 | 0x40 | 0x80
-"""The bits of heat and of lack of power."""
+"""The bits that mean that heat or a lack of power slows the device down."""
 _FREE_WITHIN_S = 10.0
+"""How long to wait for the processes of an earlier run to end, and for a hot device to cool."""
 _POLL_S = 0.5
 
 
 def throttle_reasons(mask: int) -> tuple[str, ...]:
-    """Return the meaning of each bit that is set in a mask."""
+    """Return the meaning of each bit that is set in a mask of throttle reasons."""
     return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
 
 
@@ -38,7 +39,7 @@ def open_probe(device: Device) -> Probe:
     """Return a probe that reads a device.
 
     Raises:
-        SensorError: the device is gone.
+        SensorError: The device is gone.
     """
     if device.sensor == nvml.SENSOR:
         return nvml.open_probe(device)
@@ -51,11 +52,11 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices of a server: the first GPUs that it sees, or the processors.
 
     Args:
-        gpus: how many GPUs the server uses; 0 for one that runs on processors.
-        variables: the environment variables of the server.
+        gpus: The number of GPUs that the server uses; 0 for a server that runs on processors.
+        variables: The environment variables of the server.
 
     Raises:
-        SensorError: there are fewer devices, or none.
+        SensorError: The server sees fewer GPUs, or no device can be read.
     """
     devices = find_visible(variables).devices if gpus else rapl.find()
     if len(devices) < gpus:
@@ -65,14 +66,15 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 def held_back(states: Sequence[State]) -> tuple[float, str]:
-    """Return how often heat or lack of power held a device back.
+    """Return how often heat or a lack of power held a device back.
 
     Args:
-        states: the states of the device in the time in question.
+        states: The sampled states of the device.
 
     Returns:
-        The share of the states in which it was held back, from 0 to 1, and a description with the
-        reasons; 0 and an empty text if it never was.
+        The share of the states in which it was held back, from 0 to 1, and a text with the reasons,
+        the highest temperature and the lowest clock. If it was never held back, 0 and an empty
+        text.
     """
     held_states = [state for state in states if (state.throttle_mask or 0) & _HELD_BACK_MASK]
     if not held_states:
@@ -93,10 +95,10 @@ def held_back(states: Sequence[State]) -> tuple[float, str]:
 
 
 def check_cool(devices: Sequence[Device]) -> None:
-    """Check before a start that no device is held back by heat or lack of power.
+    """Check before a start that no device is held back by heat or a lack of power.
 
     Raises:
-        SensorError: a device is held back.
+        SensorError: A device is held back.
     """
     for device in devices:
         held_back_frac, reasons = held_back([open_probe(device).state()])
@@ -115,18 +117,19 @@ def check_free(
     """Check before a start that no other process computes on the devices.
 
     Args:
-        devices: the devices to check.
-        our_pids: the processes of this run, which may use them.
-        our_device_ids: the ids of the devices on which a server of this run is running already.
+        devices: The devices.
+        our_pids: The ids of this run's processes, which may use the devices.
+        our_device_ids: The ids of the devices on which a server of this run is running already.
 
     Raises:
-        SensorError: another process uses a device. The message names the process and its user.
+        SensorError: Another process uses a device. The message names the process and its user.
     """
     for device in devices:
         pids = set(open_probe(device).processes() or ())
+        # In a container the driver may list processes by the ids that they have on the host. That
+        # is so if a server of ours runs on the device and isn't in the list. Then nobody can say
+        # which of the listed processes is ours, so the device isn't checked.
         our_server_is_unseen = device.id in our_device_ids and not pids & our_pids
-        # In a container the driver may number processes as the host does. A server of ours that is
-        # on the device without being seen proves that, and then no process can be told from it.
         if our_server_is_unseen:
             continue
         foreign_pids = pids - our_pids
@@ -143,12 +146,17 @@ def wait_until_free(
 ) -> None:
     """Wait up to 10 s until the devices are free and cool, then check that they are free.
 
-    A device that is still held back after that time doesn't keep the server from starting.
-    Acceptance can be counted nevertheless, and the trace of the device makes the times INVALID that
-    were measured while it was held back.
+    A device that is still held back after that time doesn't prevent the start. Acceptance can be
+    measured nevertheless, and times that are measured while a device is held back become INVALID
+    later.
+
+    Args:
+        devices: The devices.
+        our_pids: As in `check_free`.
+        our_device_ids: As in `check_free`.
 
     Raises:
-        SensorError: another process uses a device; see `check_free`.
+        SensorError: Another process uses a device.
     """
     deadline_s = time.monotonic() + _FREE_WITHIN_S
     while time.monotonic() <= deadline_s:
@@ -164,19 +172,20 @@ def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int])
     """Return how much GPU memory some processes hold.
 
     Args:
-        count: how many GPUs to look at, see `devices_of`.
-        variables: the environment variables of the processes.
-        pids: the ids of the processes.
+        count: The number of GPUs to look at, see `devices_of`.
+        variables: The environment variables of the processes.
+        pids: The ids of the processes.
 
     Returns:
-        The memory in bytes; None if it isn't known. In a container, for instance, the driver may
-        know processes by other ids. A process is then only recognised if it is alone on its GPU.
+        The memory in bytes; None if it isn't known.
     """
     total_bytes = 0
     try:
         for device in devices_of(count, variables):
             bytes_by_pid = open_probe(device).processes() or {}
             sizes_bytes = [size for pid, size in bytes_by_pid.items() if pid in pids]
+            # In a container the driver may list processes by other ids. A process that is alone on
+            # its GPU must be the one in question.
             if not sizes_bytes and len(bytes_by_pid) == 1:
                 sizes_bytes = list(bytes_by_pid.values())
             if not sizes_bytes:

@@ -1,4 +1,4 @@
-"""Find the GPUs of this machine, of whichever vendor they are."""
+"""Find the GPUs of this machine, of NVIDIA or AMD."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,18 +7,18 @@ from specreg.telemetry import amd, nvml
 from specreg.telemetry.sensor import Device, VisibleGpus
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""The variables by which `visibility` shows a process some GPUs only."""
+"""The variables that `visibility` sets to show a process only some GPUs."""
 
 
 def find_visible(variables: Mapping[str, str]) -> VisibleGpus:
     """Find the GPUs that a process sees: NVIDIA's, or AMD's on a machine without those.
 
     Args:
-        variables: the environment variables of the process.
+        variables: The environment variables of the process.
 
     Raises:
-        NoGpuError: there is no GPU, or the variables select none.
-        SensorError: a driver doesn't work, or no GPU can be used.
+        NoGpuError: There is no GPU, or the variables select none.
+        SensorError: A driver doesn't work, or no GPU can be used.
     """
     try:
         return nvml.find(variables)
@@ -26,7 +26,7 @@ def find_visible(variables: Mapping[str, str]) -> VisibleGpus:
         try:
             devices, hidden = amd.find_all()
         except NoGpuError:
-            # Without a GPU of either vendor, most users look for what is said of NVIDIA's.
+            # If there is no GPU at all, the error about NVIDIA's driver helps most users.
             raise nvidia_error from None
     return VisibleGpus(devices=amd.visible(devices, variables), hidden=hidden)
 
@@ -35,8 +35,8 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
     """Return the variables with which a process sees only some of the GPUs that it sees now.
 
     Args:
-        devices: the GPUs to leave, one or more of one vendor.
-        variables: the environment variables of the process now.
+        devices: The GPUs that it shall see, one or more of the same vendor.
+        variables: The current environment variables of the process.
     """
     if devices[0].sensor == amd.SENSOR:
         return amd.visibility(devices, variables)

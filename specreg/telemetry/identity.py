@@ -19,23 +19,23 @@ from specreg.telemetry import amd
 from specreg.telemetry.gpus import find_visible
 from specreg.telemetry.sensor import Device, HiddenGpu
 
-# The widest vector unit decides the kernels that a CPU engine picks.
 _INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
+"""The instruction sets for vectors, the widest first. Engines choose their kernels by it."""
 _SHORT_INSTRUCTION_SETS = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
 _CHECKSUM_CHARACTERS = 8
 _DeviceName = Annotated[str, msgspec.Meta(max_length=256)]
 _LOADED_FRAC = 0.5
-"""The share of the cores that others may keep busy without disturbing a speed on processors."""
+"""The share of the cores that other programs may keep busy before a speed on processors suffers."""
 
 
 class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load of the processor before a run has started anything.
 
     Attributes:
-        waiting: the number of processes and threads that wanted to run, on average over the last
-            minute.
+        waiting: the number of processes and threads that ran or waited to run, on average over the
+            last minute.
         cores: the number of cores that they share.
     """
 
@@ -52,9 +52,9 @@ class ProcessorLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be equal for two speeds to be comparable.
+    """The hardware that must be equal for two speeds to be comparable.
 
-    It has no clocks, temperatures or host names.
+    Clocks, temperatures and host names aren't part of it.
 
     Attributes:
         kind: what the engine runs on: "cpu", "gpu" or "unknown".
@@ -80,9 +80,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The name of its folder of baselines, such as `cpu-intel-xeon-2.50ghz-avx512-2c`.
 
-        Memory is in GiB, as in the names that vendors give their cards: `h100-80gb-hbm3-x1`. The
-        name always keeps to the grammar of `core.names`. One that would be too long is cut, and
-        ends in a checksum of the whole name.
+        The memory in it is in GiB, as in vendors' own names: `h100-80gb-hbm3-x1`. A name that is
+        too long for the grammar of `core.names` is cut, and ends in a checksum of the whole name.
         """
         name = self._full_name
         if len(name) <= MAX_NAME_CHARACTERS:
@@ -122,10 +121,9 @@ class Gpus:
 
     Attributes:
         devices: The GPUs, in the order in which engines take them.
-        why_none: Why there are none; empty if there are some.
-        is_unusable: True if there are none because the driver or the installed GPUs can't be used,
-            rather than because the machine has no GPU.
-        hidden: The GPUs that can't be used, on a machine with others that can.
+        why_none: Why the process sees no GPU; empty if it sees one.
+        is_unusable: True if the machine may have GPUs, but the driver or the GPUs don't work.
+        hidden: The GPUs that can't be used although others can.
     """
 
     devices: tuple[Device, ...]
@@ -142,10 +140,10 @@ class Gpus:
         return tuple(_memory_gib(device) for device in self.devices)
 
     def with_memory(self, memory_gib: float | None) -> "Gpus":
-        """Return the GPUs with this memory for those whose driver doesn't report it.
+        """Return the GPUs, with a given memory for those whose driver doesn't report it.
 
         Args:
-            memory_gib: the memory of each GPU, in GiB; None to leave it unknown.
+            memory_gib: The memory of each GPU, in GiB; None to leave it unknown.
         """
         if memory_gib is None:
             return self
@@ -160,7 +158,7 @@ class Gpus:
         """Check that the driver works, if there is one.
 
         Raises:
-            SensorError: the driver or the GPUs can't be used.
+            SensorError: The driver or the GPUs can't be used.
         """
         if self.is_unusable:
             raise SensorError(self.why_none)
@@ -187,10 +185,11 @@ def current_environment(*, needs_gpus: int) -> Environment:
     """Return the environment of cases on this machine.
 
     Args:
-        needs_gpus: how many GPUs the cases use; 0 for cases that run on processors.
+        needs_gpus: The number of GPUs that the cases use; 0 for cases that run on processors.
     """
     gpus = find_gpus().devices[:needs_gpus]
     if gpus and not all(device.name for device in gpus):
+        # Without the name of a GPU, its speed can't be compared with any other.
         return UNKNOWN_ENVIRONMENT
     if gpus:
         memory_bytes = gpus[0].memory_bytes
@@ -206,10 +205,11 @@ def current_environment(*, needs_gpus: int) -> Environment:
 
 
 def _power_limit_w(devices: Sequence[Device]) -> float | None:
-    """Return the lowest power limit that somebody changed.
+    """Return the lowest of the power limits that somebody has changed.
 
     Returns:
-        The limit in W; 0 if all are the vendor's, None if one isn't known and no other was changed.
+        The limit in W; 0 if all limits are the vendor's; None if none was changed as far as is
+        known, but the limit of a GPU isn't known.
     """
     limits_w = [device.limit_w for device in devices]
     changed_w = [limit_w for limit_w in limits_w if limit_w]

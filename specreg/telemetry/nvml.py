@@ -41,7 +41,7 @@ _UNSLICED = (
     "NVML: MIG is on, and the GPU has no slice to compute on; make one (nvidia-smi mig), or switch"
     " MIG off"
 )
-# The numbers of nvml.h. Older versions of nvidia-ml-py have no names for them.
+# The numbers are from nvml.h, because older versions of nvidia-ml-py have no names for them.
 _SCOPES = {Scope.GPU: 0, Scope.MODULE: 1}
 _INSTALL = "install NVIDIA's driver, or start the container with --gpus"
 _RELOAD = "reload the driver or reboot"
@@ -77,7 +77,7 @@ _PLAIN_WORDS: Mapping[int, str] = MappingProxyType(
         )
     }
 )
-"""Plain words for errors that NVML itself describes in a way that needs explaining."""
+"""Better descriptions of errors whose own message from NVML needs explaining."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +123,19 @@ class _Gpu(Probe):
 def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> VisibleGpus:
     """Find the GPUs that CUDA_VISIBLE_DEVICES selects, in the order of their bus addresses.
 
-    A GPU that can't be opened, because it is lost or was given to another job, hides only itself.
-    If a GPU is cut into slices (MIG), the process sees the first slice instead of the GPU.
+    A GPU that can't be opened, because it is lost or was given to another job, doesn't affect the
+    others. If a GPU is divided into slices (MIG), the process sees only the first slice.
 
     Args:
         variables: The environment variables of the process.
-        control_node: A file that only exists where a process may use GPUs.
+        control_node: A file that exists only if a process may use GPUs.
 
     Raises:
         NoGpuError: There is no driver or no GPU, or the variables select none.
-        SensorError: The driver doesn't work, no GPU can be used, or it is unknown which are
+        SensorError: The driver doesn't work, no GPU can be used, or it isn't known which ones are
             selected.
     """
+    # Load the driver's library.
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound as error:
@@ -144,6 +145,7 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
         raise NoGpuError(_message(error)) from error
     except pynvml.NVMLError as error:
         raise SensorError(_message(error)) from error
+    # Open all GPUs.
     with _mapped_errors():
         count = pynvml.nvmlDeviceGetCount()
     if not count:
@@ -151,6 +153,7 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
     opened, hidden = _open_all(count)
     if not opened:
         raise SensorError(hidden[0].reason)
+    # Select those that the process sees, and replace divided ones by their slices.
     selected = visible(opened, variables, slice_called=_slice)
     if not selected:
         message = f"NVML: {_VISIBLE}={variables.get(_VISIBLE, '')} leaves none of {len(opened)}"
@@ -177,11 +180,11 @@ def _open_all(count: int) -> tuple[list[Device], list[HiddenGpu]]:
 
 
 def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[HiddenGpu]]:
-    """Replace a GPU that is cut into slices by its first slice.
+    """Replace a GPU that is divided into slices by its first slice.
 
-    A process that computes on a slice sees nothing but that slice (NVIDIA's guide to MIG, "CUDA
-    device enumeration"). If the driver can't list the slices, the GPU stays, with its memory
-    unknown.
+    A process that computes on a slice sees only that slice, and no other GPU (NVIDIA's guide to
+    MIG, "CUDA device enumeration"). If the driver can't list the slices, the GPU itself is
+    returned, with its memory unknown.
 
     Returns:
         The devices, and the GPUs that have no slice to compute on.
@@ -226,7 +229,7 @@ def open_probe(device: Device) -> Probe:
     """Return a probe that reads a GPU.
 
     Raises:
-        SensorError: the GPU is gone.
+        SensorError: The GPU is gone.
     """
     with _mapped_errors():
         pynvml.nvmlInit()
@@ -258,32 +261,31 @@ def _device(handle: object, number: int) -> Device:
 
 
 def _memory(handle: object) -> tuple[int | None, bool]:
-    """Return the memory of a GPU and whether it is the machine's.
-
-    A GPU that is part of a processor, such as GB10 (DGX Spark), has no memory of its own: its
-    driver answers that the question isn't supported (nvitop#208). After any other error, such as a
-    missing permission, the memory is just unknown.
+    """Return the memory of a GPU, and whether the GPU uses the machine's memory instead.
 
     Returns:
-        The memory in bytes, None if it isn't known, and true if the GPU uses the machine's memory.
+        The memory in bytes, None if it isn't known; and True if the GPU has no memory of its own.
     """
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError_GpuIsLost:
         raise
     except pynvml.NVMLError_NotSupported:
+        # This is the answer for a GPU that is part of a processor, such as GB10 in DGX Spark
+        # (nvitop#208).
         return None, True
     except pynvml.NVMLError:
+        # Another error, such as a missing permission, says nothing about the memory.
         return None, False
     is_known = 0 < memory.total <= MOST_MEMORY_BYTES
     return (memory.total if is_known else None), False
 
 
 def _own_limit_w(handle: object) -> float | None:
-    """Return a GPU's power limit in W if it isn't the vendor's.
+    """Return the power limit of a GPU if somebody has changed it.
 
     Returns:
-        The limit; 0 if it is the vendor's, None if it isn't known.
+        The limit in W; 0 if it is the vendor's, None if it isn't known.
     """
     limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     vendor_limit_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
@@ -293,7 +295,7 @@ def _own_limit_w(handle: object) -> float | None:
 
 
 def _slice(uuid: str) -> Device | None:
-    """Return the slice of a GPU that has this UUID; None if there is none."""
+    """Return the slice (MIG) with a UUID; None if there is none."""
     handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
     return None if handle is None else _slice_device(handle, 0)
 
@@ -311,17 +313,18 @@ def visible(
 ) -> tuple[Device, ...]:
     """Return the GPUs that a process with these environment variables sees, in its order.
 
-    CUDA's programming guide defines the rule. CUDA_VISIBLE_DEVICES lists numbers or UUIDs. A UUID
-    may be cut short as long as it fits only one GPU. The first word that fits no GPU ends the list,
-    and a GPU that is listed twice makes the whole list invalid.
+    CUDA's programming guide defines the rule. CUDA_VISIBLE_DEVICES lists numbers or UUIDs. The
+    beginning of a UUID is enough if only one GPU has it. The first entry that fits no GPU ends the
+    list, and a GPU that is listed twice makes the whole list invalid.
 
     Args:
         devices: The GPUs of the machine.
         variables: The environment variables of the process.
-        slice_called: Returns the slice of a GPU (MIG) with a UUID; None if there is none.
+        slice_called: Returns the slice (MIG) with a UUID; None if there is none.
 
     Raises:
-        SensorError: Numbers are given of GPUs of several kinds, whose order is unknown.
+        SensorError: The list has numbers, and the order of the GPUs isn't known because they are
+            of several models.
     """
     all_numbers = ",".join(map(str, range(len(devices))))
     words = variables.get(_VISIBLE, all_numbers).split(",")
@@ -397,8 +400,9 @@ def _readable(handle: object) -> tuple[Scope, str]:
         scope for scope in _SCOPES if any(value is not None for value in _power(handle, scope))
     ]
     if scopes:
-        # On GH200 both scopes answer and the counter is the module's, so the power beside it has to
-        # be the module's too. Without a counter the GPU's own power is what is wanted.
+        # GH200 reports the power of both scopes, but its energy counter is that of the module. The
+        # power must be of the same scope to be compared with it. Without a counter, the power of
+        # the GPU alone is preferred.
         has_counter = _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) is not None
         return (scopes[-1] if has_counter else scopes[0]), ""
     try:
@@ -415,7 +419,7 @@ def _readable(handle: object) -> tuple[Scope, str]:
 
 
 def _is_sliced(handle: object) -> bool:
-    """Return whether a GPU is cut into slices (MIG)."""
+    """Return whether a GPU is divided into slices (MIG)."""
     modes = _ask(pynvml.nvmlDeviceGetMigMode, handle)
     return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
@@ -429,7 +433,7 @@ def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:
     instant_mw: int | None = None
     if answers:
         average_mw, instant_mw = map(_power_value_mw, answers)
-    # Drivers of before the fields answer only the older question.
+    # Drivers that are older than these fields answer only the older question.
     if average_mw is None and scope is Scope.GPU:
         average_mw = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
     return average_mw, instant_mw

@@ -1,9 +1,9 @@
-"""Record the power of a measurement: what each device drew in a block of load.
+"""Record the power of a measurement: the energy that each device drew in a block of load.
 
-The energy of a span is the difference of the counter between its two ends. At each end the counter
-is interpolated between the reads before and after it. The counter of a GPU moves every 10 to
-100 ms, so at each end it is known to half of that time. For 10 s this is an error of 1 %, for 30 s
-one of 0.3 %.
+The energy of a span is the difference of the device's energy counter between the two ends of the
+span. At each end the counter is interpolated between the reads before and after it. The counter of
+a GPU changes only every 10 to 100 ms, so each end is uncertain by half of that time. This is an
+error of up to 1 % for a span of 10 s, and of up to 0.3 % for one of 30 s.
 """
 
 import bisect
@@ -28,15 +28,20 @@ from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span
 from specreg.telemetry.sensor import Device, State
 
 SHORTEST_S = 10.0
-"""The shortest block that is judged; the two ends of a shorter one make an error above 1 %."""
+"""The shortest block that is judged. In a shorter one the ends make an error of more than 1 %."""
 POWER_INVALID = "POWER_INVALID"
-"""The code of an invalidity: the power meter is out of order."""
+"""The code of an invalidity: the readings of a device's power can't be right."""
 _MAX_MISSING_FRAC = 0.1
+"""The share of the samples of a span that may be missing."""
 _MAX_DISAGREEMENT_FRAC = 0.03
+"""How far counter and power may disagree; see `check_counter`."""
 _STUCK_NS = 10**9
+"""How long a counter may have the same value under load."""
 _AVERAGED_NS = 10**9
+"""The time over which most cards average their power."""
 _LEAST_READS = 30
-"""Three seconds of samples, of which the last can't be compared."""
+"""How many reads are needed to measure the lag of a power: those of three seconds, of which the
+last can't be compared."""
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
 _MW_PER_W = 1000
@@ -48,10 +53,11 @@ class Energy:
     """The energy that a device drew in a span.
 
     Attributes:
-        energy_j: the energy, from the device's counter or summed up from samples of its power.
-        error_frac: the error of the energy that the two ends of the span cause, as a share of it.
-        from_counter: true if the energy is from the counter.
-        counter_ratio: the counter's energy over that of the samples; None without either.
+        energy_j: The energy, from the device's counter or integrated from samples of its power.
+        error_frac: The error that the two ends of the span cause, as a share of the energy.
+        from_counter: True if the energy is from the counter.
+        counter_ratio: The counter's energy over that of the samples; None if one of them is
+            missing.
     """
 
     energy_j: float
@@ -63,14 +69,18 @@ class Energy:
 def energy_of(trace: PowerTrace, span: Span) -> Energy:
     """Return the energy that a device drew in a span, from its counter if it has one.
 
+    Args:
+        trace: The samples of the device.
+        span: The span.
+
     Raises:
-        SensorError: the device was lost, samples are missing, the counter stands still or went
-            back, or there is neither counter nor power.
+        SensorError: The device was lost, samples are missing, the counter stood still or went
+            back, or the device reports neither energy nor power.
     """
     _check_sampled(trace, span)
     name = trace.device.name
-    # The average is preferred: if the power swings, ten samples a second of its momentary value are
-    # too few.
+    # Integrate the power of the samples. The averaged power is preferred, because ten samples a
+    # second of the momentary power are too few if the power swings.
     lag_ns = averaging_lag_ns(trace.samples)
     summed_j = integral_j(trace.samples, span, "average_mw", lag_ns)
     if summed_j is None:
@@ -82,7 +92,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
         if summed_j is None:
             raise SensorError(f"{name}: tells neither power nor energy; measure another device")
         return Energy(energy_j=summed_j)
-    # Keep the reads of the span, and the nearest one outside at each end.
+    # Take the reads of the counter in the span, with the nearest one outside at each end.
     moments_ns, energies_mj = np.array(reads).T
     first, end = np.searchsorted(moments_ns, span)
     kept_reads = slice(max(first - 1, 0), end + 1)
@@ -90,6 +100,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     energies_mj = energies_mj[kept_reads]
     if moments_ns[0] > span[0] or moments_ns[-1] < span[1]:
         raise SensorError(f"{name}: no samples at an end of the time; measure again")
+    # Interpolate the counter at both ends.
     uncertain_ns = _uncertain_ns(name, moments_ns, energies_mj)
     start_mj, end_mj = np.interp(span, moments_ns, energies_mj)
     energy_j = float(end_mj - start_mj) / _MJ_PER_J
@@ -102,7 +113,11 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
 
 
 def _check_sampled(trace: PowerTrace, span: Span) -> None:
-    """Check that a device was sampled throughout a span; raise a SensorError if it wasn't."""
+    """Check that a device was sampled throughout a span.
+
+    Raises:
+        SensorError: The device was lost, or more than 10 % of the samples are missing.
+    """
     name = trace.device.name
     if trace.lost is not None and trace.lost.at_ns < span[1]:
         raise SensorError(f"{name}: {trace.lost.lost}")
@@ -115,18 +130,18 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
 
 
 def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> float:
-    """Return for how long the counter says nothing at the two ends of its reads, in total.
+    """Return the uncertainty of the two ends of a span, in total and in nanoseconds.
 
-    At each end this is half of the time between two moves of the counter, or between two reads if
+    At each end this is half of the time between two changes of the counter, or between two reads if
     that is longer.
 
     Args:
-        name: the name of the device, for messages.
-        moments_ns: when the counter was read, of shape (n,), with n of 2 or more.
-        energies_mj: what was read, of shape (n,).
+        name: The name of the device, for messages.
+        moments_ns: When the counter was read, of shape (n,), with n of 2 or more.
+        energies_mj: The values of the counter, of shape (n,).
 
     Raises:
-        SensorError: the counter stands still, or went back.
+        SensorError: The counter stood still, or went back.
     """
     if (np.diff(energies_mj) < 0).any():
         raise SensorError(f"the energy counter of {name} went back; was the driver reloaded?")
@@ -147,11 +162,11 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
 def check_counter(energy: Energy) -> None:
     """Check that counter and power agree within 3 % and the error of the ends of the span.
 
-    With a load on an H100 that swung between 130 and 700 W for 10 s, they were up to 3.4 % apart.
-
     Raises:
-        SensorError: they are further apart.
+        SensorError: They disagree by more.
     """
+    # Under a load that swung between 130 and 700 W for 10 s on an H100, they disagreed by up to
+    # 3.4 %.
     allowed_frac = _MAX_DISAGREEMENT_FRAC + energy.error_frac
     ratio = energy.counter_ratio
     if ratio is not None and abs(ratio - 1) > allowed_frac:
@@ -163,20 +178,20 @@ def check_counter(energy: Energy) -> None:
 
 
 def averaging_lag_ns(samples: Sequence[Sample]) -> int:
-    """Return how far a device's average power lags behind, measured by its energy counter.
+    """Return how far a device's average power lags behind, in nanoseconds.
 
-    NVML's average covers the last second on most cards. On GA100 and older chips the same question
-    is answered with the power of the moment (nvml.h, `nvmlDeviceGetPowerUsage`), and no table has
-    to say which card does what: a step of load tells. The power, integrated with either lag, is
-    compared with the counter at all its reads, and the lag with the smaller deviation is the
-    device's. A load without steps leaves both equal; then the lag doesn't matter.
+    On most cards NVML's average power covers the last second. GA100 and older chips answer the same
+    question with the momentary power (nvml.h, `nvmlDeviceGetPowerUsage`). Which one a card does is
+    measured instead of looked up: the power is integrated with either lag and compared with the
+    energy counter at all its reads, and the lag with the smaller deviation is taken. A constant
+    load gives equal deviations, and then the lag doesn't matter.
 
     Args:
-        samples: the samples of the device, from before the load to its end.
+        samples: The samples of the device, from before the load to its end.
 
     Returns:
-        Half of the averaged time, in ns: 0 for a power of the moment. Without a counter, that of an
-        average over a second.
+        Half of the averaged time; 0 for the momentary power. Without enough reads of a counter,
+        half a second.
     """
     documented_ns = _AVERAGED_NS // 2
     reads = [
@@ -197,21 +212,22 @@ def averaging_lag_ns(samples: Sequence[Sample]) -> int:
 def _deviation_from_counter(
     moments_ns: np.ndarray, energies_mj: np.ndarray, powers_mw: np.ndarray, lag_ns: int
 ) -> float:
-    """Return how badly a power that lags by so much explains the counter, in mJ squared.
-
-    The two may differ by a factor, because each sensor has a gain of its own.
+    """Return how much the counter deviates from the integral of a power with a lag, in mJ squared.
 
     Args:
-        moments_ns: when a device was read, of shape (n,).
-        energies_mj: its counter, of shape (n,).
-        powers_mw: its power, of shape (n,).
-        lag_ns: how much earlier the power belongs.
+        moments_ns: When the device was read, of shape (n,).
+        energies_mj: The values of its counter, of shape (n,).
+        powers_mw: The values of its power, of shape (n,).
+        lag_ns: How long before the read the power was drawn.
     """
+    # Integrate the power by the trapezoidal rule.
     steps_ns = np.diff(moments_ns)
     steps_mj = (powers_mw[1:] + powers_mw[:-1]) / 2 * steps_ns / _NS_PER_S
     summed_mj = np.concatenate(([0.0], np.cumsum(steps_mj)))
-    covered = moments_ns <= moments_ns[-1] - _AVERAGED_NS  # the same reads for any lag
+    # Leave out the last second, so that the same reads are compared for any lag.
+    covered = moments_ns <= moments_ns[-1] - _AVERAGED_NS
     explained_mj = np.interp(moments_ns[covered] + lag_ns, moments_ns, summed_mj)
+    # Fit a factor and an offset, because counter and power are calibrated differently.
     terms = np.column_stack((explained_mj, np.ones(len(explained_mj))))
     counted_mj = energies_mj[covered] - energies_mj[0]
     factors, *_ = np.linalg.lstsq(terms, counted_mj, rcond=None)
@@ -219,13 +235,14 @@ def _deviation_from_counter(
 
 
 def integral_j(samples: Sequence[Sample], span: Span, field: str, lag_ns: int = 0) -> float | None:
-    """Integrate the power of the samples over a span, linearly interpolated between them.
+    """Integrate the power of samples over a span, linearly interpolated between them.
 
     Args:
-        samples: the samples of a device.
-        span: the span.
-        field: the field of `State` with the power.
-        lag_ns: how much earlier the power belongs. An average belongs to the middle of its time.
+        samples: The samples of a device.
+        span: The span.
+        field: The field of `State` with the power.
+        lag_ns: How long before the sample the power was drawn; half of the averaged time for an
+            average.
 
     Returns:
         The energy in J; None if no sample has the field.
@@ -245,7 +262,7 @@ def integral_j(samples: Sequence[Sample], span: Span, field: str, lag_ns: int = 
 
 
 def missing_frac(trace: PowerTrace, span: Span) -> float:
-    """Return the share of the samples due in a span that are missing, from 0 to 1."""
+    """Return the share of a span's samples that are missing, from 0 to 1."""
     due = (span[1] - span[0]) // EVERY_NS
     if not due:
         return 0.0
@@ -253,10 +270,10 @@ def missing_frac(trace: PowerTrace, span: Span) -> float:
 
 
 def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
-    """Check that neither heat nor lack of power held a device back in some spans.
+    """Check that neither heat nor a lack of power held a device back in some spans.
 
     Raises:
-        InvalidMeasurementError: `THROTTLED`.
+        InvalidMeasurementError: `THROTTLED`, a device was held back.
     """
     for trace in traces:
         states: list[State] = []
@@ -273,8 +290,13 @@ def check_alone(
 ) -> None:
     """Check that no other process computed on a device in some spans.
 
+    Args:
+        traces: The samples of the devices.
+        spans: The spans.
+        our_pids: The ids of this run's processes.
+
     Raises:
-        InvalidMeasurementError: `DEVICE_SHARED`.
+        InvalidMeasurementError: `DEVICE_SHARED`, another process computed on a device.
     """
     for trace in traces:
         lists = [
@@ -282,9 +304,10 @@ def check_alone(
         ]
         pids = _pids_in(lists, spans)
         foreign_pids = pids - our_pids
-        # In a container the driver may number processes as the host does. Then none of them is
-        # ours, and those that were there before the first request are taken for ours. Processes
-        # that were there even before our servers have kept these from starting.
+        # In a container the driver may list processes by the ids that they have on the host, so
+        # that none of them seems to be ours. Then the processes in the first list, from before the
+        # first request, are assumed to be ours. Others can't have been there: the servers wouldn't
+        # have started on a device in use.
         if our_pids and lists and not pids & our_pids:
             _, earliest_pids = lists[0]
             foreign_pids = pids - earliest_pids
@@ -300,12 +323,12 @@ def check_alone(
 def _pids_in(lists: Sequence[tuple[int, AbstractSet[int]]], spans: Sequence[Span]) -> set[int]:
     """Return the processes that were listed in some spans.
 
-    Because a sampler lists processes only twice a second, and later on a busy machine, the last
-    list before a span and the first one after it count as well.
+    A sampler lists processes only twice a second, or less often on a busy machine. So the last list
+    before a span and the first one after it count too.
 
     Args:
-        lists: the moments of the lists, in order, and the ids of the processes in them.
-        spans: the spans.
+        lists: The moment of each list, and the ids of the processes in it, in the order of time.
+        spans: The spans.
     """
     moments_ns = [at_ns for at_ns, _ in lists]
     pids: set[int] = set()
@@ -411,11 +434,11 @@ def record_power(
     """Record the power of devices in a block, which is one uninterrupted stretch of load.
 
     Args:
-        traces: the trace of each device of the server.
-        span: the time of the block.
-        tokens: the number of tokens that were generated in the block.
-        accepted_frac: the share of the tokens that are accepted drafts, from 0 to 1.
-        idle: a span without requests; an empty one if there was none.
+        traces: The trace of each device of the server.
+        span: The time of the block.
+        tokens: The number of tokens that were generated in the block.
+        accepted_frac: The share of the tokens that are accepted drafts, from 0 to 1.
+        idle: A span without requests; an empty one if there was none.
     """
     devices = [_record_device(trace, span, idle) for trace in traces]
     arm = arm_power(devices, span, tokens=tokens, accepted_frac=accepted_frac)
@@ -434,7 +457,14 @@ def record_power(
 def arm_power(
     devices: Sequence[DeviceRecord], span: Span, *, tokens: int, accepted_frac: float
 ) -> ArmPower:
-    """Sum up the power of all devices in a block; see `record_power`."""
+    """Return the power of all devices of a server in a block.
+
+    Args:
+        devices: The record of each device.
+        span: The time of the block.
+        tokens: As in `record_power`.
+        accepted_frac: As in `record_power`.
+    """
     window_s = (span[1] - span[0]) / _NS_PER_S
     energy_j = _sum([device.energy_j for device in devices])
     idle_w = _sum([device.idle_w for device in devices])
@@ -458,14 +488,16 @@ def arm_power(
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """Add up values; return None if one of them is None."""
+    """Return the sum of some values; None if one of them is None."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:
-    """Divide; return None if a number is None, or the denominator is 0."""
-    return numerator / denominator if numerator is not None and denominator else None
+    """Return a ratio; None if one of the numbers is None, or the denominator is 0."""
+    if numerator is None or not denominator:
+        return None
+    return numerator / denominator
 
 
 def _mean_w(energy_j: float, span: Span) -> float:
@@ -473,7 +505,11 @@ def _mean_w(energy_j: float, span: Span) -> float:
 
 
 def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
-    """Record one device in a span. If its meter is out of order, its state is still recorded."""
+    """Return the record of one device in a span.
+
+    If its energy isn't valid, the record has the reason, and the state of the device nevertheless.
+    """
+    # The energy.
     energy: Energy | None = None
     invalid = ""
     try:
@@ -482,9 +518,10 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
     except SensorError as error:
         invalid = str(error)
     idle_w: float | None = None
-    # If the idle power isn't known, this affects no other figure.
+    # No other figure depends on the idle power, so it may stay unknown.
     with contextlib.suppress(SensorError, ZeroDivisionError):
         idle_w = _mean_w(energy_of(trace, idle).energy_j, idle)
+    # The state.
     states = trace.states(span)
 
     def summarised(field: str, statistic: Callable[[Sequence[Any]], Any]) -> Any:  # noqa: ANN401 - an int or a float

@@ -18,11 +18,13 @@ _DENIED = (
 
 @dataclass(slots=True)
 class _Package(Probe):
-    """Reads the energy counter of a package, and corrects it where it wraps around.
+    """Reads the energy counter of a processor, which starts again from 0 at its largest value.
 
     Attributes:
-        counter: the kernel's file of the counter.
-        range_uj: the value at which the counter starts again from 0.
+        counter: The kernel's file of the counter.
+        range_uj: The value at which the counter starts again.
+        _last_uj: The value at the last read.
+        _wrapped_uj: The energy of all passes of the counter that have ended.
     """
 
     counter: Path
@@ -43,15 +45,17 @@ class _Package(Probe):
 
 
 def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> tuple[Device, ...]:
-    """List the packages, without their parts (cores, memory) and without the whole (psys).
+    """Return the processors of this machine.
 
     Args:
-        folder: the kernel's folder of energy counters.
-        machine: the file with this machine's unique id.
+        folder: The kernel's folder of energy counters.
+        machine: The file with this machine's unique id.
 
     Raises:
-        SensorError: the kernel shows no package, as in most virtual machines.
+        SensorError: The kernel shows no processor, as in most virtual machines.
     """
+    # RAPL calls a processor a package. Parts of a processor (cores, memory) and the whole machine
+    # (psys) have counters too, which are left out so that no energy counts twice.
     packages: list[tuple[Path, str]] = []
     for path in sorted(folder.glob("intel-rapl:[0-9]*")):
         name = _read(path / "name")
@@ -62,6 +66,8 @@ def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> tupl
             f"RAPL: no processor's energy counter in '{folder}', as in most virtual"
             " machines; measure on bare metal"
         )
+    # The kernel numbers processors from 0 on each machine, so the id of a device also has a hash of
+    # the machine's id.
     machine_id = machine.read_bytes() if machine.is_file() else b""
     machine_hash = hashlib.sha256(machine_id).hexdigest()[:_MACHINE_ID_CHARACTERS]
     devices: list[Device] = []
@@ -80,10 +86,10 @@ def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> tupl
 
 
 def open_probe(device: Device, folder: Path = FOLDER) -> Probe:
-    """Return a probe that reads a package.
+    """Return a probe that reads the energy of a processor.
 
     Raises:
-        SensorError: the package can't be read.
+        SensorError: The counter can't be read.
     """
     package = folder / device.id.partition("-of-")[0]
     range_uj = _read(package / "max_energy_range_uj")

@@ -1,7 +1,7 @@
 """Sample devices in a process of its own, and load the samples as traces.
 
-`python -m specreg.telemetry.sampler` reads the devices from the first line of its input, and writes
-a line for each sample until its input ends; see `specreg.core.processes`.
+`python -m specreg.telemetry.sampler` reads the devices from the first line of its input. It writes
+a line for each sample, and stops when its input ends; see `specreg.core.processes`.
 """
 
 import bisect
@@ -29,17 +29,18 @@ Span = tuple[int, int]
 EVERY_NS = 97 * 10**6
 """The period of sampling: about 10 samples a second.
 
-97 isn't a divisor of 100, so samples don't fall into step with a load that repeats every 100 ms. On
-an H100, reading the counter and both power fields of one GPU takes 6 ms, so eight GPUs fit in.
+A period of 100 ms would always hit the same point of a load that repeats every 100 ms.
+On an H100, reading the counter and both power fields of one GPU takes 6 ms, so a period is long
+enough for eight GPUs.
 """
 
 _PROCESSES_EVERY = 5
-"""Only every fifth sample lists processes, because that may take a driver milliseconds."""
+"""Only every fifth sample lists processes, because listing them may take milliseconds."""
 
 _START_S = 10.0
 _POLL_S = 0.02
 _LATER_SAMPLE_S = 0.6
-"""The time after which a later sample has been written, on a busy machine too."""
+"""How long to wait until a sample after a moment has been written, even on a busy machine."""
 _NS_PER_S = 10**9
 _NICENESS = -10
 
@@ -48,12 +49,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A reading of a device.
 
     Attributes:
-        device: the index of the device in the sampler's input.
-        at_ns: when it was read, by the monotonic clock.
-        energy_mj: the device's energy counter; None if it has none.
-        state: everything else that was read.
-        pids: the processes that compute on the device; None if they weren't listed.
-        lost: why the device can't be read any more; empty while it can.
+        device: The index of the device in the sampler's input.
+        at_ns: When it was read, on the monotonic clock.
+        energy_mj: The value of the device's energy counter; None if it has none.
+        state: The other values that were read.
+        pids: The ids of the processes that compute on the device; None if they weren't listed.
+        lost: Why the device can't be read any more; empty while it can.
     """
 
     device: int
@@ -69,9 +70,9 @@ class PowerTrace:
     """All samples of one device.
 
     Attributes:
-        device: the device.
-        samples: its samples in the order of time.
-        lost: the sample with which the device was lost; None if it could be read to the end.
+        device: The device.
+        samples: Its samples in the order of time.
+        lost: The sample that says why the device was lost; None if it could be read to the end.
     """
 
     device: Device
@@ -97,9 +98,9 @@ class Watch:
     """A running sampler.
 
     Attributes:
-        devices: the devices that it samples.
-        path: the file that it writes.
-        child: the process of the sampler.
+        devices: The devices that it samples.
+        path: The file that it writes.
+        child: Its process.
     """
 
     devices: tuple[Device, ...]
@@ -110,10 +111,10 @@ class Watch:
         """Wait until the samples cover the time up to a moment, and load them.
 
         Args:
-            until_ns: the moment, by the monotonic clock.
+            until_ns: The moment, on the monotonic clock.
 
         Returns:
-            The trace of each device, and why the sampler ended; empty while it is running.
+            The trace of each device; and why the sampler ended, empty if it is still running.
         """
         wait_s = (until_ns - time.monotonic_ns()) / _NS_PER_S + _LATER_SAMPLE_S
         try:
@@ -133,10 +134,13 @@ class Watch:
 def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     """Sample devices into a file while the context lasts, or until this process is killed.
 
-    A sampler that didn't start is reported by `Watch.traces`.
+    Args:
+        devices: The devices.
+        path: The file.
 
     Yields:
-        The running sampler, once it has written its first sample.
+        The running sampler, once it has written its first sample or has failed to within 10 s.
+        `Watch.traces` reports a sampler that failed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     log_path = path.with_name(f"{path.name}.log")
@@ -158,7 +162,12 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
 
 
 def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
-    """Load the samples that a sampler of these devices wrote, except a line that isn't complete."""
+    """Load the samples in a sampler's file, up to a line that isn't complete.
+
+    Args:
+        path: The file.
+        devices: The devices that were sampled, in the order of the sampler's input.
+    """
     traces = [PowerTrace(device=device) for device in devices]
     decoder = msgspec.json.Decoder(Sample)
     with contextlib.suppress(OSError, *UNREADABLE), path.open("rb") as file:
@@ -179,13 +188,13 @@ def sample_devices(
     wait_until: Callable[[int], bool],
     clock: Callable[[], int],
 ) -> None:
-    """Sample devices periodically. A device that is lost is sampled no more.
+    """Sample devices periodically. A device that is lost isn't sampled any more.
 
     Args:
-        probes: the probes of the devices.
-        write: takes each sample.
-        wait_until: waits for a moment of the clock; returns true if sampling shall stop.
-        clock: returns the time in nanoseconds; monotonic.
+        probes: The probes of the devices.
+        write: Writes a sample.
+        wait_until: Waits for a moment of the clock, and returns True if sampling shall stop.
+        clock: Returns the monotonic time in nanoseconds.
     """
     open_probes = dict(enumerate(probes))
     due_ns = clock()
@@ -195,7 +204,7 @@ def sample_devices(
             start_ns = clock()
             try:
                 energy_mj = probe.energy_mj()
-                # Reading the counter takes milliseconds, so the sample gets the middle of them.
+                # Reading the counter takes milliseconds, so the sample gets the time halfway.
                 at_ns = (start_ns + clock()) // 2
                 state = probe.state()
                 processes = None if rounds % _PROCESSES_EVERY else probe.processes()
@@ -211,8 +220,8 @@ def sample_devices(
                 pids=None if processes is None else tuple(processes),
             )
             write(sample)
-        # A late round is followed by the next one at once, but periods missed as a whole are
-        # left out.
+        # If this round was late, the next one follows at once. Whole periods that were missed are
+        # skipped.
         periods = max(1, (clock() - due_ns) // EVERY_NS)
         due_ns += periods * EVERY_NS
         rounds += 1
@@ -233,8 +242,8 @@ def main() -> None:
     """Sample the devices that the first line of the input names, until the input ends."""
     devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Device, ...])
     probes = [open_probe(device) for device in devices]
-    # The sampler needs a hundredth of a core, but at the right moment, and an engine's threads may
-    # keep all cores busy.
+    # The sampler needs little time, a hundredth of a core, but it needs it at the right moment. An
+    # engine's threads may keep all cores busy, so the sampler gets a higher priority if allowed.
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
 

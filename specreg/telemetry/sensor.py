@@ -1,4 +1,4 @@
-"""Describe a device, its state, and the probe that reads it."""
+"""The types of a device, of its state, and of the probe that reads it."""
 
 import enum
 import re
@@ -13,12 +13,12 @@ SCRIPTED = "Scripted"
 
 
 class Scope(enum.StrEnum):
-    """What the power of a device covers.
+    """The hardware whose power a device reports.
 
     Attributes:
-        GPU: the GPU alone.
-        MODULE: the module of a GPU and a processor.
-        PACKAGE: a processor.
+        GPU: The GPU alone.
+        MODULE: A module with a GPU and a processor.
+        PACKAGE: A processor.
     """
 
     GPU = "gpu"
@@ -79,8 +79,8 @@ class HiddenGpu:
     """A GPU that is installed and can't be used.
 
     Attributes:
-        number: its index in the driver's order.
-        reason: why it can't be used, and what to do.
+        number: Its index in the driver's order, from 0.
+        reason: Why it can't be used, and what to do about it.
     """
 
     number: int
@@ -92,8 +92,8 @@ class VisibleGpus:
     """The GPUs of a process.
 
     Attributes:
-        devices: the GPUs that it can use, in the order in which engines count them.
-        hidden: the GPUs that it can't use.
+        devices: The GPUs that it can use, in the order in which engines count them.
+        hidden: The GPUs that it can't use.
     """
 
     devices: tuple[Device, ...]
@@ -132,7 +132,7 @@ class Probe(Protocol):
     """
 
     def energy_mj(self) -> int | None:
-        """Read the energy counter, the total since some moment in the past."""
+        """Read the energy counter, in mJ since some moment in the past."""
         return None
 
     def state(self) -> State:
@@ -140,5 +140,5 @@ class Probe(Protocol):
         return State()
 
     def processes(self) -> Mapping[int, int | None] | None:
-        """List the ids of the processes that compute on it, each with the bytes that it holds."""
+        """Return the memory of each process that computes on the device, in bytes and by its id."""
         return None
