@@ -1,6 +1,7 @@
-"""Baselines and published figures: what was measured once, as files to compare with.
+"""The file formats of baselines and published figures, and how they are read and checked.
 
-`baselines/<environment>/<case-id>.json`, one prompt per line, so that a change can be reviewed.
+A baseline is `baselines/<environment>/<case-id>.json`. Each prompt has a line of its own, so that
+reviewers can see what changed.
 """
 
 import dataclasses
@@ -37,31 +38,32 @@ from specreg.telemetry.sensor import Scope
 
 SCHEMA_VERSION = 5
 _OLDEST_VERSION = 4
-"""Files of this version have no `further_launches`."""
+"""The oldest version that can be read. Its files have no `further_launches`."""
 _FEWEST_RUNS = 2
+"""The fewest runs whose noise can be estimated."""
 _MAX_BYTES = 256 * MIB
 _ADVICE = "restore it with git, or remove it and record it anew"
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-_SUM_WITHIN_TOKENS = 0.02
-"""How far AL may lie from 1 + Σ of the positions: both are published rounded."""
+_MAX_ROUNDING_TOKENS = 0.02
+"""How far a published AL may be from 1 + Σ of its positions, because both are rounded."""
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a baseline comes from: recorded and shown, never compared.
+    """Where a baseline comes from. This is shown to readers and never compared.
 
     Attributes:
         engine_version: the version of the engine.
-        draft_sha256: the checksum of the draft's files; empty without any.
+        draft_sha256: the checksum of the draft's files; empty without a draft.
         specreg_version: the version of specreg.
-        commit: the commit of the repository that recorded it.
-        recorded_on: the date.
-        reason: what `--reason` said, else the engine, its version and the commit.
-        driver_version: the version of the GPU's driver; empty without one.
-        torch_version: the version of torch in the engine's environment.
-        packages_sha256: the checksum of all packages in it, whose list is in the folder `packages`
-            under the first 16 characters; empty if they aren't known.
-        facts: what the first launch ran with that neither its settings nor its version say.
+        commit: the commit of the repository that recorded it; empty outside a repository.
+        recorded_on: the date of the recording.
+        reason: the text of `--reason`, or else the engine, its version and the commit.
+        driver_version: the version of the GPU driver; empty without a GPU.
+        torch_version: the version of PyTorch in the engine's environment; empty if unknown.
+        packages_sha256: the checksum of all packages in the engine's environment; empty if unknown.
+            The folder `packages` has their list under the first 16 characters.
+        facts: what the engine reported about the first launch.
     """
 
     engine_version: str
@@ -77,11 +79,11 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How identical runs of a case differed, beyond the launches of one run.
+    """How much identical runs of a case varied, in addition to the launches of one run.
 
     Attributes:
         between_frac: the standard deviation of the logarithms from run to run.
-        runs: how many runs showed it, 2 or more.
+        runs: the number of runs it was estimated from, 2 or more.
     """
 
     between_frac: float
@@ -89,16 +91,16 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How small a loss of a metric a run can detect here, by how launches differed.
+    """How small a loss of a metric a run can detect, estimated from how launches varied.
 
     Attributes:
-        decides: True if a run can prove that the loss is within the tolerance; a speed by its own
-            launch or by three more, an acceptance by the prompts of one.
-        mde_frac: the minimum detectable effect of all of them: a loss that is proven 99 times out
-            of 100.
-        tolerance_frac: the tolerance at the time of recording.
-        launches: how many launches of a run would decide; 0 if no reasonable number does.
-        nights: how many nights together would decide; 0 if no number does.
+        decides: whether a run can prove that a loss is within the tolerance. It may take up to four
+            launches for a speed, and the prompts of one launch for acceptance.
+        mde_frac: the minimum detectable effect of such a run, a loss that is proven 99 times out of
+            100.
+        tolerance_frac: the tolerance at the time of the recording.
+        launches: how many launches of a run would decide; 0 if no reasonable number would.
+        nights: how many nights together would decide; 0 if no number would.
     """
 
     decides: bool
@@ -115,13 +117,13 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         run_launches: int,
         nights: int,
     ) -> "Detectable":
-        """Return what a run can detect.
+        """Return what a run can detect of a speed.
 
         Args:
-            mde_frac_by_launches: by number of launches, from 1, their minimum detectable effect.
-            tolerance_frac: the loss that is tolerated, 0..1.
+            mde_frac_by_launches: the minimum detectable effect of 1, 2, 3, … launches.
+            tolerance_frac: the tolerated loss, 0..1.
             run_launches: the most launches that a run takes.
-            nights: how many nights together hold the tolerance, 0 if no number does.
+            nights: how many nights together would decide; 0 if no number would.
         """
         enough = [
             launches
@@ -138,17 +140,17 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def __str__(self) -> str:
-        """Say what is tolerated in percent, and what can be detected instead."""
-        enough = "no number of nights will"
+        """Return the tolerance with what can be detected instead, in percent."""
+        outlook = "no number of nights will"
         if self.nights:
-            enough = f"about {self.nights} nights will"
-        return f"{100 * self.tolerance_frac:.3g} % (detects {self.mde_frac:.1%}, {enough})"
+            outlook = f"about {self.nights} nights will"
+        return f"{100 * self.tolerance_frac:.3g} % (detects {self.mde_frac:.1%}, {outlook})"
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`[id, category, accepted, steps, proposed, completion_tokens, position_counts, turn]`.
 
-    `proposed` is null where the source doesn't say; `turn` may be left out.
+    `proposed` is null if the source doesn't report it. `turn` may be left out and is then 1.
     """
 
     prompt_id: str
@@ -169,7 +171,7 @@ class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class StoredRound(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`[prompt_ids, accepted, steps, proposed, completion_tokens, requests, position_counts]`.
 
-    The launch may follow, from 2; without it, it is the first.
+    The number of the launch may follow. Without it, the round belongs to the first launch.
     """
 
     prompt_ids: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -190,21 +192,21 @@ class StoredRound(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class StoredAcceptance(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """An acceptance record as it lies on disk.
+    """An acceptance record in the form in which it is stored.
 
     Attributes:
         source: where the counts come from.
         view: whose tokens are counted.
         weighting: how steps are weighted; each step counts once.
-        prompts: the counts of each prompt in one launch, the one with the most prompts.
-        further_launches: by the number of each other launch, from 2, the counts of each prompt;
-            left out if all launches gave the same answers.
-        total: the sum, where the counts of single prompts aren't known; else null.
-        rounds: the counts of each round of prompts in each launch, where the counters were read in
-            between and the counts of single prompts aren't known.
-        counted: which steps are counted, of a method that may find no draft.
-        undrafted_steps: how many steps drafted nothing and aren't counted, of each prompt in each
-            launch; empty if there are none, or if they aren't known.
+        prompts: the counts of each prompt in the launch with the most prompts.
+        further_launches: the counts of each prompt in the other launches, by the number of the
+            launch, from 2; left out if all launches gave the same answers.
+        total: the sum of all counts if those of single prompts are unknown; otherwise null.
+        rounds: the counts of each round of prompts in each launch. They are stored if the counts of
+            single prompts are unknown, and the counters were read after each round.
+        counted: which steps are counted. Some methods have steps without a draft.
+        undrafted_steps: the number of steps without a draft that aren't counted, for each prompt in
+            each launch; empty if there are none, or if they are unknown.
     """
 
     source: Source
@@ -219,7 +221,7 @@ class StoredAcceptance(
 
     @property
     def all_prompts(self) -> Sequence[StoredPrompt]:
-        """The counts of each prompt in each launch."""
+        """The counts of each prompt in all launches."""
         further = itertools.chain.from_iterable(self.further_launches.values())
         return (*self.prompts, *further)
 
@@ -228,11 +230,11 @@ class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A device whose power was recorded.
 
     Attributes:
-        id: the UUID of this very device.
-        name: the name of its kind.
+        id: the UUID of the device.
+        name: the name of its model.
         scope: what its sensor covers: a GPU, a module of GPU and processor, or a processor package.
         from_counter: True if its energy was read from a counter, False if power was summed up.
-        sm_clock_mhz: the median clock of its multiprocessors under load, in MHz; null if unknown.
+        sm_clock_mhz: the median clock of its multiprocessors under load; null if unknown.
     """
 
     id: str
@@ -245,17 +247,17 @@ class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class Baseline(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """One file.
+    """The baseline of one case on one kind of machine, which is one file.
 
     Attributes:
-        schema_version: the version of this form.
+        schema_version: the version of this format.
         case: the settings that a run must share to be compared, see the table `case`.
         environment: the kind of machine, see the table `environment`.
         provenance: where the baseline comes from, see the table `provenance`.
         acceptance: the counts of accepted drafts; null for a case that doesn't speculate.
-        launches: for each launch of the server, the metrics that differ from launch to launch.
-        noise: by metric, how identical runs of this machine differed, from its history.
-        detects: by metric, how small a loss a run can detect against this baseline.
+        launches: the metrics that vary from launch to launch, for each launch of the server.
+        noise: how much identical runs on this machine varied, by metric.
+        detects: how small a loss a run can detect against this baseline, by metric.
         devices: the devices whose power was recorded.
     """
 
@@ -270,26 +272,31 @@ class Baseline(
     devices: tuple[RecordedDevice, ...] = ()
 
     def launch_values(self, metric: Metric) -> tuple[float, ...]:
-        """Return the metric's value in each launch that has it."""
+        """Return the value of a metric in each launch that has it."""
         return tuple(launch[metric.name] for launch in self.launches if metric.name in launch)
 
     def expected_value(self, metric: Metric) -> float | None:
-        """Return a metric's value: of the prompts' counts, or the launches' geometric mean."""
+        """Return the value of a metric; None if the baseline doesn't have it.
+
+        Acceptance is calculated from the counts of all prompts. A speed is the geometric mean over
+        the launches.
+        """
         if not metric.by_launch:
             return acceptance_value(metric, load_acceptance(self.acceptance))
-        launches = self.launch_values(metric)
-        return statistics.geometric_mean(launches) if launches else None
+        values = self.launch_values(metric)
+        return statistics.geometric_mean(values) if values else None
 
 
 def load_baseline(path: Path) -> Baseline | None:
     """Load a baseline; None if there is no file.
 
     Raises:
-        BaselineError: the file can't be read, or is of another form. It is left as it is.
+        BaselineError: the file can't be read, or has another format. It isn't changed.
     """
     content = b""
     try:
         content = read_regular(path, _MAX_BYTES)
+        # The version comes first, because a file of another version can't be decoded.
         head = msgspec.json.decode(content, type=_Head)
         _check_version(path, head.schema_version)
         _check_settings(head)
@@ -305,7 +312,11 @@ def load_baseline(path: Path) -> Baseline | None:
 
 
 def _check_version(path: Path, version: int) -> None:
-    """Check that a file is of the form that this specreg reads, else raise a BaselineError."""
+    """Check that this specreg can read a version of the format.
+
+    Raises:
+        BaselineError: it can't.
+    """
     if _OLDEST_VERSION <= version <= SCHEMA_VERSION:
         return
     advice = "use a newer specreg" if version > SCHEMA_VERSION else "record it anew"
@@ -316,10 +327,10 @@ def _check_version(path: Path, version: int) -> None:
 
 
 def _check_settings(head: "_Head") -> None:
-    """Check that all settings are known, as msgspec passes over unknown fields of a dataclass.
+    """Check that a file has no unknown settings. msgspec ignores unknown fields of a dataclass.
 
     Raises:
-        msgspec.ValidationError: one isn't known.
+        msgspec.ValidationError: a setting is unknown.
     """
     unknown = head.case.keys() - {field.name for field in dataclasses.fields(CaseSettings)}
     if unknown:
@@ -328,14 +339,19 @@ def _check_settings(head: "_Head") -> None:
 
 
 def check_folders(folder: Path) -> None:
-    """Check that a folder of baselines, and each folder in it, can be read; else BaselineError."""
+    """Check that a folder of baselines and its subfolders can be read. It may be missing.
+
+    Raises:
+        BaselineError: a folder can't be read.
+    """
     try:
         with os.scandir(folder) as entries:
             folders = [entry.path for entry in entries if entry.is_dir()]
         for path in folders:
             with os.scandir(path) as entries:
                 for entry in entries:
-                    entry.stat()  # takes other rights than to list the names
+                    # Reading a file in a folder takes other rights than listing their names.
+                    entry.stat()
                     break
     except FileNotFoundError:
         return
@@ -347,7 +363,7 @@ def check_folders(folder: Path) -> None:
 
 
 def baseline_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of all machines' baselines, without published figures."""
+    """Yield the baseline files of all machines, without the published figures."""
     for path in sorted(folder.glob("*/*.json")):
         if path.parent.name != "published":
             yield path
@@ -357,7 +373,7 @@ def read_baselines(paths: Iterable[Path]) -> tuple[dict[Path, Baseline], list[st
     """Load the baselines that can be read.
 
     Returns:
-        The baselines by their paths, and for each other file a sentence that says what is wrong.
+        The baselines by their paths, and an error message for each file that can't be read.
     """
     baselines: dict[Path, Baseline] = {}
     errors: list[str] = []
@@ -373,11 +389,12 @@ def read_baselines(paths: Iterable[Path]) -> tuple[dict[Path, Baseline], list[st
 
 
 def render_baseline(baseline: Baseline) -> str:
-    """Render a baseline as JSON with sorted keys, each prompt on a line of its own.
+    """Render a baseline as JSON with sorted keys and a line for each prompt.
 
-    Settings are written with their defaults, because these may change.
+    Settings that have their default are written too, because the defaults may change.
     """
     content = msgspec.to_builtins(baseline)
+    # Fields that were added later are left out if they are empty, so that old files don't change.
     if baseline.environment.power_limit_w == 0:
         del content["environment"]["power_limit_w"]
     if not baseline.provenance.packages_sha256:
@@ -389,17 +406,19 @@ def render_baseline(baseline: Baseline) -> str:
 
 def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the JSON Schema of a struct."""
+    # The arguments of a chat template may be any JSON value.
     any_value = {"description": "what a chat template takes"}
     schema = msgspec.json.schema(kind, schema_hook=lambda _: any_value)
     for definition in schema["$defs"].values():
         if "description" in definition:
-            # Docstrings have no margin from Python 3.13 on: schemas must be equal on every Python.
+            # Python 3.13 removes the indentation of docstrings, and schemas must be equal with all
+            # versions of Python.
             definition["description"] = inspect.cleandoc(definition["description"])
     return schema
 
 
 def render_schema() -> str:
-    """Render the JSON Schema of a baseline; `baselines/schema.json` holds it for other tools."""
+    """Render the JSON Schema of a baseline. `baselines/schema.json` is a copy of it."""
     schema = schema_of(Baseline)
     schema["$defs"]["CaseSettings"]["additionalProperties"] = False
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
@@ -408,21 +427,27 @@ def render_schema() -> str:
 def stored_acceptance(
     record: AcceptanceRecord | None, *further: AcceptanceRecord
 ) -> StoredAcceptance | None:
-    """Convert the record of a launch, and those of further ones, to the form on disk.
+    """Convert the acceptance records of launches to their stored form.
 
-    Launches whose answers are all the same say nothing more than one of them, so one is stored.
+    If all launches gave the same answers, only the first one is stored.
+
+    Args:
+        record: the record of the first launch; None without acceptance.
+        further: the records of the other launches.
     """
     if record is None:
         return None
     further_launches = {}
     all_prompts = list(record.prompts)
-    rounds = [_stored_round(each, 1) for each in record.rounds]
+    rounds = [_stored_round(round_acceptance, 1) for round_acceptance in record.rounds]
     if not all(launch.repeats(record) for launch in further):
         for number, launch in enumerate(further, start=2):
             if launch.prompts:
                 further_launches[str(number)] = tuple(map(_stored_prompt, launch.prompts))
             all_prompts += launch.prompts
-            rounds += [_stored_round(each, number) for each in launch.rounds]
+            rounds += [
+                _stored_round(round_acceptance, number) for round_acceptance in launch.rounds
+            ]
     prompts = tuple(map(_stored_prompt, record.prompts))
     return StoredAcceptance(
         source=record.source,
@@ -438,12 +463,18 @@ def stored_acceptance(
 
 
 def _undrafted_steps(prompts: Sequence[PromptAcceptance]) -> tuple[int, ...]:
-    """Return of each prompt the steps that drafted nothing; nothing if none did, or unknown."""
+    """Return the number of steps without a draft for each prompt.
+
+    Returns:
+        Nothing if no prompt has such a step, or if their number is unknown for one of them.
+    """
     undrafted_steps = tuple(
         prompt.undrafted_steps for prompt in prompts if prompt.undrafted_steps is not None
     )
     is_known = len(undrafted_steps) == len(prompts)
-    return undrafted_steps if is_known and any(undrafted_steps) else ()
+    if not is_known or not any(undrafted_steps):
+        return ()
+    return undrafted_steps
 
 
 def _stored_prompt(prompt: PromptAcceptance) -> StoredPrompt:
@@ -473,7 +504,7 @@ def _stored_round(round_acceptance: RoundAcceptance, launch: int) -> StoredRound
 
 
 def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
-    """Convert the form on disk back to a record, which has the answers of all launches."""
+    """Convert the stored form back to a record, which has the answers of all launches."""
     if stored is None:
         return None
     prompts = msgspec.convert(
@@ -496,11 +527,14 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
 
 
 def check_figures(baseline: Baseline) -> None:
-    """Check that each figure could be missed, and that counts agree with one another.
+    """Check that the figures of a baseline are possible, and that its counts are consistent.
+
+    A speed of 0 or infinity is refused, because no later run could be worse or better.
 
     Raises:
-        InvalidMeasurementError: `FIGURE_IMPOSSIBLE`, or as of `check_counts`.
+        InvalidMeasurementError: `FIGURE_IMPOSSIBLE`, or a code of `check_counts`.
     """
+    # The speeds and their noise.
     for launch in baseline.launches:
         for name, value in launch.items():
             if not 0 < value < math.inf:
@@ -510,6 +544,8 @@ def check_figures(baseline: Baseline) -> None:
         if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
             message = f"noise of {name} is {noise}"
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
+
+    # The counts of each prompt, of each round, and of all prompts.
     record = load_acceptance(baseline.acceptance)
     if record is None:
         return
@@ -524,12 +560,19 @@ def check_figures(baseline: Baseline) -> None:
 
 
 class _Head(msgspec.Struct, frozen=True):
+    """The part of a file that is checked before the rest is decoded."""
+
     schema_version: int
     case: dict[str, msgspec.Raw] = {}
 
 
 def why_unusable(content: bytes, error: Exception) -> str:
-    """Say what is wrong with a file: what a merge left in it, else what the error says."""
+    """Describe why a file can't be used.
+
+    Args:
+        content: the content of the file. It may contain the markers of a merge conflict.
+        error: the error, which is described if there is no merge conflict.
+    """
     for number, line in enumerate(content.splitlines(), start=1):
         if line.startswith(b"<<<<<<< "):
             return f"holds both sides of a merge conflict, from line {number} on"
@@ -539,7 +582,7 @@ def why_unusable(content: bytes, error: Exception) -> str:
 
 
 def _render(value: object, indent: str) -> str:
-    """Render a value: each key of a mapping and each list in a list on its own line."""
+    """Render a value as JSON, with a line for each key of a mapping and each list in a list."""
     deeper = indent + " "
     if isinstance(value, dict):
         rows = [f"{json.dumps(key)}: {_render(value[key], deeper)}" for key in sorted(value)]
@@ -551,29 +594,39 @@ def _render(value: object, indent: str) -> str:
 
 
 def _holds_containers(value: object) -> TypeGuard[Sequence[object]]:
+    """Return whether a value is a list that contains lists or mappings."""
     if not isinstance(value, (list, tuple)):
         return False
     return any(isinstance(item, (list, tuple, dict)) for item in value)
 
 
 class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of `baselines/published`: acceptance from a paper or a table, with its source.
+    """One file of `baselines/published`: figures from a paper or a table, with their source.
 
-    Acceptance hardly depends on the machine. A speedup does, and is shown beside the measured one,
-    never judged.
+    Acceptance hardly depends on the machine, so it can be judged. A speedup does depend on it, so
+    it is only shown next to the measured one.
 
     Attributes:
-        source: a URL or a file, with what it is.
-        conditions: in a sentence: prompts, sampling, cap, machine.
-        target, draft: hub ids, `draft` None where the method needs none.
-        draft_tokens: tokens drafted per step (k).
-        temperature: 0 is greedy; None where it isn't said, which a speedup alone may leave open.
-        acceptance_length_tokens: AL = 1 + A / S, 1..k + 1; acceptance_rate_frac: AR = A / D, 0..1.
-        position_frac: marginal acceptance P_i / S by position, each 0..1; k of them or none.
-        tolerance_frac: the change of AL that the source itself still calls fine, relative to AL.
-        turns, output_cap_tokens: of a conversation and a reply; None where the figure is for any.
-        speedup_ratio: tokens/s with drafts by those without.
-        engine, concurrency: of which it is, and of so many requests at once; a speedup has both.
+        schema_version: the version of this format.
+        source: the URL or the file, and what it is.
+        conditions: a sentence about the prompts, the sampling, the output cap and the machine.
+        method: the speculative method.
+        target: the hub id of the target model.
+        draft: the hub id of the draft model; None if the method has none.
+        dataset: the name of the dataset.
+        draft_tokens: the tokens drafted in each step (k).
+        temperature: the temperature; 0 is greedy. None if it isn't published, which is allowed only
+            for a speedup.
+        acceptance_length_tokens: the acceptance length, AL = 1 + A / S, 1..k + 1.
+        acceptance_rate_frac: the acceptance rate, AR = A / D, 0..1.
+        position_frac: the marginal acceptance P_i / S of each of the k positions, 0..1; or none.
+        tolerance_frac: the change of AL, relative to AL, that the source itself tolerates.
+        turns: the turns of a conversation; None if the figure holds for any number.
+        output_cap_tokens: the most tokens of a reply; None if the figure holds for any cap.
+        speedup_ratio: the tokens/s with speculation divided by those without.
+        engine: the engine; None if the figure holds for any engine. A speedup must name it.
+        concurrency: how many requests were in flight; None if the figure holds for any number. A
+            speedup must name it.
     """
 
     schema_version: Literal[1]
@@ -597,12 +650,12 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def has_acceptance(self) -> bool:
-        """Whether it holds something to judge by, not a speedup alone."""
+        """Whether it has any acceptance, which can be judged, and not only a speedup."""
         figures = (self.acceptance_length_tokens, self.acceptance_rate_frac, *self.position_frac)
         return any(figure is not None for figure in figures)
 
     def value(self, metric_name: str) -> float | None:
-        """Return the figure of a metric; None where it wasn't published."""
+        """Return the published value of a metric; None if it wasn't published."""
         positions = {
             f"acceptance_pos{position}_frac": share
             for position, share in enumerate(self.position_frac, start=1)
@@ -614,19 +667,19 @@ def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
     """Load all published figures below a folder of baselines, in the order of their names.
 
     Raises:
-        BaselineError: one of them can't be read, or can't be true.
+        BaselineError: a file can't be read, or its figures contradict each other.
     """
     return tuple(_load_figure(path) for path in sorted((folder / "published").glob("*.json")))
 
 
 def published_for(case: Case, published: Iterable[PublishedFigure]) -> PublishedFigure | None:
-    """Return the first figure of a case's models, settings and load, one with acceptance if any."""
+    """Return the first figure that matches a case, preferably one with acceptance; None without."""
     matching = [figure for figure in published if _is_of(figure, case)]
     return max(matching, key=lambda figure: figure.has_acceptance, default=None)
 
 
 def _is_of(figure: PublishedFigure, case: Case) -> bool:
-    """Return whether a figure is of a case; what the figure leaves open, any case has."""
+    """Return whether a figure matches a case. Conditions that it leaves open always match."""
     server = case.server
     must_be_equal = (
         (figure.method, server.method),
@@ -634,7 +687,8 @@ def _is_of(figure: PublishedFigure, case: Case) -> bool:
         (figure.draft, server.draft),
         (figure.draft_tokens, server.draft_tokens),
         (figure.dataset, case.dataset),
-        (None, server.tree),  # a figure doesn't say how the drafts branched
+        # Published figures are of chains of drafts, so a case that drafts trees matches none.
+        (None, server.tree),
     )
     may_be_open = (
         (figure.temperature, case.temperature),
@@ -649,33 +703,38 @@ def _is_of(figure: PublishedFigure, case: Case) -> bool:
 
 
 def _contradictions(published: PublishedFigure) -> Iterator[str]:
-    """Yield what can't be true of a figure, with what was got and what is needed."""
+    """Yield the contradictions in a figure, each with what was found and what is needed."""
     length = published.acceptance_length_tokens
     positions = published.position_frac
-    most = published.draft_tokens
+    draft_tokens = published.draft_tokens
     if published.speedup_ratio is not None and not (published.engine and published.concurrency):
         yield "a speedup without engine and concurrency, needed both"
     if published.has_acceptance and published.temperature is None:
         yield "acceptance without temperature, which it depends on"
     if not (published.has_acceptance or published.speedup_ratio):
         yield "no figure at all, needed a length, a rate, positions or a speedup"
-    if positions and len(positions) != most:
-        yield f"{len(positions)} positions, needed none or draft_tokens = {most}"
-    if length is not None and length > most + 1:
-        yield f"acceptance_length_tokens = {length}, needed 1 to {most + 1}"
-    if length and positions and abs(1 + sum(positions) - length) > _SUM_WITHIN_TOKENS:
-        implied = 1 + sum(positions)
-        yield f"acceptance_length_tokens = {length}, by its positions it is {implied:.3f}"
+    if positions and len(positions) != draft_tokens:
+        yield f"{len(positions)} positions, needed none or draft_tokens = {draft_tokens}"
+    if length is not None and length > draft_tokens + 1:
+        yield f"acceptance_length_tokens = {length}, needed 1 to {draft_tokens + 1}"
+    implied_length = 1 + sum(positions)
+    if length and positions and abs(implied_length - length) > _MAX_ROUNDING_TOKENS:
+        yield f"acceptance_length_tokens = {length}, by its positions it is {implied_length:.3f}"
 
 
 def _load_figure(path: Path) -> PublishedFigure:
+    """Load a published figure.
+
+    Raises:
+        BaselineError: the file can't be read, or its figures contradict each other.
+    """
     subject = f"published figure '{path}'"
     advice = "restore it with git, or remove it"
     try:
         published = msgspec.json.decode(read_regular(path, MIB), type=PublishedFigure)
     except (OSError, *UNREADABLE) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise BaselineError(f"{subject}: {why}; {advice}") from error
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise BaselineError(f"{subject}: {problem}; {advice}") from error
     for contradiction in _contradictions(published):
         raise BaselineError(f"{subject}: {contradiction}; {advice}")
     return published
