@@ -1,7 +1,7 @@
 """Replay prompts on one running server, and read its acceptance and its power.
 
-Acceptance is read from each answer's own record; where answers have none, from the server's
-counters; and where there are no counters either, from the chunks.
+Acceptance is read from the counts in each answer. If the answers have none, it is read from the
+server's counters, and without counters it is estimated from the chunks of the answers.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from specreg.telemetry.sampler import PowerTrace, Span, Watch
 _PARSED_WITHIN_S = 10.0
 """How long a page of counters may take to parse; a page of many engines takes about a second."""
 _ENOUGH_ROUNDS = 2 * FEWEST_PROMPTS
-"""With fewer rounds between two readings of the counters, the prompts are replayed in batches."""
+"""If the counters were read after fewer rounds than this, the prompts are replayed in batches."""
 _NS_PER_S = 10**9
 
 StoppingRule = Callable[[AcceptanceRecord | None, Look], bool]
-"""Takes what an arm accepted so far and the look; returns whether that is enough."""
+"""Takes the acceptance of an arm so far and the look; returns whether that is enough."""
 
 
 def has_all_prompts(acceptance: AcceptanceRecord | None, look: Look) -> bool:
-    """Return whether all prompts of the workload were replayed, whatever was accepted."""
+    """Return whether all prompts of the workload were replayed."""
     del acceptance
     return look is not Look.EARLY
 
@@ -70,11 +70,11 @@ class Arm:
         server: the running server.
         is_control: whether the speeds of all other arms are compared with this one's. Without a
             control the arms are compared with each other.
-        warm: whether the server was measured under this load before; it isn't warmed up again.
-        enough: decides at each look whether what the arm accepted is enough; if all prompts aren't,
-            the extension follows.
-        least_s: the shortest time, in seconds, for which the arm is asked; the prompts are replayed
-            again for the speeds alone.
+        warm: whether the server was measured under this load before, so it needs no warm-up.
+        enough: decides at each look whether the acceptance so far is enough. If it isn't after all
+            prompts, the extension is replayed.
+        least_s: the least duration of the measurement, in seconds. If the prompts take less, they
+            are replayed again for the speeds.
     """
 
     case: Case
@@ -87,22 +87,22 @@ class Arm:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ArmReplay:
-    """What one arm has replayed so far.
+    """The rounds and counts of one arm so far.
 
     Attributes:
         arm: the arm.
         clients: the clients that send the requests to its server.
-        before: the server's counters when the rounds began; None where they aren't needed.
+        before: the server's counters when the rounds began; None if they aren't needed.
         rounds: the rounds that were replayed.
-        batches: what was replayed for the acceptance alone, see `count_in_batches`.
-        acceptance: the acceptance when it was last read; None where it has none that is valid.
-        look: the look at which it was enough.
-        block: a stretch of load without a pause, for the power; None without one.
-        invalid: for each invalid family the reason why its figures mean nothing.
+        batches: what was replayed only for the acceptance, see `count_in_batches`.
+        acceptance: the acceptance when it was last read; None if there is no valid one.
+        look: the look at which the acceptance was enough.
+        block: a stretch of load without a pause, for measuring power; None without one.
+        invalid: for each invalid family, the reason why its figures can't be used.
         parsed_within_s: how long a page of counters may take to parse, in seconds.
-        _counted: by round and batch so far, how far the counters moved.
-        _counted_until: the counters after the last of them.
-        _first_compared: the first of them that is compared.
+        _counted: the acceptance of each round and batch so far, according to the counters.
+        _counted_until: the counters after the last of these.
+        _first_compared: the index of the first of these that is compared with a baseline.
     """
 
     arm: Arm
@@ -120,10 +120,10 @@ class ArmReplay:
     _first_compared: int = 0
 
     async def begin(self) -> None:
-        """Read the counters from which the accepted tokens count.
+        """Read the counters at the beginning of the rounds.
 
         Raises:
-            InvalidMeasurementError: no figure means anything without the counters.
+            InvalidMeasurementError: the counters can't be read, which makes all figures invalid.
         """
         with note_invalidity(self.invalid):
             self.before = await self._read_counters()
@@ -140,7 +140,7 @@ class ArmReplay:
         await self._count(replayed)
 
     async def _count(self, replayed: Round) -> None:
-        """Note by how much the counters moved in a round, if answers don't carry their own counts.
+        """Record how much the counters increased in a round, unless the answers have counts.
 
         Raises:
             InvalidMeasurementError: the server restarted.
@@ -163,8 +163,8 @@ class ArmReplay:
     async def count_in_batches(self, prompts: Sequence[Prompt]) -> None:
         """Replay prompts once more in small batches, if the counters were read after few rounds.
 
-        Acceptance is compared round by round where only the counters tell it. A load of many
-        requests has too few rounds for that, because they must be long to keep it full.
+        If only the counters provide acceptance, it is compared round by round. A load of many
+        requests has too few rounds for that, because its rounds must be long to keep it full.
 
         Raises:
             InvalidMeasurementError: a request failed.
@@ -175,7 +175,7 @@ class ArmReplay:
         await self._replay_batches(prompts)
 
     async def _replay_batches(self, prompts: Sequence[Prompt]) -> None:
-        """Replay prompts in batches for the acceptance alone, and count each of them."""
+        """Replay prompts in batches, and read the counters after each batch."""
         in_flight = self.arm.case.in_flight
         batches = max(math.ceil(len(prompts) / in_flight), _ENOUGH_ROUNDS)
         load = Load(concurrency=in_flight)
@@ -206,12 +206,12 @@ class ArmReplay:
             self.block = await self.clients.replay_under(load, prompts)
 
     def discard_block(self, invalidity: Invalidity) -> None:
-        """Make the power invalid, because the load for it failed on this arm or on another."""
+        """Make the power invalid, because the load for it failed on this or another arm."""
         self.block = None
         self.invalid.setdefault(Family.POWER, invalidity)
 
     def discard(self, invalidity: Invalidity) -> None:
-        """Make the figures of all families invalid for one reason, whatever they were before."""
+        """Make the figures of all families invalid for one reason, which replaces earlier ones."""
         self.invalid.update(dict.fromkeys(Family, invalidity))
 
     @property
@@ -220,10 +220,10 @@ class ArmReplay:
         return sum(map(_duration_ns, self.rounds))
 
     async def extend(self, prompts: Sequence[Prompt], record: Record) -> None:
-        """Replay further prompts for the acceptance alone, and read it; they are no round.
+        """Replay further prompts for the acceptance only, and read it. They don't count as a round.
 
         Raises:
-            InvalidMeasurementError: a request failed, or a check broke that spoils all figures.
+            InvalidMeasurementError: a request failed, or a check that makes all figures invalid.
         """
         if self._counted:
             await self._replay_batches(prompts)
@@ -234,10 +234,10 @@ class ArmReplay:
         await self.read()
 
     async def read(self) -> None:
-        """Read the acceptance of all rounds, and of what was replayed for the acceptance alone.
+        """Read the acceptance of all rounds and batches.
 
         Raises:
-            InvalidMeasurementError: a check broke that spoils all figures.
+            InvalidMeasurementError: a check failed that makes all figures invalid.
         """
         self.acceptance = None
         spec = self.arm.case.server
@@ -264,16 +264,18 @@ class ArmReplay:
                 self.acceptance = acceptance
 
     def _compared_rounds(self, acceptance: AcceptanceRecord) -> tuple[RoundAcceptance, ...]:
-        """Return the rounds by which an acceptance is compared, if their counts can be theirs.
+        """Return the rounds by which an acceptance is compared; empty if their counts are wrong.
 
-        They can't where the server's counters lag behind its answers: the last steps are missing,
-        or a round has fewer steps than its tokens take.
+        The counters of some servers lag behind the answers. Then the last steps are missing, or a
+        round has fewer steps than its tokens need.
         """
+        # All rounds together must have the counts of the total.
         counted = sum((counted_round.counts for counted_round in self._counted), NO_STEPS)
         total = acceptance.total
         is_whole = (counted.steps, counted.accepted) == (total.steps, total.accepted)
         if acceptance.prompts or not is_whole:
             return ()
+        # A step emits its accepted drafts and one token, and the prefill emits the first token.
         if METHODS[self.arm.case.server.method].drafts_every_step and any(
             counted_round.completion_tokens
             > counted_round.requests + counted_round.counts.accepted + counted_round.counts.steps
@@ -283,15 +285,16 @@ class ArmReplay:
         return tuple(self._counted[self._first_compared :])
 
     def power(self, watching: Watch, idle: Span, pids: AbstractSet[int]) -> PowerRecord:
-        """Return what the devices drew while the server had requests, and while none had any.
+        """Return the power of the devices under load and idle.
 
-        Which families `THROTTLED` and `DEVICE_SHARED` make invalid is noted.
+        The families that `THROTTLED` and `DEVICE_SHARED` make invalid are added to `invalid`.
 
         Args:
             watching: the sampler that watched the devices.
             idle: a span in which no server had requests.
             pids: the process ids of all servers.
         """
+        # Check that the devices were neither throttled nor used by another process.
         block = self.block
         block_rounds = [] if block is None else [block]
         until_ns = max(part.ended_ns for part in (*self.rounds, *block_rounds))
@@ -299,6 +302,8 @@ class ArmReplay:
         invalidity = self._power_invalidity(sampling_error)
         self._check_devices(traces, self.rounds, ALL, pids)
         self._check_devices(traces, block_rounds, frozenset({Family.POWER}), pids)
+
+        # Calculate the power from the samples during the load.
         if block is None:
             return PowerRecord(invalid=invalidity or self.invalid[Family.POWER])
         if invalidity is not None:
@@ -312,7 +317,7 @@ class ArmReplay:
         )
 
     def _power_invalidity(self, sampling_error: str) -> Invalidity | None:
-        """Return why the power means nothing: the sampler failed, or a request under the load."""
+        """Return why the power is invalid: the sampler failed, or a request during the load."""
         if sampling_error:
             return Invalidity(POWER_INVALID, sampling_error)
         if self.block is not None:
@@ -329,7 +334,7 @@ class ArmReplay:
         families: AbstractSet[Family],
         pids: AbstractSet[int],
     ) -> None:
-        """Note which families throttling or another process on the devices makes invalid."""
+        """Record which families are invalid because of throttling or another process."""
         spans = [(part.started_ns, part.ended_ns) for part in rounds]
         with note_invalidity(self.invalid, families):
             check_held_back(traces, spans)
@@ -342,7 +347,7 @@ class ArmReplay:
         tokens = sum(trace.tokens for trace in traces)
         if not tokens or self.acceptance is None:
             return 0.0
-        # The acceptance has the extension's requests too, which are no part of the rounds.
+        # The acceptance includes the requests of the extension, which aren't part of the rounds.
         turns = {(trace.prompt_id, trace.turn) for trace in traces}
         accepted_tokens = sum(
             prompt.counts.accepted
@@ -352,6 +357,11 @@ class ArmReplay:
         return accepted_tokens / tokens
 
     async def _read_counters(self) -> Counters | None:
+        """Read the counters; None if the server has none or the case doesn't speculate.
+
+        Raises:
+            InvalidMeasurementError: the counters can't be read.
+        """
         wire_format = self.arm.server.engine.wire_format
         path = wire_format.counters_path
         if path is None or not self.arm.case.speculates:
@@ -367,7 +377,7 @@ class ArmReplay:
 
 
 def _round_acceptance(replayed: Round, counts: StepCounts) -> RoundAcceptance:
-    """Return the acceptance of a round by how far the counters moved in it."""
+    """Return the acceptance of a round, from how much the counters increased in it."""
     prompt_ids = dict.fromkeys(trace.prompt_id for trace in replayed.traces)
     return RoundAcceptance(
         prompt_ids=tuple(prompt_ids),
@@ -391,8 +401,8 @@ def read_acceptance(
     """Return the acceptance of all requests between two readings of the counters.
 
     Args:
-        spec: what the server runs.
-        wire_format: how its answers and counters tell acceptance.
+        spec: the specification of the server.
+        wire_format: how its answers and counters report acceptance.
         traces: all requests between the two readings.
         before: the first reading; None for a server without counters.
         after: the second reading; None for a server without counters.
@@ -401,7 +411,7 @@ def read_acceptance(
         None for a server that doesn't speculate.
 
     Raises:
-        InvalidMeasurementError: a check of `specreg.acceptance` broke.
+        InvalidMeasurementError: a check of `specreg.acceptance` failed.
     """
     if spec.method == "none":
         return None
@@ -411,6 +421,7 @@ def read_acceptance(
     if before is not None and after is not None:
         moved = checks.check_counters(before, after)
     has_own_counts = any(trace.acceptance is not None for trace in traces)
+    # Prefer the counts in the answers, because they are known for each request.
     if wire_format.request_source is not None and has_own_counts:
         counts = _own_counts(traces)
         if not engine.tells_drafts(dict(spec.speculation)):
@@ -453,13 +464,13 @@ def read_acceptance(
 
 
 def counted_steps(spec: ServerSpec, record: AcceptanceRecord, model_runner: str) -> CountedSteps:
-    """Return which steps of a server are counted.
+    """Return which steps a server counts: all of them, or only those that found a draft.
 
     Args:
-        spec: what the server runs.
-        record: its acceptance, which tells where the model runner isn't known: if every step was
-            counted with all drafts that it can have, no step is left out.
-        model_runner: of the server; empty if it isn't known.
+        spec: the specification of the server.
+        record: its acceptance. If the model runner is unknown, the counts decide: if every step has
+            as many drafts as it can have, steps without a draft are counted too.
+        model_runner: the model runner of the server; empty if unknown.
     """
     engine = engine_named(spec.engine)
     may_find_nothing = not METHODS[spec.method].drafts_every_step
@@ -472,13 +483,13 @@ def counted_steps(spec: ServerSpec, record: AcceptanceRecord, model_runner: str)
 
 
 def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
-    """Return the counts that each answer tells.
+    """Return the counts in each answer.
 
-    An answer without counts had no step that drafted: it has one token, or each of its chunks after
-    the first has one.
+    An answer without counts must have had no step with a draft: it has one token, or one token in
+    each chunk after the first.
 
     Raises:
-        InvalidMeasurementError: an answer must have had such a step, but has no counts.
+        InvalidMeasurementError: an answer without counts must have had a step with a draft.
     """
     counts = []
     for trace in traces:
@@ -494,7 +505,7 @@ def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
 def _record(
     source: Source, view: View, traces: Sequence[RequestTrace], counts: Sequence[StepCounts]
 ) -> AcceptanceRecord:
-    """Return the record of requests whose counts are known one by one."""
+    """Return the record of requests with counts for each of them."""
     prompts = tuple(
         PromptAcceptance(
             prompt_id=trace.prompt_id,

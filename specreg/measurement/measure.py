@@ -1,4 +1,4 @@
-"""Measure running servers under a workload, side by side; nothing is started or judged here."""
+"""Measure running servers under a workload, side by side. Nothing is started or judged here."""
 
 import asyncio
 import contextlib
@@ -34,20 +34,27 @@ from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import Span, Watch
 
 _SETTLE_S = 1.0
+"""How long the devices settle before their idle power is measured."""
 _IDLE_S = 4.0
+"""How long the idle power is measured."""
 _WARM_UP_NS = 10 * 10**9
+"""How long the warm-up lasts at most after its first batch."""
 _COMPARED = 3
-"""How many batches are compared with as many before them."""
+"""How many batches of a warm-up are compared with as many batches before them."""
 _SILENT_BATCHES = 3
-"""How many batches without steps are enough, as their answers have one token each."""
+"""How many batches of a warm-up are enough if their answers have one token each, and so no step."""
 _CLEAR = 2.5
-"""By how many standard errors earlier batches must be slower for a trend to be left."""
+"""The warm-up continues if earlier batches were slower by more standard errors than this."""
 _LATE_NS = 5 * 10**6
+"""A client that is late by no more than this kept up."""
 _LATE_FRAC = 0.05
+"""A client also kept up if it was late by no more than this share of the time that it measures."""
 _MAX_LATE_NS = 20 * 10**6
+"""The most that a client may wake late, however long the times that it measures are."""
 _LEAST_STEP_NS = 10**5
-"""No step of a model takes less."""
+"""No step of a model takes less than this."""
 _ENOUGH_BEATS_NS = 20 * BEAT_NS
+"""The least time for which the client's event loop must have been watched."""
 _NS_PER_S = 10**9
 
 RecordRound = Callable[[int, int], Record]
@@ -57,12 +64,12 @@ round's requests."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The prompts of a measurement; load and sampling belong to its cases.
+    """The prompts of a measurement. The load and the sampling belong to its cases.
 
     Attributes:
         prompts: the prompts that are measured.
-        extension: replayed for the acceptance alone if the prompts weren't enough.
-        warm_up: replayed first, in a cycle.
+        extension: further prompts for the acceptance, if the measured ones weren't enough.
+        warm_up: the prompts of the warm-up, which are repeated as often as needed.
     """
 
     prompts: Sequence[Prompt]
@@ -71,10 +78,10 @@ class Workload:
 
 
 def workload_of(case: Case, prompts: Sequence[Prompt]) -> Workload:
-    """Return a case's workload: its first prompts, as many for the extension, the rest to warm up.
+    """Divide prompts into those of the case, as many for the extension, and those of the warm-up.
 
-    If none are left to warm up with, the measured ones do. Otherwise they stay unseen, so that a
-    drafter that learns from what it serves hasn't learnt from what it is measured on.
+    The warm-up doesn't use measured prompts unless no others are left, because some drafters learn
+    from the requests that they serve.
     """
     measured_prompts = prompts[: case.prompts]
     return Workload(
@@ -86,20 +93,20 @@ def workload_of(case: Case, prompts: Sequence[Prompt]) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much of a workload is replayed, and who is notified of it.
+    """How a workload is replayed, and who is notified about it.
 
     Attributes:
-        show: takes each step of the measurement as text.
-        parts: the number of parts into which the prompts are dealt, with a look after each; None
+        show: is called with a text about each step of the measurement.
+        parts: the number of parts into which the prompts are divided, with a look after each; None
             for the rounds of the case, with one look after all of them.
-        counts_apart: whether the acceptance has to be known in parts that can be compared, not only
-            as a sum. Where the counters alone tell it, that may take a further replay.
-        power_s: how long, in seconds, each server is kept under load for its power if none of its
-            rounds took as long; used only if the power is sampled.
-        watching: the sampler of the devices' power; None for no power.
-        turn_to: takes each phase as it begins.
-        record: returns for each round the recorder that takes its requests as they end.
-        clock: monotonic, in nanoseconds.
+        counts_apart: whether acceptance is needed for comparable parts and not only as a sum. If
+            only the counters provide it, this may take a further replay.
+        power_s: how long each server is kept under load for measuring power, in seconds, if none of
+            its rounds took as long. It is used only if the power is sampled.
+        watching: the sampler of the devices' power; None to measure no power.
+        turn_to: is called with each phase when it begins.
+        record: returns the recorder of a round, which is called with each request when it ends.
+        clock: a monotonic clock, in nanoseconds.
     """
 
     show: Callable[[str], None]
@@ -114,20 +121,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one launch of an arm's server did.
+    """The measurement of one launch of an arm's server.
 
     Attributes:
         case: the case that was measured.
-        engine_version: the version that the server reports.
-        target: the target model that was served: a folder or a hub id.
-        draft: the draft model; None without one.
-        packages: the packages of the server's environment, as `uv pip freeze` says them.
-        facts: what the server ran with that neither its settings nor its version say.
-        replay: all rounds; None if the figures of no family mean anything, or if another arm
-            failed before they were complete.
-        values: the valid metrics that have a value, by name.
-        invalid: for each invalid family the reason why its figures mean nothing.
-        look: the look at which it was enough: early, all prompts of the case, or the extension.
+        engine_version: the version that the server reported.
+        target: the folder or the hub id of the target model.
+        draft: the folder or the hub id of the draft model; None without one.
+        packages: the packages of the server's environment in the format of `uv pip freeze`.
+        facts: what the engine reported about this launch, besides its settings and version.
+        replay: all rounds; None if all families are invalid, or if another arm failed before the
+            rounds were complete.
+        values: the values of the valid metrics, by name.
+        invalid: for each invalid family, the reason why its figures can't be used.
+        look: the look at which the acceptance was enough: early, after all prompts of the case, or
+            after the extension.
     """
 
     case: Case
@@ -148,23 +156,23 @@ class Measurement:
 
 
 def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measurement, ...]:
-    """Measure arms side by side: warm-up, then the prompts in rounds, each on every arm in turn.
+    """Measure arms side by side: warm up, then replay the prompts in rounds on each arm in turn.
 
-    The order of the arms changes from round to round; with two it is A B, B A. A check that breaks
-    makes families of its arm invalid and raises nothing here; the other families are measured.
+    The order of the arms changes from round to round; with two arms it is A B, B A. A failed check
+    makes some families of its arm invalid. It raises no error, and the other families are measured.
 
     Args:
-        arms: the arms, whose cases differ in their servers alone; at most one is the control.
+        arms: the arms. Their cases differ only in their servers, and at most one is the control.
         workload: the prompts.
-        plan: how much of them is replayed.
+        plan: how the prompts are replayed.
 
     Returns:
         The measurement of each arm, in the order of the arms.
 
     Raises:
-        ServerDiedError: a server went away.
+        ServerDiedError: a server died.
     """
-    import uvloop  # noqa: PLC0415 - only who measures needs it
+    import uvloop  # noqa: PLC0415 - it is needed for measuring only
 
     idle = _watch_idle(plan)
     # A server may start further processes while it serves, so its processes are listed twice.
@@ -176,17 +184,17 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
         for arm_replay in arm_replays
     )
     for arm, measurement in zip(arms, measurements, strict=True):
-        # That the server has died explains more than the check that broke.
+        # If the server has died, that explains more than the failed check.
         if measurement.invalid:
             arm.server.check_alive()
     return measurements
 
 
 def combine_with_control(case: Measurement, control: Measurement) -> Measurement:
-    """Return a case's measurement with its control's rounds and power, so that it has a speedup.
+    """Add the rounds and the power of the control to the measurement of a case, for its speedup.
 
-    A control that serves several cases goes on after a case has ended. What counts for the case are
-    the rounds in which both took part.
+    A control that serves several cases continues after a case has ended. Only the rounds in which
+    both took part count for the case.
     """
     invalid = dict(case.invalid)
     if Family.SPEEDUP in control.invalid:
@@ -206,7 +214,7 @@ def combine_with_control(case: Measurement, control: Measurement) -> Measurement
 
 
 def _runners_differ(case: Measurement, control: Measurement) -> Invalidity:
-    """Return why no speedup is judged: it would be that of the model runners too."""
+    """Return why the speedup is invalid: part of it would come from different model runners."""
     runner = case.facts.model_runner
     return Invalidity(
         "RUNNERS_DIFFER",
@@ -219,7 +227,7 @@ def _runners_differ(case: Measurement, control: Measurement) -> Invalidity:
 def _combine_power(
     case_power: PowerRecord | None, control_power: PowerRecord | None
 ) -> PowerRecord | None:
-    """Return the power of a case with its control's, and the energy that speculation saves."""
+    """Return the power of a case and its control, with the energy that speculation saves."""
     if case_power is None or control_power is None:
         return case_power
     if case_power.case is None or control_power.case is None:
@@ -259,7 +267,7 @@ def values_of(
 
 
 def _watch_idle(plan: Plan) -> Span:
-    """Leave the devices idle for a while if they are watched, and return that span."""
+    """Leave watched devices idle for some seconds, and return that span; 0, 0 without any."""
     if plan.watching is None:
         return 0, 0
     plan.show("watching the idle power")
@@ -270,7 +278,7 @@ def _watch_idle(plan: Plan) -> Span:
 
 
 def _pids(arms: Sequence[Arm]) -> AbstractSet[int]:
-    """Return the processes of the arms' servers, and of all others that this process started."""
+    """Return the process ids of the arms' servers, and of all others that this process started."""
     pids = frozenset[int]().union(*(arm.server.pids() for arm in arms))
     # A server that waits for its turn in another measurement holds memory of the devices too.
     return pids | our_ids() if pids else pids
@@ -286,7 +294,7 @@ def _measurement_of(
         plan: the plan, with the sampler of the devices' power.
         idle: the span in which no server had requests.
         pids: the process ids of all servers.
-        is_complete: whether all was replayed, because no arm failed that the others need.
+        is_complete: whether everything was replayed, because no arm that the others need failed.
     """
     case = arm_replay.arm.case
     server = arm_replay.arm.server
@@ -296,7 +304,7 @@ def _measurement_of(
     if is_complete and invalid.keys() != ALL:
         power = None
         if plan.watching is not None:
-            # It may make further families invalid, so it comes before the values.
+            # This may make further families invalid, so it comes before the values.
             power = arm_replay.power(plan.watching, idle, pids)
         replay = Replay(
             rounds=tuple(arm_replay.rounds),
@@ -323,7 +331,12 @@ def _measurement_of(
 async def _replay_arms(
     arms: Sequence[Arm], workload: Workload, plan: Plan
 ) -> tuple[list[ArmReplay], bool]:
-    """Return what each arm replayed, and whether no arm failed that the others need."""
+    """Replay the workload on all arms.
+
+    Returns:
+        The replay of each arm, and whether they are complete because no arm that the others need
+        failed.
+    """
     async with contextlib.AsyncExitStack() as stack:
         arm_replays = []
         for arm in arms:
@@ -334,16 +347,16 @@ async def _replay_arms(
         try:
             await _ArmRotation(arm_replays, workload, plan).run()
         except InvalidMeasurementError:
-            # The replay of the arm that failed holds the reason.
+            # The replay of the failed arm contains the reason.
             is_complete = False
         return arm_replays, is_complete
 
 
 def balanced_orders(arms: int) -> Sequence[Sequence[int]]:
-    """Return orders in which each arm has each place, and follows each other arm, equally often.
+    """Return orders in which each arm has each position, and follows each other arm, equally often.
 
-    The orders are the rows of a Williams design. Each is followed by its reverse, so that in two
-    rounds each arm comes once before and once after each other arm.
+    The orders are the rows of a Williams design. Each row is followed by its reverse, so that in
+    two rounds each arm comes once before and once after each other arm.
 
     Args:
         arms: the number of arms, 1 or more.
@@ -363,10 +376,10 @@ def balanced_orders(arms: int) -> Sequence[Sequence[int]]:
 
 
 class _ArmRotation:
-    """Has arms replay a workload in turn, and leaves out those that fail.
+    """Lets arms replay a workload in turn, and leaves out arms that fail.
 
     Attributes:
-        arm_replays: what each arm has replayed so far, in the order of the arms.
+        arm_replays: the replay of each arm so far, in the order of the arms.
         active: the replays of the arms that haven't failed.
         controls: the replay of the control; none if the arms are compared with each other.
         workload: the prompts.
@@ -394,7 +407,9 @@ class _ArmRotation:
             InvalidMeasurementError: an arm failed that the others need.
         """
         await self._warm_up()
+        # Measure the acceptance.
         await self._replay_until_enough()
+        # Replay the prompts again until the speeds were measured for long enough.
         arm_replays = self._with_too_little(self.active)
         while arm_replays:
             self.plan.show("the prompts again")
@@ -408,8 +423,9 @@ class _ArmRotation:
             await self._load_for_power()
 
     async def _warm_up(self) -> None:
-        """Warm up each arm, and read the counters from which its tokens count."""
+        """Warm up each arm, and read its counters at the beginning of the rounds."""
         self.plan.turn_to(Phase.WARMING_UP)
+        # A scheduled drafter replays the answers of the target, so it must have seen them.
         measured_prompts = (*self.workload.prompts, *self.workload.extension)
         scheduled = [replay for replay in self.active if replay.arm.case.server.method == SCHEDULED]
         for arm_replay in scheduled:
@@ -426,7 +442,7 @@ class _ArmRotation:
             await self._attempt(arm_replay, arm_replay.begin())
 
     async def _replay_until_enough(self) -> None:
-        """Replay the prompts until they are enough for each arm, and read what was accepted."""
+        """Replay the prompts until the acceptance of each arm is enough."""
         for number, part in enumerate(self.parts, start=1):
             self.plan.show(f"round {number} of {len(self.parts)}")
             await self._replay_round(part, self.active)
@@ -446,7 +462,7 @@ class _ArmRotation:
             await self._extend([replay for replay in undecided if replay.acceptance is not None])
 
     async def _look(self, look: Look) -> list[ArmReplay]:
-        """Read what the active arms accepted, and return those for which it isn't enough yet."""
+        """Read the acceptance of the active arms, and return the arms for which it isn't enough."""
         for arm_replay in tuple(self.active):
             arm_replay.look = look
             await self._attempt(arm_replay, arm_replay.read())
@@ -465,7 +481,7 @@ class _ArmRotation:
     async def _replay_round(
         self, prompts: Sequence[Prompt], arm_replays: Sequence[ArmReplay]
     ) -> None:
-        """Replay prompts on those of some arms that are active, in the next order."""
+        """Replay prompts on the active ones of these arms, in the next order."""
         for index in next(self.orders):
             arm_replay = self.arm_replays[index]
             if arm_replay in arm_replays and arm_replay in self.active:
@@ -474,7 +490,7 @@ class _ArmRotation:
         self.rounds_replayed += 1
 
     async def _extend(self, arm_replays: Sequence[ArmReplay]) -> None:
-        """Replay the extension on some arms, for their acceptance alone."""
+        """Replay the extension on these arms, for their acceptance."""
         extension = self.workload.extension
         if arm_replays:
             self.plan.show(f"undecided, {len(extension)} prompts more")
@@ -484,11 +500,11 @@ class _ArmRotation:
             await self._attempt(arm_replay, arm_replay.extend(extension, record))
 
     def _recorder(self, arm_replay: ArmReplay) -> Record:
-        """Return what takes the requests of an arm in the next round."""
+        """Return the recorder of an arm's requests in the next round."""
         return self.plan.record(self.arm_replays.index(arm_replay), self.rounds_replayed)
 
     async def _load_for_power(self) -> None:
-        """Keep every server under load without a pause; if one fails, no power is known."""
+        """Keep each server under load without a pause. If one fails, no power is valid."""
         least_s = self.plan.power_s
         if least_s:
             self.plan.show(f"power, {least_s:g} s of load for each server")
@@ -505,25 +521,29 @@ class _ArmRotation:
         """Await an action on an arm, and leave the arm out if it fails.
 
         Raises:
-            InvalidMeasurementError: the action failed, and the other arms mean nothing without this
-                one: it was the last one beside the control, or there is no control.
+            InvalidMeasurementError: the action failed, and the other arms need this one: there is
+                no control, or no arm but the control is left.
         """
         try:
             await action
         except InvalidMeasurementError as error:
             arm_replay.discard(error.invalidity)
-            left = [replay for replay in self.active if replay is not arm_replay]
-            if not self.controls or not any(replay not in self.controls for replay in left):
+            remaining = [replay for replay in self.active if replay is not arm_replay]
+            has_cases = any(replay not in self.controls for replay in remaining)
+            if not self.controls or not has_cases:
                 raise
             # The check has an event loop of its own, so it needs another thread.
             await asyncio.to_thread(arm_replay.arm.server.check_alive)
             self.active.remove(arm_replay)
 
     def _with_too_little(self, arm_replays: Sequence[ArmReplay]) -> list[ArmReplay]:
-        """Return those of some arms that replay the prompts again, with what they are compared to.
+        """Return the arms that have to replay the prompts again, and the arms they are compared to.
 
-        An arm that has had its time leaves, so that the fastest arm doesn't make the slowest one
-        replay the prompts as often as itself. The control stays for all that are left.
+        An arm that was measured for long enough drops out. Otherwise a slow arm would replay the
+        prompts as often as the fastest one has to. The control stays until the end.
+
+        Args:
+            arm_replays: the arms that replayed the prompts last.
         """
         candidates = [replay for replay in self.active if replay in arm_replays]
         too_little = [replay for replay in candidates if self._has_too_little(replay)]
@@ -537,8 +557,8 @@ class _ArmRotation:
         case = arm_replay.arm.case
         if not case.speed or case.needs_fresh_server:
             return False
-        # With one round one of the arms was always the first. A case with another number of
-        # prompts than the matrix says has no speed that is judged, so one round is enough there.
+        # With a single round, one of the arms has always been the first. If `--num-prompts` changes
+        # the number of prompts, no speed is judged, and one round is enough.
         is_compared = len(self.active) > 1 and arm_replay not in self.controls
         if self.rounds_replayed == 1 and is_compared and not case.matrix_prompts:
             return True
@@ -548,7 +568,9 @@ class _ArmRotation:
 
 
 async def _teach_drafter(arm_replay: ArmReplay, prompts: Sequence[Prompt]) -> None:
-    """Show a scheduled drafter the answers, and as many tokens past their ends as it drafts there.
+    """Let a scheduled drafter see the answers to prompts, so that it can draft them later.
+
+    The answers continue beyond their ends, because the drafter drafts beyond them too.
 
     Raises:
         InvalidMeasurementError: a request failed.
@@ -570,16 +592,16 @@ async def warm_up(
     prompts: Sequence[Prompt],
     replay_batch: Callable[[Load, Sequence[Prompt]], Awaitable[Round]],
 ) -> None:
-    """Replay batches until their steps get no faster, for 10 s at most after the first one.
+    """Replay batches until their steps get no faster, for at most 10 s after the first batch.
 
-    What a server makes on demand slows its first requests, by minutes if kernels are compiled. The
-    batch that ends once 10 s have passed is the last. A drafter that learns from what it serves is
-    shown a fixed number of batches, as many as steady steps need, because what it accepts
-    afterwards mustn't depend on the time.
+    The first requests of a server are slow, because it creates things on demand; compiling kernels
+    takes minutes. A drafter that learns from its requests gets a fixed number of batches instead,
+    because its acceptance must not depend on the time. The number is the fewest batches that can
+    show steady steps.
 
     Args:
         case: the case that is measured afterwards.
-        prompts: the batches take them in a cycle, see `batch_size_of`.
+        prompts: the prompts of the batches, which are repeated as often as needed.
         replay_batch: replays prompts under a load, and returns their round.
 
     Raises:
@@ -611,19 +633,20 @@ async def warm_up(
 def batch_size_of(case: Case) -> int:
     """Return how many prompts a batch of the warm-up has: one for each request in flight.
 
-    For a rate it is one for each request of a second, as far as the server takes them on at once.
+    For a request rate, it is the number of requests in a second, or the most requests that the
+    server processes at once if that is less.
     """
     rate = math.ceil(case.load.requests_per_s)
     return case.load.concurrency or min(rate, case.server.max_sequences)
 
 
 def is_warm(step_times_ns: Sequence[float]) -> bool:
-    """Return whether batches have stopped getting faster; fewer than seven can't tell.
+    """Return whether the batches have stopped getting faster. It takes at least seven batches.
 
-    The first batch pays for most of what is made on demand, and isn't looked at. The logarithms of
-    the last three step times may lie below those of the three before them by no more than 2.5 times
-    the error of that difference, which is estimated from their spread. Steady steps exceed that
-    once in thirty times.
+    The first batch isn't considered, because it includes most of what is created on demand. The
+    mean logarithm of the last three step times is compared with that of the three before them. The
+    batches are still getting faster if the difference exceeds 2.5 times its standard error, which
+    is estimated from their spread. Steady batches exceed it once in thirty times.
 
     Args:
         step_times_ns: the median step time of each batch.
@@ -639,19 +662,21 @@ def is_warm(step_times_ns: Sequence[float]) -> bool:
 
 
 def check_client(rounds: Sequence[Round]) -> None:
-    """Check that the client kept up: it sent requests when due, and read chunks when they came.
+    """Check that the client kept up: it sent requests when they were due, and read chunks at once.
 
-    The client must be late in less than half of all cases, because what is judged are medians,
-    which the hiccups of a shared machine don't move; a client that can't keep up is late all the
-    time. A request is late after 5 ms or 5 % of the median TTFT, whichever is longer. The client
-    wakes late after 5 ms or 5 % of the shorter of the median TTFT and the median time from the
-    first chunk to the last, but after no more than 20 ms, because what keeps the client from
-    running makes both times longer. Chunks that waited for the client, or for the server's own
-    front end, come less than 0.1 ms apart.
+    The median lateness is checked, because medians are judged and short pauses of a shared machine
+    don't affect them. A client that can't keep up is late all the time.
+
+    A request may be sent late by 5 ms, or by 5 % of the median TTFT if that is longer. The client
+    may wake late by 5 ms, or by 5 % of the median TTFT or of the median time from the first to the
+    last chunk, whichever is shorter. It may never wake late by more than 20 ms, because a client
+    that is kept from running also makes both of these times longer. Chunks less than 0.1 ms apart
+    have waited for the client or for the server's front end.
 
     Raises:
         InvalidMeasurementError: `CLIENT_BEHIND`.
     """
+    # Collect the times that the client measured.
     traces = [trace for part in rounds for trace in part.traces]
     delays_ns = [trace.sent_ns - trace.planned_ns for trace in traces]
     waits_ns = [trace.first_ns - trace.sent_ns for trace in traces if trace.first_ns]
@@ -664,20 +689,25 @@ def check_client(rounds: Sequence[Round]) -> None:
             answer_times_ns.append(answer_time_ns)
             step_times_ns.append(answer_time_ns / later_chunks)
 
+    # Check that it read chunks and sent requests in time.
     _check_chunks_apart(statistics.median(step_times_ns or [math.inf]))
     wait_ns = statistics.median(waits_ns or [0])
     _check_lateness("sent requests", statistics.median(delays_ns), _LATE_FRAC * wait_ns)
 
+    # Check that its event loop woke in time. A loop that stalls has few beats, so their number says
+    # less than the time that they cover.
     lags = TimeHistogram.merged(part.lags for part in rounds)
-    # A loop that stalls has few beats, so the time that they cover counts, not their number.
     covered_ns = lags.size * BEAT_NS + lags.total_ns
-    lag_ns = lags.quantile_ns(0.5) if covered_ns >= _ENOUGH_BEATS_NS else 0.0
+    lag_ns = 0.0
+    if covered_ns >= _ENOUGH_BEATS_NS:
+        lag_ns = lags.quantile_ns(0.5)
     answer_ns = statistics.median(answer_times_ns or [wait_ns])
-    _check_lateness("woke", lag_ns, min(_LATE_FRAC * min(wait_ns, answer_ns), _MAX_LATE_NS))
+    tolerated_lag_ns = min(_LATE_FRAC * min(wait_ns, answer_ns), _MAX_LATE_NS)
+    _check_lateness("woke", lag_ns, tolerated_lag_ns)
 
 
 def _check_chunks_apart(step_ns: float) -> None:
-    """Check that the median time between chunks is one that a model can need."""
+    """Check that the median time between chunks is long enough for a step of a model."""
     if step_ns < _LEAST_STEP_NS:
         message = (
             f"half of the answers came at once, their chunks {step_ns / 1e6:.3f} ms apart or less,"
@@ -688,7 +718,7 @@ def _check_chunks_apart(step_ns: float) -> None:
 
 
 def _check_lateness(action: str, late_ns: float, tolerated_ns: float) -> None:
-    """Check that the client's median lateness is no more than 5 ms, or than is tolerated."""
+    """Check that the client's median lateness is at most 5 ms, or at most the tolerated time."""
     limit_ns = max(_LATE_NS, tolerated_ns)
     if late_ns > limit_ns:
         message = (

@@ -1,6 +1,7 @@
-"""Calculate each metric, one row of a table, from the rounds and counts of a measurement.
+"""Define the metrics as rows of a table, and calculate them from rounds and counts.
 
-A metric without a value is None, never 0 and never NaN. A value of an invalid family means nothing.
+A metric without a value is None, never 0 and never NaN. The values of an invalid family must not be
+used.
 """
 
 import contextlib
@@ -32,11 +33,11 @@ _NS_PER_MS = 10**6
 _NS_PER_S = 10**9
 _MS_PER_S = 10**3
 _POSITIONS = 16
-"""How many drafts of a step, from the first, have a metric of their own."""
+"""How many draft positions, from the first one, have a metric of their own."""
 
 
 class Family(StrEnum):
-    """What a metric is about; each family has a test file of its own."""
+    """The kind of a metric. Each family has a test file of its own."""
 
     ACCEPTANCE = "acceptance"
     THROUGHPUT = "throughput"
@@ -46,17 +47,17 @@ class Family(StrEnum):
 
 
 Invalid = Mapping[Family, Invalidity]
-"""The reason why the figures of a family mean nothing, for each invalid family."""
+"""For each invalid family, the reason why its figures can't be used."""
 
 ALL: AbstractSet[Family] = frozenset(Family)
-# Acceptance is counted, not timed, so neither a throttled GPU nor a late client makes it invalid.
-# The client times speed itself, so a server that miscounts its steps doesn't make that invalid.
+# Acceptance is counted and not timed, so neither a throttled GPU nor a late client affects it.
+# Speed is timed by the client, so a server that counts its steps wrongly doesn't affect it.
 _COUNTED: AbstractSet[Family] = frozenset({Family.ACCEPTANCE})
 _TIMED = ALL - _COUNTED
 
 SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
     {
-        # These concern the meter of acceptance alone. The client counts tokens and times itself.
+        # These concern how acceptance is counted.
         "ACCEPTANCE_MISSING": _COUNTED,
         "CHUNKS_MERGED": _COUNTED,
         "COUNTS_DISAGREE": _COUNTED,
@@ -64,7 +65,7 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "LENGTH_IMPOSSIBLE": _COUNTED,
         "METRICS_MISSING": _COUNTED,
         "METRICS_UNREADABLE": _COUNTED,
-        # These concern the machine and the client.
+        # These concern the machine and the client, which affect everything that is timed.
         "CLIENT_BEHIND": _TIMED,
         "CLOCK_LOW": _TIMED,
         "DEVICE_SHARED": _TIMED,
@@ -74,18 +75,18 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         POWER_INVALID: frozenset({Family.POWER}),
     }
 )
-"""The families that a reason spoils; any other reason spoils all of them."""
+"""The families that each code makes invalid. Any other code makes all families invalid."""
 
 
 @contextlib.contextmanager
 def note_invalidity(
     invalid: MutableMapping[Family, Invalidity], checked_families: AbstractSet[Family] = ALL
 ) -> Iterator[None]:
-    """Note which families a failed check makes invalid, and go on.
+    """Record which families a failed check makes invalid, and continue.
 
     Args:
-        invalid: takes the invalidity of each family; the first one of a family stays.
-        checked_families: the families about which the check says something.
+        invalid: the mapping to which the invalidity is added. The first one of a family stays.
+        checked_families: the families that the check concerns.
 
     Raises:
         InvalidMeasurementError: the failed check makes all families invalid.
@@ -101,7 +102,7 @@ def note_invalidity(
 
 
 def render_invalid(invalid: Invalid) -> str:
-    """Render each invalidity after the families that it spoils: `latency, power: THROTTLED: …`."""
+    """Render each invalidity with the families that it affects: `latency, power: THROTTLED: …`."""
     families_by_invalidity: dict[Invalidity, list[Family]] = {}
     for family in Family:
         if family in invalid:
@@ -117,7 +118,7 @@ def render_invalid(invalid: Invalid) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What was measured of a case, to calculate metrics from.
+    """The measured rounds and counts of a case, from which metrics are calculated.
 
     Attributes:
         rounds: the rounds of the case's server.
@@ -125,7 +126,7 @@ class Replay:
         concurrency: how many requests a closed loop keeps in flight; 0 for a rate.
         acceptance: the acceptance of the case; None for a case that doesn't speculate.
         limits: the case's limits on TTFT and TPOT.
-        power: what the devices drew; None where their power wasn't sampled.
+        power: the power of the devices; None if it wasn't sampled.
     """
 
     rounds: tuple[Round, ...] = ()
@@ -156,7 +157,7 @@ class Replay:
 
     @property
     def gaps(self) -> TimeHistogram:
-        """The times between two chunks of an answer; each is the time of a step."""
+        """The times between two chunks of an answer, each of which is the time of a step."""
         return TimeHistogram.merged(part.gaps for part in self.rounds)
 
 
@@ -230,7 +231,7 @@ class Metric:
         return dict(case.tolerances).get(self.name, self.tolerance_frac)
 
     def applies_to(self, case: Case) -> bool:
-        """Return whether the case can have a value at all."""
+        """Return whether a measurement of the case can have this metric."""
         if self.family is Family.ACCEPTANCE:
             return case.speculates and (self.position or 0) <= case.server.draft_tokens
         if not case.speed:
@@ -240,20 +241,21 @@ class Metric:
         return case.control is not None or self.family is not Family.SPEEDUP
 
     def is_judged(self, case: Case) -> bool:
-        """Return whether a value of the case is compared with a baseline, not only shown."""
+        """Return whether the metric is compared with a baseline for this case, not only shown."""
+        # A pinned acceptance length is set by the engine, so it says nothing about the drafter.
         is_pinned = self.family is Family.ACCEPTANCE and case.server.pinned_length_tokens
         return self.applies_to(case) and not is_pinned and self.name not in case.shown
 
 
 def ttft_ms(trace: RequestTrace) -> float | None:
-    """Return the time to first token: the first chunk with a token - sent."""
+    """Return the time to first token: from sending the request to its first chunk with a token."""
     if trace.first_ns is None:
         return None
     return (trace.first_ns - trace.sent_ns) / _NS_PER_MS
 
 
 def e2e_ms(trace: RequestTrace) -> float | None:
-    """Return the end-to-end latency: the last chunk with a token - sent."""
+    """Return the end-to-end latency: from sending the request to its last chunk with a token."""
     if trace.last_ns is None:
         return None
     return (trace.last_ns - trace.sent_ns) / _NS_PER_MS
@@ -276,15 +278,15 @@ def output_tokens_per_s(trace: RequestTrace) -> float | None:
 
 
 def full_until_ns(part: Round, concurrency: int) -> int:
-    """Return the moment until which a round kept its load.
+    """Return the moment until which the load of a round was full.
 
-    In a closed loop that is the first end of a conversation after the last one has begun. From then
-    on fewer conversations are in flight than before, which is another load.
+    In a closed loop, the load is full until a conversation ends after the last one has begun. From
+    then on fewer conversations are in flight, which is a different load.
 
     Args:
         part: the round.
-        concurrency: how many requests a closed loop keeps in flight; 0 for a rate, whose load lasts
-            until the round's end.
+        concurrency: how many requests a closed loop keeps in flight; 0 for a rate, whose load is
+            full until the end of the round.
     """
     if not concurrency:
         return part.ended_ns
@@ -296,17 +298,24 @@ def full_until_ns(part: Round, concurrency: int) -> int:
             last_begin_ns = max(last_begin_ns, trace.sent_ns)
             ends_ns.append(end_ns)
         else:
-            # A conversation ends when its last turn does.
+            # The end of a later turn replaces that of the turn before it.
             ends_ns[-1:] = [end_ns]
     return min((end_ns for end_ns in ends_ns if end_ns > last_begin_ns), default=part.ended_ns)
 
 
 def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | None:
-    """Return Σ of an amount of each request / Σ (until the load drains - first send) of the rounds.
+    """Return the rate of an amount per second, over the time in which the load was full.
 
-    A request that ends after its round began to drain counts with the share of its tokens that had
-    come by then. The rounds are summed before dividing, as if they were one uninterrupted loop,
-    because a ratio of two such sums has no bias.
+    It is the sum of the amounts of all requests, divided by the sum of these times over all rounds.
+    A request that ends later counts with the share of its tokens that were delivered in time. The
+    sums are taken before dividing, because the mean of the rounds' rates would be biased.
+
+    Args:
+        replay: the rounds.
+        amount: returns the amount of a request, for example its tokens.
+
+    Returns:
+        None if the load was never full.
     """
     total = 0.0
     window_ns = 0
@@ -314,13 +323,15 @@ def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | No
         until_ns = full_until_ns(part, replay.concurrency)
         total += sum(amount(trace) * _delivered_frac(trace, until_ns) for trace in part.traces)
         window_ns += until_ns - part.started_ns
-    return total * _NS_PER_S / window_ns if window_ns else None
+    if not window_ns:
+        return None
+    return total * _NS_PER_S / window_ns
 
 
 def _delivered_frac(trace: RequestTrace, until_ns: int) -> float:
-    """Return the share of an answer's tokens that had come by a moment, 0..1.
+    """Return the share of an answer's tokens that were delivered by a moment, 0..1.
 
-    The tokens after the first chunk are taken to come evenly.
+    The tokens after the first chunk are assumed to arrive at a constant rate.
     """
     if trace.last_ns is None or trace.last_ns <= until_ns:
         return 1.0
@@ -349,7 +360,10 @@ def is_good(trace: RequestTrace, limits: Limits) -> bool:
 
 
 def tokens_per_step(replay: Replay) -> float | None:
-    """Return the mean tokens of a chunk, without each request's first; drafted steps or not."""
+    """Return the mean number of tokens in a chunk, without the first chunk of each request.
+
+    It includes steps without a draft.
+    """
     later_chunks = sum(sum(trace.chunk_sizes) for trace in replay.traces)
     if not later_chunks:
         return None
@@ -363,9 +377,10 @@ def goodput_requests_per_s(replay: Replay) -> float | None:
 
 
 def speedup_ratio(replay: Replay) -> float | None:
-    """Return the throughput of the case over that of its control.
+    """Return the throughput of the case divided by that of its control.
 
-    Case and control take turns of seconds, so what slows the machine for longer slows both.
+    Case and control take turns every few seconds, so anything that slows the machine for longer
+    slows both of them.
     """
     case_tokens_per_s = throughput_tokens_per_s(replay)
     control_tokens_per_s = throughput_tokens_per_s(replay.control_replay)
@@ -395,6 +410,7 @@ def _power(replay: Replay, field: str) -> float | None:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that aren't None; None if all are."""
     present = [value for value in values if value is not None]
     return statistics.median(present) if present else None
 
@@ -408,7 +424,7 @@ def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _Coun
         None where the source doesn't provide one of the two counts.
     """
     denominator = counts.proposed if metric.of_proposed else counts.steps
-    # Without a position the metric is about all accepted drafts.
+    # The accepted drafts come first, so that they have the index of a metric without a position.
     numerators = (counts.accepted, *counts.position_counts)
     index = metric.position or 0
     if denominator is None or index >= len(numerators):
@@ -556,12 +572,15 @@ def check_allowed(case: Case, where: str) -> None:
 
 
 def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float | None:
-    """Return the value of an acceptance metric in a record, None if there is none."""
+    """Return the value of an acceptance metric in a record; None if it has none."""
     return metric.value_of(Replay(acceptance=record))
 
 
 def better_frac(metric: Metric, value: float, expected: float) -> float:
-    """Return the change, positive if better: ±(value - expected) / (expected - origin)."""
+    """Return the relative change of a metric, ±(value - expected) / (expected - origin).
+
+    It is positive if the value is better than expected.
+    """
     base = expected - metric.origin
     if not base:
         # A baseline of 0 (no draft ever accepted) can only be kept or improved.

@@ -1,7 +1,7 @@
-"""Check that what a journal says can have been measured at all.
+"""Check that the contents of a journal are possible.
 
-A journal may come from another machine. The calculations rely on moments that are in order and on
-counts that a request can have, so both are checked before anything is calculated.
+A journal may come from another machine. The calculations rely on moments in the right order and on
+possible counts, so both are checked before anything is calculated.
 """
 
 import math
@@ -18,16 +18,19 @@ from specreg.telemetry.power_record import PowerRecord
 _MAX_COUNT = 2**53
 """The largest count that a float holds exactly."""
 _LAST_MOMENT_NS = 2**62
+"""The latest moment that a journal may contain, about 146 years."""
 _MAX_BUCKET = math.ceil(PER_E * math.log(_LAST_MOMENT_NS))
 """The bucket of a histogram for the longest duration."""
 _MAX_NUMBER = 1e30
-"""No number in a journal that was measured is larger."""
+"""The largest number in a journal. Its square is still finite."""
 _MAX_CHUNK_TOKENS = 2**24
+"""The most tokens of a chunk."""
 _MAX_POSITIONS = 1024
+"""The most draft positions of a step."""
 
 
 def check_request(finished: FinishedRequest) -> None:
-    """Check that a request can have been sent and answered.
+    """Check that the record of a request is possible.
 
     Raises:
         msgspec.ValidationError: its moments aren't in order, or it has an impossible count.
@@ -70,10 +73,10 @@ def check_request(finished: FinishedRequest) -> None:
 
 
 def check_lags(lags: TimeHistogram) -> None:
-    """Check that a histogram can be one of durations.
+    """Check that a histogram of durations is possible.
 
     Raises:
-        msgspec.ValidationError: it has counts, buckets or sums that no durations have.
+        msgspec.ValidationError: it has impossible counts, buckets or sums.
     """
     _check_counts(lags.counts.values(), "lags")
     _check_order((0, lags.min_ns, lags.max_ns, _LAST_MOMENT_NS))
@@ -111,7 +114,7 @@ def check_power(power: PowerRecord) -> None:
 
 
 def check_numbers(value: object) -> None:
-    """Check that all numbers of a JSON value have a size that can be calculated with.
+    """Check that all numbers in a JSON value are finite and not too large to calculate with.
 
     Raises:
         msgspec.ValidationError: a number is too large, or isn't finite.
@@ -127,9 +130,9 @@ def check_numbers(value: object) -> None:
 
 
 def _check_steps(counts: StepCounts) -> None:
-    """Check the size of counts of steps.
+    """Check that counts of steps aren't too large.
 
-    They may contradict one another: then the figure is INVALID, which is no error of the journal.
+    They may contradict each other. This isn't an error of the journal: the figure is then INVALID.
     """
     numbers = (counts.steps, counts.accepted, counts.proposed or 0, *counts.position_counts)
     if len(counts.position_counts) > _MAX_POSITIONS:
@@ -139,7 +142,7 @@ def _check_steps(counts: StepCounts) -> None:
 
 
 def _check_counts(counts: Iterable[int], subject: str) -> None:
-    # A journal may have a million requests, so the loops are those of `min` and `max`.
+    # A journal may have a million requests, so this uses the fast loops of `min` and `max`.
     numbers = tuple(counts)
     if numbers and not 0 <= min(numbers) <= max(numbers) <= _MAX_COUNT:
         raise msgspec.ValidationError(f"a count of {subject} that can't be")
