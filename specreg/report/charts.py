@@ -1,4 +1,4 @@
-"""What the pictures of a page show: what speculation gains, what moved, and since when."""
+"""Build the pictures of a page: the gain of speculation, the changes, and the histories."""
 
 import dataclasses
 import itertools
@@ -37,25 +37,29 @@ _OF_LOAD: Mapping[str, Any] = {
     **dict.fromkeys(("prompts", "num_prompts")),
     "prompts_sha256": "",
 }
-"""What differs between the points of a line over load."""
+"""Settings in which the points of a line over load may differ, at neutral values."""
 _SPEEDUP = "speedup_ratio"
 _FEWEST_RUNS = 2
+"""The fewest runs that make a line."""
 _FEWEST_LOADS = 3
+"""The fewest loads of a picture. A line through two has no bend that shows where it crosses 1."""
 _MAX_NIGHTS = 30
+"""The most nights of a picture."""
 _MAX_NAMED_LINES = 6
-"""So many lines have a colour each; of more, only those that aren't fine stand out."""
+"""Up to this many lines each have a colour. With more, only those of bad figures stand out."""
 _MAX_LISTED = 6
+"""The most cases that a note names."""
 _LINE_COLORS = tuple(f"line{number}" for number in range(1, 7))
 _CHANGES = AxisStyle(unit="%", signed=True, least_range=1.0)
-"""The axis of changes in percent, where less than 1 % is no movement."""
+"""The axis of changes in percent. It spans at least 1 %, so that smaller changes look flat."""
 LABEL_ROOM = 76
-"""What a label below a picture needs, in the unit of its places."""
+"""The width that a label below a picture needs, in the unit of the picture's coordinates."""
 
 
 def speedup_picture(report: Report) -> IntervalPicture | None:
-    """Draw what speculation gains in each case that has a control; None if none has.
+    """Draw the speedup of each case that has a control; None if no case has one.
 
-    The interval is that of the change against the baseline, so that a case without one has none.
+    The interval comes from the change against the baseline, so a case without a baseline has none.
     """
     verdicts = {
         verdict.case_id: verdict
@@ -80,10 +84,11 @@ def speedup_picture(report: Report) -> IntervalPicture | None:
 
 
 def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | None:
-    """Return what a case gained; None where that wasn't measured."""
+    """Return the row of a case's speedup; None if the speedup wasn't measured."""
     value = None
     if verdict is not None:
         value = verdict.value
+    # Without a verdict, show the speedup of the last launch.
     if value is None and case.figures is not None:
         value = case.figures.judged.get(_SPEEDUP)
     if value is None:
@@ -110,26 +115,26 @@ def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | Non
 
 
 def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | None:
-    """Return where a value lies, by the interval of its change; None without one."""
+    """Return the interval of a value, derived from the interval of its change; None without one."""
     comparison = verdict.comparison
     expected = comparison.expected
     if expected is None or comparison.low_frac is None or comparison.high_frac is None:
         return None
-    # The change is one of what a metric is worth: of AL, of what exceeds the one token that every
-    # step yields. Of times less is better, so that their interval is turned round.
+    # A change is relative to the distance from the metric's origin: for AL, to AL - 1. Its sign is
+    # such that better is positive, so the ends of the interval of a time change places.
     base = metric.sign * (expected - metric.origin)
     ends = (expected + base * comparison.low_frac, expected + base * comparison.high_frac)
     return min(ends), max(ends)
 
 
 def change_pictures(report: Report) -> Iterator[IntervalPicture]:
-    """Yield a picture for each figure of a gate that was compared: the change of every case."""
+    """Yield a picture for each metric that a gate compared, with the change of each case."""
     rows_by_metric: dict[str, list[IntervalRow]] = {}
-    known = {case.case_id for case in report.cases}
+    case_ids = {case.case_id for case in report.cases}
     for verdict in last_words(report.run.verdicts):
         comparison = verdict.comparison
         change_frac = comparison.change_frac
-        # Positions have bars of their own, both sides behind one another.
+        # The draft positions have pictures with bars, in which both sides overlap.
         if change_frac is None or verdict.metric.startswith("acceptance_pos"):
             continue
         interval = None
@@ -138,7 +143,7 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
             interval = (100 * comparison.low_frac, 100 * comparison.high_frac)
             text += f" ({render_interval(comparison.low_frac, comparison.high_frac)})"
         target = ""
-        if verdict.case_id in known:
+        if verdict.case_id in case_ids:
             target = verdict.case_id
         row = IntervalRow(
             label=verdict.case_id,
@@ -160,7 +165,7 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
 
 
 def positions_by_method(cases: Iterable[CaseReport]) -> Mapping[str, Sequence[BarPicture]]:
-    """Return by method how often a step accepted so many drafts or more, for each of its cases."""
+    """Return a picture of the accepted draft positions of each case, by the method."""
     pictures: dict[str, list[BarPicture]] = {}
     for case in cases:
         if case.figures is None or case.figures.acceptance is None:
@@ -176,7 +181,7 @@ def positions_by_method(cases: Iterable[CaseReport]) -> Mapping[str, Sequence[Ba
 
 
 def oracle_positions(verdicts: Iterable[Verdict]) -> Iterator[BarPicture]:
-    """Yield the accepted positions of a case against the oracle, where that was asked."""
+    """Yield a picture of the accepted positions next to the oracle's, for each oracle verdict."""
     for verdict in verdicts:
         if verdict.by_position_frac:
             engine_shares = [share for share, _ in verdict.by_position_frac]
@@ -187,10 +192,10 @@ def oracle_positions(verdicts: Iterable[Verdict]) -> Iterator[BarPicture]:
 
 
 def energy_picture(power: PowerRecord) -> IntervalPicture | None:
-    """Draw the energy per token with and without speculation, and how much of it is drawn at rest.
+    """Draw the energy per token with and without speculation, and its part at rest.
 
     Returns:
-        None unless the energy of both is known.
+        None unless the energy of both servers is known.
     """
     if power.invalid or power.case is None or power.control is None:
         return None
@@ -202,7 +207,7 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
         at_rest_j = None
         text = f"{format_number(energy_j)} J per token"
         if arm.idle_w is not None and arm.tokens:
-            # What the devices draw without any request, over the same time, for as many tokens.
+            # The energy that idle devices would have used in the same time, for each token.
             at_rest_j = arm.idle_w * arm.window_s / arm.tokens
             text += f", of it {format_number(at_rest_j)} at rest"
         rows.append(IntervalRow(label=name, text=text, value=energy_j, baseline=at_rest_j))
@@ -216,13 +221,13 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CaseHistory:
-    """One figure of a case over its nights.
+    """One metric of a case over its nights.
 
     Attributes:
         case: the case.
-        runs: its runs that judged the figure, the earliest first.
-        changes: by how much each run differs from the baseline, or from the first run, in percent.
-        first_bad: the index of the first run that isn't fine; the number of runs if the last is.
+        runs: its runs that judged the metric, the earliest first.
+        changes: the change of each run from the baseline, or else from the first run, in percent.
+        first_bad: the index of the first bad run; the number of runs if the last one is fine.
     """
 
     case: CaseReport
@@ -232,22 +237,22 @@ class _CaseHistory:
 
     @property
     def bad_run(self) -> RunRecord | None:
-        """The first run that isn't fine; None if the last one is fine."""
+        """The first bad run; None if the last run is fine."""
         if self.first_bad == len(self.runs):
             return None
         return self.runs[self.first_bad]
 
 
 def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
-    """Yield the last 30 nights of each figure, a line for each case, as changes in percent.
+    """Yield a picture of the last 30 nights of each metric, with a line for each case.
 
-    A line is relative to the baseline of its case, or to its own first night without one.
+    A line shows changes in percent from the baseline of its case, or else from its first night.
     """
     all_nights = {run.run for case in cases for run in case.history}
     nights = sorted(all_nights)[-_MAX_NIGHTS:]
     colors = case_colors(cases)
     for metric in METRICS.values():
-        # Positions have a picture of their own, in which one sees their shape.
+        # The draft positions have pictures of their own, which show their shape.
         if metric.position is not None:
             continue
         histories = []
@@ -262,7 +267,7 @@ def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
 def _case_history_of(
     metric: Metric, case: CaseReport, nights: Collection[str]
 ) -> _CaseHistory | None:
-    """Return one figure of a case over some nights; None of too few, which are no line."""
+    """Return the history of a case's metric over these nights; None with too few runs."""
     judged = comparable(case.history, metric.name)
     runs = [run for run in judged if run.run in nights and metric.name in run.values]
     if len(runs) < _FEWEST_RUNS:
@@ -281,18 +286,20 @@ def _case_history_of(
 def _figure_history(
     metric: Metric, histories: Sequence[_CaseHistory], colors: Mapping[str, str]
 ) -> CurvePicture:
-    """Draw one figure of several cases over the nights that any of them has.
+    """Draw the histories of several cases over all of their nights.
 
     Args:
-        metric: the figure.
-        histories: the cases.
-        colors: the colour of each case by its id; none of too many cases.
+        metric: the metric.
+        histories: the histories of the cases.
+        colors: the colour of each case by its id; empty with too many cases.
     """
+    # Number the nights from left to right.
     shown_nights = {run.run for history in histories for run in history.runs}
     numbers = {night: number for number, night in enumerate(sorted(shown_nights))}
     changes = [change for history in histories for change in history.changes]
     plot = Plot(y=Axis.over([0.0, *changes], _CHANGES), x_low=0, x_high=len(numbers) - 1)
 
+    # Draw the lines.
     curves = []
     fine_lines = []
     bad_runs = {}
@@ -303,7 +310,7 @@ def _figure_history(
         if history.bad_run is not None:
             bad_runs[case_id] = history.bad_run
         elif not colors:
-            # Dozens of lines that are fine would hide the one that isn't: they become a band.
+            # Dozens of good lines would hide a bad one, so they are drawn as a band.
             fine_lines.append(line)
             continue
         bad_points = line[history.first_bad :]
@@ -318,6 +325,7 @@ def _figure_history(
             )
         )
 
+    # Explain the bad lines, the band, and where the engine's version changed.
     notes = list(_bad_notes(bad_runs))
     if fine_lines:
         notes.insert(0, f"The band holds the {len(fine_lines)} cases that are fine.")
@@ -340,16 +348,19 @@ def _figure_history(
 
 
 def case_colors(cases: Sequence[CaseReport]) -> Mapping[str, str]:
-    """Return the colour of each case's lines by its id; none of too many cases."""
+    """Return the colour of each case's lines by its id; empty with too many cases."""
     if len(cases) > _MAX_NAMED_LINES:
         return {}
     return {case.case_id: color for case, color in zip(cases, _LINE_COLORS, strict=False)}
 
 
 def _version_starts(runs: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return where each version begins, and its name: of numbered runs, each with its version.
+    """Return the number of the run with which each version begins, and the version.
 
-    An engine that goes back to an earlier version begins it again.
+    If an engine goes back to an earlier version, that version begins again.
+
+    Args:
+        runs: the number and the version of each run.
     """
     versions_by_number: dict[int, dict[str, None]] = {}
     for number, version in runs:
@@ -363,7 +374,7 @@ def _version_starts(runs: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _bad_notes(bad_runs: Mapping[str, RunRecord]) -> Iterator[str]:
-    """Yield since when each case isn't fine, of a few cases."""
+    """Yield a note about when each case became bad, for at most six cases."""
     for case_id, run in itertools.islice(bad_runs.items(), _MAX_LISTED):
         yield f"{case_id} is not fine since {moment_of(run)}."
     if len(bad_runs) > _MAX_LISTED:
@@ -371,7 +382,7 @@ def _bad_notes(bad_runs: Mapping[str, RunRecord]) -> Iterator[str]:
 
 
 def _date_ticks(plot: Plot, nights: Sequence[str]) -> Sequence[Tick]:
-    """Return the dates of nights where there is room: each once, at its first night."""
+    """Return ticks with the dates of nights. A date appears once, and only if there is room."""
     ticks: list[Tick] = []
     for number, run in enumerate(nights):
         label = _date_of(run)
@@ -381,7 +392,7 @@ def _date_ticks(plot: Plot, nights: Sequence[str]) -> Sequence[Tick]:
 
 
 def _date_of(run: str) -> str:
-    """Return the month and the day of a run; the beginning of its name if that has no time."""
+    """Return the month and the day of a run, or the beginning of its name if it has no time."""
     moment = began_at(run)
     if moment is None:
         return run[:8]
@@ -391,11 +402,11 @@ def _date_of(run: str) -> str:
 def case_histories(
     history: Sequence[RunRecord], expected: Mapping[str, float]
 ) -> Iterator[CurvePicture]:
-    """Yield a picture for each figure that several runs of a case judged, but for positions.
+    """Yield a picture for each metric that several runs of a case judged, except draft positions.
 
     Args:
         history: the runs of the case, the earliest first.
-        expected: what the baseline holds of each figure.
+        expected: the values in the baseline of the case, by metric.
     """
     for metric in METRICS.values():
         judged = comparable(history, metric.name)
@@ -405,7 +416,7 @@ def case_histories(
 
 
 def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None) -> CurvePicture:
-    """Draw one figure of one case over its runs, in the unit of the figure."""
+    """Draw one metric of one case over its runs, in the unit of the metric."""
     values = [run.values[metric] for run in runs]
     drawn_values = list(values)
     if expected is not None:
@@ -416,10 +427,10 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
         reference = plot.height(expected)
     note = ""
     bad_places: list[int] = []
-    bad = first_bad(runs, metric)
-    if bad < len(runs):
-        note = f"Not fine since {moment_of(runs[bad])}."
-        bad_places.append(plot.x(bad))
+    bad_row = first_bad(runs, metric)
+    if bad_row < len(runs):
+        note = f"Not fine since {moment_of(runs[bad_row])}."
+        bad_places.append(plot.x(bad_row))
     versions = _version_starts((number, run.engine_version) for number, run in enumerate(runs))
     dots = []
     for number, run in enumerate(runs):
@@ -440,10 +451,10 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
 
 
 def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
-    """Return the loads at which a gain crosses 1, on straight lines over the load's logarithm.
+    """Return the loads at which a gain crosses 1, interpolated over the logarithm of the load.
 
     Args:
-        loads: one load or more, the lightest first: requests in flight, and the gain there.
+        loads: the requests in flight and the gain of one load or more, the lightest load first.
     """
     return [
         light * (heavy / light) ** ((gain - 1) / (gain - next_gain))
@@ -453,7 +464,11 @@ def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
 
 
 def break_even(loads: Sequence[tuple[int, float]]) -> str:
-    """Say where speculation stops paying, of the loads and gains that `crossings` takes."""
+    """Describe at which loads speculation pays.
+
+    Args:
+        loads: the loads and gains, as for `crossings`.
+    """
     crossed = crossings(loads)
     paying = [load for load, gain in loads if gain >= 1]
     costing = [load for load, gain in loads if gain < 1]
@@ -469,10 +484,10 @@ def break_even(loads: Sequence[tuple[int, float]]) -> str:
 
 
 def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
-    """Yield pictures of what speculation gains at each load, for each engine, models and prompts.
+    """Yield pictures of the gain over the load, for each combination of engine, models and dataset.
 
-    A line is of cases that differ in load and prompts alone. A picture has three loads or more: a
-    line through two has no bend, so it doesn't show where it crosses 1.
+    The cases of a line differ only in their load and their number of prompts. There is a picture
+    only for three loads or more.
     """
     speedups: list[tuple[CaseReport, float | None]] = []
     savings: list[tuple[CaseReport, float | None]] = []
@@ -494,7 +509,7 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
 def _gain_pictures(
     title: str, formula: str, gains: Iterable[tuple[CaseReport, float | None]]
 ) -> Iterator[CurvePicture]:
-    """Yield a picture for each engine, models and prompt set that has loads enough."""
+    """Yield a picture for each combination of engine, models and dataset with enough loads."""
     lines_by_subject: dict[str, dict[CaseSettings, dict[int, float]]] = {}
     for case, gain in gains:
         if gain is None or case.settings is None or not case.settings.concurrency:
@@ -512,7 +527,10 @@ def _gain_pictures(
 def _named(
     lines: Mapping[CaseSettings, Mapping[int, float]],
 ) -> Mapping[str, Sequence[tuple[int, float]]]:
-    """Return lines by method and drafts, and by what else differs from the first of that name."""
+    """Return the lines by a name: the method and its draft tokens.
+
+    If several lines have the same name, the settings that differ from the first one are appended.
+    """
     first_settings: dict[str, CaseSettings] = {}
     named = {}
     for settings, line in lines.items():
@@ -528,9 +546,8 @@ def _load_picture(
     title: str, formula: str, lines: Mapping[str, Sequence[tuple[int, float]]], loads: Sequence[int]
 ) -> CurvePicture:
     """Draw the gain of each line over the load, with a diamond where it crosses 1."""
-    # Loads double from one to the next as a rule, so the axis is logarithmic.
     gains = [gain for line in lines.values() for _, gain in line]
-    # Loads double from one to the next, so that on a logarithm they are equally far apart.
+    # Loads usually double from one to the next, so a logarithmic axis spaces them equally.
     plot = Plot(y=Axis.over([1.0, *gains]), x_low=math.log2(loads[0]), x_high=math.log2(loads[-1]))
     curves = []
     findings = []
@@ -569,7 +586,7 @@ def _load_picture(
 
 
 def _line_legend(curves: Sequence[Curve]) -> Mapping[str, str]:
-    """Return which line has which colour; lines that share a colour are named together."""
+    """Return the names of the lines by their colour. Lines with the same colour are joined."""
     names_by_color: dict[str, list[str]] = {}
     for curve in curves:
         names_by_color.setdefault(curve.color, []).append(curve.name)

@@ -1,4 +1,4 @@
-"""The forms in which a run is handed on: a page, Markdown, CSV, and those of other tools."""
+"""Write a report in other formats: a page, Markdown, CSV, and the formats of other tools."""
 
 import contextlib
 import csv
@@ -23,20 +23,21 @@ from specreg.report.page import render_markdown, render_page
 from specreg.verdicts.verdict import Outcome, Verdict
 
 ALWAYS = ("html", "markdown")
-"""The forms that each run leaves."""
+"""The formats that every run writes."""
 
 _Measured = Mapping[str, Measurement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A form of a run's report.
+    """A format in which a run's report can be written.
 
     Attributes:
-        description: What it is, for a user who chooses one.
-        path: Its file, or the folder of its files, below the report's folder.
-        render: Makes its files, by path, of the report and of the run's measurements.
-        takes_journal: Whether it needs the measurements; otherwise it is given none.
+        description: a description for users who choose a format.
+        path: its file, or the folder of its files, below the report's folder.
+        render: returns the contents of its files, by their paths, from the report and the run's
+            measurements.
+        takes_journal: whether it needs the measurements. Otherwise it gets none.
     """
 
     description: str
@@ -48,19 +49,20 @@ class Form:
 def write_outputs(
     names: Iterable[str], report: Report, run_folder: Path, folder: Path
 ) -> list[Path]:
-    """Write a report in several forms.
+    """Write a report in several formats.
 
     Args:
-        names: The forms, as they are called in `FORMS`.
-        report: The run's.
-        run_folder: Where the run's journal is.
-        folder: Where the files are written.
+        names: the names of the formats in `FORMS`.
+        report: the report of the run.
+        run_folder: the folder with the run's journal.
+        folder: the folder that the files are written to.
 
     Returns:
         The files that were written.
 
     Raises:
-        SpecregError: the journal can't be read, no case has what a form takes, or the disk refuses.
+        SpecregError: the journal can't be read, no case has what a format needs, or a file can't be
+            written.
     """
     written: list[Path] = []
     for name in names:
@@ -71,15 +73,15 @@ def write_outputs(
             message = f"report as {name}: no case of run '{report.run.run}' holds what it takes"
             raise ReportError(f"{message}; name a run that measured one")
         for path, text in files.items():
-            # Whole, never in parts: the node exporter may be reading.
+            # The file is written as a whole, because the node exporter may be reading it.
             written.append(write_in(folder, path, text.encode()))
     return written
 
 
 def _shown_measurements(report: Report, run_folder: Path) -> _Measured:
-    """Return each case's measurement on the launch that the report shows, by the case's id.
+    """Return the measurement of each case on the launch that the report shows, by the case's id.
 
-    Of a case without figures it is that on the last launch.
+    For a case without figures it is the measurement on the last launch.
     """
     shown_launches = {case.case_id: case.figures.launch for case in report.cases if case.figures}
     launches = load_journal(run_folder / "journal.jsonl").items()
@@ -91,7 +93,7 @@ def _shown_measurements(report: Report, run_folder: Path) -> _Measured:
 
 
 def append_job_summary(text: str) -> None:
-    """Add to the summary of a GitHub job, where one runs. A disk that refuses loses it."""
+    """Append a text to the summary of a GitHub job, if there is one. Errors are ignored."""
     summary_path = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary_path:
         with contextlib.suppress(OSError), Path(summary_path).open("a", encoding="utf-8") as file:
@@ -99,7 +101,7 @@ def append_job_summary(text: str) -> None:
 
 
 def render_verdict_rows(report: Report) -> str:
-    """Return CSV with a row for each verdict with all that it says; what is unknown is empty."""
+    """Return CSV with a row for each verdict and a column for each of its fields."""
     text = io.StringIO()
     columns = flat_fields(Verdict(case_id="", metric="", outcome=Outcome.PASS))
     writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""What failed, why, and since when: a paragraph for each case."""
+"""Describe what failed, why, and since when, in a paragraph for each case."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,29 +14,34 @@ from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.verdict import JUDGED, Comparison, Outcome, Verdict
 
 _VALUES_SHOWN = {"reprfuncargs", "reprlocals"}
-"""What pytest calls the values of a function's arguments and variables in a traceback."""
+"""The fields of pytest's tracebacks with the values of a function's arguments and variables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What pytest shows of a failed test in place of a traceback; its summary, `message` alone."""
+    """What pytest shows for a failed test instead of a traceback.
+
+    Attributes:
+        message: the line that pytest's summary shows.
+        text: the whole text.
+    """
 
     message: str
     text: str
 
     @classmethod
     def of(cls, text: str, message: str = "") -> "Failure":
-        """Return a failure that is fit to be shown; its message is its first line by default."""
+        """Return a failure with readable texts. Without a message, the text's first line is it."""
         shown = readable_block(text)
         return cls(message=readable_line(message or shown.partition("\n")[0]), text=shown)
 
     @property
     def reprcrash(self) -> "Failure":
-        """Where pytest looks for the message."""
+        """The object on which pytest looks for the message."""
         return self
 
     def toterminal(self, writer: Any) -> None:  # noqa: ANN401 - pytest's, which reports don't import
-        """Write it; having this, a worker of pytest-xdist sends it as its text."""
+        """Write the text. Because of this method, a worker of pytest-xdist sends the text, too."""
         writer.line(self.text)
 
     def __str__(self) -> str:
@@ -44,10 +49,10 @@ class Failure:
 
 
 def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, of several types
-    """Make what pytest shows of an exception fit to be shown, in place, and return it.
+    """Make pytest's representation of an exception readable, in place, and return it.
 
-    The values of arguments and variables are left out. They may be secrets, and pytest cuts their
-    middle out, so that they wouldn't be recognised as such.
+    The values of arguments and variables are left out. They may be secrets, and because pytest
+    shortens them in the middle, they wouldn't be recognised as such.
     """
     if isinstance(traceback, str):
         return readable_block(traceback)
@@ -63,7 +68,7 @@ def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, 
 
 
 def sentence_of(verdict: Verdict) -> str:
-    """Say what was measured and how far it is from what was recorded, each number with its unit.
+    """Return a sentence with the measured and the recorded value of a verdict and their difference.
 
     `tpot p50 2.1 ms, recorded 2 ms: worse by 5.2 % (2.1 to 8.0 %), tolerated are 3 %`
     """
@@ -75,8 +80,11 @@ def sentence_of(verdict: Verdict) -> str:
     direction = _direction(comparison, comparison.change_frac)
     percent = 100 * abs(comparison.change_frac)
     interval = _interval_words(comparison)
-    judged = " of AL - 1" if verdict.metric == "acceptance_length_tokens" else ""
-    change = f"{direction} by {percent:.1f} %{judged} ({interval})"
+    # The change of AL is relative to AL - 1, which the two shown values don't suggest.
+    base = ""
+    if verdict.metric == "acceptance_length_tokens":
+        base = " of AL - 1"
+    change = f"{direction} by {percent:.1f} %{base} ({interval})"
     sentence = f"{subject}, recorded {expected}: {change}"
     if comparison.tolerated:
         sentence += f", tolerated are {comparison.tolerated}"
@@ -86,7 +94,7 @@ def sentence_of(verdict: Verdict) -> str:
 
 
 def _label_and_value(verdict: Verdict) -> str:
-    """Return what was measured, such as `tpot p50 2.1 ms`, without a value if there is none."""
+    """Return the metric with its value, such as `tpot p50 2.1 ms`, or without one."""
     label = label_of(verdict.metric)
     if verdict.value is None:
         return label
@@ -94,14 +102,14 @@ def _label_and_value(verdict: Verdict) -> str:
 
 
 def _direction(comparison: Comparison, change_frac: float) -> str:
-    """Return the word for a change; for a metric that should stay as it is, only its direction."""
+    """Return the word for a change: `better` or `worse`, or `more` or `less` if two-sided."""
     if comparison.two_sided:
         return "less" if change_frac < 0 else "more"
     return "worse" if change_frac < 0 else "better"
 
 
 def _interval_words(comparison: Comparison) -> str:
-    """Return the interval of a change in percent, with directions if it holds both."""
+    """Return the interval of a change in percent, with directions if it contains 0."""
     low_percent = 100 * (comparison.low_frac or 0.0)
     high_percent = 100 * (comparison.high_frac or 0.0)
     if low_percent * high_percent >= 0:
@@ -113,25 +121,28 @@ def _interval_words(comparison: Comparison) -> str:
 
 
 def render_skip(verdict: Verdict) -> str:
-    """Say in one line why a test is skipped."""
+    """Return one line about why a test is skipped."""
     subject = _label_and_value(verdict)
     return readable_line(f"{verdict.case_id}, {subject}: {verdict.outcome}, {verdict.explanation}")
 
 
 def properties(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield a verdict as names and texts of JUnit properties; what is absent isn't there."""
+    """Yield the fields of a verdict that aren't empty, as the names and texts of properties."""
     for name, value in flat_fields(readable_values(verdict)).items():
         if value not in (None, "", ()):
             yield f"specreg.{name}", readable_line(str(value))
 
 
 def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Mapping[str, str]:
-    """Say what went wrong with each case that failed, in the order of the run.
+    """Describe what went wrong with each failed case, in the order of the run.
 
     Args:
-        verdicts: those of the run.
-        errors: by case that failed otherwise than by a verdict, the whole message. Of several
-            cases with the same one, the first shows it whole.
+        verdicts: the verdicts of the run.
+        errors: the error message of each case that failed with an error, by its id. If several
+            cases have the same error, only the first of them shows the whole message.
+
+    Returns:
+        The description of each case, by its id.
     """
     shown_heads: set[str] = set()
     texts = {}
@@ -148,13 +159,13 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
 
 
 def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
-    """Say what went wrong with one case: a line for each metric, and below it the reason.
+    """Describe what went wrong with one case: a line for each metric, with the reason below it.
 
-    Metrics that share a reason stand together, and those that were not compared share a line.
+    Metrics with the same reason are grouped, and those that weren't compared share a line.
 
     Args:
-        verdicts: those of the case that fail.
-        error: is shown in place of the reason that is its first line.
+        verdicts: the failed verdicts of the case.
+        error: the error message of the case. It replaces a reason that consists of its first line.
     """
     error_head, _, _ = error.partition("\n")
     groups: dict[tuple[Outcome, str], list[Verdict]] = {}
@@ -170,14 +181,14 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
 
 
 def _kind_of_reason(verdict: Verdict) -> str:
-    """Return what is equal for reasons that differ in figures alone, which are shown anyway."""
+    """Return a key that is equal for reasons which differ only in their numbers."""
     if verdict.reason is None:
         return ""
     return verdict.reason.code or verdict.reason.text
 
 
 def _sentences(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a sentence for each metric that was compared, and one for all others together."""
+    """Return a sentence for each compared metric, and one sentence for all the others."""
     compared: list[str] = []
     uncompared: list[str] = []
     for verdict in verdicts:
@@ -198,30 +209,30 @@ def by_case(verdicts: Iterable[Verdict]) -> Mapping[str, Sequence[Verdict]]:
 
 
 def changes_since_baseline(case: CaseReport) -> Iterator[str]:
-    """Yield what a case's server ran with other than that of its baseline; nothing without one."""
+    """Yield the facts about the launch that changed since the baseline was recorded."""
     if case.figures is not None and case.expected is not None:
         yield from changed_facts(case.expected.facts, case.figures.facts)
 
 
 def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
-    """Yield since which run the metrics of a case are not fine, if earlier runs judged them too.
+    """Yield since which run the metrics of a case have been bad, if earlier runs judged them too.
 
-    Metrics that share a story are named together.
+    Metrics with the same history are named together.
     """
     labels_by_story: dict[str, list[str]] = {}
     for verdict in failing:
         if verdict.outcome not in JUDGED:
             continue
         runs = comparable(case.history, verdict.metric)
-        bad = first_bad(runs, verdict.metric)
-        streak = runs[bad:]
+        bad_row = first_bad(runs, verdict.metric)
+        streak = runs[bad_row:]
         if not streak or len(runs) == 1:
             continue
         story = f"not fine since {moment_of(streak[0])}"
         if len(streak) > 1:
             story += f", {len(streak)} judged runs in a row"
-        if bad:
-            story += f"; last fine {moment_of(runs[bad - 1])}"
+        if bad_row:
+            story += f"; last fine {moment_of(runs[bad_row - 1])}"
         else:
             story += ", and never before"
         labels_by_story.setdefault(story, []).append(label_of(verdict.metric))
@@ -233,8 +244,8 @@ def first_bad(runs: Sequence[RunRecord], metric: str) -> int:
     """Return the index of the first run after the last fine one.
 
     Returns:
-        0 if no run was fine, and the number of runs if the last one was. So it is if all runs after
-        the last fine one were INCONCLUSIVE: a night that can't tell is no loss.
+        0 if no run was fine. The number of runs if the last one was fine, or if all runs after the
+        last fine one were INCONCLUSIVE, because an undecided night isn't a loss.
     """
     start = 0
     for index, run in enumerate(runs):
@@ -246,13 +257,13 @@ def first_bad(runs: Sequence[RunRecord], metric: str) -> int:
 
 
 def is_bad(run: RunRecord, metric: str) -> bool:
-    """Return whether a run judged a metric and proved it to be worse, or wrong."""
-    is_open = run.outcomes.get(metric) == Outcome.INCONCLUSIVE
-    return run.judged(metric) and not run.fine(metric) and not is_open
+    """Return whether a run proved that a metric is worse or wrong."""
+    is_undecided = run.outcomes.get(metric) == Outcome.INCONCLUSIVE
+    return run.judged(metric) and not run.fine(metric) and not is_undecided
 
 
 def moment_of(run: RunRecord) -> str:
-    """Return when a run began and with what: `2026-11-21 02:00 UTC with 0.32.0`."""
+    """Return when a run began, and the engine's version: `2026-11-21 02:00 UTC with 0.32.0`."""
     moment = began_at(run.run)
     if moment is None:
         return f"run {run.run} with {run.engine_version}"

@@ -1,4 +1,4 @@
-"""A run as gauges, for the text files that Prometheus' node exporter collects."""
+"""Render a run as Prometheus gauges, for the text files that the node exporter collects."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,11 +15,11 @@ _VERDICT_LABELS = (*_RUN_LABELS, "case_id", *_CASE_LABELS, "metric")
 def render_metrics(
     report: Report, render: Callable[[CollectorRegistry], bytes] = generate_latest
 ) -> str:
-    """Return the gauges of a run's verdicts and of its end.
+    """Render gauges for a run's verdicts, its exit status and its start.
 
     Args:
-        report: The run's.
-        render: Writes a registry; `generate_latest` of Prometheus' format, or that of OpenMetrics.
+        report: the report of the run.
+        render: renders a registry: `generate_latest` of the Prometheus format or of OpenMetrics.
     """
     registry = CollectorRegistry()
     report = readable_values(report)
@@ -46,7 +46,7 @@ def render_metrics(
 def _add_verdicts(
     registry: CollectorRegistry, report: Report, run_labels: Mapping[str, str]
 ) -> None:
-    """Add the gauges of the last word on each metric; what a verdict doesn't have is left out."""
+    """Add gauges for the last verdict on each metric. Values that a verdict lacks are left out."""
 
     def gauge(name: str, description: str, *more_labels: str) -> Gauge:
         labels = (*_VERDICT_LABELS, *more_labels)
@@ -68,6 +68,6 @@ def _add_verdicts(
             (expected_values, verdict.comparison.expected),
             (changes, verdict.comparison.change_frac),
         )
-        for of_figure, figure in figures:
+        for figure_gauge, figure in figures:
             if figure is not None:
-                of_figure.labels(**labels).set(figure)
+                figure_gauge.labels(**labels).set(figure)

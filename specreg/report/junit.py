@@ -1,4 +1,4 @@
-"""A run as JUnit's XML, which CI systems read."""
+"""Render a run as JUnit XML, which CI systems read."""
 
 from xml.etree import ElementTree as ET
 
@@ -10,10 +10,9 @@ from specreg.verdicts.verdict import Verdict
 
 
 def render_junit(report: Report) -> str:
-    """Return JUnit's XML with a test for each verdict.
+    """Return JUnit XML with a test for each verdict.
 
-    Unlike the XML that pytest writes, it has the last word of each verdict, after all of them were
-    looked at together.
+    Unlike the XML that pytest writes during the run, it contains the final verdicts.
     """
     run = readable_values(report).run
     failed = sum(verdict.fails for verdict in run.verdicts)
@@ -29,7 +28,7 @@ def render_junit(report: Report) -> str:
 
 
 def _add_test(suite: ET.Element, verdict: Verdict) -> None:
-    """Add the test of a verdict, with what is known of it as the test's properties."""
+    """Add a test for a verdict, with the fields of the verdict as the test's properties."""
     names = {"classname": readable_line(verdict.case_id), "name": readable_line(verdict.metric)}
     test = ET.SubElement(suite, "testcase", names)
     test_properties = ET.SubElement(test, "properties")

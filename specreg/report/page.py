@@ -1,4 +1,4 @@
-"""The page of a document, one HTML file that needs nothing else, and its summary as Markdown."""
+"""Render a report document as a self-contained HTML page, and its summary as Markdown."""
 
 import base64
 import hashlib
@@ -47,32 +47,34 @@ from specreg.report.terminal import columns_of, next_of, render_notes
 from specreg.verdicts.verdict import Verdict
 
 _MAX_NEXT_CHARS = 8_000
+"""Longer commands are left out of the Markdown, which GitHub limits."""
 _MAX_TEXT_CHARS = 300
-"""The longest text of others that the Markdown shows."""
+"""The longest untrusted text that the Markdown shows."""
 _MANY_ROWS = 12
-"""So many rows of pictures stand above what needs a look; of more, what fails comes first."""
-# GitHub finds names and numbers in what is already plain text, where a backslash stops nothing.
+"""With more rows of pictures than this, the failures come before the pictures."""
+# GitHub links names and numbers even in plain text, and a backslash doesn't prevent it.
 _INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b", "#": "\\#\u200b"}
-# A line between letters, as in `draft_model`, is no markup, and one that searches for it finds it.
+# An underscore between letters, as in `draft_model`, isn't markup. It stays, so that readers can
+# search for the name.
 _MARKUP = re.compile(r"[\\`*{}\[\]()#!~$^:@|<>&]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.")
 _LOG_PATH = re.compile(r"logs/[A-Za-z0-9@+=:,~-][A-Za-z0-9._@+=:,~-]*")
-"""A log that a page may link to. A report of another machine names what it likes."""
+"""A log that a page may link to. The report of another machine may contain any path."""
 _OPTIONAL_TAGS = re.compile(r"</t[dhr]>")
-"""What HTML lets one leave out: a page of many cases would have 20,000 of these."""
+"""Closing tags that HTML makes optional. A page of many cases would have 20,000 of them."""
 _SCRIPT = files("specreg.report").joinpath("templates/page.js").read_text()
 _SCRIPT_SHA256 = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_SCRIPT_SHA256}'"
-"""What a browser lets the page do: nothing is loaded, and only its own script runs."""
+"""The content security policy of a page: it loads nothing, and only its own script runs."""
 
 
 class SharedDrawings:
-    """Parts of drawings that several pictures of a page have in common, each written once."""
+    """Collects parts of drawings that several pictures of a page share, and writes each once."""
 
     def __init__(self) -> None:
         self._names: dict[Markup, str] = {}
 
     def draw(self, part: Markup) -> Markup:
-        """Return what draws a part in a picture."""
+        """Return the element that draws a shared part in a picture."""
         name = self._names.setdefault(part, f"drawing-{len(self._names)}")
         return Markup('<use href="#{}"/>').format(name)
 
@@ -85,13 +87,14 @@ class SharedDrawings:
 
 
 def render_page(report: Report, in_progress: str = "") -> str:
-    """Return the page: the answers, what fails, the pictures, and then the tables.
+    """Render the page: the headlines, the failures, the pictures, and then the tables.
 
     Args:
         report: the document.
-        in_progress: of a run that goes on, which case it is at, and when. The page then reloads
-            itself.
+        in_progress: how far an unfinished run is; empty for a finished one. The page of an
+            unfinished run reloads itself.
     """
+    # Sort the verdicts for the parts of the page.
     report = readable_values(report)
     run = report.run
     is_run = not report.arms
@@ -99,15 +102,15 @@ def render_page(report: Report, in_progress: str = "") -> str:
     verdicts_by_case = by_case(verdicts)
     failing_by_case = by_case(verdict for verdict in verdicts if verdict.fails)
     red_first = sorted(failing_by_case.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)
-    known = {case.case_id: case for case in report.cases}
+    case_by_id = {case.case_id: case for case in report.cases}
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
-    held = [verdict for verdict in verdicts if not verdict.fails]
-    # What a run goes on to do isn't left open yet.
+    passing = [verdict for verdict in verdicts if not verdict.fails]
+    # An unfinished run has left nothing open yet.
     open_notes = []
     if not in_progress:
         open_notes = list(notes_of(report))
 
-    # A gate has no control, no history and no baseline. It shows changes in place of speedups.
+    # A gate has no control, no history and no baseline. It shows changes instead of speedups.
     again = report.origin.command
     environment = None
     histories = []
@@ -131,7 +134,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         red=dict(red_first),
         by_case=verdicts_by_case,
         found={verdict.outcome for verdict in verdicts},
-        known=known,
+        known=case_by_id,
         columns=columns,
         rows=[
             (case_id, _worst(case_verdicts, columns))
@@ -144,27 +147,30 @@ def render_page(report: Report, in_progress: str = "") -> str:
         histories=histories,
         line_names={color: case_id for case_id, color in case_colors(report.cases).items()},
         loads=list(gains_over_load(report.cases)),
-        notes=render_notes(held, environment),
-        next_steps=next_of(report) or f"{_what_is_left(report)}the same again:\n  {again}",
-        cases=_in_order(known, (*dict(red_first), *verdicts_by_case, *known)),
+        notes=render_notes(passing, environment),
+        next_steps=next_of(report) or f"{_nothing_to_do(report)}the same again:\n  {again}",
+        cases=_in_order(case_by_id, (*dict(red_first), *verdicts_by_case, *case_by_id)),
     )
     return _OPTIONAL_TAGS.sub("", page)
 
 
-def _what_is_left(report: Report) -> str:
-    """Return what there is to do where no command would help: nothing, if all is well."""
+def _nothing_to_do(report: Report) -> str:
+    """Return a clause that nothing needs to be done; empty if a headline is bad."""
     if any(answer.tone is Tone.BAD for answer in answers_of(report)):
         return ""
     return "nothing needs to be done; "
 
 
-def _in_order(known: dict[str, CaseReport], case_ids: Sequence[str]) -> list[CaseReport]:
-    """Return the known cases in the order in which they are named first."""
-    return [known[case_id] for case_id in dict.fromkeys(case_ids) if case_id in known]
+def _in_order(case_by_id: dict[str, CaseReport], case_ids: Sequence[str]) -> list[CaseReport]:
+    """Return the cases in the order in which their ids appear first."""
+    return [case_by_id[case_id] for case_id in dict.fromkeys(case_ids) if case_id in case_by_id]
 
 
 def render_markdown(report: Report) -> str:
-    """Return the summary for a pull request or a job, as much as GitHub takes; failures first."""
+    """Render the summary for a pull request or a job, with the failures first.
+
+    It is short enough for GitHub.
+    """
     report = readable_values(report)
     run = report.run
     origin = report.origin
@@ -172,7 +178,7 @@ def render_markdown(report: Report) -> str:
     engines = (
         f"{case.engine} {case.figures.engine_version}" for case in report.cases if case.figures
     )
-    made_of = (
+    origin_parts = (
         f"run {run.run}",
         ", ".join(dict.fromkeys(engines)),
         origin.specreg_version and f"specreg {origin.specreg_version}",
@@ -192,20 +198,20 @@ def render_markdown(report: Report) -> str:
         verdicts=verdicts,
         why=_cause_and_explanation,
         interval=_interval_and_tolerance,
-        origin=_joined(*made_of),
+        origin=_joined(*origin_parts),
     )
     return f"{text}\n"
 
 
 def _column(metric: str) -> str:
-    """Return a metric's column in the overview; all positions share one."""
+    """Return the column of a metric in the overview. All draft positions share one column."""
     if metric.startswith("acceptance_pos"):
         return "acceptance by position"
     return axis_of(metric)
 
 
 def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verdict | None]:
-    """Return the worst verdict of a case for each column: by its outcome, then by its change."""
+    """Return a case's worst verdict for each column, by its outcome and then by its change."""
     order = list(OUTCOMES)
     ranked = sorted(
         verdicts,
@@ -220,7 +226,7 @@ def _cause_and_explanation(verdict: Verdict) -> str:
 
 
 def _interval_and_tolerance(verdict: Verdict) -> str:
-    """Render the interval of a change and what is tolerated; empty without an interval."""
+    """Render the interval of a change and its tolerance; empty without an interval."""
     if verdict.comparison.low_frac is None:
         return ""
     return _joined(_interval_of(verdict), verdict.comparison.tolerated)
@@ -231,7 +237,7 @@ def _interval_of(verdict: Verdict) -> str:
 
 
 def _log_links(case: CaseReport) -> list[tuple[str, str]]:
-    """Return the logs of a case, each with where it leads: nowhere if that isn't a log's place."""
+    """Return the logs of a case, each with its link; the link is empty if the path isn't safe."""
     return [(log, quote(log) if _LOG_PATH.fullmatch(log) else "") for log in case.logs]
 
 
@@ -251,7 +257,7 @@ def _histories_of(case: CaseReport) -> list[object]:
 
 
 def _facts_of(case: CaseReport) -> list[tuple[str, str]]:
-    """Return the facts of a case's launch with their names, as far as they are known."""
+    """Return the known facts about a case's launch with their names."""
     if case.figures is None:
         return []
     return list(known_facts(case.figures.facts))
@@ -265,25 +271,28 @@ def _settings_of(case: CaseReport) -> list[object]:
 
 
 def _spreads_of(case: CaseReport) -> list[object]:
-    """Return how the times and lengths of a case's requests spread."""
+    """Return the distributions of the times and lengths of a case's requests."""
     if case.figures is None:
         return []
     return list(spreads_of(case.figures))
 
 
 def _spaced_versions(versions: Sequence[Tick]) -> list[Tick]:
-    """Return the versions whose labels have room; the others have their line alone."""
+    """Return the versions whose labels have room. The others have only a line."""
     return list(spaced(versions, 2 * LABEL_ROOM))
 
 
 @pass_context
 def _readable(context: Context, value: object) -> object:
-    """Return what the page shows of a value. Markup is a macro's, whose values were shown so."""
+    """Return a value as the page shows it."""
     if isinstance(value, float):
-        return f"{value:.10g}"  # places of pictures, mostly; 126.0 is 126
+        # Most floats are coordinates of pictures. 126.0 becomes 126.
+        return f"{value:.10g}"
     if isinstance(value, int | Markup):
+        # Markup comes from a macro, which has made its values readable already.
         return value
-    # A page has tens of thousands of texts, and asking for the secrets takes half a millisecond.
+    # A page has tens of thousands of texts, and looking up the secrets takes half a millisecond, so
+    # they are looked up once for each page.
     return readable_block(str(value), secrets=context["secrets"])
 
 
@@ -292,7 +301,7 @@ def _joined(*parts: str) -> str:
 
 
 def _plain(value: object) -> Markup:
-    """Return a text that is data, not Markdown, on one line: others may have written it."""
+    """Return an untrusted text as one line of Markdown that is shown literally."""
     if isinstance(value, Markup):
         return value
     words = readable_line(str(value), _MAX_TEXT_CHARS)

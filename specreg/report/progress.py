@@ -1,6 +1,7 @@
-"""What a run is doing, on standard error.
+"""Show the progress of a run on standard error.
 
-On a terminal that is one line in place, below pytest's own; elsewhere it is a line for each phase.
+On a terminal it is one line below pytest's output that is updated in place. Elsewhere it is a line
+for each phase.
 """
 
 import contextlib
@@ -21,28 +22,29 @@ from specreg.measurement.measure import RecordRound
 
 _NS_PER_S = 10**9
 _MAX_RATIO = 4.0
-"""So many times longer or shorter a case may be expected to take, by how long a start takes."""
-_SHORTEST_TOLD_NS = _NS_PER_S
-"""A phase that is over sooner has no line."""
+"""The largest factor by which the time of a start changes the expected time of a case."""
+_SHORTEST_SHOWN_NS = _NS_PER_S
+"""A shorter phase has no line."""
 _REPEATED_AFTER_NS = 60 * _NS_PER_S
-"""A phase that lasts has another line after each such time."""
+"""A long phase has another line after each interval of this length."""
 _TICK_S = 0.5
+"""The interval between two updates."""
 _USUAL_COLUMNS = 80
-"""The width of a terminal that doesn't tell it."""
+"""The assumed width of a terminal that doesn't report it."""
 _FREE_COLUMNS = 3
-"""What is left free at the end of the line, so that an echoed `^C` doesn't wrap it."""
+"""The columns left free at the end of the line, so that an echoed `^C` doesn't wrap it."""
 _CLEAR_LINE = "\r\x1b[K"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTime:
-    """About how long a case takes on a launch.
+    """The expected time of a case on a launch.
 
     Attributes:
-        case_s: Its measuring, in seconds.
-        start_s: The start of its server; 0 where that runs already.
-        is_of_this_machine: Whether the case was recorded on this machine; else it is a guess, or
-            another machine's.
+        case_s: how long measuring the case takes, in seconds.
+        start_s: how long the start of its server takes, in seconds; 0 if the server runs already.
+        is_of_this_machine: whether the case was recorded on this machine. Otherwise the time is a
+            guess, or comes from another machine.
     """
 
     case_s: float
@@ -52,13 +54,13 @@ class ExpectedTime:
 
 @dataclass(slots=True, kw_only=True)
 class _Pace:
-    """How long something took that was expected to take so long."""
+    """The expected and the actual time of everything of one kind that has ended."""
 
     expected_s: float = 0.0
     actual_s: float = 0.0
 
     def add(self, expected_s: float, actual_ns: int) -> None:
-        """Count something that has ended; what wasn't expected at all says nothing."""
+        """Add something that has ended, unless no time was expected for it."""
         if expected_s > 0:
             self.expected_s += expected_s
             self.actual_s += actual_ns / _NS_PER_S
@@ -71,16 +73,16 @@ class _Pace:
 
 @dataclass(slots=True, kw_only=True)
 class RunProgress:
-    """How far a run is, and what its case at hand comes to so far; any thread may read it.
+    """How far a run is, and the figures of its present case so far. Any thread may read it.
 
-    When the run ends is said once a server has started: what was expected is scaled by how long
-    this machine takes for a start, and from the second case on by how long it takes for a case.
+    The end of the run is estimated once a server has started: the expected times are scaled by how
+    long the start took, and from the second case on by how long the cases took.
 
     Attributes:
-        expected: How long each case takes about on each launch, in the order of the run; empty
-            where that isn't known, as where the run is shared with other processes.
-        ends_ns: When the run ends, about, on the clock; 0 where that isn't known.
-        clock: Monotonic, in nanoseconds.
+        expected: the expected time of each case on each launch, in the order of the run; empty if
+            unknown, for example if the run is shared with other processes.
+        ends_ns: the estimated end of the run, on the clock; 0 if unknown.
+        clock: a monotonic clock, in nanoseconds.
     """
 
     expected: Mapping[str, ExpectedTime] = field(default_factory=dict)
@@ -88,24 +90,24 @@ class RunProgress:
     clock: Callable[[], int] = time.monotonic_ns
     _begun: set[str] = field(default_factory=set)
     _case: str = ""
-    """The case at hand."""
+    """The present case."""
     _case_began_ns: int = 0
     _measuring_began_ns: int = 0
-    """When the case at hand had its servers; 0 before."""
+    """When the servers of the present case were ready; 0 before."""
     _starts: _Pace = field(default_factory=_Pace)
     _cases: _Pace = field(default_factory=_Pace)
     _in_flight: int = 0
     _tokens: int = 0
     _requests_ns: int = 0
-    """The sum of the times that all requests took."""
+    """The sum of the durations of all requests."""
     _counts: StepCounts = NO_STEPS
 
     def expect(self, expected: Mapping[str, ExpectedTime]) -> None:
-        """Take over how long each case is expected to take."""
+        """Set the expected time of each case."""
         self.expected = expected
 
     def begin(self, name: str) -> bool:
-        """Note that a case begins on a launch, and return whether it is for the first time."""
+        """Record that a case begins on a launch, and return whether it hasn't begun before."""
         if name in self._begun:
             return False
         now_ns = self.clock()
@@ -120,51 +122,54 @@ class RunProgress:
         return True
 
     def _begin_measuring(self) -> None:
-        """Note that the servers of the case at hand are ready; a second attempt says nothing."""
-        at_hand = self.expected.get(self._case)
-        if at_hand is None or self._measuring_began_ns:
+        """Record that the servers of the present case are ready. A second attempt is ignored."""
+        expected = self.expected.get(self._case)
+        if expected is None or self._measuring_began_ns:
             return
         now_ns = self.clock()
         self._measuring_began_ns = now_ns
-        self._starts.add(at_hand.start_s, now_ns - self._case_began_ns)
+        self._starts.add(expected.start_s, now_ns - self._case_began_ns)
         self._expect_end(now_ns)
 
     def _expect_end(self, now_ns: int) -> None:
-        """Work out when the run ends, of what is left from now on."""
+        """Estimate the end of the run from the expected times of the remaining cases."""
         if self._starts.ratio is None:
             return
-        left_s = 0.0
+        remaining_s = 0.0
         for name, expected in self.expected.items():
-            is_at_hand = name == self._case
-            if name in self._begun and not is_at_hand:
+            is_present = name == self._case
+            has_ended = name in self._begun and not is_present
+            if has_ended:
                 continue
-            if not (is_at_hand and self._measuring_began_ns):
-                left_s += expected.start_s * self._starts.ratio
-            left_s += expected.case_s * self._case_ratio(expected)
-        self.ends_ns = now_ns + round(left_s * _NS_PER_S)
+            has_servers = is_present and self._measuring_began_ns
+            if not has_servers:
+                remaining_s += expected.start_s * self._starts.ratio
+            remaining_s += expected.case_s * self._case_ratio(expected)
+        self.ends_ns = now_ns + round(remaining_s * _NS_PER_S)
 
     def _case_ratio(self, expected: ExpectedTime) -> float:
         """Return how much longer a case takes than expected.
 
-        Before a case has ended, one that was recorded elsewhere is as fast here as a start is.
+        Until a case has ended, a case that was recorded on another machine is assumed to take as
+        much longer as the start of its server.
         """
         if self._cases.ratio is not None:
             return self._cases.ratio
         if expected.is_of_this_machine or self._starts.ratio is None:
             return 1.0
-        # A start may have had to read the models from a disk, which says little of a step, so that
-        # it may scale an estimate only so far.
+        # A start may have read the models from a slow disk, which says little about a step, so its
+        # influence is limited.
         return min(max(self._starts.ratio, 1 / _MAX_RATIO), _MAX_RATIO)
 
     def count(self, in_flight: int, record: RecordRound) -> RecordRound:
-        """Count the requests of a measurement's first arm, from none on.
+        """Count the requests of a measurement's first arm, beginning with none.
 
         Args:
-            in_flight: How many requests are under way at the same time, 0 for a load by rate.
-            record: Takes the measurement's requests.
+            in_flight: how many requests are in flight; 0 for a request rate.
+            record: returns the recorders of the measurement's rounds.
 
         Returns:
-            What takes the requests and counts them as well.
+            A function like `record`, whose recorders also count the requests.
         """
         self._begin_measuring()
         self._in_flight = in_flight
@@ -184,6 +189,7 @@ class RunProgress:
         return record_round
 
     def _add(self, finished: FinishedRequest) -> None:
+        """Add the tokens, the duration and the accepted drafts of a request."""
         trace = finished.trace
         self._tokens += trace.tokens
         if trace.last_ns is not None:
@@ -193,15 +199,17 @@ class RunProgress:
 
     @property
     def place(self) -> str:
-        """`case 3 of 12`; empty before the first one, and where it isn't known."""
+        """The number of the present case, `case 3 of 12`; empty if unknown."""
         number = len(self._begun & self.expected.keys())
         return f"case {number} of {len(self.expected)}" if number else ""
 
     def figures_in(self, phase: Phase) -> str:
-        """Return tokens per second and acceptance length of the requests that have ended.
+        """Return the tokens/s and the acceptance length of the requests that have ended.
 
-        The load is taken for full, so tokens/s = in flight · Σ tokens / Σ time of a request. Empty
-        in any phase but that of measuring.
+        The load is assumed to be full, so tokens/s = in flight · Σ tokens / Σ request durations.
+
+        Returns:
+            Empty unless the phase is that of measuring and a request has ended.
         """
         if phase is not Phase.MEASURING or not self._requests_ns:
             return ""
@@ -216,14 +224,14 @@ class RunProgress:
 
 @dataclass(slots=True, kw_only=True)
 class _Screen:
-    """Where lines are written, between those of pytest.
+    """Writes lines between those of pytest.
 
     Attributes:
-        file: A copy of standard error, or a file.
-        column: Returns the column of the terminal in which pytest's output ends, from 0.
-        within_line: Whether pytest may have written on the line on which the next one would go.
-        way_back: What leads from the line in place to where pytest's output ends; None while there
-            is no line in place.
+        file: a copy of standard error, or a file.
+        column: returns the column of the terminal in which pytest's output ends, from 0.
+        within_line: whether pytest may have written on the present line of the terminal.
+        way_back: the control sequence from the updated line back to the end of pytest's output;
+            None if there is no updated line.
     """
 
     file: TextIO
@@ -232,21 +240,20 @@ class _Screen:
     way_back: str | None = None
 
     def write_line(self, line: str) -> None:
-        """Write a line that stays, on a line of its own."""
+        """Write a permanent line, which begins at the beginning of a line."""
         self.erase()
         before = "\n" if self.within_line and self.column() else ""
         self.within_line = False
         self._put(f"{before}{line}\n")
 
     def draw(self, line: str) -> None:
-        """Show a line in place of the last one that was shown in place, below pytest's own."""
+        """Show a line below pytest's output, in place of the last line that this method showed."""
         columns = self._columns()
         before = ""
         if self.way_back is None:
             column = self.column() if self.within_line else 0
             if column:
-                # pytest's dots stay where they are: the line goes below them, and erasing it leads
-                # back to the column behind them.
+                # The line goes below pytest's dots. Erasing it moves the cursor back behind them.
                 before = "\n"
                 self.way_back = f"\x1b[A\x1b[{column % columns + 1}G"
             else:
@@ -254,7 +261,7 @@ class _Screen:
         self._put(f"{before}{_CLEAR_LINE}{line[: columns - _FREE_COLUMNS]}")
 
     def erase(self) -> None:
-        """Take the line in place away, and go back to where pytest's output ends."""
+        """Erase the updated line, and move the cursor back to the end of pytest's output."""
         if self.way_back is not None:
             self._put(f"{_CLEAR_LINE}{self.way_back}")
             self.way_back = None
@@ -265,19 +272,20 @@ class _Screen:
         return _USUAL_COLUMNS
 
     def _put(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it was closed
+        # The file may be closed already.
+        with contextlib.suppress(OSError, ValueError):
             self.file.write(text)
             self.file.flush()
 
 
 class Progress:
-    """Says on the real standard error, past pytest's capturing, what a run is doing.
+    """Shows the progress of a run on the real standard error, despite pytest's capturing.
 
-    It must be made before capturing starts, because it keeps a copy of the descriptor. Any thread
+    It must be created before capturing starts, because it copies the file descriptor. Any thread
     may use it.
 
     Attributes:
-        run: How far the run is, which the run itself tells.
+        run: how far the run is. The run updates it.
     """
 
     def __init__(
@@ -287,13 +295,13 @@ class Progress:
         clock: Callable[[], int] = time.monotonic_ns,
         column: Callable[[], int] | None = None,
     ) -> None:
-        """Begin with nothing to say.
+        """Begin without a phase.
 
         Args:
-            file: Where it is said; None for standard error.
-            clock: Monotonic, in nanoseconds.
-            column: Returns the column of the terminal in which pytest's output ends, from 0; None
-                where there is no terminal, for lines that stay.
+            file: the file to write to; None for standard error.
+            clock: a monotonic clock, in nanoseconds.
+            column: returns the column of the terminal in which pytest's output ends, from 0; None
+                without a terminal, for permanent lines.
         """
         self._clock = clock
         self._began_ns = process_began_ns() if file is None else 0
@@ -304,30 +312,30 @@ class Progress:
         )
         self.run = RunProgress(clock=clock)
         self._steps: tuple[Step, ...] = ()
-        self._told_ns: dict[Step, int] = {}
+        self._shown_ns: dict[Step, int] = {}
         self._detail = ""
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, steps: Sequence[Step]) -> None:
-        """Take over which phases go on from here, the innermost last.
+        """Set the present phases, the innermost last.
 
-        Where none does, pytest writes, so the line in place is taken away.
+        Without a phase pytest writes, so the updated line is erased.
         """
         with self._lock:
             self._steps = tuple(steps)
             self._detail = ""
-            self._told_ns = {step: ns for step, ns in self._told_ns.items() if step in steps}
+            self._shown_ns = {step: ns for step, ns in self._shown_ns.items() if step in steps}
             if not steps:
-                # pytest is about to write, and would write behind our line.
+                # pytest is about to write, and would otherwise write behind the updated line.
                 self._screen.erase()
             if self._thread is None and not self._over.is_set():
                 self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
                 self._thread.start()
 
     def show(self, detail: str) -> None:
-        """Take over what the innermost phase is at."""
+        """Set the detail that is shown for the innermost phase."""
         self._detail = detail
 
     def tell(self, text: str) -> None:
@@ -336,12 +344,12 @@ class Progress:
             self._screen.write_line(readable_block(text))
 
     def leave_line(self) -> None:
-        """Have the next line begin on one of its own, because pytest has written on this one."""
+        """Let the next line begin on a new line, because pytest has written on the present one."""
         self._screen.within_line = True
 
     def close(self) -> None:
-        """Say nothing more, and leave no line that was in place."""
-        # The thread must not draw again after its line was taken away.
+        """Stop writing, and erase the updated line."""
+        # The thread must not draw again after the line was erased.
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -350,7 +358,7 @@ class Progress:
             self._screen.file.close()
 
     def tick(self) -> None:
-        """Say what is due by now; a thread asks for it again and again."""
+        """Write the lines that are due. A thread calls this repeatedly."""
         with self._lock:
             now_ns = self._clock()
             if self._in_place:
@@ -358,14 +366,15 @@ class Progress:
                     self._screen.draw(self._innermost(now_ns))
                 return
             for step in self._steps:
-                if step not in self._told_ns and now_ns - step.began_ns >= _SHORTEST_TOLD_NS:
-                    self._told_ns[step] = now_ns
+                is_long_enough = now_ns - step.began_ns >= _SHORTEST_SHOWN_NS
+                if step not in self._shown_ns and is_long_enough:
+                    self._shown_ns[step] = now_ns
                     self._screen.write_line(f"specreg {self._line(step, step.began_ns)}")
             if not self._steps:
                 return
             step = self._steps[-1]
-            if now_ns - self._told_ns.get(step, now_ns) >= _REPEATED_AFTER_NS:
-                self._told_ns[step] = now_ns
+            if now_ns - self._shown_ns.get(step, now_ns) >= _REPEATED_AFTER_NS:
+                self._shown_ns[step] = now_ns
                 self._screen.write_line(f"specreg {self._innermost(now_ns)}")
 
     def _run(self) -> None:
@@ -373,12 +382,12 @@ class Progress:
             self.tick()
 
     def _innermost(self, now_ns: int) -> str:
-        """Return the line of the innermost phase, with its figures and what it is at."""
+        """Return the line of the innermost phase, with its figures and its detail."""
         step = self._steps[-1]
         return self._line(step, now_ns, self.run.figures_in(step.phase), self._detail)
 
     def _line(self, step: Step, at_ns: int, *details: str) -> str:
-        """Return how long the process has run at a moment, how far the run is, and what goes on."""
+        """Return the line of a phase: the time since the run began, the case, and the details."""
         moment = render_time(at_ns - self._began_ns)
         if self.run.place:
             if self.run.ends_ns > at_ns:
@@ -390,7 +399,7 @@ class Progress:
 
 
 def _copy_of_standard_error() -> TextIO:
-    """Return a file on the real standard error; one that nobody reads if it is closed."""
+    """Return a file on the real standard error, or a file in memory if it is closed."""
     if sys.__stderr__ is None:
         return io.StringIO()
     return os.fdopen(os.dup(sys.__stderr__.fileno()), "w")

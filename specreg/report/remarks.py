@@ -1,21 +1,21 @@
-"""What a reader should know of a workload beside its figures: that its answers say little."""
+"""Remarks about a workload whose answers make its figures less meaningful than they look."""
 
 from collections.abc import Iterator
 
 from specreg.measurement.figures import AcceptanceFigures, AnswerFigures, Figures
 
 _MANY_FRAC = 0.5
-"""From this share of the answers on, what may happen to any of them is what the workload is."""
+"""A property that single answers may have is worth a remark from this share of the answers on."""
 _FULL_FRAC = 0.99
-"""Of the most drafts that a step can have. Where the mean is less, their number changes."""
+"""If steps have fewer drafts on average than this share of the most, their number varies."""
 
 
 def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
-    """Say what makes the workload of a case another one than it seems.
+    """Yield remarks about the workload of a case, for example about empty or repetitive answers.
 
     Args:
-        figures: of one launch of the case.
-        side: of a gate, "A" or "B"; empty of a run.
+        figures: the figures of one launch of the case.
+        side: the side of a gate, "A" or "B"; empty for a run.
     """
     subject = f"'{figures.case_id}'"
     if side:
@@ -29,7 +29,7 @@ def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
 
 
 def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
-    """Yield what makes the answers of a workload a poor measure of speculation."""
+    """Yield reasons why the answers of a workload are a poor measure of speculation."""
     total = answers.requests
     threshold = total * _MANY_FRAC
     if answers.unfinished_thoughts:
@@ -69,7 +69,7 @@ def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
 
 
 def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
-    """Yield which steps drafted nothing or little, and the acceptance of thoughts and answers."""
+    """Yield remarks on steps that drafted nothing or little, and on thoughts and answers."""
     total = acceptance.total
     undrafted = total.undrafted_steps or 0
     if undrafted and acceptance.drafts_every_step:

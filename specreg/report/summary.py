@@ -1,7 +1,7 @@
-"""The summary of a document: its heading, its answers, and what they leave open.
+"""Summarise a report document: its title, its headlines, and notes on what they leave open.
 
-The page, the Markdown and the terminal say the same. "Don't know" is never green. What a run left
-out is a note, and doesn't change the colour of what it did judge.
+The page, the Markdown and the terminal show the same summary. An undecided figure is never green.
+Cases that a run left out are mentioned in a note, and don't change the colour of the others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from specreg.verdicts.verdict import GOOD, JUDGED, SKIPPED, Outcome, Verdict
 
 MARKS: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.DOUBT: "?", Tone.BAD: "✗"}
 _MAX_REASONS = 3
+"""The most reasons for skipping cases that a note names."""
 STYLES: Mapping[Tone, str] = {Tone.GOOD: "green", Tone.DOUBT: "yellow", Tone.BAD: "bold red"}
 
 
@@ -24,8 +25,8 @@ class OutcomeText(NamedTuple):
 
     Attributes:
         symbol: one character.
-        tone: its colour.
-        word: what is said of several figures with this outcome; empty for good ones.
+        tone: the tone, which determines its colour.
+        word: the adjective for several figures with this outcome; empty for good outcomes.
         meaning: a short explanation.
     """
 
@@ -67,7 +68,7 @@ OUTCOMES: Mapping[Outcome, OutcomeText] = {
     Outcome.MEASURED: OutcomeText("•", Tone.DOUBT, "measured, not judged", "measured, not judged"),
     Outcome.PASS: OutcomeText("✓", Tone.GOOD, "", "proven to lie within what is tolerated"),
 }
-"""The worst first."""
+"""The text of each outcome, the worst outcome first."""
 _SUBJECTS: Mapping[str, set[Family]] = {
     "acceptance": {Family.ACCEPTANCE},
     "speed": {Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP},
@@ -76,9 +77,10 @@ _SUBJECTS: Mapping[str, set[Family]] = {
 
 
 def title_of(report: Report) -> str:
-    """Return the heading: the document's own, or else the tier and the machine of the run.
+    """Return the title of a document, or else the tier and the machine of its run.
 
-    A run that left out most of its tier says so here, because what it did judge may all be well.
+    If the run left out most of its tier, the title says so, because the headlines about the other
+    cases may all be good.
     """
     if report.title:
         return report.title
@@ -91,15 +93,15 @@ def title_of(report: Report) -> str:
 
 
 def answers_of(report: Report) -> Sequence[Headline]:
-    """Return the document's own answers, or else those that follow from its run."""
+    """Return the headlines of a document, or else those that follow from its run."""
     return report.answers or answers_of_run(report.run)
 
 
 def answers_of_run(run: RunVerdict) -> Sequence[Headline]:
-    """Return an answer on acceptance (with losslessness), on speed and on power, in this order.
+    """Return headlines on acceptance (including losslessness), speed and power, in this order.
 
-    An answer is green if each verdict of the subject is PASS or IMPROVED, in the cases that ran. A
-    correctness check that doesn't apply to a case takes nothing from its acceptance.
+    A headline is green if all verdicts on its subject are PASS or IMPROVED. Correctness checks that
+    don't apply to a case are ignored.
     """
     by_subject: dict[str, list[Verdict]] = {subject: [] for subject in _SUBJECTS}
     for verdict in last_words(run.verdicts):
@@ -108,6 +110,7 @@ def answers_of_run(run: RunVerdict) -> Sequence[Headline]:
 
 
 def _subject_of(verdict: Verdict) -> str:
+    """Return the subject of the headline that a verdict belongs to."""
     # A correctness check isn't a metric. It belongs to acceptance.
     family = Family.ACCEPTANCE
     metric = METRICS.get(verdict.metric)
@@ -117,7 +120,7 @@ def _subject_of(verdict: Verdict) -> str:
 
 
 def render_answers(answers: Sequence[Headline], *, color: bool) -> str:
-    """Render the answers as lines of text."""
+    """Render headlines as lines of text."""
     lines = [str(answer) for answer in answers]
     if color:
         styles = [Style.parse(STYLES[answer.tone]) for answer in answers]
@@ -126,7 +129,7 @@ def render_answers(answers: Sequence[Headline], *, color: bool) -> str:
 
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
-    """Return the tone of the worst of some verdicts; doubt if there are none."""
+    """Return the tone of the worst verdict; doubt without any verdict."""
     tones = {_tone_of_verdict(verdict) for verdict in verdicts}
     for tone in (Tone.BAD, Tone.DOUBT, Tone.GOOD):
         if tone in tones:
@@ -135,14 +138,14 @@ def tone_of(verdicts: Sequence[Verdict]) -> Tone:
 
 
 def _tone_of_verdict(verdict: Verdict) -> Tone:
-    """Return the tone of a verdict; one that can't tell is bad where its test fails for it."""
+    """Return the tone of a verdict. An INCONCLUSIVE one is bad if its test fails."""
     if verdict.outcome is Outcome.INCONCLUSIVE and verdict.fails:
         return Tone.BAD
     return OUTCOMES[verdict.outcome].tone
 
 
 def notes_of(report: Report) -> Iterator[str]:
-    """Yield what each arm of a gate is, and what the answers leave open."""
+    """Yield a description of each arm of a gate, and notes on what the headlines leave open."""
     run = report.run
     is_gate = bool(report.arms)
     for arm in report.arms:
@@ -163,7 +166,7 @@ def notes_of(report: Report) -> Iterator[str]:
 
 
 def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
-    """Say in a line how many cases of a tier were skipped, and why: the usual reasons first."""
+    """Say how many cases of a tier were skipped, and why: the most frequent reasons first."""
     ids_by_reason: dict[str, list[str]] = {}
     for case_id, reason in skipped.items():
         ids_by_reason.setdefault(reason, []).append(case_id)
@@ -180,7 +183,7 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
 
 
 def _describe_arm(arm: ArmReport) -> str:
-    """Say what a side was asked to be, what was installed, and what its servers reported."""
+    """Describe a side: what was typed, what was installed, and what its servers reported."""
     description = f"{arm.name} is {arm.text}"
     if arm.overrides:
         description += f" with {', '.join(arm.overrides)}"
@@ -192,24 +195,24 @@ def _describe_arm(arm: ArmReport) -> str:
 
 
 def _answer(run: RunVerdict, subject: str, verdicts: Sequence[Verdict]) -> Headline:
-    """Return the answer on a subject: its tone is that of its worst verdict."""
+    """Return the headline on a subject, with the tone of its worst verdict."""
     if not verdicts:
         return Headline(subject=subject, tone=Tone.DOUBT, text=_why_no_verdict(run, subject))
-    telling = _without_inapplicable_checks(verdicts)
-    tone = tone_of(telling)
-    parts = [_counts(run, telling)]
+    applicable = _without_inapplicable_checks(verdicts)
+    tone = tone_of(applicable)
+    parts = [_counts(run, applicable)]
     if subject == "speed":
         parts += _speed_remarks(run)
-        # A speculation that costs speed may equal its baseline. That isn't good news.
+        # Speculation that slows a case down may equal its baseline, but it isn't good news.
         if tone is Tone.GOOD and run.slowed:
             tone = Tone.DOUBT
     return Headline(subject=subject, tone=tone, text="; ".join(parts))
 
 
 def _without_inapplicable_checks(verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
-    """Leave out correctness checks that were skipped for a case whose metrics were compared.
+    """Leave out skipped correctness checks of cases whose metrics were compared.
 
-    Sampled text can't be compared token by token, for instance, while its acceptance can.
+    For example, sampled text can't be compared token by token, but its acceptance can be compared.
     """
     compared_cases = {
         verdict.case_id
@@ -238,7 +241,7 @@ def _why_no_verdict(run: RunVerdict, subject: str) -> str:
 
 
 def _speed_remarks(run: RunVerdict) -> list[str]:
-    """Return which cases speculation slows down, and whether the machine was busy."""
+    """Return remarks about cases that speculation slows down, and about a busy machine."""
     remarks = []
     if run.slowed:
         worst_first = sorted(run.slowed.items(), key=lambda item: item[1])
@@ -250,7 +253,7 @@ def _speed_remarks(run: RunVerdict) -> list[str]:
 
 
 def _ended_badly(run: RunVerdict) -> bool:
-    """Return whether the run ended badly, and not for a verdict."""
+    """Return whether the run has a bad exit status without a failed verdict."""
     return bool(run.exit_status) and not any(verdict.fails for verdict in run.verdicts)
 
 
@@ -291,7 +294,10 @@ def _all_hold(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
 
 
 def _example(verdicts: Sequence[Verdict]) -> str:
-    """Return in brackets what changed most of some verdicts, or why; empty if neither is known."""
+    """Return the verdict with the largest change as an example in brackets.
+
+    Without a change, its reason is given. The example is empty without either.
+    """
     deciding = [verdict for verdict in verdicts if _decides(verdict)]
     most = max(deciding or verdicts, key=lambda verdict: abs(verdict.comparison.change_frac or 0.0))
     change_frac = most.comparison.change_frac
@@ -303,6 +309,6 @@ def _example(verdicts: Sequence[Verdict]) -> str:
 
 
 def _decides(verdict: Verdict) -> bool:
-    """Return whether a verdict decides, and doesn't follow that on another figure of its draw."""
+    """Return whether a verdict is about a metric that doesn't follow another one."""
     metric = METRICS.get(verdict.metric)
     return metric is None or not metric.follows

@@ -1,4 +1,4 @@
-"""Render numbers as text, and what a run measured as tables."""
+"""Render numbers as text, and the figures of a run as tables."""
 
 import dataclasses
 import io
@@ -37,9 +37,11 @@ _UNITS = {
     "_ms": "ms",
     "_w": "W",
 }
-"""By the end of a metric's name, its unit; the longer ends come first."""
+"""The unit for each suffix of a metric's name. Longer suffixes come first."""
 _FIVE_DIGITS = 9999.5
+"""From here on a number is rounded to five digits or more."""
 _LARGEST_FRAC = 10
+"""A larger change is shown as a bound, because its digits mean nothing."""
 _TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\ngain")
 _POSITIONS = "accepted by\nposition"
 _SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
@@ -48,18 +50,21 @@ _WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in fl
 """The abbreviations of the tables and of case ids; docs/reference/glossary.md explains terms."""
 _POWER = ("power", "J/token", "alone", "saved", "W", "idle", "remark")
 _SHOWN_S = 0.05
-"""A phase that took every pair less time has no column."""
+"""A phase has a column only if it took at least this long for some pair of servers."""
 
 
 def format_number(value: float | None) -> str:
-    """Return four digits, or all before the point if there are more; a dash for None."""
+    """Return a number with four significant digits, or with all of its integer digits.
+
+    None is shown as a dash.
+    """
     if value is None:
         return NOTHING
     return f"{value:.0f}" if abs(value) >= _FIVE_DIGITS else f"{value:.4g}"
 
 
 def label_of(metric: str) -> str:
-    """Return the words of a metric's name: `acceptance length` of `acceptance_length_tokens`."""
+    """Return a metric's name in words: `acceptance length` for `acceptance_length_tokens`."""
     return metric.removesuffix(_suffix(metric)).replace("_", " ")
 
 
@@ -92,7 +97,7 @@ def render_interval(low_frac: float | None, high_frac: float | None) -> str:
 
 
 def _render_bound(bound_frac: float) -> str:
-    """Return a bound in percent; beyond a factor of ten no figure means anything."""
+    """Return a bound in percent, such as `-1.2`, or `>999` if it is far too large."""
     if abs(bound_frac) < _LARGEST_FRAC:
         return f"{100 * bound_frac:+.1f}"
     return "<-999" if bound_frac < 0 else ">999"
@@ -106,18 +111,19 @@ def render_rows(
     left_columns: Collection[str] = (),
     folded: Collection[str] = (),
 ) -> str:
-    """Render rows below their heads, in 110 columns of text at most; empty without rows.
+    """Render a table that is at most 110 characters wide; empty without rows.
 
-    A short row leaves the last columns empty, and a single cell is a heading. The first column is
-    set left and wraps.
+    A short row leaves the last columns empty, and a row with a single cell is a heading. The first
+    column is aligned left and wraps.
 
     Args:
         head: the names of the columns.
         rows: the cells of each row.
         color: whether to write escape sequences for colours.
-        left_columns: columns that are set left and don't wrap; others are set right.
-        folded: columns that are set left and wrap.
+        left_columns: columns that are aligned left and don't wrap. Others are aligned right.
+        folded: columns that are aligned left and wrap.
     """
+    # Declare the columns.
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
         wraps = name == head[0] or name in folded
@@ -125,30 +131,38 @@ def render_rows(
         if wraps or name in left_columns:
             justify = "left"
         table.add_column(name, justify=justify, no_wrap=not wraps, overflow="fold")
+
+    # Add the rows.
     for row in rows:
-        # In a plain string, rich would take what is in brackets for markup.
+        # In a plain string, rich would interpret brackets as markup.
         cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
         is_heading = len(row) == 1
         table.add_row(*cells, style="bold" if is_heading else None)
     if not table.row_count:
         return ""
+
+    # Render the table to text.
     text = io.StringIO()
     console = Console(
         file=text, width=_WIDTH, force_terminal=color, no_color=not color, highlight=False
     )
     console.print(table)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    # A cell that wraps may break a long word just before what a CI system takes for a command.
+    # A cell that wraps may break a word in front of something that a CI system takes for a command.
     return without_ci_commands("\n".join(lines))
 
 
 def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
-    """Render the tables of what one launch of each case measured; a table without rows is left out.
+    """Render tables of the figures of one launch of each case. Tables without rows are left out.
 
-    TPOT is the median over requests, throughput all tokens over all time. `A/D` is the draft
-    efficiency, and the positions are marginal: how often a step accepted so many drafts or more.
-    J/token is all energy over all tokens, `alone` that without speculation, `saved` the share of it
-    that speculation saves. The remark says by how much the ends of the block may falsify these.
+    TPOT is the median over requests, and throughput is all tokens divided by all time. `A/D` is the
+    acceptance rate, and a position shows the share of the steps that accepted at least that many
+    drafts. J/token is all energy divided by all tokens, `alone` is the same without speculation,
+    and `saved` is the share that speculation saves. The remark gives the error of the energy.
+
+    Args:
+        figures: the figures of one launch of each case.
+        color: whether to write escape sequences for colours.
     """
     speedup_rows = [_speedup_row(case) for case in figures if case.speedup and case.control]
     category_rows = [row for case in figures for row in _category_rows(case)]
@@ -164,7 +178,7 @@ def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
 
 
 def _speedup_row(figures: Figures) -> Sequence[str]:
-    """Return the cells of a case in the table of the speedups: times first, then acceptance."""
+    """Return the cells of a case in the table of speedups: its times and then its acceptance."""
     cells = [figures.case_id]
     if figures.timing and figures.control and figures.speedup:
         cells += [
@@ -210,7 +224,10 @@ def _category_rows(figures: Figures) -> Iterator[Sequence[str]]:
 
 
 def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]]:
-    """Yield the name of each spread, its summary, and the control's summary; None without one."""
+    """Yield the name of each distribution, its summary, and the summary of the control.
+
+    The control's summary is None without a control, or if it equals that of the case.
+    """
     if figures.timing is None:
         return
     for field, name in SPREADS.items():
@@ -221,12 +238,13 @@ def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]
         if figures.control is not None:
             control_summary = getattr(figures.control, field)
         if control_summary == summary:
-            # Both servers get the same prompts, so the lengths of the prompts are shown once.
+            # Both servers get the same prompts, so the lengths of the prompts are shown only once.
             control_summary = None
         yield name, summary, control_summary
 
 
 def _power_cells(power: PowerRecord) -> Sequence[str]:
+    """Return the cells of a case in the table of power."""
     arm = power.case
     if arm is None:
         return (*[NOTHING] * 5, str(power.invalid or ""))
@@ -235,7 +253,8 @@ def _power_cells(power: PowerRecord) -> Sequence[str]:
         control_j_per_token = power.control.energy_j_per_token
     saved = NOTHING
     if power.energy_ratio is not None:
-        saved = f"{1 - 1 / power.energy_ratio:+.0%}"
+        saved_frac = 1 - 1 / power.energy_ratio
+        saved = f"{saved_frac:+.0%}"
     return (
         format_number(arm.energy_j_per_token),
         format_number(control_j_per_token),
@@ -247,7 +266,7 @@ def _power_cells(power: PowerRecord) -> Sequence[str]:
 
 
 def _power_remarks(power: PowerRecord, arm: ArmPower) -> list[str]:
-    """Return the error of an energy, why it isn't judged, and whether the power was capped."""
+    """Return remarks about the error of the energy, why it isn't judged, and a power cap."""
     remarks = []
     if arm.error_frac is not None:
         remarks.append(f"±{arm.error_frac:.1%}")
@@ -259,10 +278,10 @@ def _power_remarks(power: PowerRecord, arm: ArmPower) -> list[str]:
 
 
 def render_times(run_time: RunTime, *, color: bool) -> str:
-    """Render where the time of a run went in seconds: a row for each server pair, and the sums.
+    """Render how long each phase of a run took, in seconds, with a row for each pair of servers.
 
     Returns:
-        Empty if no server was asked for.
+        Empty if the run used no server.
     """
     if not run_time.pairs:
         return ""
@@ -283,7 +302,7 @@ def render_times(run_time: RunTime, *, color: bool) -> str:
 
 
 def _suffix(metric: str) -> str:
-    """Return the end of a metric's name that is its unit; empty if it has none."""
+    """Return the suffix of a metric's name that stands for its unit; empty without one."""
     return next((suffix for suffix in _UNITS if metric.endswith(suffix)), "")
 
 
@@ -302,12 +321,12 @@ def _gain(ratio: float | None) -> str:
 
 
 def _fixed(value: float | None) -> str:
-    """Return two digits behind the point; a dash for None."""
+    """Return a number with two decimal places; a dash for None."""
     return NOTHING if value is None else f"{value:.2f}"
 
 
 def settings_of(settings: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - of a case, or a table in it
-    """Yield the settings that aren't at their default, each with its value in words."""
+    """Yield the settings that differ from their defaults, each with its value as text."""
     for setting in dataclasses.fields(settings):
         value = getattr(settings, setting.name)
         if value != setting.default:
@@ -315,7 +334,7 @@ def settings_of(settings: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - o
 
 
 def _setting_text(value: object) -> str:
-    """Return a setting's value in words: of a table its settings, of pairs `NAME=VALUE`."""
+    """Return the value of a setting as text: a table as its settings, and pairs as `NAME=VALUE`."""
     if dataclasses.is_dataclass(value):
         return ", ".join(f"{name} {text}" for name, text in settings_of(value))
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Render a document and baselines for a terminal, with what to type next."""
+"""Render a report document and recorded baselines for a terminal, with the next commands."""
 
 import itertools
 import shlex
@@ -34,7 +34,7 @@ _LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
 
 def render_report(report: Report, *, color: bool) -> str:
-    """Render all of a document that a terminal shows: answers first, what to type next last."""
+    """Render a document for a terminal: the headlines first, and the next commands last."""
     report = readable_values(report)
     run = report.run
     new, before = columns_of(report)
@@ -56,7 +56,7 @@ def render_report(report: Report, *, color: bool) -> str:
 
 
 def columns_of(report: Report) -> tuple[str, str]:
-    """Return what a verdict's `value` and `expected` are called; in a gate, after its arms."""
+    """Return the titles of the columns for a verdict's `value` and `expected`."""
     if not report.arms:
         return "value", "baseline"
     before, new = (arm.name for arm in report.arms)
@@ -64,12 +64,13 @@ def columns_of(report: Report) -> tuple[str, str]:
 
 
 def next_of(report: Report) -> str:
-    """Return what to type next: the document's own hints, or what follows from its run."""
+    """Return the next commands: the hints of a gate, or those that follow from the run."""
     if report.arms:
         return "\n".join(report.hints)
     verdicts = report.run.verdicts
     whole_ids = set(report.tier_cases)
-    if report.run.complete:  # some cases of a tier have nothing to judge
+    if report.run.complete:
+        # Some cases of a tier have nothing to judge, so they have no verdict.
         whole_ids = {verdict.case_id for verdict in verdicts}
     return render_next(verdicts, whole_ids, report.origin.options)
 
@@ -77,7 +78,7 @@ def next_of(report: Report) -> str:
 def render_verdicts(
     verdicts: Sequence[Verdict], *, color: bool, columns: tuple[str, str] = ("value", "baseline")
 ) -> str:
-    """Render a row for the last word on each figure, in the order of the run, grouped by case."""
+    """Render a table with the last verdict on each figure, grouped by case in the run's order."""
     rows_by_case: dict[str, list[Sequence[str | Text]]] = {
         verdict.case_id: [[verdict.case_id]] for verdict in verdicts
     }
@@ -101,7 +102,7 @@ def render_verdicts(
 
 
 def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str:
-    """Render the old and the new value of each metric of baselines that were written."""
+    """Render a table with the old and the new value of each metric of recorded baselines."""
     rows: list[Sequence[str]] = []
     for record in recorded:
         rows.append([f"{record.path.parent.name}/{record.path.stem}"])
@@ -125,7 +126,7 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str
 def _change_cells(
     metric: Metric, record: RecordedBaseline, new_value: float
 ) -> tuple[str, str, str, str]:
-    """Return the old value, the new one, the change and its interval."""
+    """Return the old value, the new value, the change and its interval."""
     old_value = record.old.expected_value(metric) if record.old else None
     if record.old is None or old_value is None:
         return NOTHING, format_number(new_value), NOTHING, NOTHING
@@ -139,7 +140,7 @@ def _change_cells(
 
 
 def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
-    """List what no run can decide against new baselines; empty if each can decide all."""
+    """List the metrics that one run can't decide against new baselines; empty if there are none."""
     lines = []
     for record in recorded:
         undecidable = [
@@ -154,10 +155,10 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
 
 
 def render_unjudged(recorded: Iterable[RecordedBaseline], timed: AbstractSet[str]) -> str:
-    """List what new baselines don't hold, so that no run can judge it; empty if they hold all.
+    """List what new baselines lack, so that no run can judge it; empty if they lack nothing.
 
     Args:
-        recorded: the baselines that were written.
+        recorded: the recorded baselines.
         timed: the ids of the cases whose speed was measured.
     """
     lines = []
@@ -178,11 +179,13 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed: AbstractSet[str
 
 
 def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
-    """Say why something isn't judged, once per case and outcome, and what foreign baselines judged.
+    """Render the reasons of verdicts, one for each case and outcome.
+
+    A last line names the baselines of other machines that acceptance was compared with.
 
     Args:
-        verdicts: those of the run.
-        environment: the machine; None if nothing was compared with a baseline.
+        verdicts: the verdicts of the run.
+        environment: the environment of this machine; None if nothing was compared with a baseline.
     """
     first_notes: dict[tuple[str, Outcome], str] = {}
     against = set()
@@ -205,14 +208,14 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
 def render_next(
     verdicts: Sequence[Verdict], whole_ids: AbstractSet[str], options: Sequence[str]
 ) -> str:
-    """Return the commands to run next; empty when there is nothing to do.
+    """Return the commands to run next; empty if there is nothing to do.
 
     Args:
-        verdicts: those of the run.
+        verdicts: the verdicts of the run.
         whole_ids: the ids of all cases that a run without `-k` judges.
         options: the options with which the cases ran, and will run again.
     """
-    # A server that was attached to can neither be launched nor recorded here.
+    # An attached server can be neither launched again nor recorded.
     can_launch = not is_attached(options)
     undecided = [
         verdict
@@ -253,24 +256,26 @@ def render_next(
 def _step(
     purpose: str, case_ids: Sequence[str], whole_ids: AbstractSet[str], options: Sequence[str]
 ) -> str:
-    """Return what to type for a purpose; empty if no case needs it."""
+    """Return the command for a purpose; empty if no case needs it."""
     if not case_ids:
         return ""
     return f"{purpose}:\n  {run_command(_ids_to_name(case_ids, whole_ids), options)}"
 
 
 def _ids_to_name(case_ids: Sequence[str], whole_ids: AbstractSet[str]) -> Sequence[str]:
-    """Return the cases that a command has to name: none where it is to run all of them."""
-    return () if whole_ids <= set(case_ids) else case_ids
+    """Return the cases that a command must name: none if it runs all cases anyway."""
+    if whole_ids <= set(case_ids):
+        return ()
+    return case_ids
 
 
 def render_written(
     recorded: Sequence[RecordedBaseline], whole_ids: AbstractSet[str], options: Sequence[str]
 ) -> str:
-    """List the files of the baselines that were written, and what to type next.
+    """List the files of recorded baselines, and the next commands.
 
     Args:
-        recorded: the baselines, one at least.
+        recorded: the baselines, at least one.
         whole_ids: the ids of all cases that a run without `-k` judges.
         options: the options with which the cases ran.
     """
@@ -292,6 +297,6 @@ def render_written(
 
 
 def _case_ids(verdicts: Iterable[Verdict], outcomes: Container[Outcome]) -> tuple[str, ...]:
-    """Return the cases that have a verdict of some outcomes, in the order of the verdicts."""
+    """Return the ids of the cases that have one of these outcomes, in the verdicts' order."""
     case_ids = [verdict.case_id for verdict in verdicts if verdict.outcome in outcomes]
     return tuple(dict.fromkeys(case_ids))

@@ -1,4 +1,4 @@
-"""The page of many nights: the outcomes and figures of every case, and since when it isn't fine."""
+"""Render the page of many nights: the outcomes and figures of all cases, and when losses began."""
 
 import datetime as dt
 import re
@@ -21,22 +21,22 @@ from specreg.verdicts.verdict import Outcome
 
 FILE_NAME = "history.html"
 MAX_NIGHTS = 30
-"""So many of the last nights of a machine are shown."""
+"""The most nights of a machine that the page shows."""
 _RECORDED = "B"
 """The symbol of a run that recorded a baseline and judged nothing."""
 _PLAIN = "plain"
 _UNKNOWN = "·"
-"""The symbol of an outcome that this specreg doesn't have: another one wrote the file."""
+"""The symbol of an outcome that this version of specreg doesn't have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineHistory:
-    """What a machine did in its last nights.
+    """The history of a machine and what its baselines expect.
 
     Attributes:
         machine: the name of the kind of machine.
         history: its cases, each with its records, the earliest first.
-        expected: by case, what its baseline holds of each figure.
+        expected: the values in the baseline of each case, by the case's id and the metric.
     """
 
     machine: str
@@ -46,7 +46,7 @@ class MachineHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Night:
-    """A column of the map: one run of a machine.
+    """A column of the table: one run of a machine.
 
     Attributes:
         run: the name of the run.
@@ -61,14 +61,14 @@ class _Night:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
-    """The worst that a case came to in one night.
+    """The worst outcome of a case in one night.
 
     Attributes:
-        symbol: of the outcome.
-        tone: its colour.
-        text: which figures had it; empty where all was well.
-        is_first_bad: whether a figure that isn't fine today wasn't fine from this night on.
-        version: of the engine, if that is the first night with it; else empty.
+        symbol: the symbol of the outcome.
+        tone: the tone, which determines its colour.
+        text: the figures with this outcome; empty if all figures are good.
+        is_first_bad: whether a figure that is still bad became bad on this night.
+        version: the version of the engine on its first night; otherwise empty.
     """
 
     symbol: str
@@ -85,8 +85,8 @@ class _Row:
     Attributes:
         case_id: the id of the case.
         anchor: the id of its element on the page.
-        cells: a cell for each night; None where the case didn't run.
-        bad: since when each figure isn't fine.
+        cells: a cell for each night; None if the case didn't run.
+        bad: a sentence for each bad figure about when it became bad.
         pictures: the history of each figure.
     """
 
@@ -99,7 +99,15 @@ class _Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Map:
-    """The cases of one machine over its nights, with what couldn't be read of them."""
+    """The cases of one machine over its nights, which is one table of the page.
+
+    Attributes:
+        machine: the name of the kind of machine.
+        nights: the columns.
+        rows: the cases.
+        versions: a note for each version of the engine about its first night.
+        problem: a message about records that can't be read; empty if all can.
+    """
 
     machine: str
     nights: Sequence[_Night]
@@ -109,14 +117,17 @@ class _Map:
 
 
 def load_histories(paths: Iterable[Path]) -> Iterator[tuple[str, History]]:
-    """Yield the history of each machine, in files or in folders of them, by the name of its file.
+    """Yield the name of each history file without its extension, and its history.
+
+    Args:
+        paths: history files, or folders with such files.
 
     Raises:
-        ReportError: there is no history, or what is named can't be read.
+        ReportError: a path doesn't exist, or a folder has no history.
     """
     for path in paths:
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        if not files or not path.exists():  # an empty folder, or no such file
+        if not files or not path.exists():
             message = f"history '{path}': no history is there"
             raise ReportError(f"{message}; run the suite first, or name a file or a folder of it")
         for file in files:
@@ -124,11 +135,11 @@ def load_histories(paths: Iterable[Path]) -> Iterator[tuple[str, History]]:
 
 
 def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> str:
-    """Return the page of the last nights, one HTML file that needs nothing else.
+    """Render the page of the last nights as a self-contained HTML file.
 
     Args:
-        histories: the machines.
-        made_at: the time, in UTC.
+        histories: the histories of all machines.
+        made_at: the present time, in UTC.
     """
     maps = [_map_of(history, number) for number, history in enumerate(histories, start=1)]
     cells = [cell for shown in maps for row in shown.rows for cell in row.cells if cell]
@@ -147,7 +158,7 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
 
 
 def _map_of(shown: MachineHistory, number: int) -> _Map:
-    """Return the map of the machine with a number on the page."""
+    """Return the table of a machine. Its number makes the anchors on the page unique."""
     machine = readable_values(shown.machine)
     records_by_case = {
         case_id: [readable_values(record) for record in records]
@@ -174,7 +185,7 @@ def _map_of(shown: MachineHistory, number: int) -> _Map:
 
 
 def _by_number(item: tuple[str, object]) -> list[str | int]:
-    """Return what sorts the cases by name, and the numbers in it as numbers: c2 before c16."""
+    """Return a sort key that compares the numbers in a case's id as numbers: c2 before c16."""
     case_id, _ = item
     # Every second part is a number, so that no number is compared with a text.
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", case_id)]
@@ -190,7 +201,14 @@ def _night_of(run: str) -> _Night:
 def _row_of(
     records: Sequence[RunRecord], runs: Sequence[str], *, anchor: str, expected: Mapping[str, float]
 ) -> _Row:
-    """Return the row of a case, whose records are the earliest first."""
+    """Return the row of a case.
+
+    Args:
+        records: its records, the earliest first.
+        runs: the runs that are shown.
+        anchor: the id of the row's element.
+        expected: the values in the baseline of the case, by metric.
+    """
     bad_runs = dict(_bad_runs(records))
     first_bad_names = {run.run for run in bad_runs.values()}
     cells: dict[str, _Cell] = {}
@@ -218,17 +236,17 @@ def _row_of(
 
 
 def _bad_runs(records: Sequence[RunRecord]) -> Iterator[tuple[str, RunRecord]]:
-    """Yield each figure that isn't fine in the last run that judged it, and since which run."""
+    """Yield each metric that is bad in the last run that judged it, and its first bad run."""
     names = dict.fromkeys(name for record in records for name in record.outcomes)
     for name in names:
         runs = comparable(records, name)
-        bad = first_bad(runs, name)
-        if bad < len(runs):
-            yield name, runs[bad]
+        bad_row = first_bad(runs, name)
+        if bad_row < len(runs):
+            yield name, runs[bad_row]
 
 
 def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:
-    """Return the cell of a case in one night: its worst outcome, and which figures had it."""
+    """Return the cell of a case in one night: its worst outcome and the figures that have it."""
     if record.recorded:
         return _Cell(
             symbol=_RECORDED,
@@ -253,7 +271,7 @@ def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:
 
 
 def _versions(records: Iterable[RunRecord]) -> Iterator[str]:
-    """Yield each version of an engine with its first night, the earliest first."""
+    """Yield a note about the first night of each version of the engine, the earliest first."""
     first_runs: dict[str, str] = {}
     for record in records:
         first_runs.setdefault(record.engine_version, record.run)

@@ -1,4 +1,4 @@
-"""The words that specreg writes itself, which are never taken for a secret."""
+"""Declare the words that specreg writes itself, so that they are never hidden as a secret."""
 
 import functools
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from specreg.verdicts.history import RunRecord
 
 
 def declare_vocabulary(cases: Iterable[Case], *names: str) -> None:
-    """Have no word be hidden that specreg writes: of its own, of the cases, and other names."""
+    """Declare that specreg's own words, those of the cases, and these names are no secrets."""
     words = {*_own_words(), *names}
     for case in cases:
         server = case.server
@@ -27,9 +27,9 @@ def declare_vocabulary(cases: Iterable[Case], *names: str) -> None:
 
 
 def declare_report_vocabulary(report: Report, *names: str) -> None:
-    """Have no word be hidden that a report is read by, and no other names.
+    """Declare that specreg's own words, the names in a report, and these names are no secrets.
 
-    The report may be another machine's.
+    The report may come from another machine, so only the names that a reader needs are declared.
     """
     run = report.run
     case_ids = {case.case_id for case in report.cases}
@@ -37,7 +37,7 @@ def declare_report_vocabulary(report: Report, *names: str) -> None:
 
 
 def render_unhidden() -> str:
-    """Say which secrets are shown where they occur, and why; empty where there are none."""
+    """Name the secrets that aren't hidden because they equal a declared word; empty without any."""
     named = ", ".join(unhidden())
     if not named:
         return ""
@@ -46,5 +46,6 @@ def render_unhidden() -> str:
 
 @functools.cache
 def _own_words() -> frozenset[str]:
+    """Return the words that specreg writes: names of metrics, engines and methods, and fields."""
     names = frozenset().union(METRICS, CHECKS, ENGINES, METHODS)
     return names | {RUN_THE_SUITE} | words_in(Report, Line, Baseline, RunRecord, Case)
