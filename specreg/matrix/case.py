@@ -25,34 +25,35 @@ from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
 
 BESIDE_GIB = 2.0
-"""What a server takes of each GPU besides weights and KV cache: CUDA context, activations, captured
-graphs. Estimated, not measured."""
+"""The memory of each GPU that a server needs besides weights and KV cache: for the CUDA context,
+activations and captured graphs. It is estimated, not measured."""
 _KIB_PER_GIB = 2**20
 _OPEN_ROUNDS = 4
 """The rounds of a case whose load is a rate or has a duration."""
 _PROMPTS_PER_SLOT = 4
-"""The prompts of a round for each request in flight, because ramp and drain would be most of a
-shorter round."""
+"""The prompts of a round for each request in flight. A shorter round would mostly consist of its
+start and its end, in which fewer requests are in flight."""
 MAX_DRAFT_TOKENS = 128
-"""The most tokens drafted per step, for which vLLM's sampler has room."""
+"""The largest number of tokens drafted per step: vLLM's sampler has room for no more."""
 ROUNDING_NATS = 0.25
 """The gap between the log-probabilities of two tokens below which rounding may choose either."""
 USUAL_DRAFT_TOKENS = 3
-"""The tokens drafted per step unless a table has another number; left out of a case's id."""
+"""The number of tokens drafted per step unless a table has another one. It isn't part of ids."""
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""The arguments by which chat templates switch a thought on or off: the first of Qwen's, GLM's and
-Nemotron's, the second of DeepSeek's and Granite's. A template ignores what it doesn't know."""
+"""The arguments of chat templates that switch thinking on or off. Qwen, GLM and Nemotron have the
+first one, DeepSeek and Granite the second. A template ignores an argument that it doesn't have."""
 
 MAX_CLIENT_PROCESSES = 256
-"""Each of them is a process of Python, and takes a port for each request in flight."""
+"""The largest number of client processes. Each of them is a process of Python, with a port for each
+request in flight."""
 AboveZero = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Rate = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 """Requests per second; at the lowest rate the next one comes after eleven days."""
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_TOKENS)]
 Width = Literal["8b", "1b", "30m"]
-"""How large a pair is made, by about the parameters of its target."""
+"""The size to which a model pair is widened: about the number of parameters of the target."""
 
 
 class Arrivals(StrEnum):
@@ -312,13 +313,13 @@ class ServerSpec(LaunchSettings):
         return name
 
     def rendered_speculation(self, draft: str | None) -> Mapping[str, Setting]:
-        """Return all settings of the speculation in the engine's words; empty for `none`.
+        """Return all settings of the speculation by the engine's names; empty for `none`.
 
         Args:
-            draft: the folder or hub id of the draft as the engine gets it; None without one.
+            draft: The folder or hub id of the draft as the engine gets it; None without one.
 
         Raises:
-            UnsupportedError: the engine has no such further keys.
+            UnsupportedError: The engine doesn't have one of the further settings.
         """
         engine = engine_named(self.engine)
         settings = engine.spelling_of(self.method).render(draft, self.draft_tokens, self.tree)
@@ -326,7 +327,7 @@ class ServerSpec(LaunchSettings):
 
     @property
     def is_lossless(self) -> bool:
-        """True if an answer with speculation has to be what the target alone says or draws."""
+        """True if speculation must not change the answers, or their distribution."""
         if self.pinned_length_tokens:
             return False
         return not engine_named(self.engine).accepts_others(dict(self.speculation))
@@ -337,7 +338,7 @@ class ServerSpec(LaunchSettings):
         sizes = self.sizes
         if sizes is not None:
             sizes = dataclasses.replace(sizes, draft_gib=0.0)
-        # All that only a drafter has goes, so that one control serves all methods of a target.
+        # All settings of the drafter are reset, so that all methods of a target share a control.
         return dataclasses.replace(
             self,
             method="none",
@@ -388,25 +389,26 @@ class Case(WorkloadSettings):
 
     @property
     def key(self) -> str:
-        """The case as JSON without secrets; equal if two cases are measured in the same way."""
+        """The case as JSON without secrets. Cases measured in the same way have the same key."""
         return msgspec.json.encode(hide_values(self)).decode()
 
     @property
     def in_flight(self) -> int:
-        """The most requests in flight; at a rate these are all that the server takes at once."""
+        """The largest number of requests in flight."""
+        # A load at a rate has no limit of its own, so that of the server counts.
         return self.load.concurrency or self.server.max_sequences
 
     @property
     def rounds(self) -> int:
         """The number of rounds that its prompts are divided into.
 
-        Case and control take turns after each round. There are as many rounds as possible, because
-        other users of a machine slow it for seconds. A round has one prompt if one request is in
-        flight, and else four for each request in flight of a closed loop. A load at a rate or with
-        a duration has its own pace, and four rounds.
+        Case and control take turns after each round. Other users of a machine may slow it down for
+        seconds, so there are as many rounds as possible. A round has one prompt if one request is
+        in flight, and otherwise four prompts for each request in flight. A load at a rate or with a
+        duration has four rounds.
         """
         concurrency = self.load.concurrency
-        # Such a load has its own pace, and shorter rounds would be mostly ramp and drain.
+        # With such a load, shorter rounds would mostly consist of their start and end.
         if not concurrency or self.load.duration_s is not None:
             return min(_OPEN_ROUNDS, self.prompts)
         round_prompts = 1
@@ -416,10 +418,10 @@ class Case(WorkloadSettings):
 
     @property
     def memory_gib(self) -> float | None:
-        """The memory that it needs of each GPU, in GiB; None if the sizes of its pair aren't known.
+        """The memory that each GPU must have, in GiB; None if the sizes of the models aren't known.
 
-        Case and control share the GPUs. A server's share of the memory must hold the weights, the
-        KV cache of all requests in flight, and the engine's other memory.
+        The server's share of it must hold the weights, the KV cache of all requests in flight, and
+        the engine's other memory. The rest is for the control.
         """
         server = self.server
         if server.sizes is None:
@@ -473,12 +475,15 @@ class Case(WorkloadSettings):
 
     @property
     def control_case(self) -> "Case":
-        """The same workload on the control; without a control the case itself."""
+        """The case with the same workload on the control; on its own server without a control."""
         return dataclasses.replace(self, server=self.control or self.server, control=None)
 
 
 def in_run_order(cases: Sequence[Case]) -> list[Case]:
-    """Return cases in the order in which a run measures them: by server, as these come first."""
+    """Return cases in the order in which a run measures them.
+
+    The cases of a server follow each other, and servers keep the order of their first cases.
+    """
     servers = list(dict.fromkeys(case.server for case in cases))
     return sorted(cases, key=lambda case: servers.index(case.server))
 
@@ -490,18 +495,17 @@ def companions_of(
     may_join: Callable[[Case], bool],
     fit: Callable[[Sequence[ServerSpec]], bool],
 ) -> list[Case]:
-    """Return the cases that are measured side by side with a case, beside one control.
+    """Return the later cases that are measured side by side with a case and the same control.
 
-    They differ in their speculation alone. A drafter that learns has a server of its own and takes
-    no part. Cases beyond the next one of another control don't either: their servers would have to
-    be kept meanwhile.
+    They differ from the case only in their speculation.
 
     Args:
-        case: the first case.
-        later_cases: the cases that the run measures after it, in order.
-        may_join: whether a case is to be measured at all.
-        fit: whether servers may take their memory at the same time.
+        case: The first case.
+        later_cases: The cases that the run measures after it, in order.
+        may_join: Returns whether a case may be measured together with others.
+        fit: Returns whether the memory is enough for several servers at the same time.
     """
+    # A drafter that learns from requests needs a server that no other case uses.
     if case.needs_fresh_server:
         return []
     control_case = case.control_case
@@ -509,9 +513,11 @@ def companions_of(
     companions = []
     for later_case in later_cases:
         if later_case.control_case.server != control_case.server:
+            # Cases after this one may have the same control again. But it would have to be kept
+            # running until then.
             break
-        is_alike = later_case.control_case == control_case and not later_case.needs_fresh_server
-        if not is_alike or not may_join(later_case):
+        has_same_workload = later_case.control_case == control_case
+        if not has_same_workload or later_case.needs_fresh_server or not may_join(later_case):
             continue
         with_case = {**servers, later_case.server: None}
         if fit(list(with_case)):
@@ -530,13 +536,14 @@ class Tier:
     """The cases of one matrix file.
 
     Attributes:
-        name: the name of the file, without its suffix.
-        needs_gpus: how many GPUs a machine must have for the tier to run at all, 0 for none.
-        cases: the cases in the order of the file.
-        locations: by case id, the file and number of its table, for errors.
-        choices: by case id, the model pairs that its table names, the preferred one first.
-        licences: by model pair, the licences of its models; a pair without a stated one isn't here.
-        commands: by the file and number of a table with a `command`, what was understood of it.
+        name: The name of the file, without its suffix.
+        needs_gpus: The number of GPUs that a machine must have to run the tier; 0 for none.
+        cases: The cases in the order of the file.
+        locations: The file and the number of each case's table, by case id, for errors.
+        choices: The model pairs that each case's table names, by case id, the preferred one first.
+        licences: The licences of the models, by model pair; a pair without a stated licence isn't
+            in it.
+        commands: Lines that explain the `command` of a table, by the file and number of the table.
     """
 
     name: str
@@ -558,10 +565,10 @@ class Tier:
         return cases[case_id]
 
     def chosen(self, gpus_gib: Sequence[float | None]) -> "Tier":
-        """Return the tier with the cases that a machine runs.
+        """Return the tier with one model pair for each table, chosen by the memory of the GPUs.
 
-        Of several model pairs these are the cases of the first pair all of whose cases fit, or of
-        the last pair if none fits. Without GPUs everything is assumed to fit.
+        If a table names several pairs, the first one with no case that is too large is chosen, or
+        else the last one. Without GPUs everything is assumed to fit.
 
         Args:
             gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
@@ -569,16 +576,17 @@ class Tier:
         unmet: dict[str, str] = {}
         if gpus_gib:
             unmet = self.unmet(gpus_gib)
-        # By the pairs that a table names, those with a case that doesn't fit.
+        # Find the pairs with a case that doesn't fit. The key is the list of pairs of the table.
         too_large: dict[tuple[str, ...], set[str]] = {}
         for case in self.cases:
             if case.id in unmet:
                 too_large.setdefault(self.choices[case.id], set()).add(case.server.models)
+        # Keep the cases of the chosen pairs.
         cases = []
         for case in self.cases:
             pairs = self.choices[case.id]
             fitting_pairs = [pair for pair in pairs if pair not in too_large.get(pairs, set())]
-            # Tables name the largest pair first, so the last one lacks the least.
+            # Tables name the largest pair first, so the last one is the most likely to fit.
             chosen_pair = next(iter(fitting_pairs), pairs[-1])
             if case.server.models == chosen_pair:
                 cases.append(case)
@@ -592,7 +600,7 @@ class Tier:
         return {case_id: need for case_id, need in needs.items() if need}
 
     def gpus_used(self, gpus_gib: Sequence[float | None]) -> int:
-        """Return how many GPUs the widest case takes that a machine can run."""
+        """Return the largest number of GPUs that a case takes, of those that a machine can run."""
         if not self.needs_gpus:
             return 0
         unmet = self.unmet(gpus_gib)

@@ -1,4 +1,4 @@
-"""Find models by folder or hub id, identify them by checksum, and make larger ones of them."""
+"""Find models by folder or hub id, compute their checksums, and make larger models from them."""
 
 import functools
 import hashlib
@@ -32,24 +32,26 @@ from specreg.matrix.weights import (
     write_widened_model,
 )
 
-# A case with one of these settings has its engine look for models where specreg doesn't.
 _HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
+"""Arguments and variables with which an engine looks for models where specreg doesn't look."""
 _OWN_FETCH = re.compile(r"-*(?:download[-_]dir|load[-_]format)|.*_USE_MODELSCOPE")
-"""Settings with which an engine fetches something that only the engine knows."""
+"""Arguments and variables with which only the engine can fetch its models."""
 _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
 """The name of a widened model's folder. It ends with a checksum of what the model is made from."""
 _RECIPE = 1
-"""The version of the format of widened models. Another number has them all made anew."""
+"""The version of the recipe of widened models. If it is raised, all of them are made again."""
 
 
 def resolve_model(root: Path, reference: str) -> str:
-    """Return a model's folder, or a hub id as it is.
+    """Return the absolute path of a model's folder, or a hub id as it is.
 
-    A relative folder is looked up in the repository. A folder of `fixtures/` that isn't there is
-    one of the tiny models that specreg brings.
+    Args:
+        root: The root of the repository, which relative folders start from. A folder of `fixtures/`
+            that the repository lacks is taken from specreg's own, which has the tiny models.
+        reference: The folder or the hub id.
 
     Raises:
-        ModelError: the folder is missing or incomplete.
+        ModelError: The folder is missing or incomplete.
     """
     if is_hub_id(reference):
         return reference
@@ -62,7 +64,7 @@ def resolve_model(root: Path, reference: str) -> str:
 
 
 def is_hub_id(reference: str) -> bool:
-    """Return True if a model is named by the hub's id, not by its folder."""
+    """Return whether a reference to a model is a hub id, and not a folder."""
     return not reference.startswith((".", "/", "fixtures/"))
 
 
@@ -78,10 +80,11 @@ def fetches_elsewhere(spec: ServerSpec, variables: Mapping[str, str]) -> bool:
 
 
 def why_no_models(spec: ServerSpec) -> str:
-    """Return why the hub refuses a server's models; empty if it doesn't, or if they are at hand.
+    """Return why a server's models can't be fetched from the hub.
 
-    It is also empty if the case has the engine look for models elsewhere, which is left to the
-    engine.
+    Returns:
+        The reason; empty if they can be fetched, are in the cache, or if the engine is set to look
+        for models elsewhere.
     """
     variables = [name for name, _ in spec.engine_env]
     if any(_HUB_SETTING.match(setting) for setting in (*spec.engine_args, *variables)):
@@ -95,10 +98,10 @@ def why_no_models(spec: ServerSpec) -> str:
 
 
 def model_file(reference: str, name: str) -> Path:
-    """Return the path of a model's file: in its folder, or in the hub's cache, or fetched.
+    """Return the path of a model's file, which is fetched if it isn't in the hub's cache.
 
     Raises:
-        ModelError: The folder doesn't have it, or the hub refuses it.
+        ModelError: The folder doesn't have the file, or the hub refuses it.
     """
     folder = Path(reference)
     if not folder.is_dir():
@@ -127,28 +130,28 @@ def vocabulary_of(reference: str) -> int:
 def model_sha256(reference: str) -> str:
     """Return a checksum of a model folder's weights and configuration; empty for a hub id.
 
-    The files are read once per run, because a model that is served must not change. The checksum of
-    a widened model is that of what it is made from. So it is known before the model is made, and no
-    17 GB have to be read.
+    The files are read once per process, because a model that is served must not change.
     """
     folder = Path(reference)
+    # The name of a widened model has the checksum of its source and its sizes. It is known before
+    # the model is made, and saves reading 17 GB.
     widened = _WIDENED.fullmatch(folder.name)
     if widened and folder.parent == cache_dir() / "models":
         return widened[1]
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
-    # In one order on every machine.
+    # The files are sorted, so that the checksum is the same on every machine.
     for path in (folder / CONFIG, *sorted(folder.glob("*.safetensors"))):
         digest.update(bytes.fromhex(file_sha256(path)))
     return digest.hexdigest()
 
 
 def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
-    """Return the target and the draft that a server is started with: folders, or hub ids.
+    """Return the target and the draft that a server is started with, as folders or hub ids.
 
-    A padded target is written if it isn't in the cache. A widened model needn't be there yet; see
-    `widen_models`.
+    A padded target is made if it isn't in the cache. A widened model may not exist yet; it is made
+    by `widen_models`.
 
     Raises:
         ModelError: A folder is missing or incomplete, or can't be made larger.
@@ -166,22 +169,26 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
 
 
 def _pad(target: str, layers: int) -> str:
-    """Return the folder of a target with identity layers, which is written if it isn't there.
+    """Return the folder of a target with identity layers, and make it if need be.
+
+    Args:
+        target: The folder of the target.
+        layers: The number of identity layers, which make the target slower and change no token.
 
     Raises:
-        ModelError: The target is no folder, or can't be padded.
+        ModelError: The target isn't a folder, or can't be padded.
     """
     if is_hub_id(target):
         raise ModelError(f"model '{target}': only a folder can be padded; set padding_layers = 0")
     source = Path(target)
-    # The name tells what it is made of, so that a changed source isn't taken for the old one.
+    # The name has a checksum of the source, so a changed source gets a new folder.
     padded = cache_dir() / "models" / f"{source.name}-{layers}-{_content_sha256(source)[:16]}"
     _make_folder(padded, lambda folder: write_padded_model(source, folder, layers))
     return str(padded)
 
 
 def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -> None:
-    """Write a server's widened models that aren't in the cache yet.
+    """Make a server's widened models that aren't in the cache yet.
 
     Raises:
         ModelError: A folder is missing or incomplete, or can't be widened.
@@ -196,7 +203,7 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
 
 
 def _content_sha256(folder: Path, *parameters: object) -> str:
-    """Return a checksum of a model, its tokenizer, and the parameters of what is made of it."""
+    """Return a checksum of a model, its tokenizer, and the parameters of a model made from it."""
     content = hashlib.sha256(model_sha256(str(folder)).encode())
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
@@ -207,16 +214,16 @@ def _content_sha256(folder: Path, *parameters: object) -> str:
 
 
 def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder of the cache unless it is there, whole or not at all.
+    """Make a folder in the cache if it isn't there. It appears only once it is complete.
 
-    Several processes may do so at the same time: one writes, the others wait for it.
+    If several processes need it at the same time, one of them makes it and the others wait.
 
     Args:
-        folder: the folder.
-        write: writes the content to an empty folder, which is then renamed.
+        folder: The folder.
+        write: Writes the content to an empty folder, which is then renamed.
 
     Raises:
-        ModelError: The disk refuses.
+        ModelError: A file can't be written.
     """
     try:
         if folder.is_dir():
@@ -235,12 +242,12 @@ def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 class _WideModel(NamedTuple):
-    """A model that is to be widened.
+    """A widened model, which may not exist yet.
 
     Attributes:
-        source: the folder of the narrow model.
-        shape: the sizes to widen to.
-        folder: the folder of the wide model.
+        source: The folder of the narrow model.
+        shape: The sizes of the wide model.
+        folder: The folder of the wide model.
     """
 
     source: Path
@@ -249,7 +256,7 @@ class _WideModel(NamedTuple):
 
 
 def _wide_models(root: Path, spec: ServerSpec) -> Iterator[_WideModel]:
-    """Yield a server's target and then its draft, if it has one, where they are to be widened.
+    """Yield a server's target and then its draft, if the server's models are widened.
 
     Raises:
         ModelError: One of them can't be widened.

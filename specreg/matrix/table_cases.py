@@ -1,4 +1,4 @@
-"""The cases that a table of a matrix file makes: its methods, drafts, model pairs and loads."""
+"""Make the cases of a table in a matrix file: its methods, draft numbers, model pairs and loads."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from specreg.matrix.case import Arrivals, Case, Limits, Load, ServerSpec, Sizes,
 from specreg.matrix.tables import CasesTable, ModelsTable, check_table
 
 _POWER_S = 30.0
-"""How long a case on a GPU is under load for its power, unless its table says otherwise."""
+"""How long a case on a GPU is kept under load for its power, unless its table sets a time."""
 _ValueT = TypeVar("_ValueT")
 
 
@@ -42,7 +42,7 @@ def cases_of(
             case = Case(
                 **settings,
                 server=server,
-                # Whether the tier has a control shows only when all its tables are read.
+                # The control is added once all tables of the tier have been read.
                 control=None,
                 load=load,
                 limits=limits,
@@ -53,10 +53,15 @@ def cases_of(
 
 
 def _servers_of(table: CasesTable, pairs: Mapping[str, ModelsTable]) -> Iterator[ServerSpec]:
-    """Yield each server of a table once; errors as in `cases_of`."""
+    """Yield each server of a table once.
+
+    Raises:
+        UnknownNameError: As in `cases_of`.
+        MatrixError: As in `cases_of`.
+    """
     for models in as_tuple(table.models):
         check_name("model pair", models, pairs)
-        # Without speculation the servers are equal for all numbers of drafts.
+        # Servers without speculation are equal for all numbers of drafts, and are yielded once.
         servers: dict[ServerSpec, None] = {}
         for method in table.methods:
             for draft_tokens in as_tuple(table.draft_tokens):
@@ -68,7 +73,7 @@ def _servers_of(table: CasesTable, pairs: Mapping[str, ModelsTable]) -> Iterator
 def _loads_of(table: CasesTable) -> list[Load]:
     """Return the loads of a table: one for each of its concurrencies, or of its rates."""
     settings = values_of_fields(Load, table)
-    # A table has lists of these two, of which a load has a number of one.
+    # A table has a list of each of these two, and a load has one number of the list.
     del settings["concurrency"], settings["requests_per_s"]
     if table.concurrency:
         settings["arrivals"] = table.arrivals or Arrivals.CLOSED
@@ -78,16 +83,16 @@ def _loads_of(table: CasesTable) -> list[Load]:
 
 
 def as_tuple(value: _ValueT | list[_ValueT]) -> tuple[_ValueT, ...]:
-    """Return the values of a key that takes a list or one value."""
+    """Return the values of a key that has a list or a single value."""
     return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
-    """Return the values that a table has of a dataclass's fields, with its tables as pairs."""
+    """Return the values of a table for a dataclass's fields; an inner table is a tuple of pairs."""
     values: dict[str, Any] = {}
     for name, value in values_of_fields(kind, table).items():
         values[name] = value
-        # A case is hashed, and a server is found by its settings.
+        # Cases and servers are keys of dictionaries, so their values must be hashable.
         if isinstance(value, dict):
             values[name] = tuple(sorted(value.items()))
     return values
@@ -139,7 +144,8 @@ def _server_of(
     )
     engine.check(spec)
     if method == "none":
-        # One server is the target alone of all methods, whatever their table says of speculation.
+        # The server without speculation is the same for all methods, so it has none of the table's
+        # settings of speculation.
         return spec.without_speculation
     if spec.speculation:
         _check_speculation(spec)

@@ -33,8 +33,8 @@ _MAX_CASES = 10_000
 def load_tier(folder: Path, name: str) -> Tier:
     """Return the tier that a file declares.
 
-    Its model pairs are its own and those of `../models/pairs.toml`, seen from the folder. One of
-    its own replaces a shared pair of the same name.
+    The tier may use the model pairs of the file itself and those of `../models/pairs.toml`,
+    relative to the folder. A pair of the file replaces a shared pair of the same name.
 
     Args:
         folder: The folder of the tiers.
@@ -46,12 +46,13 @@ def load_tier(folder: Path, name: str) -> Tier:
         MatrixError: The folder doesn't exist, or a file can't be decoded or is contradictory.
         DatasetError: `random-N` has more digits than allowed.
     """
-    # Unlike Path's method this is false for a name that is too long, too.
+    # Unlike Path's method, this returns False instead of raising for a name that is too long.
     if not os.path.isdir(folder):  # noqa: PTH112
         message = f"tiers '{folder}': no such folder; run this in the repository, or name its root"
         raise MatrixError(message)
     if name not in tier_names(folder):
         raise UnknownNameError("tier", name, tier_names(folder))
+    # Read the file and the model pairs.
     path = folder / f"{name}.toml"
     file = load_file(path, TierFile)
     pairs = pairs_of(path, file.models)
@@ -59,6 +60,7 @@ def load_tier(folder: Path, name: str) -> Tier:
     if shared_path.exists():
         shared_models = load_file(shared_path, PairsFile).models
         pairs = pairs_of(shared_path, shared_models) | pairs
+    # Make the cases of each table.
     on_gpu = file.needs_gpus > 0
     listing = _Listing()
     commands: dict[str, tuple[str, ...]] = {}
@@ -86,12 +88,14 @@ def load_tier(folder: Path, name: str) -> Tier:
 
 
 class _Listing:
-    """The cases of a tier, listed one after another, whose ids must differ.
+    """Collects the cases of a tier, and checks that their ids differ.
 
     Attributes:
-        cases: the cases so far.
-        locations: by case id, the file and number of its table.
-        choices: by case id, the model pairs that its table names.
+        cases: The cases so far.
+        locations: The file and the number of each case's table, by case id.
+        choices: The model pairs that each case's table names, by case id.
+        _pairs_by_server: The model pair of each server, by the server's id.
+        _folded_ids: The case ids, by the id in lower case.
     """
 
     def __init__(self) -> None:
@@ -122,7 +126,7 @@ class _Listing:
             )
         server = case.server
         pair = self._pairs_by_server.setdefault(server.id, server.models)
-        # Names of pairs may hold dashes, so that two of them can make one name of a server.
+        # Names of pairs may have dashes, so two different pairs can give servers the same id.
         if pair != server.models:
             raise MatrixError(
                 f"two servers are called '{server.id}', one of model pair '{server.models}', the"
@@ -142,12 +146,12 @@ def tier_names(folder: Path) -> tuple[str, ...]:
 
 
 def _table_of_keys(document: object, defaults: Mapping[str, Any]) -> CasesTable:
-    """Return a table without a command, with the defaults.
+    """Return a table that has no command, with the tier's defaults.
 
     Raises:
-        MatrixError: It is none, or a default can't be one.
+        MatrixError: The document isn't such a table, or the defaults have a command.
     """
-    # What isn't a table is left for `convert` to refuse.
+    # `convert` raises the error about a value that isn't a table.
     if not isinstance(document, dict):
         return convert(document, CasesTable)
     table = convert({**defaults, **document}, CasesTable)
@@ -159,19 +163,26 @@ def _table_of_keys(document: object, defaults: Mapping[str, Any]) -> CasesTable:
 def _table_of_command(
     document: Mapping[str, Any], defaults: Mapping[str, Any], pairs: dict[str, ModelsTable]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the keys of a table that has a command, and what was understood of the command.
+    """Return the keys of a table that has a command, and lines that explain the command.
 
-    Its model pair is one that has its models, or a new one, which is added to the pairs.
+    Its model pair is a pair with the same models, or else a new one, which is added to `pairs`.
+
+    Args:
+        document: The table.
+        defaults: The tier's defaults.
+        pairs: The model pairs by name.
 
     Raises:
-        MatrixError: The command can't be understood, or contradicts a key or a model pair.
+        MatrixError: The command can't be read, or contradicts a key or a model pair.
     """
+    # Read the command.
     table = dict(document)
     command = table.pop(COMMAND)
     if not isinstance(command, str):
         raise MatrixError(f"Expected `str`, got `{type(command).__name__}` - at `command`; mend it")
     understood = understand_command(command, table)
     keys = merge_command(understood, table, defaults)
+    # Find the model pair.
     fitting_pairs = []
     for name, pair in pairs.items():
         has_drafts = understood.drafts.items() <= pair.drafts.items()
@@ -180,7 +191,7 @@ def _table_of_command(
     name = table.get("models", understood.pair_name)
     if not isinstance(name, str):
         raise MatrixError(f"models = {name} with a command, which has one pair; name one")
-    # A pair of the repository knows the memory of its models, which a new one doesn't.
+    # A pair of the repository is preferred, because it has the sizes of its models.
     if "models" not in table and fitting_pairs and name not in fitting_pairs:
         name = fitting_pairs[0]
     if name not in pairs:
@@ -195,11 +206,13 @@ def _table_of_command(
 
 
 def _with_controls(listing: _Listing, *, on_gpu: bool) -> Iterator[Case]:
-    """Yield the cases, each that speculates with a control if the tier has that server.
+    """Yield the cases of a tier, those that speculate with their control.
+
+    A case gets a control only if the tier also has a case on that server without speculation.
 
     Args:
-        listing: The cases of a tier, and where they stand.
-        on_gpu: True if the servers run on GPUs, whose memory case and control share.
+        listing: The cases of the tier.
+        on_gpu: True if the servers run on GPUs. Then case and control share the memory.
 
     Raises:
         MatrixError: A server takes so much of a GPU's memory that its control doesn't fit.
