@@ -1,7 +1,7 @@
-"""Read the command line by which people start a server, such as `vllm serve …`.
+"""Read the command line with which people start a server, such as `vllm serve …`.
 
-What each flag means for a case is a row of the engine's file; how the flags are told apart, and
-which method they ask for, is the same for all engines.
+The file of each engine has a table of what its flags mean for a case. Splitting a command line into
+flags, and finding its speculative method, is the same for all engines and done here.
 """
 
 import re
@@ -33,27 +33,29 @@ _TYPOGRAPHIC = re.compile("[\u2018\u2019\u201c\u201d]")
 _FOR_A_SHELL = re.compile(
     r"\d*[<>]{1,2}(?![\w/])|\d?>&\d|&|\||;$|#|~|`|\$[\w{(]|[\w./]*\$\{|[A-Za-z_]\w*=\$"
 )
-"""Redirections, operators, comments, the home folder, and what stands for something else."""
+"""Words that only a shell understands: redirections, operators, comments, the home folder, and
+variables and commands that it replaces."""
 _NO = "no-"
-"""How a flag begins that switches off what is off unless it is switched on."""
+"""The beginning of a flag that switches a setting off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeCommand:
     """How people start a server of an engine, and what its flags mean for a case.
 
-    Flags are written without leading dashes, and with dashes for underscores.
+    In the mappings, the names of flags have no leading dashes, and dashes instead of underscores.
 
     Attributes:
-        programs: how a command line begins; `python` stands for any interpreter.
-        takes_target: whether the target may follow without a flag.
-        keys: by flag, the key of `[[cases]]` that has it; `target` is the model, `speculation` an
-            object of the engine's speculative configuration.
-        speculation_flags: how the flags begin that are a key of the speculative configuration each.
-        speculation_names: by flag, the key of the speculative configuration that it is.
-        refused: by flag, why a server that is measured can't have it.
-        preset: by flag, the values that specreg sets for each server itself.
-        dropped: by flag, why it is left out.
+        programs: The possible beginnings of a command line; `python` stands for any interpreter.
+        takes_target: True if the target may follow without a flag.
+        keys: The key of `[[cases]]` for a flag. `target` stands for the model, and `speculation`
+            for a flag whose value is the whole speculative configuration as JSON.
+        speculation_flags: The beginnings of flags that set one key of the speculative
+            configuration, which has the name of the flag.
+        speculation_names: The key of the speculative configuration for a flag of another name.
+        refused: Why a server that is measured can't have a flag.
+        preset: The values of flags that specreg itself sets for each server.
+        dropped: Why a flag is left out.
     """
 
     programs: tuple[tuple[str, ...], ...]
@@ -68,17 +70,17 @@ class ServeCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCommand:
-    """What a command line says.
+    """The parts of a command line.
 
     Attributes:
-        engine: the name of the engine.
-        variables: the environment variables before the program.
-        target: the folder or hub id of the model.
-        values: by key of `[[cases]]`, the words of its flag; none for a flag that stands alone.
-        flags: by key of `[[cases]]`, the flag, as it was written.
-        speculation: the speculative configuration in the engine's words.
-        engine_args: the other words, in their order.
-        notes: what was left out, and why.
+        engine: The name of the engine.
+        variables: The environment variables before the program.
+        target: The folder or hub id of the model.
+        values: The words after a flag, by the key of `[[cases]]`; empty for a flag without a value.
+        flags: The flag as it was written, by the key of `[[cases]]`.
+        speculation: The speculative configuration by the engine's names.
+        engine_args: The words of all other flags, in their order.
+        notes: Lines about the flags that were left out, and why.
     """
 
     engine: str
@@ -93,14 +95,14 @@ class ReadCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpeculation:
-    """The method that a speculative configuration asks for.
+    """The method of a speculative configuration, with its settings.
 
     Attributes:
-        method: its name.
-        draft: the folder or hub id of its draft; empty without one.
-        draft_tokens: the most drafts that a step can accept.
-        tree: how the drafts branch; None for a chain.
-        further: the keys that the method doesn't have.
+        method: The name of the method.
+        draft: The folder or hub id of its draft; empty without one.
+        draft_tokens: The largest number of drafts that a step can accept.
+        tree: How the drafts branch; None if they don't.
+        further: The settings that aren't among those of the method.
     """
 
     method: str
@@ -112,7 +114,7 @@ class ReadSpeculation:
 
 @dataclass(slots=True)
 class _Reading:
-    """What has been read of a command line so far; see `ReadCommand`."""
+    """The parts of a command line that have been read so far; see `ReadCommand`."""
 
     values: dict[str, tuple[str, ...]] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
@@ -125,19 +127,21 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
     """Read a command line.
 
     Args:
-        text: the command line, as a shell takes it; lines may end with a backslash.
-        commands: by engine, how its servers are started.
+        text: The command line as for a shell; lines may end with a backslash.
+        commands: How the servers of each engine are started, by the engine's name.
 
     Raises:
-        MatrixError: it can't be read, starts none of these servers, names no model, or has a flag
-            that a server which is measured can't have.
+        MatrixError: The text can't be read, starts no server, names no model, or has a flag that
+            a server which is measured can't have.
     """
+    # Split off the environment variables and the program.
     words = _words_of(text)
     variables = {}
     while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
     engine, arguments = _split_program(words, commands)
+    # Read the flags.
     command = commands[engine]
     reading = _Reading()
     if command.takes_target and arguments and not arguments[0].startswith("-"):
@@ -145,6 +149,7 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
         reading.flags[TARGET] = arguments.pop(0)
     for flag, values in _flags_of(arguments):
         _read_flag(reading, command, flag, values)
+    # Check that there is one model.
     if TARGET not in reading.values:
         raise MatrixError(
             "command: names no model; write it as you start the server, model and all"
@@ -172,7 +177,7 @@ def _words_of(text: str) -> list[str]:
     """Return the words of a command line.
 
     Raises:
-        MatrixError: it isn't written as in a shell, or needs one to be understood.
+        MatrixError: It isn't written as for a shell, or only a shell could run it.
     """
     typographic = _TYPOGRAPHIC.search(text)
     if typographic:
@@ -180,7 +185,7 @@ def _words_of(text: str) -> list[str]:
             f"command: {typographic[0]} is no quotation mark of a shell; write ' or \" instead"
         )
     try:
-        # Blanks after the backslash at the end of a line are easily pasted along.
+        # Blanks may follow the backslash at the end of a line, because they are easily pasted too.
         words = shlex.split(_CONTINUED_LINE.sub(" ", text))
     except ValueError as error:
         raise MatrixError(f"command: {error}; write it as in a shell") from error
@@ -199,7 +204,7 @@ def _split_program(
     """Return the engine that a command line starts, and the words after the program.
 
     Raises:
-        MatrixError: it starts none.
+        MatrixError: It starts no server of a known engine.
     """
     starts: list[tuple[int, str]] = []
     for engine, command in commands.items():
@@ -229,10 +234,10 @@ def _begins_with(words: Sequence[str], program: tuple[str, ...]) -> bool:
 
 
 def _flags_of(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the flags of a command line, each with the words up to the next.
+    """Return the flags of a command line, each with the words up to the next flag.
 
     Raises:
-        MatrixError: a word belongs to no flag.
+        MatrixError: The first word isn't a flag.
     """
     flags: list[tuple[str, tuple[str, ...]]] = []
     for word in words:
@@ -258,11 +263,12 @@ def _is_number(word: str) -> bool:
 def _read_flag(
     reading: _Reading, command: ServeCommand, flag: str, values: tuple[str, ...]
 ) -> None:
-    """Take one flag of a command line.
+    """Add one flag of a command line to the reading.
 
     Raises:
-        MatrixError: a server that is measured can't have it, or it is there twice.
+        MatrixError: A server that is measured can't have the flag, or it contradicts another one.
     """
+    # Flags that a case doesn't have.
     name = flag.lstrip("-").replace("_", "-")
     if name in command.refused or command.preset.get(name, values) != values:
         reason = command.refused.get(name, "specreg gives each server its own")
@@ -272,6 +278,7 @@ def _read_flag(
     if name in command.dropped:
         reading.notes.append(f"{flag} is left out: {command.dropped[name]}")
         return
+    # Flags of the speculative configuration, such as `--speculative-config.method=eagle3`.
     section, _, key = name.partition(".")
     if key and command.keys.get(section) == SPECULATION:
         settings = {key.replace("-", "_"): _setting_of(values)}
@@ -295,10 +302,10 @@ def _read_flag(
 def _read_setting(
     reading: _Reading, command: ServeCommand, flag: str, values: tuple[str, ...]
 ) -> None:
-    """Take a flag that isn't one of speculation.
+    """Add a flag that isn't one of speculation to the reading.
 
     Raises:
-        MatrixError: another flag says the same.
+        MatrixError: Another flag has set the same key.
     """
     name = flag.lstrip("-").replace("_", "-")
     key_of_case = command.keys.get(name)
@@ -317,7 +324,7 @@ def _read_setting(
 
 
 def _setting_of(values: tuple[str, ...]) -> Setting:
-    """Return the value of a flag: a number, a text, or True for one that stands alone."""
+    """Return the value of a flag: a number, a text, or True for a flag without a value."""
     if not values:
         return True
     text = " ".join(values)
@@ -329,10 +336,10 @@ def _setting_of(values: tuple[str, ...]) -> Setting:
 
 
 def _object_of(flag: str, values: tuple[str, ...]) -> dict[str, Setting]:
-    """Return the object of a flag that is JSON.
+    """Return the object in a flag whose value is JSON.
 
     Raises:
-        MatrixError: it is none.
+        MatrixError: The value isn't an object of JSON.
     """
     text = " ".join(values)
     try:
@@ -347,15 +354,16 @@ def _object_of(flag: str, values: tuple[str, ...]) -> dict[str, Setting]:
 def read_speculation(
     settings: Mapping[str, Setting], methods: Mapping[str, Spelling]
 ) -> ReadSpeculation:
-    """Return the method that a speculative configuration asks for.
+    """Return the method of a speculative configuration, with its settings.
 
     Args:
-        settings: the configuration in the engine's words, not empty.
-        methods: how the engine spells its methods.
+        settings: The configuration by the engine's names, not empty.
+        methods: The settings of the engine's methods.
 
     Raises:
-        MatrixError: no method is spelt so, or the number of drafts isn't given.
+        MatrixError: No method has such settings, or the number of drafts isn't given.
     """
+    # Find the method, and read the settings that it has.
     method = _method_of(settings, methods)
     spelling = methods[method]
     draft = ""
@@ -364,13 +372,15 @@ def read_speculation(
     steps = None
     for key in _keys_of(spelling, DRAFT_TOKENS):
         steps = settings.get(key)
-    # SGLang counts the token that the drafts continue among those that a step verifies.
+    # SGLang's number of verified tokens is one more than that of the drafts, because it includes
+    # the token that the drafts continue.
     verified = None
     for key in _keys_of(spelling, VERIFIED_TOKENS):
         verified = settings.get(key)
     tree = None
     for key in _keys_of(spelling, BRANCHES):
         tree = Tree(branches=_count(settings[key]), drafted_tokens=_count(verified) - 1)
+    # Without a tree, either number is enough, and both must agree.
     if verified is not None and tree is None:
         if steps not in {None, _count(verified) - 1}:
             raise MatrixError(
@@ -393,11 +403,12 @@ def read_speculation(
 
 
 def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling]) -> str:
-    """Return the method whose spelling a configuration has; of several, the one that says most.
+    """Return the method whose settings a configuration has.
 
     Raises:
-        MatrixError: no method is spelt so.
+        MatrixError: No method has such settings.
     """
+    # If several methods fit, the one with the most equal settings is taken.
     agreements = {}
     for name, spelling in methods.items():
         if _fits(settings, spelling, methods):
@@ -415,10 +426,10 @@ def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling])
 def _fits(
     settings: Mapping[str, Setting], spelling: Spelling, methods: Mapping[str, Spelling]
 ) -> bool:
-    """Return whether a configuration may be a method's.
+    """Return whether a configuration may be one of a method.
 
-    It has the method's draft or none, branches or none, and each switch and name of the method;
-    numbers may be others.
+    It must have a draft and branches exactly if the method has them, and the method's texts and
+    switches. Its numbers may differ.
     """
     draft_keys = {key for method in methods.values() for key in _keys_of(method, DRAFT)}
     has_draft = not draft_keys.isdisjoint(settings)
@@ -432,17 +443,18 @@ def _fits(
 
 
 def _keys_of(spelling: Spelling, placeholder: str) -> list[str]:
-    """Return the keys of a spelling that have a placeholder."""
+    """Return the keys of a method's settings whose value is a placeholder."""
     return [key for key, value in spelling.settings.items() if value == placeholder]
 
 
 def _value_fits(setting: Setting | None, value: Setting, *, says_chain: bool) -> bool:
-    """Return whether the value of a key may be a method's.
+    """Return whether the value of a key is one that a method may have.
 
     Args:
-        setting: the value of the key; None if the key isn't given.
-        value: the value in the method's spelling.
-        says_chain: whether another method has the branches of a tree in this key.
+        setting: The value of the key; None if the key isn't given.
+        value: The value in the method's settings.
+        says_chain: True if another method has the branches of a tree in this key, so that the value
+            says whether the drafts branch.
     """
     if value == BRANCHES:
         return setting is not None and _count(setting) > 1
@@ -454,7 +466,7 @@ def _value_fits(setting: Setting | None, value: Setting, *, says_chain: bool) ->
 
 
 def _further(settings: Mapping[str, Setting], spelling: Spelling) -> dict[str, Setting]:
-    """Return the keys that a method's spelling doesn't have, or has with another value."""
+    """Return the settings that a method doesn't have, or has with another value."""
     further = {}
     for key, value in settings.items():
         own_setting = spelling.settings.get(key)
@@ -464,10 +476,10 @@ def _further(settings: Mapping[str, Setting], spelling: Spelling) -> dict[str, S
 
 
 def _count(value: Setting | None) -> int:
-    """Return a number of tokens or branches.
+    """Return a value as a number of tokens or branches.
 
     Raises:
-        MatrixError: it is none.
+        MatrixError: It isn't a number from 1 on.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         problem = f"the speculation has {value} where a number from 1 on is due"

@@ -1,7 +1,7 @@
-"""SGLang: the PyPI package `sglang`, whose kernels are for GPUs.
+"""SGLang: the package `sglang`, whose kernels need a GPU.
 
-Without a GPU the server itself runs, given a package that stands in for its kernels;
-`tests/sglang_cpu` has one, for tests of the protocol and never to measure a speed.
+The server also starts without a GPU if another package takes the place of the kernels.
+`tests/sglang_cpu` has such a package. It is for tests of the protocol, and never for measuring.
 """
 
 import contextlib
@@ -241,11 +241,12 @@ _DRAFT: dict[str, Setting] = {"speculative-draft-model-path": DRAFT}
 _STEPS: dict[str, Setting] = {"speculative-num-steps": DRAFT_TOKENS, "speculative-eagle-topk": 1}
 _CHAIN = _DRAFT | _STEPS
 _TREE = _CHAIN | {"speculative-eagle-topk": BRANCHES}
-# One continuation, which is what the other engines draft. SGLang's own default is a tree.
+# SGLang's default is a tree. With a single branch, it drafts like the other engines.
 _SINGLE_BRANCH: dict[str, Setting] = {"speculative-ngram-max-bfs-breadth": 1}
 _METHODS = {
     "none": Spelling(settings={}),
-    "ngram": _drafter("NGRAM", _SINGLE_BRANCH, learns=True),  # its corpus takes in every batch
+    # It learns, because the texts of every batch are added to its corpus.
+    "ngram": _drafter("NGRAM", _SINGLE_BRANCH, learns=True),
     "draft_model": _drafter("STANDALONE", _CHAIN),
     "eagle": _drafter("EAGLE", _CHAIN),
     "eagle3": _drafter("EAGLE3", _CHAIN),
@@ -316,7 +317,8 @@ class Sglang(Engine):
     parallel_fields: ClassVar = frozenset({"tensor", "data", "expert"})
     wire_format: ClassVar = SglangWireFormat()
     memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
-    # Only methods whose model drafts one continuation. All requests of a step accept equally many.
+    # SGLang can only pin methods whose model drafts a single branch. In each step all requests
+    # accept the same number of drafts.
     pinned_on_gpu: ClassVar = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
     pinned_on_cpu: ClassVar = pinned_on_gpu
     compiles: ClassVar = True
@@ -334,11 +336,11 @@ class Sglang(Engine):
     def further_speculation(
         self, speculation: Sequence[tuple[str, Setting]]
     ) -> Mapping[str, Setting]:
-        """Return the keys as flags are written; an underscore counts as a dash.
+        """Return the further settings by the names of flags, with dashes instead of underscores.
 
         Raises:
-            UnsupportedError: a key isn't of speculation, a value isn't one of a flag, or a case
-                sets one by another key.
+            UnsupportedError: A flag isn't one of speculation, can't have the value, or `[[cases]]`
+                has a key of its own for it.
         """
         flags = [(key.replace("_", "-"), value) for key, value in speculation]
         for key, value in flags:
@@ -351,7 +353,7 @@ class Sglang(Engine):
         return super().further_speculation(flags)
 
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
-        """Return it with EAGLE for its other name, and the algorithm in capitals."""
+        """Return a speculative configuration with the algorithm in capitals; NEXTN means EAGLE."""
         algorithm = str(speculation.get("speculative-algorithm", "")).upper()
         if algorithm == "NEXTN":
             algorithm = "EAGLE"
@@ -366,7 +368,7 @@ class Sglang(Engine):
         return "speculative-adaptive" not in self.further_speculation(tuple(speculation.items()))
 
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return True where a threshold accepts drafts that the target finds less likely."""
+        """Return True if a threshold is set below 1, which accepts less likely drafts too."""
         flags = self.further_speculation(tuple(speculation.items()))
         thresholds = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
         return any(float(str(flags.get(name, 1.0))) < 1.0 for name in thresholds)
@@ -396,9 +398,9 @@ class Sglang(Engine):
             *("--context-length", str(options.max_model_len_tokens)),
             *("--max-running-requests", str(options.max_sequences)),
             "--enable-metrics",
-            # A repeated prompt must cost what it cost the first time.
+            # A prompt that is sent again must take as much time as the first time.
             "--disable-radix-cache",
-            # Otherwise the model's own generation_config.json sets the sampling.
+            # With its default, the model's own generation_config.json would set the sampling.
             *("--sampling-defaults", "openai"),
             *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
             *given_flags(
@@ -420,7 +422,7 @@ class Sglang(Engine):
             variables |= {
                 "SGLANG_SIMULATE_ACC_LEN": str(options.pinned_length_tokens),
                 "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
-                # Otherwise each accepted token is the same one, and none that was drafted.
+                # By default every accepted token is the same fixed one, and not the drafted one.
                 "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
             }
         return variables
@@ -452,14 +454,14 @@ class Sglang(Engine):
 
 
 def _speculation_flags(speculation: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Return the flags of a speculation; one that is true stands alone."""
+    """Return the settings of a speculation as flags. A setting that is True has no value."""
     return tuple(
         f"--{key}" if value is True else f"--{key}={value}" for key, value in speculation.items()
     )
 
 
 def _revision_flags(options: LaunchOptions) -> Sequence[str]:
-    """Return which revisions of the models on the hub are served, where they are pinned."""
+    """Return the flags that choose the revisions of the models on the hub, if a case has any."""
     revisions = {
         "--revision": options.target_revision,
         "--speculative-draft-model-revision": options.draft_revision,
@@ -468,21 +470,21 @@ def _revision_flags(options: LaunchOptions) -> Sequence[str]:
 
 
 _CPU_FLAGS = (
-    *("--device", "cpu", "--max-total-tokens", "8192"),  # else it takes most of the memory
-    # The only one on a CPU that can verify drafts; SGLang takes it by itself where there is AMX.
+    # Without a limit, SGLang would take most of the machine's memory.
+    *("--device", "cpu", "--max-total-tokens", "8192"),
+    # It is the only backend for CPUs that can verify drafts, and the default only with AMX.
     *("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx"),
 )
 
 
 def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
-    """Return flags for the memory, and for graphs of prefills as long as a prompt can be.
-
-    SGLang counts all memory that was used since its start as its own. So the share must also hold
-    what a server beside it takes meanwhile. The cache doesn't become larger by that.
-    """
+    """Return the flags for the memory, and for CUDA graphs of prefills up to the longest prompt."""
     graphs = ("--cuda-graph-max-bs-prefill", str(options.max_model_len_tokens))
     if options.memory is None:
         return ("--mem-fraction-static", str(options.gpu_memory_frac), *graphs)
+    # SGLang counts all memory that has been taken since its start as its own, also that of a
+    # control that starts meanwhile. So its share must be large enough for both. Its cache doesn't
+    # become larger by that, because the number of its tokens is given.
     share_frac = min(options.memory.share_frac + options.gpu_memory_frac, 0.95)
     return (
         *("--max-total-tokens", str(options.memory.cache_tokens)),

@@ -1,8 +1,8 @@
-"""A drafter for real vLLM of whose drafts exactly the scheduled number is accepted.
+"""A drafter for vLLM that makes the acceptance of each step known in advance.
 
-The first request with a prompt drafts nothing, and its answer is kept. Later requests draft that
-answer, spoiled after the scheduled number of tokens. So the acceptance is known before it is
-measured.
+The first request with a prompt drafts nothing, and its answer is kept. Later requests with the same
+prompt draft that answer, with wrong tokens after a scheduled number of right ones. So the target
+accepts exactly the scheduled number of drafts.
 """
 
 import itertools
@@ -12,16 +12,18 @@ from fractions import Fraction
 from typing import Any
 
 _MAX_CYCLE_STEPS = 20
-"""The most steps after which a schedule begins again."""
+"""The largest number of steps in a schedule, which is repeated after them."""
 
 
 def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:
-    """Return how many drafts each step of a cycle accepts, as evenly as possible: 1, 2 for 2.5.
+    """Return the number of accepted drafts in each step of a cycle, as evenly as possible.
+
+    For an acceptance length of 2.5 these are 1 and 2.
 
     Args:
-        length_tokens: the acceptance length 1 + A / S, rounded to a fraction whose denominator is
-            at most `_MAX_CYCLE_STEPS`.
-        draft_tokens: how many tokens a step drafts.
+        length_tokens: The acceptance length 1 + A / S. It is rounded to a fraction whose
+            denominator is at most `_MAX_CYCLE_STEPS`.
+        draft_tokens: The number of tokens that a step drafts.
     """
     accepted_tokens = min(length_tokens - 1, draft_tokens)
     accepted_a_step = Fraction(accepted_tokens).limit_denominator(_MAX_CYCLE_STEPS)
@@ -58,10 +60,10 @@ class ScheduledDrafter:
         """Return the drafts of each request of the batch.
 
         Args:
-            sampled_token_ids: the tokens that each request has just got.
-            num_tokens_no_spec: the tokens of each request's text, without drafts.
-            token_ids_cpu: the texts.
-            slot_mappings: not needed.
+            sampled_token_ids: The tokens that the last step has added to each request.
+            num_tokens_no_spec: The number of tokens of each request's text, without drafts.
+            token_ids_cpu: The texts.
+            slot_mappings: vLLM passes it, and it isn't needed.
         """
         del slot_mappings
         drafts = []
@@ -72,18 +74,22 @@ class ScheduledDrafter:
 
     def _drafts(self, token_ids: Sequence[int], new_tokens: int) -> list[int]:
         """Return the drafts after a text whose last `new_tokens` are new."""
-        if not new_tokens:  # the prompt hasn't been read to its end
+        if not new_tokens:
+            # A part of the prompt hasn't been read yet.
             return []
+        # Find out how long the prompt is. vLLM doesn't say which request a text belongs to, so the
+        # text of the step before is looked up. If it isn't known, it is the prompt itself. Two
+        # greedy requests with the same text get the same answer and needn't be told apart.
         text = tuple(token_ids)
         text_before = text[:-new_tokens]
-        # The length of the prompt is that of the same request a step before. A request that hasn't
-        # been seen has generated nothing before. Greedy requests with equal texts are the same.
         prompt_tokens = self._prompt_tokens.get(text_before, len(text_before))
         self._prompt_tokens[text] = prompt_tokens
+        # Keep the longest answer to the prompt.
         answer = self._answers.setdefault(text[:prompt_tokens], [])
         emitted_tokens = len(text) - prompt_tokens
         if emitted_tokens > len(answer):
             answer[:] = text[prompt_tokens:]
+        # Draft how it goes on, with wrong tokens after those that shall be accepted.
         drafts = answer[emitted_tokens : emitted_tokens + self._draft_tokens]
         step = step_after(emitted_tokens, self._schedule)
         accepted = self._schedule[step % len(self._schedule)]
@@ -92,7 +98,12 @@ class ScheduledDrafter:
 
 
 def step_after(emitted_tokens: int, schedule: Sequence[int]) -> int:
-    """Return after how many steps with drafts a request has emitted so many tokens, 1 or more."""
+    """Return the number of steps with drafts after which a request has emitted some tokens.
+
+    Args:
+        emitted_tokens: The number of tokens, 1 or more. The prefill emits the first one.
+        schedule: The number of accepted drafts in each step of a cycle.
+    """
     steps = 0
     emitted = 1
     while emitted < emitted_tokens:

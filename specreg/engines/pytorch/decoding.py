@@ -1,8 +1,8 @@
 """Decode a batch of jobs with a target and a drafter, step by step.
 
-The first step of an answer reads the prompt and drafts nothing. Each later step reads the token
-that the step before added and the drafts after it, verifies the drafts, and rolls back those that
-weren't accepted. A drafter follows the rows of one batch from its start to its end.
+The first step of an answer reads the prompt and has no drafts. In each later step the target reads
+the last token and the drafts after it, verifies the drafts, and rolls back those that it rejects.
+A drafter serves the rows of one batch from its start to its end.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ _LEARNT_CANDIDATES = 3
 
 
 class Reader:
-    """Some rows of text that a model reads together.
+    """Several rows of text that a model reads together, with the model's cache.
 
     Attributes:
-        lengths: how many tokens of each row the model has read.
+        lengths: The number of tokens of each row that the model has read.
     """
 
     def __init__(self, model: Model, rows: int) -> None:
@@ -44,24 +44,23 @@ class Reader:
         self.lengths = [0] * rows
 
     def read(self, texts: Sequence[Sequence[int]], logits_wanted: Sequence[int]) -> list[Floats]:
-        """Read the next ids of each row and return the logits after the last of them.
+        """Read the next ids of each row, and return the logits after the last of them.
 
         Args:
-            texts: the ids of each row; none for a row that waits. The first call reads some of
-                every row.
-            logits_wanted: after how many of the last ids of each row logits are wanted.
+            texts: The ids of each row; empty for a row that waits. In the first call no row waits.
+            logits_wanted: The number of each row's last ids after which logits are returned.
 
         Returns:
-            For each row float32 logits of shape [logits_wanted, V].
+            The logits of each row in float32, of shape [logits_wanted, V].
         """
+        # Pad the rows on the right, so that each padded position has a token of its row before it.
+        # A position without one computes NaN, which a mask doesn't keep away from other rows.
         width = max(map(len, texts))
         padded = [[*text, *[0] * (width - len(text))] for text in texts]
-        # The padding is on the right, so that each padded position sees a token of its row before
-        # it. A position that sees no token computes NaN, and a mask doesn't keep NaN away from the
-        # other rows.
         is_new = torch.arange(width) < torch.tensor([[len(text)] for text in texts])
         positions = torch.tensor(self.lengths)[:, None] + torch.arange(width)
         self._is_held = torch.cat((self._is_held, is_new), dim=1)
+        # Have the model compute logits only in the columns in which a row needs them.
         wanted_columns = [
             range(len(text) - wanted, len(text))
             for text, wanted in zip(texts, logits_wanted, strict=True)
@@ -74,9 +73,11 @@ class Reader:
                 position_ids=torch.where(is_new, positions, 0).to(self._device),
                 past_key_values=self._cache,
                 use_cache=True,
-                # A list works whichever GPU the last layer is on.
+                # This is a list and not a tensor, because a tensor would have to be on the GPU of
+                # the last layer.
                 logits_to_keep=computed_columns,
             )
+        # Give each row its own logits.
         logits = output.logits.float().cpu().numpy()
         self.lengths = [
             length + len(text) for length, text in zip(self.lengths, texts, strict=True)
@@ -88,7 +89,11 @@ class Reader:
         return row_logits
 
     def forget(self, tokens: Sequence[int]) -> None:
-        """Roll back the last tokens of each row, 0 or more."""
+        """Roll back the last tokens of each row.
+
+        Args:
+            tokens: The number of tokens of each row, 0 or more.
+        """
         for row, count in enumerate(tokens):
             columns = self._is_held[row].nonzero().flatten()
             self._is_held[row, columns[len(columns) - count :]] = False
@@ -102,7 +107,11 @@ class Reader:
         self._is_held = self._is_held[:, :width]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but some, at least one, given in the order that they have."""
+        """Keep only some of the rows.
+
+        Args:
+            rows: The indices of these rows in ascending order, at least one.
+        """
         if len(rows) == len(self.lengths):
             return
         self._cache.batch_select_indices(torch.tensor(rows))
@@ -111,14 +120,14 @@ class Reader:
 
 
 class Row:
-    """A job of a batch and the text decoded for it so far.
+    """A job of a batch, and the text decoded for it so far.
 
     Attributes:
-        index: the job's index in the batch.
-        job: what is asked.
-        models: what decodes it.
-        context: the ids of the prompt and of the answer so far.
-        random: the row's own random numbers, so that its neighbours don't change its answer.
+        index: The index of the job in the batch.
+        job: The job.
+        models: The models that decode it.
+        context: The ids of the prompt and of the answer so far.
+        random: The random numbers of this row alone, so that other rows don't change its answer.
         is_finished: True after the last step.
     """
 
@@ -132,20 +141,20 @@ class Row:
 
     @property
     def max_drafts(self) -> int:
-        """How many tokens the next step may draft: no more than fit into the target's context."""
+        """The largest number of tokens that the next step may draft: the context must hold them."""
         return min(self.models.draft_tokens, self.models.context_tokens - len(self.context))
 
     def take(self, draft: Draft, verified: speculation.Verified, logits: Floats) -> DecodedStep:
-        """Add the verified tokens to the text and return the step.
+        """Add the verified tokens to the text, and return the step.
 
         Args:
-            draft: the k drafts of the step.
-            verified: how many of them are accepted, and the token after them.
-            logits: the target's, of shape [k + 1, V].
+            draft: The k drafts of the step.
+            verified: The number of accepted drafts, and the token after them.
+            logits: The logits of the target, of shape [k + 1, V].
         """
+        # Find out where the answer ends: at its cap, or at a stop token before it.
         new_ids = (*draft.token_ids[: verified.accepted], verified.next_id)
         answered_tokens = len(self.context) - len(self.job.prompt)
-        # The answer ends at its cap, or at a stop token before it.
         tokens_left = self.job.output_cap_tokens - answered_tokens
         delivered = new_ids[:tokens_left]
         finish_reason = None
@@ -156,7 +165,8 @@ class Row:
                 delivered = new_ids[:count]
                 finish_reason = "stop"
                 break
-        # The end cuts the tokens that are delivered. The counts of the step stay, as in vLLM.
+        # Only the delivered tokens are cut at the end. The step counts all accepted drafts, as in
+        # vLLM.
         self.context.extend(new_ids)
         self.is_finished = finish_reason is not None
         logprobs: tuple[Mapping[int, float], ...] = ()
@@ -172,23 +182,23 @@ class Row:
 
 
 class Drafter:
-    """A drafter that drafts nothing, which is autoregressive decoding. Subclasses draft."""
+    """The base class of drafters. It drafts nothing, which is autoregressive decoding."""
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
         """Return a draft for each row. The rows and their order are those of the last call."""
         return [NO_DRAFT] * len(rows)
 
     def learn(self, rows: Sequence[Row], logits: Sequence[Floats]) -> None:
-        """Learn from what a step added to each row.
+        """Learn from the tokens that a step has added to each row.
 
         Args:
-            rows: with the added tokens.
-            logits: for each row the target's before each of the step's tokens, of shape
-                [k + 1, V]; those after a rejected draft are among them.
+            rows: The rows, with these tokens.
+            logits: The target's logits before each token of the step, of shape [k + 1, V] for
+                each row. Those after a rejected draft are among them.
         """
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but some, given in the order that they have."""
+        """Keep only some of the rows, given by their indices in ascending order."""
 
 
 class LookupDrafter(Drafter):
@@ -198,7 +208,7 @@ class LookupDrafter(Drafter):
         self._propose = speculation.propose
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """Draft what followed the last tokens of a row when they occurred before."""
+        """Draft the tokens that followed the last tokens of a row at an earlier occurrence."""
         return [Draft(token_ids=self._propose(row.context, row.max_drafts)) for row in rows]
 
 
@@ -219,7 +229,7 @@ class AdaptiveDrafter(LookupDrafter):
         for index, (row, row_logits) in enumerate(zip(rows, logits, strict=True)):
             text = row.context
             learnt_tokens = self._learnt_tokens[index]
-            # No logits came with the prompt's own tokens.
+            # The target computes no logits for the tokens of the prompt.
             first_with_logits = max(learnt_tokens, len(row.job.prompt))
             for position in range(max(1, learnt_tokens), len(text)):
                 candidates: list[int] = []
@@ -231,7 +241,7 @@ class AdaptiveDrafter(LookupDrafter):
             self._learnt_tokens[index] = len(text)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop how far the other rows were learnt."""
+        """Keep the state of only some of the rows."""
         self._learnt_tokens = [self._learnt_tokens[row] for row in rows]
 
 
@@ -244,11 +254,13 @@ class ModelDrafter(Drafter):
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
         """Draft the model's next tokens, one after another."""
+        # Prepare the ids of each row that the model hasn't read yet.
         limits = [row.max_drafts for row in rows]
         self._forget_wrong_tokens(rows)
         unread = [
             row.context[len(read_ids) :] for row, read_ids in zip(rows, self._read_ids, strict=True)
         ]
+        # Draft a token of each row in each pass of the model.
         drafted: list[list[int]] = [[] for _ in rows]
         drawn_from: list[list[Floats]] = [[] for _ in rows]
         for depth in range(max(limits)):
@@ -265,23 +277,23 @@ class ModelDrafter(Drafter):
                     q = row.job.sampling.distributions(next_logits)
                     drawn_from[index].append(q)
                     drafted[index].append(speculation.sample(q, row.random))
-            # A row reads its newest draft next, but not its last one: nothing is drafted after it.
+            # A row reads its newest draft in the next pass, unless that was its last draft.
             unread = [[] for _ in rows]
             for index, limit in enumerate(limits):
                 if depth + 1 < limit:
                     unread[index] = drafted[index][depth:]
         drafts = []
         for ids, row_distributions in zip(drafted, drawn_from, strict=True):
-            # Greedy drafts are drawn from no distribution.
+            # Greedy drafts aren't drawn, so they have no distributions.
             distributions = np.stack(row_distributions) if row_distributions else None
             drafts.append(Draft(token_ids=tuple(ids), distributions=distributions))
         return drafts
 
     def _forget_wrong_tokens(self, rows: Sequence[Row]) -> None:
-        """Roll back the drafts that the model has read and that didn't become the text."""
+        """Roll back the drafts that the model has read and the target has rejected."""
         wrong_tokens = []
         for row, read_ids in zip(rows, self._read_ids, strict=True):
-            # The last token is always read again, because the logits after it are wanted.
+            # The last token is always read again, because the next draft needs the logits after it.
             is_equal = map(int.__eq__, read_ids, row.context[:-1])
             right_tokens = sum(itertools.takewhile(bool, is_equal))
             wrong_tokens.append(len(read_ids) - right_tokens)
@@ -289,7 +301,7 @@ class ModelDrafter(Drafter):
         self._reader.forget(wrong_tokens)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop the other rows."""
+        """Keep the state of only some of the rows."""
         self._reader.keep(rows)
         self._read_ids = [self._read_ids[row] for row in rows]
 
@@ -299,12 +311,12 @@ class Models:
     """The models that decode, and the limits of decoding with them.
 
     Attributes:
-        target: the model whose text is generated.
-        tokenizer: the target's.
-        new_drafter: makes the drafter of a batch of a number of rows.
-        draft_tokens: how many tokens a step drafts at most; 0 without speculation.
-        stop_ids: the tokens that end a text.
-        context_tokens: how long prompt and answer may be together.
+        target: The model whose text is generated.
+        tokenizer: The tokenizer of the target.
+        new_drafter: Makes the drafter of a batch, given the number of rows.
+        draft_tokens: The largest number of tokens that a step drafts; 0 without speculation.
+        stop_ids: The ids of tokens that end a text.
+        context_tokens: The largest number of tokens of prompt and answer together.
     """
 
     target: Model
@@ -321,9 +333,9 @@ def decode(
     """Answer jobs as one batch, and yield one step of each unfinished answer at a time.
 
     Args:
-        models: what decodes.
-        jobs: at least one.
-        clock: monotonic, in nanoseconds.
+        models: The models that decode.
+        jobs: The jobs, at least one.
+        clock: Returns the monotonic time in nanoseconds.
 
     Yields:
         The steps by the index of their job.

@@ -11,11 +11,11 @@
     DFlash  (https://arxiv.org/abs/2602.06036, `DFlashQwen3ForCausalLM`) reads the states after
             some layers, and fills in a block of masks after the next token, all at once.
 
-All but EAGLE-3 use the target's output matrix, and all but Medusa its embeddings. In training a
-head is unrolled: draft step j sees the hidden states that step j - 1 made, as it does when it
-drafts ("training-time test" in the EAGLE-3 paper).
+All heads but EAGLE-3 use the target's output matrix, and all but Medusa use its embeddings. In
+training a head is unrolled: draft step j reads the hidden states that step j - 1 computed, as it
+does when it drafts ("training-time test" in the EAGLE-3 paper).
 
-An anchor is a position of the text that a step's drafts hang on.
+An anchor is a position of the text after which a step drafts.
 """
 
 import functools
@@ -37,7 +37,7 @@ MTP_LAYER = "model.mtp_layers.0."
 MEDUSA_OUTPUT = "lm_heads.0.weight"
 """The name of Medusa's output matrix, which must be the target's."""
 _MASKED_SCORE = -1e9
-"""The attention score of a position that must not be seen: softmax makes it 0."""
+"""The attention score of a position that must not be read; its weight after the softmax is 0."""
 
 
 class Rope(msgspec.Struct, frozen=True):
@@ -71,10 +71,10 @@ class HeadConfig(LayerConfig, frozen=True, kw_only=True):
 
 
 class ParallelHeadConfig(HeadConfig, frozen=True, kw_only=True):
-    """What of a P-EAGLE head's `config.json` says how it is built.
+    """The part of a P-EAGLE head's `config.json` that describes how it is built.
 
     Attributes:
-        ptd_token_id: the token whose embedding stands for one that isn't known yet.
+        ptd_token_id: The token whose embedding stands for a token that isn't known yet.
     """
 
     ptd_token_id: int
@@ -122,14 +122,19 @@ def rotate(states: Tensor, positions: Tensor, base: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention that reads one state per anchor, or several, concatenated.
-
-    With `norms` the queries and keys of each head are normed, as in Qwen3.
-    """
+    """Attention over the anchors and the draft steps after them."""
 
     def __init__(
         self, config: LayerConfig, states: int = 1, *, bias: bool = False, norms: bool = False
     ) -> None:
+        """Build the projections.
+
+        Args:
+            config: The configuration of the layer.
+            states: The number of states per anchor that are read, concatenated.
+            bias: True if queries, keys and values have a bias.
+            norms: True if the queries and keys of each attention head are normed, as in Qwen3.
+        """
         super().__init__()
         self.config = config
         width = states * config.hidden_size
@@ -159,16 +164,20 @@ class Attention(nn.Module):
         return states.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
 
     def read(self, query: Tensor, unrolled: Unrolled) -> Tensor:
-        """Attend to the past of step 0 and to the anchor's own later steps.
+        """Attend to the anchors of step 0 up to the own one, and to the own anchor's later steps.
+
+        Args:
+            query: The queries of the current step, `[rows, heads, anchors, head_dim]`.
+            unrolled: The keys and values of all steps so far.
 
         Returns:
-            What each anchor reads, `[rows, anchors, hidden]`.
+            The output for each anchor, `[rows, anchors, hidden]`.
         """
         first_key, first_value = unrolled[0]
         later_steps = unrolled[1:]
         anchors = query.shape[-2]
         scale = math.sqrt(query.shape[-1])
-        # In step 0 an anchor sees all anchors up to itself, in a later step itself alone.
+        # Of step 0 an anchor reads all anchors up to itself; of a later step it reads only itself.
         mask = torch.triu(query.new_full((anchors, anchors), _MASKED_SCORE), 1)
         past_scores = query @ first_key.transpose(-1, -2) / scale + mask
         later_scores = [(query * key).sum(-1, keepdim=True) / scale for key, _ in later_steps]
@@ -195,10 +204,10 @@ class Layer(nn.Module):
         """Return the next hidden states, `[rows, anchors, hidden]`.
 
         Args:
-            states: what the attention reads.
-            hidden: the hidden states that the layer adds to.
-            start: the position of the first anchor in this step.
-            unrolled: the steps before; this step's keys and values are appended.
+            states: The states that the attention reads.
+            hidden: The hidden states to which the layer adds its output.
+            start: The position of the first anchor in this step.
+            unrolled: The keys and values of the steps before; those of this step are appended.
         """
         positions = torch.arange(hidden.shape[1], device=hidden.device) + start
         query, key_and_value = self.self_attn.project(states, positions)
@@ -208,14 +217,14 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """A head that drafts one token after another, or all at once."""
+    """The base class of heads. By default a head drafts one token after another."""
 
     has_output: ClassVar = False
-    """True if it has an output matrix of its own, and drafts logits instead of states."""
+    """True if it has an output matrix of its own, and returns logits instead of states."""
     normed: ClassVar = True
     """True if it reads the target's last state after its norm."""
     layers_read: Sequence[int] = ()
-    """After how many of the target's layers it reads; empty to read after all layers."""
+    """The numbers of target layers after which it reads the states; empty to read after all."""
 
     @staticmethod
     def checkpoint_name(name: str) -> str:
@@ -223,12 +232,14 @@ class Head(nn.Module):
         return name
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
-        """Return the states of each drafted token, or their logits, `[rows, anchors, vocabulary]`.
+        """Return the states of each drafted token, or its logits, `[rows, anchors, vocabulary]`.
 
         Args:
-            hidden: the target's states, `[rows, anchors, hidden]`, of several layers concatenated.
-            embeddings: of the tokens after each anchor, `[rows, anchors + drafted - 1, hidden]`.
-            drafted: how many tokens a step drafts, 1 or more.
+            hidden: The target's states, `[rows, anchors, hidden]`; those of several layers are
+                concatenated.
+            embeddings: The embeddings of the tokens after each anchor,
+                `[rows, anchors + drafted - 1, hidden]`.
+            drafted: The number of tokens that a step drafts, 1 or more.
         """
         unrolled: Unrolled = []
         states = []
@@ -242,10 +253,10 @@ class Head(nn.Module):
         """Return the hidden states of the next drafted tokens.
 
         Args:
-            after: the embeddings of the tokens after the anchors.
-            hidden: the hidden states of the anchors.
-            start: the number of the step, from 0.
-            unrolled: the keys and values of the steps before.
+            after: The embeddings of the tokens after the anchors.
+            hidden: The hidden states of the anchors.
+            start: The number of the step, from 0.
+            unrolled: The keys and values of the steps before.
         """
         raise NotImplementedError
 
@@ -339,7 +350,7 @@ class MtpHead(Head):
     def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
         """Norm and fuse the embedding and the hidden state, and run the layer."""
         if start == 0:
-            # The text's first position has no embedding.
+            # MiMo's layer gets zeros instead of an embedding at the first position of a text.
             after = nn.functional.pad(after[:, 1:], (0, 0, 1, 0))
         both = torch.cat([self.hidden_layernorm(hidden), self.token_layernorm(after)], -1)
         fused = self.input_proj(both)
@@ -358,17 +369,17 @@ class MedusaHead(Head):
 
     @staticmethod
     def checkpoint_name(name: str) -> str:
-        """Return the name with that of the block's only layer in it."""
+        """Return the name in a checkpoint, in which a block is a list with one layer."""
         return name.replace(".weight", ".layers.0.weight")
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
-        """Return the states that each block makes of the same states."""
+        """Return the states of each block, which all read the same states of the target."""
         del embeddings
         return [hidden + nn.functional.silu(block(hidden)) for block in self.blocks[:drafted]]
 
 
 class DFlashHead(Head):
-    """DFlash: masks that see the target's states and each other become the drafted tokens."""
+    """DFlash: drafts all tokens of a step by filling in masks, which read the target's states."""
 
     normed: ClassVar = False
     mask: Tensor
@@ -390,12 +401,15 @@ class DFlashHead(Head):
         self.register_buffer("mask", mask, persistent=False)
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
-        """Return the normed states of the masks, which depend on how many there are."""
+        """Return the normed states of the masks.
+
+        They depend on the number of masks, because all masks of a step read each other.
+        """
         context = self.hidden_norm(self.fc(hidden))
         anchors = torch.arange(hidden.shape[1], device=hidden.device)
         next_tokens = embeddings[:, : hidden.shape[1]]
         masks = [self.mask.expand_as(next_tokens)] * drafted
-        # The block of an anchor: the token after it, and a mask for each drafted token.
+        # The block of an anchor consists of the token after it and a mask for each drafted token.
         block = [next_tokens, *masks]
         for layer in self.layers:
             attention = layer.self_attn
@@ -403,7 +417,7 @@ class DFlashHead(Head):
                 attention.project(layer.input_layernorm(states), anchors + offset)
                 for offset, states in enumerate(block, 1)
             ]
-            # All states of a block see the context and each other.
+            # Each state of a block reads the context and all states of the block.
             _, context_keys = attention.project(context, anchors)
             keys = [context_keys, *(state_keys for _, state_keys in projections)]
             attended = [attention.read(query, keys) for query, _ in projections]
@@ -413,7 +427,7 @@ class DFlashHead(Head):
 
 
 class ObservedTarget:
-    """A frozen target whose residual streams are kept as it reads.
+    """A frozen target that records some of its residual streams, which EAGLE-3 heads read.
 
     A stream is named by the number of layers before it.
     """
@@ -423,7 +437,7 @@ class ObservedTarget:
         self._aux_layers = aux_layers
         self._streams: dict[int, Tensor] = {}
         # The input of a stage is the output of the layers before it. The hidden states that
-        # transformers returns don't serve here, because the last one is normed already.
+        # transformers returns can't be used, because the last one is already normed.
         stages = [*model.model.layers, model.model.norm]
         for layers in aux_layers:
             stages[layers].register_forward_pre_hook(functools.partial(self._keep, layers))

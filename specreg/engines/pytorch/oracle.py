@@ -1,10 +1,10 @@
-"""The oracle: compute what a target and its drafter would have said at each position of texts.
+"""The oracle: compute the choices of a target and of its drafter at each position of texts.
 
     python -m specreg.engines.pytorch.oracle [DEVICE] < question.json > answer.json
 
-A draft counts only if all drafts before it were the text, and then the drafter has seen nothing
-but the text. So one pass over the text computes every draft that can count. The oracle runs in the
-reference engine's environment, on its device.
+A draft can only be accepted if all drafts before it in its step are equal to the text. Then the
+drafter has read nothing but the text. So one pass of the drafter over the text computes every draft
+that can be accepted. The oracle runs in the environment of the reference engine.
 """
 
 import itertools
@@ -34,25 +34,30 @@ from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.pytorch.vocabularies import SharedVocabulary
 
 DraftNext = Callable[[Tensor, int], Tensor]
-"""Takes the ids of texts, `[rows, tokens]`, and how many of their last ids are drafts. Returns the
+"""Takes the ids of texts, `[rows, tokens]`, and the number of drafts at their end. Returns the
 drafter's logits for the next token, `[rows, V]`."""
 Read = Callable[[Text, Tensor], tuple[Tensor, tuple[int, ...]]]
-"""Takes a text and its ids, `[1, tokens]`. Returns the target's logits, `[1, tokens, V]`, and for
-each position how many drafts of a step that begins there are right."""
+"""Takes a text and its ids, `[1, tokens]`. Returns the target's logits, `[1, tokens, V]`, and the
+number of right drafts of a step that begins at each position."""
 
 _HEADS = frozenset({"eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash"})
 _DRAFT_MODELS = frozenset({"draft_model", "pard"})
 _ERROR_CHARACTERS = 200
-"""How much of torch's message about tensors that don't fit is shown: it lists them all."""
+"""The length at which torch's message about tensors that don't fit is cut: it lists all tensors."""
 
 
 def answer_question(question: Question, device: str) -> OracleAnswer:
-    """Answer a question on a device, given by PyTorch's name.
+    """Run the models of a question on its texts.
+
+    Args:
+        question: The models and the texts.
+        device: The device by PyTorch's name.
 
     Raises:
         ModelError: A model isn't there, isn't of the architecture that the method needs, or
             doesn't fit the texts or the target.
     """
+    # Check and load the models.
     max_tokens = max(len(text.ids) for text in question.texts)
     method = question.method.removesuffix("_tree")
     draft = None
@@ -71,6 +76,7 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
         read = _head_reader(question, target)
     else:
         read = _target_reader(target)
+    # Read the texts.
     accepted = []
     gaps_nats = []
     for text in question.texts:
@@ -82,13 +88,16 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
 
 
 def _gap_nats(logits: Tensor, text: Text) -> float:
-    """Return how much less likely than the target's choice the answer's least likely token is."""
+    """Return the largest gap between the target's choice and a token of the answer.
+
+    The gap is the difference of their log-probabilities at the token's position.
+    """
     answer_start = text.prompt_tokens
     answer_end = text.prompt_tokens + text.output_tokens
     answer = torch.tensor(text.ids[answer_start:answer_end], device=logits.device)
     if not len(answer):
         return 0.0
-    # The logits after a token are those for the next.
+    # The logits at a position are those for the token at the next position.
     answer_logits = logits[answer_start - 1 : answer_end - 1].double()
     gaps = answer_logits.max(-1).values - answer_logits.gather(-1, answer[:, None])[:, 0]
     return float(gaps.max())
@@ -117,8 +126,7 @@ def _draft_model_reader(question: Question, target: Model) -> Read:
         logits = target(input_ids=ids).logits
         if question.branches:
             return logits, _walk_trees(draft_next, ids, text, question)
-        # The model's choice after a token is its draft for the next position, whichever step
-        # drafts it.
+        # After a token the model always drafts the same next token, in whichever step that is.
         choices = draft(input_ids=ids[:, first:]).logits.argmax(-1)
         hits = [False] * (first + 1)
         hits += (choices[0, :-1] == ids[0, first + 1 :]).tolist()
@@ -176,7 +184,7 @@ def _parallel_model_reader(question: Question, target: Model) -> Read:
         for depth, draft_logits in enumerate(drafts):
             choices = draft_logits[0].argmax(-1)
             hits.append((choices == ids[0, 1 + depth : 1 + depth + anchors]).tolist())
-        # A step that begins at a position hangs on the token before it.
+        # The anchor of a step is the token before the position at which the step begins.
         return logits, (0, *map(_accepted_drafts, zip(*hits, strict=True)))
 
     return read
@@ -205,8 +213,8 @@ def _head_reader(question: Question, target: Model) -> Read:
             return logits, _walk_trees(draft_next, ids, text, question)
         anchors = ids.shape[1] - question.draft_tokens - 1
         drafted_states = head.unroll(hidden[:, :anchors], embeddings[:, 1:], question.draft_tokens)
-        # A step that begins at a position hangs on the token two before it, the anchor: the
-        # anchor's state and the token after it make the first draft.
+        # The anchor of a step is two positions before the one at which the step begins, because a
+        # head makes the first draft from the anchor's state and the token after the anchor.
         hits = []
         for depth, states in enumerate(drafted_states):
             drafts = output(states)[0].argmax(-1)
@@ -218,7 +226,7 @@ def _head_reader(question: Question, target: Model) -> Read:
 
 
 def _accepted_drafts(hits: Sequence[bool]) -> int:
-    """Count the drafts of a step that are the text, up to the first that isn't."""
+    """Return the number of accepted drafts of a step: those up to the first that isn't the text."""
     return sum(itertools.takewhile(bool, hits))
 
 

@@ -1,7 +1,8 @@
 """Draft all tokens of a step in one pass, as PARD does with a draft model.
 
-The draft reads the text and, after it, a mask in place of each further token. A mask sees the text
-and the masks before it, so what is drafted at a place depends on that place's text alone.
+The draft model reads the text, and after it a mask in place of each further token of a step. A mask
+reads the text up to its own position and the masks before it in its own step. So the drafts of all
+positions of a text can be computed in one pass, and each depends only on the text before it.
 """
 
 from typing import Any
@@ -14,21 +15,21 @@ Model = Any
 
 
 def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> list[Tensor]:
-    """Return what a draft model says after each token of a text, for each drafted token of a step.
+    """Return a draft model's logits for the steps that begin after each token of a text.
 
     Args:
-        draft: the draft model.
-        ids: the texts, `[rows, tokens]`.
-        drafted: how many tokens a step drafts, 1 or more.
-        mask_id: the token that stands for one that isn't known yet.
+        draft: The draft model.
+        ids: The texts, `[rows, tokens]`.
+        drafted: The number of tokens that a step drafts, 1 or more.
+        mask_id: The token that stands for one that isn't known yet.
 
     Returns:
-        By drafted token, the logits `[rows, tokens, vocabulary]`.
+        The logits of each drafted token, `[rows, tokens, vocabulary]`.
     """
     rows, tokens = ids.shape
-    places = torch.arange(tokens, device=ids.device)
+    text_positions = torch.arange(tokens, device=ids.device)
     masks = ids.new_full((rows, tokens * (drafted - 1)), mask_id)
-    positions = torch.cat([places + step for step in range(drafted)])
+    positions = torch.cat([text_positions + step for step in range(drafted)])
     logits = draft(
         input_ids=torch.cat([ids, masks], 1),
         position_ids=positions.expand(rows, -1),
@@ -38,14 +39,15 @@ def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> 
 
 
 def _visible(tokens: int, drafted: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what each token and mask sees, as an additive mask `[1, 1, all, all]`."""
-    places = torch.arange(tokens, device=device).repeat(drafted)
+    """Return which tokens and masks each of them reads, as an additive mask `[1, 1, all, all]`."""
+    # The anchor of a mask is the token after which its step begins; step 0 is the text itself.
+    anchors = torch.arange(tokens, device=device).repeat(drafted)
     steps = torch.arange(drafted, device=device).repeat_interleave(tokens)
     is_text = steps[None, :] == 0
-    sees_text = is_text & (places[None, :] <= places[:, None])
-    sees_masks = (
-        ~is_text & (places[None, :] == places[:, None]) & (steps[None, :] <= steps[:, None])
-    )
+    reads_text = is_text & (anchors[None, :] <= anchors[:, None])
+    has_same_anchor = anchors[None, :] == anchors[:, None]
+    is_not_later = steps[None, :] <= steps[:, None]
+    reads_masks = ~is_text & has_same_anchor & is_not_later
     hidden = torch.finfo(dtype).min
     zeros = torch.zeros((), dtype=dtype, device=device)
-    return torch.where(sees_text | sees_masks, zeros, hidden)[None, None].to(dtype)
+    return torch.where(reads_text | reads_masks, zeros, hidden)[None, None].to(dtype)

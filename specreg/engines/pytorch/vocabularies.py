@@ -1,8 +1,8 @@
-"""What a draft model and a target with different vocabularies have in common.
+"""Find the tokens that a draft model and a target with different vocabularies share.
 
-As vLLM has it (v1/spec_decode/vocab_mapping.py, 0.32 and 0.33), the algorithm TLI (token-level
-intersection, Timor et al. 2025, arXiv 2502.05202): the draft reads each token of the text as its
-own token of the same spelling, and drafts only tokens that both have.
+This is the algorithm TLI (token-level intersection, Timor et al. 2025, arXiv 2502.05202) as vLLM
+has it (v1/spec_decode/vocab_mapping.py, 0.32 and 0.33). The draft reads each token of the text as
+its own token of the same spelling, and drafts only tokens that both models have.
 """
 
 from typing import Any
@@ -13,27 +13,28 @@ from torch import Tensor
 from specreg.core.errors import ModelError
 
 Tokenizer = Any
-"""Of transformers."""
+"""A tokenizer of transformers."""
 
 
 class SharedVocabulary:
     """The tokens that a target and a draft both have.
 
     Attributes:
-        draft_ids: by id of the target, that of the draft; that of its unknown token for others.
-        target_ids: by id of the draft, that of the target; -1 for others.
+        draft_ids: The draft's id of each token of the target; the id of the draft's unknown token
+            if the draft doesn't have it.
+        target_ids: The target's id of each token of the draft; -1 if the target doesn't have it.
     """
 
     def __init__(self, target: Tokenizer, draft: Tokenizer, sizes: tuple[int, int]) -> None:
         """Compare two tokenizers.
 
         Args:
-            target: that of the target.
-            draft: that of the draft.
-            sizes: how many ids the target and the draft have.
+            target: The tokenizer of the target.
+            draft: The tokenizer of the draft.
+            sizes: The number of ids of the target and of the draft.
 
         Raises:
-            ModelError: they have no token in common, or the draft none for an unknown one.
+            ModelError: They share no token, or the draft has no token for an unknown one.
         """
         unknown_id = draft.unk_token_id
         if unknown_id is None:
@@ -53,10 +54,10 @@ class SharedVocabulary:
             raise ModelError("draft: its tokenizer has no token of the target's; choose another")
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Return the ids of the target for the likeliest tokens that both have.
+        """Return the target's ids of the likeliest tokens among those that both have.
 
         Args:
-            logits: the draft's, `[..., vocabulary]`.
+            logits: The logits of the draft, `[..., vocabulary]`.
         """
         target_ids = self.target_ids.to(logits.device)
         shared = logits.masked_fill(target_ids < 0, float("-inf"))
