@@ -1,4 +1,8 @@
-"""The servers that a case is measured on."""
+"""The servers that one case is measured on.
+
+It doesn't own them: `specreg.servers.launch.Servers` has all servers of a run, starts them and
+stops them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,9 +17,9 @@ class ServerSet:
     """The server of a case, and its control.
 
     Attributes:
-        server: starts when it is first needed.
-        control: the server without speculation that runs at the same time; None where the case has
-            no control, or where no speed is measured.
+        server: The server of the case, which starts when it is first needed.
+        control: The server without speculation that runs at the same time; None if the case has no
+            control, or if no speed is measured.
     """
 
     server: Starting
@@ -23,7 +27,7 @@ class ServerSet:
 
     @classmethod
     def of(cls, case: Case, server: Starting, control: Starting | None) -> Self:
-        """Return the servers of a case: a control only where the case has one."""
+        """Return the servers of a case, without the control if the case has none."""
         return cls(server, control if case.control is not None else None)
 
     @property
@@ -33,7 +37,7 @@ class ServerSet:
 
     @property
     def without_control(self) -> "ServerSet":
-        """The server of the case alone."""
+        """The same set without the control."""
         return ServerSet(self.server)
 
     def __iter__(self) -> Iterator[Starting]:
@@ -47,6 +51,6 @@ class ServerSet:
             starting.stop()
 
     def stop_dead(self) -> None:
-        """Stop what is left of servers that went away, so that the next attempt starts afresh."""
+        """Stop what is left of servers that have died, so that they can be started again."""
         for starting in self:
             starting.stop_if_dead()
