@@ -1,4 +1,4 @@
-"""Errors, files, HTTP, child processes, redaction and signals, which every other room uses.
+"""Errors, files, HTTP, child processes, redaction and signals, which all other packages use.
 
-It knows nothing of engines, servers or measurements.
+Nothing here depends on engines, servers or measurements.
 """

@@ -1,6 +1,6 @@
-"""Ask a server over HTTP, within bounds of bytes and of time: its answer is not to be trusted.
+"""Send requests to a server over HTTP, with limits of size and time, because servers may misbehave.
 
-The stream of a measured request is read by `specreg.load.chat_client`, within the bounds of here.
+`specreg.load.chat_client` reads the streams of measured requests, with the same limits.
 """
 
 import asyncio
@@ -22,21 +22,28 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_BYTES = 16 * 2**20
-"""The most bytes of an answer or a line of a stream. Pages of metrics are longest: some 100 KiB."""
+"""The largest size of an answer, or of a line in a stream. Pages of metrics take about 100 KiB."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
-"""Tokens or steps, as a server counts them."""
+"""A number of tokens or steps that a server reports."""
 Histogram = Annotated[tuple[Count, ...], msgspec.Meta(max_length=1024)]
-"""Steps by accepted drafts, more than any drafter drafts."""
+"""The number of steps for each number of accepted drafts. No drafter drafts as many tokens as this
+may have entries."""
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
-"""The name of a model, a version, an answer."""
+"""The name of a model or an answer, or a version."""
 
 HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResponse:
-    """The answer of a path: HTTP's status, and a content of `MAX_BYTES` or less."""
+    """The response of a server.
+
+    Attributes:
+        path: The path of the request.
+        status: The status of HTTP.
+        content: The body, `MAX_BYTES` or less.
+    """
 
     path: str
     status: int
@@ -44,7 +51,7 @@ class HttpResponse:
 
     @property
     def text(self) -> str:
-        """The content as UTF-8, whatever it claims to be; invalid bytes become `�`."""
+        """The content decoded as UTF-8, with `�` for each byte that isn't valid."""
         return self.content.decode(errors="replace")
 
     def good(self) -> bytes:

@@ -1,16 +1,17 @@
 """Start child processes, exchange messages with them, and end them with all their descendants.
 
-A server's workers may leave its process group or outlive their parent, so each process that is
-started here carries a mark in its environment, which its descendants inherit. A supervisor process
-beside each child writes the child's log, and ends the child if specreg itself is killed. A child
-may start processes here in its turn, as a shard on a cluster does: each of those has the marks of
-all above it, so that the outermost supervisor finds them all.
+A server's workers may leave its process group or outlive their parent. So each process that is
+started here gets a mark in its environment, which its descendants inherit and by which they are
+found. Each child has a supervisor process, which writes the child's log, and ends the child if
+specreg itself is killed. A child may start further processes in the same way, as a shard on a
+cluster does. These inherit the marks of all processes above them, so the outermost supervisor finds
+all of them.
 
-A temporary folder of a child is made after its supervisor has started and removed before its
-supervisor ends. So there is always somebody to remove the folder, whenever specreg is killed.
+The temporary folder of a child is made after its supervisor has started, and removed before its
+supervisor ends. So the supervisor can always remove the folder, whenever specreg is killed.
 
-A message is a line of JSON of a type that both sides know. Ours go to the child's standard input,
-the child's come from its standard output, and what it prints for people goes to its log.
+Messages are lines of JSON. specreg writes them to the child's standard input and reads the child's
+from its standard output. Other output of the child goes to its log.
 """
 
 import asyncio
@@ -52,10 +53,10 @@ from specreg.core.shared_memory import shared_files
 from specreg.core.supervisor import DONE, EXEC_S, MAIN, NESTED_S, SETTLE
 
 _GRACE_S = 5.0
-"""How long a process may usually take to end by itself before it is killed."""
+"""How long a process may take to end by itself before it is killed, unless a caller says so."""
 _KILL_S = 10.0
 _GONE_S = 20.0
-"""How long a killed process may take to give back its memory before it counts as unkillable."""
+"""How long a killed process may take to free its memory before it counts as unkillable."""
 _REAPED_S = 5.0
 _MESSAGE_BYTES = 256 * 2**20
 _TAIL_BYTES = 64 * 1024
@@ -64,7 +65,7 @@ _TAIL_LINES = 40
 _LINE_CHARACTERS = 1000
 _HELD_KIB = re.compile(r"^Pss_(?:Anon|Shmem): *(\d+) kB", re.MULTILINE)
 _IMPORT_ROOT = str(Path(__file__).parents[2])
-"""The folder that holds specreg, for a supervisor, which knows of no other."""
+"""The folder from which a supervisor imports specreg."""
 
 NO_FILES: Mapping[Path, str] = MappingProxyType({})
 
@@ -73,15 +74,15 @@ _MessageT = TypeVar("_MessageT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedProcess:
-    """A started process. One that exchanges messages with us ends when its input does.
+    """A started process. If it exchanges messages with specreg, it ends when its input is closed.
 
     Attributes:
         popen: The process.
         session: Identifies its descendants.
-        supervisor: The process that writes its log, removes what its descendants leave in
-            /dev/shm, and ends all of them if we are killed.
+        supervisor: The process that writes its log, removes the files of its descendants in
+            /dev/shm, and ends all of them if specreg is killed.
         log_path: Its log.
-        temporary: Its temporary folder, which goes with its supervisor; None if it has none.
+        temporary: Its temporary folder, which its supervisor removes; None if it has none.
     """
 
     popen: subprocess.Popen[bytes]
@@ -91,18 +92,25 @@ class SupervisedProcess:
     temporary: Path | None
 
     def send(self, message: object) -> None:
-        """Send it a message; do nothing if it has ended."""
+        """Send the process a message. Nothing happens if it has ended."""
         _write(self.popen.stdin, msgspec.json.encode(message) + b"\n")
 
     def receive(self, kind: type[_MessageT]) -> _MessageT | None:
-        """Wait for its next message, and return it; return None if it has ended."""
+        """Wait for the next message of the process, and return it; None if the process has ended.
+
+        Args:
+            kind: The type of the message.
+
+        Raises:
+            msgspec.DecodeError: The message isn't of that type.
+        """
         stdout = self.popen.stdout
         line = stdout.readline() if stdout is not None else b""
         return msgspec.json.decode(line, type=kind) if line else None
 
     @contextlib.asynccontextmanager
     async def reader(self) -> AsyncIterator[asyncio.StreamReader]:
-        """Yield its messages, a line each, for the running event loop."""
+        """Yield a reader of the process's messages, a line each, for the running event loop."""
         reader = asyncio.StreamReader(limit=_MESSAGE_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self.popen.stdout
@@ -113,19 +121,19 @@ class SupervisedProcess:
             transport.close()
 
     def last_lines(self) -> str:
-        """Return the end of what it has printed for people so far."""
+        """Return the last lines of the process's log."""
         settle_log(self)
         return log_tail(self.log_path)
 
 
 _RUNNING: dict[str, SupervisedProcess] = {}
-"""The processes that were started and not stopped, by their marks."""
+"""The processes that were started and not stopped yet, by their marks."""
 
 
 def new_temporary(prefix: str = "specreg-") -> Path:
     """Return the path of a temporary folder that doesn't exist yet, for `start_process`.
 
-    Nobody can guess its name. The name is short, because paths of Unix sockets have few characters.
+    Its name can't be guessed, and is short, because the length of a Unix socket's path is limited.
     """
     return Path(tempfile.gettempdir(), prefix + secrets.token_urlsafe(6))
 
