@@ -11,11 +11,12 @@ from specreg.core.readable import readable_block
 from specreg.core.reasons import Invalidity, Reason
 
 _LINE_CHARACTERS = 4_000
-"""The longest line of a message. Some quote a whole log, and what to do stands at the end."""
+"""The length at which a line of a message is cut in the middle. Some messages quote a whole log,
+and the advice at their end must stay."""
 
 
 class SpecregError(Exception):
-    """Any error that specreg raises on purpose; its message is fit to be shown to the user."""
+    """Any error that specreg raises on purpose. Its message can be shown to the user as it is."""
 
     def __init__(self, message: str) -> None:
         super().__init__(readable_block(message, line_characters=_LINE_CHARACTERS))
@@ -27,12 +28,12 @@ class SpecregError(Exception):
 
     @property
     def reason(self) -> Reason:
-        """The reason that this error gives the verdict on what it prevented."""
+        """The reason of a verdict on a case that couldn't be judged because of this error."""
         return Reason(text=self.head)
 
 
 def leaves(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the errors of a group and its subgroups; of a single error itself."""
+    """Return the errors of an exception group and its subgroups; for another error only itself."""
     if not isinstance(error, BaseExceptionGroup):
         return (error,)
     return tuple(leaf for exception in error.exceptions for leaf in leaves(exception))
@@ -52,21 +53,34 @@ class UnknownNameError(SpecregError):
 
 
 def check_name(kind: str, name: str, known: Iterable[str], where: str = "") -> None:
-    """Raise an UnknownNameError of a name that isn't among those known; `where` it was asked."""
+    """Check that a name is known.
+
+    Args:
+        kind: What the name is for, such as `dataset`.
+        name: The name.
+        known: The names that exist.
+        where: Where the name was read, for the message.
+
+    Raises:
+        UnknownNameError: The name isn't known. The message lists those that are.
+    """
     if name not in known:
         raise UnknownNameError(kind, name, known, where)
 
 
 class MatrixError(SpecregError):
-    """A matrix file that doesn't decode, or asks for what can't be; names file, table and key."""
+    """A matrix file that can't be decoded or contradicts itself. It names file, table and key."""
 
 
 class UnsupportedError(SpecregError):
-    """An engine or its version lacks what a case asks for; the message says which has it."""
+    """An engine or its version doesn't support what a case needs. It says which one does."""
 
 
 class DatasetError(SpecregError):
-    """A prompt file that can't be used, or a set that wasn't prepared; names file, row, field."""
+    """A prompt file that can't be used, or a prompt set that wasn't prepared.
+
+    The message names file, row and field.
+    """
 
 
 class ModelError(SpecregError):
@@ -74,15 +88,18 @@ class ModelError(SpecregError):
 
 
 class EnvironmentSetupError(SpecregError):
-    """An engine's environment could not be made; the message ends with the installer's words."""
+    """An engine's environment couldn't be made. The message ends with the installer's output."""
 
 
 class ServerError(SpecregError):
-    """A server that doesn't do what it was started for."""
+    """A server that doesn't work."""
 
 
 class ServerStartError(ServerError):
-    """A server that died while starting, or never generated a token; `log_tail` has 40 lines."""
+    """A server that died while it started, or never generated a token.
+
+    `log_tail` has the last 40 lines of its log.
+    """
 
     def __init__(
         self, subject: str, failure: str, advice: str, log_path: Path, log_tail: str
@@ -97,23 +114,23 @@ class ServerStartError(ServerError):
 
 
 class ModelNotFetchedError(ServerStartError):
-    """A server whose engine the hub didn't give a model."""
+    """A server whose engine couldn't fetch a model from the hub."""
 
 
 class PortInUseError(ServerStartError):
-    """A server whose port another program took between its choice and its use."""
+    """A server whose port another program took between its choice and the server's start."""
 
 
 class ServerRefusedError(ServerError):
-    """A server that refused to generate a token; the message is its answer."""
+    """A server that refused to generate a token. The message is its answer."""
 
 
 class ServerDiedError(ServerError):
-    """A server that went away while it was measured."""
+    """A server that died while it was measured."""
 
 
 class AnswerError(ServerError):
-    """An answer that is refused, with HTTP's `status`, or late, or too long, or no HTTP."""
+    """An answer that is an error, with HTTP's `status`, or that is late, too long or not HTTP."""
 
     def __init__(self, message: str, *, status: int | None = None, late: bool = False) -> None:
         self.status = status
@@ -122,23 +139,26 @@ class AnswerError(ServerError):
 
 
 class AttachError(ServerError):
-    """Nothing, or something else than asked for, answers at a URL."""
+    """No server, or not the one that a case needs, answers at a URL."""
 
 
 class SensorError(SpecregError):
-    """A device whose power can't be read, that is gone, or on which another run measures."""
+    """A device whose power can't be read, that is gone, or that another run uses."""
 
 
 class NoGpuError(SensorError):
-    """A machine that has no GPU, or a process that is shown none."""
+    """A machine that has no GPU, or a process that sees none."""
 
 
 class MemoryHeldError(SensorError):
-    """A GPU whose memory isn't back after its server's end; it ends the run."""
+    """A GPU whose memory isn't free after its server's end. It ends the run."""
 
 
 class UnkillableError(MemoryHeldError):
-    """Processes that live after they were killed; the message has their ids. It ends the run."""
+    """Processes that still live after they were killed. It ends the run.
+
+    The message has their ids.
+    """
 
 
 class InvalidMeasurementError(SpecregError):
@@ -152,14 +172,14 @@ class InvalidMeasurementError(SpecregError):
 
     @property
     def reason(self) -> Reason:
-        """The reason that the broken check gives its verdict."""
+        """The reason of the verdict on the invalid measurement."""
         return Reason.of(self.invalidity)
 
 
 class ServerAnswerError(InvalidMeasurementError):
-    """A server that answers an error where it should answer a request; the message is its words.
+    """A server that answers a request with an error. The message is the server's own.
 
-    `status` is HTTP's as the words have it, None where they have none.
+    `status` is the status of HTTP in that message; None if the message has none.
     """
 
     def __init__(self, words: str, status: int | None = None) -> None:
@@ -168,7 +188,7 @@ class ServerAnswerError(InvalidMeasurementError):
 
 
 class HungError(InvalidMeasurementError):
-    """A server that takes requests and generates nothing for so many seconds. It is ended."""
+    """A server that accepts requests and generates nothing for some time. It is stopped."""
 
     code = "HUNG"
 
@@ -178,8 +198,8 @@ class HungError(InvalidMeasurementError):
 
 
 class BaselineError(SpecregError):
-    """A baseline file that can't be read or must not be written; it is left as it is."""
+    """A baseline file that can't be read, or must not be written. The file isn't changed."""
 
 
 class ReportError(SpecregError):
-    """A report that can't be read, made or sent; the run that it is of stays as it is."""
+    """A report that can't be read, made or sent. Its run isn't affected."""

@@ -1,12 +1,12 @@
-"""TensorRT-LLM: `trtllm-serve` of the PyPI package `tensorrt-llm`, on a GPU alone.
+"""TensorRT-LLM: `trtllm-serve` of the package `tensorrt-llm`, which needs a GPU.
 
-Written from its documentation and source, never seen running here;
-docs/explanation/engines.md says where it tells of its steps. Its counters by position count when a
-request has ended: the drafts of the first
-position are the steps that drafted, S, and the sums over the positions are D and A. It counts
-between `[DONE]` and the end of the answer's body, which our client awaits (openai_server.py).
-Before TensorRT-LLM#17082 they took the drafts of the next step for those of the step that was
-verified, so older versions aren't taken.
+This was written from its documentation and source, and never run; docs/explanation/engines.md has
+the places where it reports its steps. It has counters by the position of the draft, to which a
+request is added when it has ended. The drafts of the first position are the steps that drafted, S,
+and the sums over all positions are D and A. A request is added between `[DONE]` and the end of the
+answer's body (openai_server.py), and specreg's client waits for that end. Before
+TensorRT-LLM#17082 the counters took the drafts of the next step for those of the verified step, so
+older versions aren't supported.
 """
 
 import json
@@ -49,7 +49,7 @@ class TensorrtLlmWireFormat(WireFormat):
         parsed.require(_ENDED, reason=f"is the server started with {self.counters_flag}")
         depth = max(drafted, default=-1) + 1
         counts = StepCounts(
-            # Every step that drafts anything drafts the first position.
+            # A step that drafts at all drafts the first position.
             steps=drafted[0],
             accepted=accepted.total(),
             proposed=drafted.total(),
@@ -66,7 +66,7 @@ _SECTION = "speculative_config"
 
 
 def _drafter(kind: str, *, overlaps: bool = True, **further: Setting) -> Spelling:
-    """Spell a decoding type in the section `speculative_config.` of the file of options."""
+    """Return the settings of a decoding type, as paths into the file of options."""
     config: dict[str, Setting] = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **further}
     settings = {f"{_SECTION}.{key}": value for key, value in config.items()}
     if not overlaps:
@@ -167,7 +167,7 @@ class TensorrtLlm(Engine):
         variables = dict(super().environment(options))
         length_tokens = options.pinned_length_tokens
         if length_tokens:
-            # It counts only the accepted drafts, not the token after them.
+            # TensorRT-LLM's number doesn't include the token after the accepted drafts.
             accepted_tokens = f"{length_tokens - 1:g}"
             variables["TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"] = accepted_tokens
         return variables
@@ -176,10 +176,10 @@ class TensorrtLlm(Engine):
         """Return the file of options, as JSON, which is YAML too."""
         settings = {
             "dtype": options.dtype,
-            # A prompt that is repeated must take as long as it took the first time.
+            # A prompt that is sent again must take as much time as the first time.
             "kv_cache_config.enable_block_reuse": False,
             "kv_cache_config.free_gpu_memory_fraction": options.gpu_memory_frac,
-            # Without it, no request is counted.
+            # Without it, the counters stay at 0.
             "return_perf_metrics": True,
         }
         return {_OPTIONS: json.dumps(_nested({**settings, **options.speculation}), indent=2)}

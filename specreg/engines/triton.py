@@ -1,13 +1,13 @@
-"""Triton Inference Server with its vLLM backend, as NVIDIA's container brings both.
+"""Triton Inference Server with its vLLM backend, as in NVIDIA's container.
 
-A case's `engine_args` are vLLM's arguments by their names in Python, `name=value`, and go into
-model.json; tritonserver itself is told nothing further.
+The `engine_args` of a case are vLLM's arguments by their names in Python, as `name=value`. They are
+written to model.json.
 
-Read in the backend's documentation (docs/additional_outputs.md, r24.12 and newer) and seen on a
-real tritonserver 2.51: each response says how many tokens it holds. There are no counts of steps
-(src/utils/metrics.py passes on vLLM's counters of tokens and times, and none of drafts),
-so acceptance comes from the chunks; one at a time a chunk is a step, several at a time chunks merge
-now and then. `generate` has one response for all and tells no more than how long it took.
+Each response has the number of its tokens (docs/additional_outputs.md of the backend, r24.12 and
+newer, and observed on a real tritonserver 2.51). There are no counts of steps: src/utils/metrics.py
+passes on vLLM's counters of tokens and times, but none of drafts. So acceptance is computed from
+the chunks. With one request in flight each chunk is a step; with several, chunks are merged now and
+then. The endpoint `generate` isn't used, because its single response has no times of tokens.
 """
 
 import json
@@ -45,7 +45,7 @@ from specreg.engines.wire_format import (
 )
 
 _NOT_YET = {None, "", "None", "null"}
-"""What the backend says for a reason that there isn't yet."""
+"""The values of the finish reason while the answer goes on."""
 
 
 class _Event(Event, frozen=True, kw_only=True):
@@ -134,7 +134,7 @@ class _Server(ServerVersion, frozen=True):
 
 
 class Triton(Engine):
-    """Triton with vLLM inside, so that methods are spelt like vLLM's."""
+    """Triton with vLLM as its backend. Its methods have vLLM's settings."""
 
     name: ClassVar = "triton"
     methods: ClassVar = vllm.Vllm.methods
@@ -154,22 +154,22 @@ class Triton(Engine):
     own_speculation: ClassVar = vllm.Vllm.own_speculation
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """Return a name for the journal; Triton can't be installed as a package."""
+        """Return a requirement that only names Triton, which can't be installed as a package."""
         del on_gpu
         return Requirement(package="tritonserver", version="")
 
     def check(self, settings: LaunchSettings) -> None:
-        """Check as for any engine, and that each argument has a name.
+        """Check a server's settings, and that each argument has a name.
 
         Raises:
-            UnsupportedError: An argument has none, or the server can't be started so.
+            UnsupportedError: An argument has no name, or as in `Engine.check`.
         """
         super().check(settings)
         for argument in settings.engine_args:
             _parse_argument(argument)
 
     def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return what holds for vLLM, which runs inside."""
+        """Return the answer of vLLM, which is the backend."""
         return vllm.Vllm().accepts_others(speculation)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
@@ -193,22 +193,22 @@ class Triton(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Return the variables of vLLM, which runs inside."""
+        """Return the variables of vLLM, which is the backend."""
         return vllm.Vllm().environment(options)
 
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
-        """Return what holds for vLLM."""
+        """Return the answer of vLLM, which is the backend."""
         return vllm.Vllm().drafts_every_step(method, model_runner)
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
-        """Return what vLLM's log lines say, which Triton's log holds."""
+        """Return the facts in vLLM's log lines, which are part of Triton's log."""
         return vllm.Vllm().launch_facts(log, fetch)
 
     def identify(self, fetch: Fetch) -> Identity:
-        """Identify the one model that is ready. The server doesn't name the weights behind it.
+        """Return what a server reports about its model. It doesn't report the weights behind it.
 
         Raises:
-            AttachError: It isn't the only one, or its backend isn't vLLM.
+            AttachError: The server has several models, or the model's backend isn't vLLM.
         """
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
@@ -238,7 +238,7 @@ def _parse_argument(argument: str) -> tuple[str, object]:
     """Parse an argument: `seed=7` becomes `("seed", 7)`. A value that isn't JSON is a text.
 
     Raises:
-        UnsupportedError: It has no name.
+        UnsupportedError: The argument has no name.
     """
     name, equals, value = argument.partition("=")
     if not equals or not name.isidentifier():
