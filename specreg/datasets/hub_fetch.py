@@ -101,7 +101,7 @@ def has_all_weights(folder: Path) -> bool:
 
 
 def code_of(error: Exception) -> str:
-    """Return the kind of an error: `gated`, `not_found`, `unreachable` or `other`."""
+    """Return the kind of an error: `gated`, `not_found`, `unreachable`, `disk` or `other`."""
     errors = importlib.import_module("huggingface_hub.errors")
     # A gated repository and one that isn't there are HTTP errors too, so those come last.
     kinds = (
@@ -119,6 +119,8 @@ def code_of(error: Exception) -> str:
     library = type(error).__module__.partition(".")[0]
     if library in _HTTP_LIBRARIES or isinstance(error, ConnectionError | TimeoutError):
         return "unreachable"
+    if isinstance(error, OSError) and error.errno:
+        return "disk"
     return "other"
 
 

@@ -5,6 +5,7 @@ then depend on the network, and nobody would see how much is missing. So a progr
 `specreg.datasets.hub_fetch`, fetches the models first with huggingface_hub.
 """
 
+import contextlib
 import os
 import select
 import shutil
@@ -19,6 +20,7 @@ import msgspec
 from specreg.core.errors import ModelError
 from specreg.core.files import UNREADABLE
 from specreg.core.interrupts import check_signalled
+from specreg.core.probes import SAFE_PATH
 from specreg.core.processes import SupervisedProcess, child_process
 from specreg.datasets.hub import hub_cache_dir, why_gated
 from specreg.matrix.case import ServerSpec
@@ -80,7 +82,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    code: Literal["gated", "not_found", "unreachable", "other"]
+    code: Literal["gated", "not_found", "unreachable", "disk", "other"]
     words: str
     has_token: bool
 
@@ -166,6 +168,7 @@ def fetch_models(
     output.log_path.parent.mkdir(parents=True, exist_ok=True)
     folders = (variables.get("PYTHONPATH", ""), _IMPORT_ROOT)
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    variables.setdefault(SAFE_PATH, "1")
     # With this setting huggingface_hub draws its progress bars also without a terminal.
     variables["TQDM_POSITION"] = "-1"
     command = (interpreter, "-m", _PROGRAM)
@@ -197,15 +200,16 @@ def _answer_of(process: SupervisedProcess, output: Output) -> Answer:
     Raises:
         ModelError: A model can't be fetched, or the program ended without an answer.
     """
-    while not _has_answer(process):
-        check_signalled()
-        progress = _last_progress(process)
-        if progress:
-            output.show(progress)
-    try:
-        answer = process.receive(Answer)
-    except UNREADABLE as error:
-        raise _broken(process) from error
+    while True:
+        while not _has_answer(process):
+            check_signalled()
+            progress = _last_progress(process)
+            if progress:
+                output.show(progress)
+        # A module that the interpreter imports at its start may have printed a line before.
+        with contextlib.suppress(*UNREADABLE):
+            answer = process.receive(Answer)
+            break
     if answer is None:
         raise _broken(process)
     if answer.failure is not None:
@@ -280,6 +284,7 @@ def _error_of(failure: Failure) -> ModelError:
     remedies = {
         "not_found": "check its name and revision, or set HF_TOKEN if it is private",
         "unreachable": "run it again where the hub can be reached, or name a folder",
+        "disk": "make room there or mend its rights, or name another folder with HF_HUB_CACHE",
         "other": "run it again, or name a folder",
     }
     return ModelError(f"{subject}: {failure.words.rstrip('.')}; {remedies[failure.code]}")

@@ -145,6 +145,27 @@ def test_a_disk_that_is_too_small_is_known_before_anything_is_fetched(machine: M
     assert machine.hub.contents() == []
 
 
+def test_a_cache_that_cannot_be_written_says_which_variable_names_another(machine: Machine) -> None:
+    machine.cache.touch()
+    words = "Not a directory: '.*'; make room there or mend its rights, or name another folder with"
+    with pytest.raises(ModelError, match=f"{words} HF_HUB_CACHE$"):
+        machine.fetch()
+
+
+def test_what_lies_in_the_working_folder_or_prints_at_the_start_breaks_no_fetch(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text("print('hello')")
+    for name in ("csv", "huggingface_hub"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    machine.settings["PYTHONPATH"] = str(modules)
+    machine.fetch()
+    assert (machine.snapshot / SHARDS[0]).exists()
+
+
 def test_a_gated_model_without_a_token_is_known_at_once(machine: Machine) -> None:
     machine.hub.gated = frozenset({TARGET})
     with pytest.raises(ModelError) as error:
