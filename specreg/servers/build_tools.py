@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.servers.interpreters import last_line_of
-from specreg.servers.toolkit import has_toolkit
+from specreg.servers.toolkit import has_toolkit, toolkit_release
 
 _HEADERS = "import sysconfig; print(sysconfig.get_paths()['include'])"
 
@@ -61,7 +61,12 @@ def missing_tools(
     if not has_toolkit(Path(python), variables):
         yield MissingTool(
             "CUDA's compiler, nvcc",
-            "install the CUDA toolkit and set CUDA_HOME, or have the engine's packages bring it",
+            "install the CUDA toolkit and set CUDA_HOME to its folder; or unset CUDA_HOME, and have"
+            " the engine's packages bring it",
+        )
+    elif not toolkit_release(variables):
+        yield MissingTool(
+            "an nvcc that runs", "the one that is there doesn't; mend it, or unset CUDA_HOME"
         )
     if shutil.which("ninja", path=path) is None:
         yield MissingTool("ninja", "install ninja, or remove the engine's folder in the cache")
@@ -75,7 +80,10 @@ def _has_program(named: str, usual: Sequence[str], path: str) -> bool:
         usual: The names to look for if the variable isn't set.
         path: The folders to search, like PATH.
     """
-    names = shlex.split(named)[:1] or usual
+    try:
+        names = shlex.split(named)[:1] or usual
+    except ValueError:  # a quotation mark that nobody closes
+        return False
     return any(shutil.which(name, path=path) is not None for name in names)
 
 

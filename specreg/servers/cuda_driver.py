@@ -92,7 +92,10 @@ def why_driver_too_old(
     numbers = re.match(r"\d+(\.\d+)*", driver, re.ASCII)
     if numbers is None:
         return ""
-    is_enough = not least_driver or Version(numbers[0]) >= Version(least_driver)
+    # Of a driver that says less, such as `580`, only that much is compared.
+    parts = numbers[0].count(".") + 1
+    least_parts = ".".join(least_driver.split(".")[:parts])
+    is_enough = not least_driver or Version(numbers[0]) >= Version(least_parts)
     searched = map(Path, variables.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     folders = [_COMPATIBLE, *(folder for folder in searched if folder.name == _COMPATIBLE.name)]
     is_compatible = any((folder / "libcuda.so.1").exists() for folder in folders)

@@ -48,7 +48,7 @@ def toolkit_variables(
     Raises:
         OSError: The links can't be written.
     """
-    if variables.get("CUDA_HOME") or variables.get("CUDA_PATH"):
+    if _named_home(variables):
         return {}
     if _compiler(variables, installed) is not None:
         return {}
@@ -68,7 +68,10 @@ def has_toolkit(python: Path, variables: Mapping[str, str], installed: Path = _I
         variables: The environment variables of the server.
         installed: The folder of the machine's toolkit that is used without a variable.
     """
-    return _compiler(variables, installed) is not None or _toolkit_of(python) is not None
+    if _compiler(variables, installed) is not None:
+        return True
+    # A folder that a variable names is where builds look, whatever the environment has.
+    return not _named_home(variables) and _toolkit_of(python) is not None
 
 
 def toolkit_release(variables: Mapping[str, str], installed: Path = _INSTALLED) -> str:
@@ -87,15 +90,20 @@ def toolkit_release(variables: Mapping[str, str], installed: Path = _INSTALLED) 
 
 def _compiler(variables: Mapping[str, str], installed: Path) -> Path | None:
     """Return the nvcc that builds would use: of CUDA_HOME or CUDA_PATH, on PATH, or installed."""
-    homes = [variables[name] for name in ("CUDA_HOME", "CUDA_PATH") if variables.get(name)]
-    if homes:
-        compiler = Path(homes[0]) / _NVCC
-        return compiler if compiler.exists() else None
+    home = _named_home(variables)
+    if home:
+        compiler = os.path.join(home, _NVCC)  # noqa: PTH118 - a name that is too long is no error
+        return Path(compiler) if os.path.exists(compiler) else None  # noqa: PTH110 - as above
     on_path = shutil.which("nvcc", path=variables.get("PATH", ""))
     if on_path is not None:
         return Path(on_path)
     compiler = installed / _NVCC
     return compiler if compiler.exists() else None
+
+
+def _named_home(variables: Mapping[str, str]) -> str:
+    """Return the folder of a toolkit that a variable names; empty if none does."""
+    return variables.get("CUDA_HOME") or variables.get("CUDA_PATH") or ""
 
 
 @functools.cache

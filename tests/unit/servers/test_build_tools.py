@@ -55,13 +55,27 @@ def test_what_is_there_is_found_in_each_of_its_places(python: Path) -> None:
     for name in ("gcc", "g++"):
         program(folder / "system", name)
     program(python.parent, "ninja")
-    program(folder / "cuda/bin", "nvcc")
+    program(folder / "cuda/bin", "nvcc").write_text("#!/bin/sh\necho release 13.0\n")
     assert missing(python, PATH=str(folder / "system")) == []
 
 
-def test_a_toolkit_of_the_environments_packages_will_do(python: Path) -> None:
+def test_a_toolkit_of_the_environments_packages_will_do_unless_a_variable_names_another(
+    python: Path,
+) -> None:
     program(python.parents[1] / "lib/python3.12/site-packages/nvidia/cu13/bin", "nvcc")
-    assert "CUDA's compiler, nvcc" not in missing(python)
+    assert "CUDA's compiler, nvcc" not in missing(python, CUDA_HOME="")
+    (python.parents[2] / "file").touch()
+    for home in ("/nowhere", str(python.parents[2] / "file"), "x" * 5_000):
+        assert "CUDA's compiler, nvcc" in missing(python, CUDA_HOME=home)
+        assert "CUDA's compiler, nvcc" in missing(python, CUDA_HOME="", CUDA_PATH=home)
+
+
+@pytest.mark.parametrize("content", ["", "no program", "#!/bin/sh\nexit 3\n", "#!/nowhere\n"])
+def test_a_compiler_of_cuda_that_does_not_run_is_not_taken_for_one(
+    python: Path, content: str
+) -> None:
+    program(python.parents[2] / "cuda/bin", "nvcc").write_text(content)
+    assert "an nvcc that runs" in missing(python)
 
 
 def test_a_compiler_that_is_named_must_be_there(python: Path) -> None:
@@ -70,6 +84,7 @@ def test_a_compiler_that_is_named_must_be_there(python: Path) -> None:
     compiler = program(folder, "own-compiler")
     path = str(folder)
     assert "a C compiler" in missing(python, PATH=path, CC="/nowhere/gcc -O2")
+    assert "a C compiler" in missing(python, PATH=path, CC="gcc 'O2")
     assert "a C compiler" not in missing(python, PATH=path, CC=f"{compiler} -O2")
 
 

@@ -63,6 +63,8 @@ def test_without_a_lock_nothing_is_known() -> None:
         ("13.0", "535.161.08-grid", True),
         ("13.0", "580.65.06 (open)", False),
         ("13.0", "", False),
+        ("13.0", "580.unknown", False),
+        ("13.0", "570", True),
         ("", "470.57.02", False),
     ],
 )
