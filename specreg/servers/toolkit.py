@@ -92,8 +92,9 @@ def _compiler(variables: Mapping[str, str], installed: Path) -> Path | None:
     """Return the nvcc that builds would use: of CUDA_HOME or CUDA_PATH, on PATH, or installed."""
     home = _named_home(variables)
     if home:
-        compiler = os.path.join(home, _NVCC)  # noqa: PTH118 - a name that is too long is no error
-        return Path(compiler) if os.path.exists(compiler) else None  # noqa: PTH110 - as above
+        named = Path(home) / _NVCC
+        # `Path.exists` raises an error of a name that is too long.
+        return named if os.path.exists(named) else None  # noqa: PTH110
     on_path = shutil.which("nvcc", path=variables.get("PATH", ""))
     if on_path is not None:
         return Path(on_path)
