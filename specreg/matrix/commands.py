@@ -1,4 +1,4 @@
-"""Make a table of cases of the command line by which its author starts the server."""
+"""Turn the command line with which somebody starts a server into a table of cases."""
 
 import dataclasses
 import re
@@ -30,13 +30,13 @@ _JOINED = frozenset({"engine_args", "engine_env", "speculation"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOfCommand:
-    """What a command line says, as keys of `[[cases]]`.
+    """A command line as keys of `[[cases]]`.
 
     Attributes:
-        keys: the keys and values.
-        target: the folder or hub id of its model.
-        drafts: by method, the folder or hub id of its draft.
-        notes: what was left out or changed, and why.
+        keys: The keys and their values.
+        target: The folder or hub id of its model.
+        drafts: The folder or hub id of its draft, by method.
+        notes: Lines about what was left out or changed, and why.
     """
 
     keys: Mapping[str, Any]
@@ -46,7 +46,7 @@ class TableOfCommand:
 
     @property
     def pair_name(self) -> str:
-        """The name of its model pair, if nobody gives it another."""
+        """The name of its model pair, unless the table names another one."""
         name = self.target.rstrip("/").rpartition("/")[2].lower()
         return _UNNAMED.sub("-", name).strip("-.")
 
@@ -55,11 +55,11 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
     """Return a command line as keys of `[[cases]]`.
 
     Args:
-        text: the command line.
-        table: the other keys, which may say with which methods the server is started.
+        text: The command line.
+        table: The other keys of the table, which may choose the methods.
 
     Raises:
-        MatrixError: it can't be understood, or a case can't have what it says.
+        MatrixError: The command line can't be read, or a case can't have one of its settings.
     """
     commands = {
         name: engine.serve_command for name, engine in ENGINES.items() if engine.serve_command
@@ -91,7 +91,7 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
 
 
 def _keys_of_speculation(speculation: ReadSpeculation) -> dict[str, Any]:
-    """Return a speculation as keys of `[[cases]]`, but for its method and its draft."""
+    """Return a speculation as keys of `[[cases]]`, without its method and its draft."""
     keys: dict[str, Any] = {"draft_tokens": speculation.draft_tokens}
     if speculation.tree is not None:
         keys["tree"] = msgspec.to_builtins(speculation.tree)
@@ -104,11 +104,11 @@ def _methods_of(table: Mapping[str, object], methods: list[str]) -> list[str]:
     """Return the methods that a table names; those of its command if it names none.
 
     Args:
-        table: the keys beside the command.
-        methods: `none`, and the method that the command asks for if it asks for one.
+        table: The other keys of the table.
+        methods: `none`, and the method of the command if it has one.
 
     Raises:
-        MatrixError: the table doesn't name the method of the command.
+        MatrixError: The table doesn't name the method of the command.
     """
     named_methods = table.get("methods", methods)
     # What isn't a list is refused when the table is decoded.
@@ -137,10 +137,10 @@ def _speculation_of(command: ReadCommand) -> ReadSpeculation:
 
 
 def _values_of(command: ReadCommand) -> dict[str, Any]:
-    """Return the keys of a command line's flags with their values, those of `parallel` in a table.
+    """Return the values of a command line's flags by key; those of `parallel` are in a table.
 
     Raises:
-        MatrixError: a value isn't one of its key.
+        MatrixError: A key can't have the value of its flag.
     """
     kinds = typing.get_type_hints(LaunchSettings, include_extras=True)
     for name, kind in typing.get_type_hints(Parallel, include_extras=True).items():
@@ -168,10 +168,10 @@ def _values_of(command: ReadCommand) -> dict[str, Any]:
 
 
 def _is_over_all(flag: str, words: tuple[str, ...], command: ReadCommand) -> bool:
-    """Return whether experts lie on different GPUs, from over how many they are spread.
+    """Return whether the experts are spread over all GPUs of the server.
 
     Raises:
-        MatrixError: they are spread over some of the GPUs, which no case can say.
+        MatrixError: They are spread over some of the GPUs, which no key of a case can express.
     """
     gpus = command.values.get(f"{_PARALLEL}tensor", ("1",))
     if words not in {("1",), gpus}:
@@ -189,12 +189,12 @@ def merge_command(
     """Return a table of cases with the keys of its command.
 
     Args:
-        understood: what the command says.
-        table: the other keys of the table.
-        defaults: keys for all tables, which a command replaces.
+        understood: The command as keys.
+        table: The other keys of the table.
+        defaults: The tier's defaults, which a command replaces.
 
     Raises:
-        MatrixError: a key of the table contradicts the command.
+        MatrixError: A key of the table contradicts the command.
     """
     merged = {**defaults, **understood.keys}
     for key, value in table.items():
@@ -211,10 +211,10 @@ def merge_command(
 
 
 def _joined(key: str, own_value: Any, value: Any) -> Any:  # noqa: ANN401 - parts of a document
-    """Return the parts that the command has of a key, and those of the table.
+    """Return the value of a key with the parts of the command and those of the table.
 
     Raises:
-        MatrixError: both have the same part, and it differs.
+        MatrixError: Both have the same part with different values.
     """
     if isinstance(own_value, list) and isinstance(value, list):
         flags = {word.partition("=")[0] for word in own_value if word.startswith("-")}
@@ -235,18 +235,18 @@ def _joined(key: str, own_value: Any, value: Any) -> Any:  # noqa: ANN401 - part
 
 
 def describe(understood: TableOfCommand, models: str) -> tuple[str, ...]:
-    """Return what was understood of a command, a line of a matrix file for each key."""
+    """Return a command as lines of a matrix file, one for each key."""
     pair = f"models = {_toml(models)} # target = {_toml(understood.target)}"
     for method, draft in understood.drafts.items():
         pair += f", drafts.{method} = {_toml(draft)}"
     lines = [f"{key} = {_toml(value)}" for key, value in understood.keys.items()]
-    # Comments of TOML, because these lines can be pasted into the tier.
+    # The notes are comments of TOML, because people paste these lines into a tier.
     comments = [f"# {note}" for note in understood.notes]
     return (pair, *lines, *comments)
 
 
 def _toml(value: object) -> str:
-    """Return a value as a matrix file has it."""
+    """Return a value as TOML."""
     if isinstance(value, dict):
         entries = [f"{key} = {_toml(part)}" for key, part in value.items()]
         return f"{{ {', '.join(entries)} }}"
