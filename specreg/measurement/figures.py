@@ -1,4 +1,4 @@
-"""Calculate all figures of a measurement; docs/explanation/measuring.md has their formulas."""
+"""Calculate all figures of a measurement. docs/explanation/measuring.md has their formulas."""
 
 import itertools
 import operator
@@ -233,7 +233,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
     if measurement.acceptance is not None:
         acceptance = _acceptance(measurement.acceptance, measurement)
 
-    # What a reason of INVALID spoils isn't shown, so that nobody takes it for a figure.
+    # Invalid figures aren't shown, so that nobody uses them.
     timing = None
     control = None
     has_speeds = Family.THROUGHPUT not in invalid and Family.LATENCY not in invalid
@@ -265,6 +265,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
 
 
 def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> AnswerFigures:
+    """Count what the answers contain."""
     thoughts = [
         trace
         for trace in traces
@@ -276,7 +277,7 @@ def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> Answer
     digests = {trace.answer_sha256 for trace in first_turns}
     distinct_answers: int | None = len(digests)
     if "" in digests:
-        # An empty digest stands for an answer that isn't known in full.
+        # An answer that isn't known in full has an empty digest.
         distinct_answers = None
     return AnswerFigures(
         requests=len(traces),
@@ -336,6 +337,7 @@ def _part_of_chunks(sizes: Counter[int], draft_tokens: int) -> PartFigures:
 
 
 def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> AcceptanceFigures:
+    """Return the acceptance of a measurement and of its categories, turns and parts."""
     case = measurement.case
     replay = measurement.replay or Replay()
     drafts_every_step = METHODS[case.server.method].drafts_every_step
@@ -380,7 +382,8 @@ def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
         if steps:
             tokens_per_step = later_tokens / steps
         if record.view is View.VERIFIER:
-            # Each step emits its accepted drafts and one token. What wasn't delivered was cut off.
+            # A step emits its accepted drafts and one token. Tokens that weren't delivered were
+            # cut off by the end of the text or by the output cap.
             truncated_tokens = counts.accepted + steps - later_tokens
     return PartFigures(
         requests=len(record.prompts) or None,
@@ -409,9 +412,10 @@ def _mean_length(parts: Iterable[StepCounts]) -> float | None:
 
 
 def _arm(replay: Replay) -> ArmFigures:
+    """Return the timing of one server's requests."""
     traces = replay.traces
     total_tokens_per_s = None
-    # The sum would be too small if the server didn't report the prompt of each request.
+    # Without the prompt tokens of each request, the sum would be too small.
     if all(trace.prompt_tokens is not None for trace in traces):
         total_tokens_per_s = metrics.per_s(replay, _total_tokens)
     by_category: dict[str, list[RequestTrace]] = {}
@@ -443,6 +447,7 @@ def _total_tokens(trace: RequestTrace) -> int:
 
 
 def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:
+    """Return how fast the tokens of these requests arrived."""
     return PaceFigures(
         requests=len(traces),
         tokens=sum(trace.tokens for trace in traces),
@@ -454,6 +459,7 @@ def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:
 def _speedup(
     measurement: Measurement, timing: ArmFigures | None, control: ArmFigures | None
 ) -> SpeedupFigures | None:
+    """Return the speedup; None without a control, or if no speed is measured."""
     if timing is None or control is None or not measurement.case.speed:
         return None
     tpot_ratio_by_category = {
@@ -470,7 +476,7 @@ def _speedup(
 
 
 def _median_ratio(control: Summary | None, case: Summary | None) -> float | None:
-    """Return the control's median over the case's; a stalled request doesn't move medians."""
+    """Return the control's median divided by the case's. Stalled requests don't affect medians."""
     if control is None or case is None or not case.p50:
         return None
     return control.p50 / case.p50

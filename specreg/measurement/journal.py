@@ -1,4 +1,4 @@
-"""Write every request to disk as it ends, and read the measurements of a cut-off run from there.
+"""Write each request to disk when it ends, and read the measurements of an interrupted run.
 
 Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed`, an `Ended` or a
 `Checked`.
@@ -45,23 +45,22 @@ from specreg.stats.percentiles import TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
 
 _PackageLine = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
-"""A line of `uv pip freeze`, which a baseline's list of packages takes over."""
+"""A line of `uv pip freeze`, which is copied into a baseline's list of packages."""
 _MAX_PACKAGES = 10_000
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """What has to be equal for a measurement of an earlier run to be taken over.
+    """What must be equal for a resumed run to take over a measurement.
 
     Attributes:
         case: the whole case, as JSON.
-        case_id: the case's id, for people.
-        launch: which launch of its server it is, from 1.
-        asked: what the measurement is for: "all", "acceptance" alone, or to "record".
+        case_id: the id of the case, for readers.
+        launch: the number of the server's launch, from 1.
+        asked: what the measurement is for: "all", "acceptance" only, or to "record".
         environment: the environment in which it is measured.
         engine: the engine's installed packages, or the interpreter that has them.
         files_sha256: a checksum of the prompts and of the models' files.
-        packages_sha256: the checksum of the packages in the engine's environment; empty if they
-            aren't known.
+        packages_sha256: the checksum of the packages in the engine's environment; empty if unknown.
     """
 
     case: str
@@ -81,8 +80,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="Begun"):
     """The start of measurements that are made side by side.
 
     Attributes:
-        keys: of the cases, in the order of the arms. A control that is no case of the run has no
-            key; it is the arm after them.
+        keys: the keys of the cases, in the order of the arms. A control that isn't a case of the
+            run has no key; it is the arm after them.
         at_s: when they began, in seconds since the epoch.
     """
 
@@ -94,7 +93,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request.
 
     Attributes:
-        arm: the arm that was asked, by its number in the measurement that began last, from 0.
+        arm: the number of the arm that answered, in the measurement that began last, from 0.
         round: the number of the round, from 0.
         finished: the request.
     """
@@ -105,21 +104,23 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a case's measurement, with what its requests don't tell of it.
+    """The end of a case's measurement, with everything that its requests don't contain.
 
-    The requests of a control stand once, however many cases of the measurement it serves.
+    The requests of a control are written once, even if it serves several cases.
 
     Attributes:
-        arm: the arm that measured the case, by its number in the measurement that began last.
-        control: the arm that was its control; None without one.
-        engine_version: the version that the server reports.
-        target: the target model that was served: a folder or a hub id.
-        draft: the draft model; None without one.
-        lags: the client's lags in each round: those of the case, then those of the control.
+        arm: the number of the case's arm, in the measurement that began last.
+        control: the number of its control's arm; None without a control.
+        engine_version: the version that the server reported.
+        target: the folder or the hub id of the target model.
+        draft: the folder or the hub id of the draft model; None without one.
+        lags: the client's lags in each round of the case, and in each round of the control.
         acceptance: the acceptance; None if it is invalid or the case doesn't speculate.
-        look: the name of the look at which it was enough.
-        power: what the devices drew; None where their power wasn't sampled.
-        invalid: for each invalid family the reason why its figures mean nothing.
+        look: the name of the look at which the acceptance was enough.
+        power: the power of the devices; None if it wasn't sampled.
+        invalid: for each invalid family, the reason why its figures can't be used.
+        packages: the packages of the server's environment.
+        facts: what the engine reported about this launch.
     """
 
     arm: _ArmNumber
@@ -140,11 +141,11 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a correctness check of a case.
 
     Attributes:
-        key: the measurement with which the check was made.
-        check: the check's name.
+        key: the key of the measurement with which the check was made.
+        check: the name of the check.
         verdict: the verdict, as in `verdict.json`.
-        digest: the version of the definition by which answers counted as equal. Journals that
-            don't name it used the first one.
+        digest: the version of the rule by which answers are equal. Journals without it are of the
+            first version.
     """
 
     key: Key
@@ -159,7 +160,7 @@ class _PassedOver(msgspec.Struct, frozen=True, tag="Replayed"):
 
 Line = Attempt | Replayed | Ended | Checked
 _Builders = dict[tuple[int, int], RoundBuilder]
-"""The rounds of a measurement by the number of their arm, and by their own."""
+"""The rounds of a measurement, by the number of the arm and the number of the round."""
 
 _MIB = 2**20
 _MAX_LINE_BYTES = 64 * _MIB
@@ -173,7 +174,7 @@ _LOCK = "journal.lock"
 
 @contextlib.contextmanager
 def _map_disk_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Raise an error of the disk as a SpecregError that names the journal and the remedy."""
+    """Turn an OSError into a SpecregError that names the journal and the remedy."""
     try:
         yield
     except OSError as error:
@@ -182,7 +183,7 @@ def _map_disk_errors(path: Path, remedy: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Journal:
-    """One run's journal; each line is on its way to disk when the call that writes it returns.
+    """The journal of one run. A line is handed to the operating system before a call returns.
 
     Attributes:
         path: the journal's file.
@@ -192,10 +193,10 @@ class Journal:
     _lock: filelock.BaseFileLock | None = None
 
     def hold(self) -> None:
-        """Keep other processes from the run until the journal is closed or this process has ended.
+        """Lock the run against other processes, until the journal is closed or this process ends.
 
         Raises:
-            SpecregError: another process holds the run, or the disk refuses.
+            SpecregError: another process has locked the run, or the lock can't be written.
         """
         if self._lock is not None:
             return
@@ -212,7 +213,7 @@ class Journal:
         self._lock = lock
 
     def begin(self, *keys: Key) -> None:
-        """Record that cases begin to be measured side by side, in the order of their arms."""
+        """Record the start of measurements side by side, with one key for each case's arm."""
         self._write(Attempt(keys=keys, at_s=time.time()))
 
     def record_round(self, arm: int, number: int) -> Record:
@@ -265,11 +266,11 @@ class Journal:
     def take(self, part: Path) -> None:
         """Append the lines of another journal, if it exists.
 
-        A line that can't be read is replaced by another one that can't be read, so that the
-        measurement that it is part of is left out here too.
+        A line that can't be read is replaced by a short unreadable line, so that its measurement is
+        left out of this journal, too.
 
         Raises:
-            SpecregError: the disk refuses, or the other journal is no file of its own.
+            SpecregError: a journal can't be read or written, or the other one is a link.
         """
         if not os.path.lexists(part):
             return
@@ -283,7 +284,7 @@ class Journal:
             self._append(bytes(buffer))
 
     def close(self) -> None:
-        """Release the run; another process may continue it then."""
+        """Unlock the run, so that another process may continue it."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -301,24 +302,24 @@ def load_journal(
 ) -> Mapping[Key, Measurement]:
     """Return the complete measurements of a journal.
 
-    A measurement that a torn or unreadable line is part of is left out.
+    Measurements with a torn or unreadable line are left out.
 
     Args:
         path: the journal's file.
-        last: which one counts if a measurement was made twice. By default it is the first, because
-            a worker that was given up may end after the worker that took its place. Where no other
-            process writes the journal, it may be the last; the measurements then come in the order
-            in which those that count were made.
-        known: the cases here by their keys, for the journal of another machine. Only these count,
-            and a line that isn't torn and can't be read is an error. None for a journal of this
-            machine.
+        last: whether the last of several measurements with one key counts, instead of the first.
+            The first one is right if several processes write the journal, because a worker that was
+            given up may end after its replacement. If the last one counts, the measurements are in
+            the order in which those that count were made.
+        known: the cases of this checkout by their keys, for a journal from another machine. Only
+            these cases count, and an unreadable line is an error unless it is torn. None for a
+            journal of this machine.
 
     Raises:
-        SpecregError: the file can't be read, or the journal of another machine says what can't be.
+        SpecregError: the file can't be read, or a journal from another machine is invalid.
     """
     measurements: dict[Key, Measurement] = {}
-    # What the lines belong to, by arm: the cases that have begun and not ended. There are none
-    # after an unreadable line.
+    # The cases that have begun and not ended, by their arms. An unreadable line clears them, so
+    # that the lines after it are ignored until the next measurements begin.
     keys: dict[int, Key] = {}
     builders: _Builders = {}
     for _, line in _lines(path, strict=known is not None):
@@ -343,7 +344,7 @@ def load_journal(
                 case_ids = ", ".join(f"'{key.case_id}'" for key in keys.values())
                 message = f"journal '{path}': measurement of {case_ids}: {error}"
                 raise SpecregError(f"{message}; {_AGAIN}") from error
-            # A case that another version wrote may have another form, which isn't taken over.
+            # Another version of specreg may have written the case in another form.
             keys = {}
     return measurements
 
@@ -351,10 +352,16 @@ def load_journal(
 def _measurement(
     key: Key, line: Ended, builders: _Builders, known: Mapping[str, Case] | None
 ) -> Measurement:
-    """Put a measurement together from its lines.
+    """Build a measurement from its lines.
+
+    Args:
+        key: the key of the measurement.
+        line: its last line.
+        builders: the rounds with the requests of all arms.
+        known: as for `load_journal`.
 
     Raises:
-        msgspec.ValidationError: the lines say what can't have been measured.
+        msgspec.ValidationError: the lines contain something impossible.
     """
     case = _case_of(key, known)
     if line.look not in Look.__members__:
@@ -395,7 +402,7 @@ def _measurement(
 def _rounds(
     builders: _Builders, lags_of_rounds: Sequence[TimeHistogram], arm: int
 ) -> tuple[Round, ...]:
-    """Return the first rounds of an arm, as many as have lags; a round may have no requests."""
+    """Return the rounds of an arm that have lags. A round may have no requests."""
     rounds = []
     for number, lags in enumerate(lags_of_rounds):
         check_lags(lags)
@@ -405,10 +412,14 @@ def _rounds(
 
 
 def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
-    """Return the case of a key, which must be a known one if any are passed.
+    """Return the case of a key.
+
+    Args:
+        key: the key.
+        known: as for `load_journal`. If it is set, the case must be one of these.
 
     Raises:
-        msgspec.ValidationError: the case isn't known here, or its engine or method isn't.
+        msgspec.ValidationError: the case, its engine or its method is unknown here.
     """
     if known is None:
         decoded_case = msgspec.json.decode(key.case, type=Case)
@@ -425,16 +436,16 @@ def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
 def load_checks(
     path: Path, *, known: Mapping[str, Case] | None = None
 ) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
-    """Return the verdicts of the correctness checks in a journal, by key and check's name.
+    """Return the verdicts of the correctness checks in a journal, by the key and the check's name.
 
-    A check that used another definition of equal answers is left out, so that it is made again.
+    A check that used another rule for equal answers is left out, so that it is made again.
 
     Args:
         path: the journal's file.
-        known: as in `load_journal`; here it only decides which unreadable lines are errors.
+        known: as for `load_journal`. Here it only decides which unreadable lines are errors.
 
     Raises:
-        SpecregError: the file can't be read, or a line of another machine's journal can't be.
+        SpecregError: the file, or a line of a journal from another machine, can't be read.
     """
     verdicts = {}
     kinds = Attempt | _PassedOver | Ended | Checked
@@ -445,14 +456,14 @@ def load_checks(
 
 
 def last_run(runs: Path, part: str = "") -> Path:
-    """Return the run's folder that was written to last.
+    """Return the folder of the run that was written to last.
 
     Args:
         runs: the folder of the runs.
-        part: the end of the folders' names, for the runs of a shard.
+        part: the end of the folder's name if it must be the run of a shard.
 
     Raises:
-        SpecregError: there is no run, the last one still goes on, or it has no journal.
+        SpecregError: there is no run, the last one is still running, or it has no journal.
     """
     folders = [
         path
@@ -468,7 +479,7 @@ def last_run(runs: Path, part: str = "") -> Path:
         # It may come from another machine, and what the run writes would lie behind a link.
         message = f"--specreg-resume: the last run, '{folder}': {error.strerror}"
         raise SpecregError(f"{message}; remove that folder, or run without it") from error
-    # A worker may hold a share of the run, so each journal below the folder is tried.
+    # A worker may have locked its part of the run, so each journal below the folder is tried.
     for lock_path in folder.rglob(_LOCK):
         journal = Journal(lock_path.with_name("journal.jsonl"))
         journal.hold()
@@ -494,16 +505,16 @@ def _lines(
     strict: bool = False,
     kinds: Any = Line,  # noqa: ANN401 - a union of types
 ) -> Iterator[tuple[bytes, Any]]:
-    """Yield each line with its newline, and decoded; None instead if it can't be read.
+    """Yield each line with its newline, and its decoded value; None if it can't be read.
 
     Args:
         path: the journal's file.
-        strict: whether a line may be unreadable only if it isn't JSON, because a writer that was
-            killed left part of it.
+        strict: whether an unreadable line is an error, unless it is torn. A torn line isn't JSON,
+            because its writer was killed.
         kinds: the types of the lines.
 
     Raises:
-        SpecregError: the file can't be read or is too long, or a line breaks the strict rule.
+        SpecregError: the file can't be read or is too long, or `strict` forbids a line.
     """
     decoder = msgspec.json.Decoder(kinds)
     with (
@@ -520,7 +531,7 @@ def _lines(
             line = None
             try:
                 line = decoder.decode(content)
-                # There are hundreds of thousands of requests, and `check_request` checks theirs.
+                # `check_request` checks the names of requests, of which there are very many.
                 if strict and not isinstance(line, (Replayed, _PassedOver)):
                     check_plain_names(msgspec.json.decode(content))
             except UNREADABLE as error:

@@ -1,7 +1,7 @@
-"""A run as the records that aiperf 0.13 writes, one for each request.
+"""Render a run as the records that aiperf 0.13 writes, one for each request.
 
-The moments of requests are exact to one another; that the first was sent when the run began is an
-assumption.
+The times between requests are exact. That the first request was sent at the beginning of the run is
+an assumption.
 """
 
 import json
@@ -23,8 +23,8 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
     """Return aiperf's records of the requests of each case, by the path of their file.
 
     Args:
-        report: The run's.
-        measured: The launch whose figures the report has, by the id of its case.
+        report: the report of the run.
+        measured: the measurement of each case on the launch that the report shows, by its id.
 
     Raises:
         SpecregError: a case's id can't be the name of a folder.
@@ -50,13 +50,14 @@ def _records_of(
     """Yield the record of each request, in the order in which they were sent."""
     if measurement.replay is None:
         return
+    # The clock of the traces is monotonic. Shift it so that the first request begins with the run.
     traces = measurement.replay.traces
     shift_ns = began_ns - min((trace.sent_ns for trace in traces), default=0)
     counts_by_turn: dict[tuple[str, int], list[StepCounts]] = {}
     if measurement.acceptance is not None:
         for prompt in measurement.acceptance.prompts:
             counts_by_turn.setdefault((prompt.prompt_id, prompt.turn), []).append(prompt.counts)
-    # A prompt that is replayed again is another session, and has the next counts of its turn.
+    # A prompt that is replayed again is a new session, and gets the next counts of its turn.
     replays = Counter[tuple[str, int]]()
     session_numbers: dict[tuple[str, int], int] = {}
     for trace in traces:
@@ -77,7 +78,13 @@ def _records_of(
 
 
 def _metadata(trace: RequestTrace, session: int, shift_ns: int) -> Mapping[str, object]:
-    """Return aiperf's words on a request; `shift_ns` leads from our clock to the calendar's."""
+    """Return aiperf's metadata of a request.
+
+    Args:
+        trace: the request.
+        session: the number of its session.
+        shift_ns: the difference between the time since the epoch and the clock of the trace.
+    """
     return {
         "session_num": session,
         "conversation_id": trace.prompt_id,
@@ -92,7 +99,7 @@ def _metadata(trace: RequestTrace, session: int, shift_ns: int) -> Mapping[str, 
 
 
 def _metrics(trace: RequestTrace) -> Mapping[str, Mapping[str, object]]:
-    """Return aiperf's metrics of a request, without those that aren't known."""
+    """Return aiperf's metrics of a request, without unknown ones."""
     metrics = {
         "time_to_first_token": (ttft_ms(trace), "ms"),
         "request_latency": (e2e_ms(trace), "ms"),
@@ -110,7 +117,7 @@ def _metrics(trace: RequestTrace) -> Mapping[str, Mapping[str, object]]:
 def _acceptance(
     case: CaseReport, trace: RequestTrace, counts: StepCounts
 ) -> Mapping[str, object] | None:
-    """Return aiperf's acceptance of a request; None where it isn't known what was drafted."""
+    """Return aiperf's acceptance of a request; None if the number of drafts is unknown."""
     if not counts.steps or not counts.proposed:
         return None
     draft_tokens = None

@@ -1,8 +1,8 @@
-"""A run as benchmarks of pytest-benchmark.
+"""Render a run as benchmarks of pytest-benchmark.
 
-A benchmark is a measured case, and its rounds are the case's. What is timed is TPOT, the median of
-each round, in seconds. Where one process measures, pytest-benchmark computes the statistics and
-writes the file; a merged run gets the same from here.
+A benchmark is a measured case with its rounds, and its times are the median TPOT of each round in
+seconds. If one process measures the run, pytest-benchmark computes the statistics and writes the
+file. For a merged run this module does the same.
 """
 
 import json
@@ -36,10 +36,7 @@ def is_given(getoption: Callable[[str, object], object], names: Iterable[str]) -
 
 
 def times_of(measurement: Measurement) -> tuple[float, ...]:
-    """Return the median TPOT of each round that has one, in seconds.
-
-    Empty where the measurement's speeds mean nothing.
-    """
+    """Return the median TPOT of each round that has one, in seconds; empty if it is invalid."""
     replay = measurement.replay
     if replay is None or not _SPEEDS.isdisjoint(measurement.invalid):
         return ()
@@ -49,9 +46,9 @@ def times_of(measurement: Measurement) -> tuple[float, ...]:
 
 
 def benchmark_of(measurement: Measurement, verdicts: Iterable[Verdict]) -> Mapping[str, object]:
-    """Return what the entry of a case says beside its times: its groups, and its figures.
+    """Return the entry of a case without its times: its group, its parameters and its figures.
 
-    The outcome is the worst of a run's verdicts on the case, empty without any.
+    The outcome is that of the worst verdict on the case; empty without a verdict.
     """
     case = measurement.case
     params = {
@@ -73,19 +70,19 @@ def benchmark_of(measurement: Measurement, verdicts: Iterable[Verdict]) -> Mappi
 
 
 def machine_info_of(environment: Environment) -> Mapping[str, object]:
-    """Return what must be equal for two speeds to be comparable; pytest-benchmark warns if not."""
+    """Return what must be equal to compare two speeds. pytest-benchmark warns if it differs."""
     return {"name": environment.name, **msgspec.to_builtins(environment)}
 
 
 def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Mapping[str, str]:
-    """Return what `--benchmark-json` writes, of a whole run, by its file.
+    """Return the file that `--benchmark-json` would write for a whole run.
 
     Args:
-        report: The run's.
-        measured: The launch whose figures the report has, by the id of its case.
+        report: the report of the run.
+        measured: the measurement of each case on the launch that the report shows, by its id.
 
     Returns:
-        The file; none where no case has a time.
+        The content by the file's name; empty if no case has a time.
     """
     benchmarks = []
     for case in report.cases:
@@ -94,7 +91,8 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
         if measurement is None or not times_s:
             continue
         param = f"{case.case_id}-{RECORDED.name}"
-        name = f"test_throughput_is_recorded[{param}]"  # as pytest calls the test of a case
+        # The name of the test that records the case in a run of one process.
+        name = f"test_throughput_is_recorded[{param}]"
         benchmark = {
             "name": name,
             "fullname": f"tests/perf/test_throughput.py::{name}",
@@ -116,10 +114,10 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
 
 
 def _statistics(times_s: Sequence[float]) -> Mapping[str, object]:
-    """Return pytest-benchmark's statistics of one round or more, by its names for them.
+    """Return the statistics of one round or more, with the names that pytest-benchmark uses.
 
-    Outliers are counted in its two ways: further than a standard deviation from the mean, and
-    outside Tukey's fences of 1.5 interquartile ranges.
+    It counts outliers in two ways: values more than a standard deviation away from the mean, and
+    values outside Tukey's fences of 1.5 interquartile ranges.
     """
     rounds = len(times_s)
     total = sum(times_s)

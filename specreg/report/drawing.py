@@ -1,7 +1,7 @@
-"""The geometry of the page's pictures. The templates turn it into SVG.
+"""Calculate the geometry of the page's pictures. The templates turn it into SVG.
 
-A picture is small: a page of 72 cases has about a thousand of them. Vega-Lite drew 12 KB and 30 ms
-for each, so that such a page took 6 MB and 11 s.
+The pictures must be small, because a page of 72 cases has about a thousand of them. With Vega-Lite
+each took 12 KB and 30 ms, so such a page took 6 MB and 11 s.
 """
 
 import itertools
@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _LEAST_RANGE_FRAC = 0.01
-"""A range that is a smaller share of its largest value is widened: noise is no movement."""
+"""An axis spans at least this share of its largest value, so that noise isn't drawn as a change."""
 _DISTANCES = 3
-"""How many distances between ticks an axis has at least, about."""
+"""The approximate least number of distances between the ticks of an axis."""
 _STEPS = (1, 2, 5, 10)
-"""Distances between ticks are one of these times a power of ten."""
+"""The distance between ticks is one of these times a power of ten."""
 _LEAST_RANGE = 1e-6
-"""Values that are all smaller are drawn as 0."""
+"""Values below this are drawn as 0."""
 _LARGEST = 1e200
-"""Larger numbers, which a damaged file may hold, are drawn as this one."""
+"""Larger numbers, which a damaged file may contain, are drawn as this one."""
 _LARGEST_PLAIN = 1e7
-"""Larger numbers, and steps of their size, are written with an exponent."""
+"""Larger numbers are written with an exponent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Tick:
     """A labelled value of an axis.
 
     Attributes:
-        at: where it lies, in the unit of its picture.
+        at: its position, in the unit of its picture.
         label: the value, rounded to the distance of the ticks.
     """
 
@@ -38,13 +38,13 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisStyle:
-    """How an axis is labelled, and how little it spans at least.
+    """How an axis is labelled, and the least range that it spans.
 
     Attributes:
-        prefix: what precedes each label.
-        unit: what follows each label.
-        signed: whether a label above 0 has its sign.
-        least_range: the smallest distance of its ends; 1 % of its largest value if that is more.
+        prefix: the text before each label.
+        unit: the text after each label.
+        signed: whether labels above 0 have a plus sign.
+        least_range: the least distance between its ends; 1 % of its largest value if that is more.
     """
 
     prefix: str = ""
@@ -58,7 +58,7 @@ PLAIN = AxisStyle()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """An axis whose ends are ticks and differ by 1 % of its values at least.
+    """An axis whose ends are ticks, and which spans at least 1 % of its largest value.
 
     Attributes:
         low: the value at its beginning.
@@ -74,12 +74,12 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], style: AxisStyle = PLAIN) -> "Axis":
-        """Return the axis that holds some values; one from 0 to 1 or so if none is a number."""
+        """Return an axis that contains these values; one around 0.5 if none is finite."""
         shown = [value for value in values if math.isfinite(value)] or [0.5]
         low = max(min(shown), -_LARGEST)
         high = min(max(shown), _LARGEST)
         largest = max(abs(low), abs(high))
-        # Values that repeat to the last digits would have an axis of rounding errors.
+        # The axis of nearly equal values would otherwise show rounding errors.
         least_range = max(style.least_range, _LEAST_RANGE_FRAC * largest)
         if least_range < _LEAST_RANGE:
             least_range = 1.0
@@ -89,13 +89,13 @@ class Axis:
             low = middle - least_range / 2
             high = middle + least_range / 2
         step = _round_step((high - low) / _DISTANCES)
-        # What lies on a tick but for rounding is on it.
+        # A value that differs from a tick only by rounding needs no further tick.
         first = math.floor(low / step + 1e-6)
         last = math.ceil(high / step - 1e-6)
         return cls(low=first * step, high=last * step, step=step, style=style)
 
     def share(self, value: float) -> float:
-        """Return where a value lies, from 0 at the beginning to 1 at the end."""
+        """Return the position of a value, from 0 at the beginning of the axis to 1 at its end."""
         if math.isnan(value):
             return 0.5
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
@@ -104,8 +104,8 @@ class Axis:
         """Return the ticks.
 
         Args:
-            length: of the axis in the unit of the picture; negative where it leads upwards.
-            start: where it begins.
+            length: the length of the axis in the unit of the picture; negative if it goes upwards.
+            start: the position of its beginning.
         """
         count = round((self.high - self.low) / self.step)
         values = [self.low + number * self.step for number in range(count + 1)]
@@ -117,35 +117,38 @@ class Axis:
 
     def _label(self, value: float) -> str:
         if abs(value) < self.step / 2:
-            value = 0.0  # without the sign that rounding may leave
-        before = "+" if self.style.signed and value > 0 else self.style.prefix
+            # Rounding may have left a minus sign.
+            value = 0.0
+        prefix = self.style.prefix
+        if self.style.signed and value > 0:
+            prefix = "+"
         unit = self.style.unit
-        # A damaged file may hold any number, and its digits would run across the picture.
+        # A damaged file may contain any number, whose digits would run across the picture.
         if abs(value) >= _LARGEST_PLAIN:
-            return f"{before}{value:.4g}{unit}"
+            return f"{prefix}{value:.4g}{unit}"
         decimals = max(0, -math.floor(math.log10(self.step) + 1e-6))
-        return f"{before}{value:.{decimals}f}{unit}"
+        return f"{prefix}{value:.{decimals}f}{unit}"
 
 
 def _round_step(step: float) -> float:
-    """Return a round distance of ticks that is not much less than a step."""
+    """Return a round distance between ticks that isn't much smaller than a step."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(power * factor for factor in _STEPS if power * factor * 1.5 >= step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A row of an interval picture. Places are percent of its width.
+    """A row of an interval picture. Positions are in percent of its width.
 
     Attributes:
-        label: what it is about.
+        label: the name of the row.
         text: its numbers.
         tone: the colour of its dot, as the page's style names it.
-        target: the id of the element of the page that tells more; empty without one.
-        value: where the dot is.
-        low: where the interval begins; None without one.
-        high: where it ends.
-        mark: where the baseline is; None without one.
+        target: the id of the page's element that the row links to; empty without one.
+        value: the position of the dot.
+        low: the beginning of the interval; None without one.
+        high: the end of the interval; None without one.
+        mark: the position of the baseline; None without one.
     """
 
     label: str
@@ -163,10 +166,10 @@ class IntervalPicture:
     """Values with their intervals, one below the other on one axis.
 
     Attributes:
-        title: what is drawn.
-        note: how to read it.
-        reference: where the value lies that means "no change", in percent of the width.
-        ticks: of the axis, in percent of the width.
+        title: the title.
+        note: an explanation of how to read it.
+        reference: the position of the value that means "no change", in percent of the width.
+        ticks: the ticks of the axis, in percent of the width.
         rows: the values.
     """
 
@@ -179,7 +182,7 @@ class IntervalPicture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRow:
-    """What a row of an interval picture shows, in the unit of its axis; see `Interval`."""
+    """The values of a row of an interval picture, in the unit of its axis; see `Interval`."""
 
     label: str
     text: str
@@ -198,7 +201,7 @@ def draw_intervals(
     reference: float,
     style: AxisStyle = PLAIN,
 ) -> IntervalPicture:
-    """Draw values with their intervals on one axis, which holds the reference too."""
+    """Draw values with their intervals on one axis, which also contains the reference."""
     values = [reference]
     for row in rows:
         values += [row.value, *(row.interval or ())]
@@ -237,7 +240,12 @@ def draw_intervals(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A share, and what was expected of it, in percent; None where that isn't known."""
+    """A share and its expected value, in percent.
+
+    Attributes:
+        share: the share.
+        expected: its expected value; None if unknown.
+    """
 
     share: float
     expected: float | None
@@ -248,8 +256,8 @@ class BarPicture:
     """Shares side by side.
 
     Attributes:
-        title: what is drawn.
-        target: the id of the element of the page that tells more; empty without one.
+        title: the title.
+        target: the id of the page's element that the picture links to; empty without one.
         bars: the shares, from the first position.
     """
 
@@ -261,7 +269,7 @@ class BarPicture:
 def draw_bars(
     title: str, shares: Sequence[float], expected: Sequence[float] = (), target: str = ""
 ) -> BarPicture:
-    """Draw shares (0..1) side by side, with what was expected of them behind."""
+    """Draw shares (0..1) side by side, with their expected values behind them."""
     bars = []
     for index, share in enumerate(shares):
         expected_percent = None
@@ -276,11 +284,11 @@ class Curve:
     """A line through points.
 
     Attributes:
-        name: what it is about.
-        color: a variable of the page's style.
-        path: what it leads through, as the attribute of a path.
-        dots: points that are drawn as well: x, y, and a variable of the page's style.
-        diamonds: where it crosses the reference: x and y.
+        name: the name of the line.
+        color: its colour, a variable of the page's style.
+        path: its points, as the attribute of an SVG path.
+        dots: points that are drawn in addition: x, y, and the colour.
+        diamonds: the points where it crosses the reference: x and y.
     """
 
     name: str
@@ -295,17 +303,17 @@ class CurvePicture:
     """Lines over one axis.
 
     Attributes:
-        title: what is drawn.
-        note: how to read it.
-        x_ticks: below the lines.
-        y_ticks: left of them.
+        title: the title.
+        note: an explanation of how to read it.
+        x_ticks: the ticks below the lines.
+        y_ticks: the ticks to the left of them.
         curves: the lines.
-        band: the room that the lines of further cases fill, as the attribute of a path; empty
-            without any.
+        band: the area that the lines of further cases cover, as the attribute of an SVG path; empty
+            without one.
         reference: the height of the dashed line; None without one.
-        versions: where a version begins: the place, and what it is.
-        bad: where the first of the bad runs is, of each line that has one.
-        legend: by variable of the page's style, what has that colour.
+        versions: the positions at which versions of the engine begin, labelled with the version.
+        bad: the position of the first bad run of each line that has one.
+        legend: the name of what has each colour, by the colour.
     """
 
     title: str
@@ -320,8 +328,8 @@ class CurvePicture:
     legend: Mapping[str, str] = field(default_factory=dict)
 
 
-# A curve picture is 680 wide and 300 high. On a page it is about half as large, so a whole number
-# of this unit is finer than a screen, and shorter to write than a fraction.
+# A curve picture is 680 wide and 300 high. On a page it is about half as large, so whole numbers
+# are precise enough, and they take fewer characters than fractions.
 PLOT_LEFT = 96
 PLOT_RIGHT = 650
 PLOT_TOP = 28
@@ -330,7 +338,7 @@ PLOT_BOTTOM = 252
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """The room of a curve picture.
+    """The plotting area of a curve picture.
 
     Attributes:
         y: the axis of its height.
@@ -343,14 +351,14 @@ class Plot:
     x_high: float
 
     def x(self, number: float) -> int:
-        """Return the place of a number from left to right; the middle where there is only one."""
+        """Return the horizontal position of a number; the middle if there is only one number."""
         if self.x_high <= self.x_low:
             return (PLOT_LEFT + PLOT_RIGHT) // 2
         share = (number - self.x_low) / (self.x_high - self.x_low)
         return round(PLOT_LEFT + share * (PLOT_RIGHT - PLOT_LEFT))
 
     def height(self, value: float) -> int:
-        """Return the height of a value."""
+        """Return the vertical position of a value."""
         return round(PLOT_BOTTOM - self.y.share(value) * (PLOT_BOTTOM - PLOT_TOP))
 
     @property
@@ -360,9 +368,9 @@ class Plot:
         return tuple(Tick(at=round(tick.at), label=tick.label) for tick in ticks)
 
     def path(self, line: Iterable[tuple[float, float]]) -> str:
-        """Return a line of numbers and values as the attribute of a path.
+        """Return a line of numbers and values as the attribute of an SVG path.
 
-        A step says how far it leads, not where to: that takes half the characters, and the lines
+        The coordinates are relative. They take half as many characters as absolute ones, and lines
         are a third of a page of many nights.
         """
         points = [(self.x(number), self.height(value)) for number, value in line]
@@ -371,12 +379,12 @@ class Plot:
         start_x, start_y = points[0]
         steps = []
         for (x, y), (next_x, next_y) in itertools.pairwise(points):
-            # A minus sign separates as well as a space does.
+            # SVG needs no space before a minus sign.
             steps.append(f"{next_x - x} {next_y - y}".replace(" -", "-"))
         return f"M{start_x} {start_y}l{' '.join(steps)}"
 
     def band(self, lines: Iterable[Iterable[tuple[float, float]]]) -> str:
-        """Return the room that some lines fill, as a path; empty without a line."""
+        """Return the area that lines cover, as the attribute of an SVG path; empty without any."""
         values_by_number: dict[float, list[float]] = {}
         for line in lines:
             for number, value in line:
@@ -390,7 +398,7 @@ class Plot:
 
 
 def spaced(ticks: Iterable[Tick], room: float) -> Iterator[Tick]:
-    """Yield the ticks that are at least some room apart, from the first one."""
+    """Yield the ticks that are at least `room` apart, beginning with the first one."""
     last_at = -math.inf
     for tick in ticks:
         if tick.at - last_at >= room:
@@ -399,5 +407,5 @@ def spaced(ticks: Iterable[Tick], room: float) -> Iterator[Tick]:
 
 
 def _rounded(coordinate: float) -> float:
-    """Return a place to a tenth of its unit, which is finer than a screen."""
+    """Return a coordinate rounded to a tenth of its unit, which is finer than a screen's pixels."""
     return round(coordinate, 1)
