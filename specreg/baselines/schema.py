@@ -585,11 +585,14 @@ def _render(value: object, indent: str) -> str:
     """Render a value as JSON, with a line for each key of a mapping and each list in a list."""
     deeper = indent + " "
     if isinstance(value, dict):
-        rows = [f"{json.dumps(key)}: {_render(value[key], deeper)}" for key in sorted(value)]
-        return "{\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}}}"
+        rows = [
+            f"{deeper}{json.dumps(key)}: {_render(value[key], deeper)}" for key in sorted(value)
+        ]
+        return "\n".join(("{", ",\n".join(rows), f"{indent}}}"))
     if _holds_containers(value):
-        rows = [json.dumps(item, ensure_ascii=False, sort_keys=True) for item in value]
-        return "[\n" + ",\n".join(deeper + row for row in rows) + f"\n{indent}]"
+        items = [json.dumps(item, ensure_ascii=False, sort_keys=True) for item in value]
+        rows = [f"{deeper}{item}" for item in items]
+        return "\n".join(("[", ",\n".join(rows), f"{indent}]"))
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -687,7 +690,7 @@ def _is_of(figure: PublishedFigure, case: Case) -> bool:
         (figure.draft, server.draft),
         (figure.draft_tokens, server.draft_tokens),
         (figure.dataset, case.dataset),
-        # Published figures are of chains of drafts, so a case that drafts trees matches none.
+        # A published figure doesn't say how drafts branched, so a case with a tree matches none.
         (None, server.tree),
     )
     may_be_open = (

@@ -224,7 +224,10 @@ class _Search:
                 self.lost = frozenset(
                     verdict.metric for verdict in decision.verdicts if verdict.outcome in _WORSE
                 )
-        self.options.show(", ".join(filter(None, (f"{version}: {state}", reason))))
+        line = f"{version}: {state}"
+        if reason:
+            line = f"{line}, {reason}"
+        self.options.show(line)
         return state, reason
 
     def _reasons(self, state: VersionState, decision: Decision) -> Sequence[str]:

@@ -69,7 +69,8 @@ class Trend:
             squares = 0.0
         correlation = 0.0
         if squares:
-            neighbours = max(float(np.dot(residuals[1:], residuals[:-1])) / squares, 0.0)
+            products = float(np.dot(residuals[1:], residuals[:-1]))
+            neighbours = max(products / squares, 0.0)
             # The estimate is biased towards 0, because the line was fitted (Kendall 1954).
             correlation = min(neighbours + (1 + 4 * neighbours) / segments, 1.0)
         return cls(

@@ -247,7 +247,9 @@ class Gate:
         Raises:
             SideError: the server of a side has never started, neither now nor before.
         """
-        side_names = f"side {sides[0]}" if len(sides) == 1 else f"sides {', '.join(sides)}"
+        side_names = f"sides {', '.join(sides)}"
+        if len(sides) == 1:
+            side_names = f"side {sides[0]}"
         server_ids = dict.fromkeys((group[0].a.server.id, group[0].b.server.id))
         self.options.show(f"launch {number}, {side_names}: {' > '.join(server_ids)}")
         starts: dict[Side, ServerStart] = {}

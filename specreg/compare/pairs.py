@@ -68,7 +68,9 @@ class Pair:
     @property
     def id(self) -> str:
         """The id of the case, or both ids if the sides run different cases."""
-        return self.a.id if self.a.id == self.b.id else f"{self.a.id} > {self.b.id}"
+        if self.a.id == self.b.id:
+            return self.a.id
+        return f"{self.a.id} > {self.b.id}"
 
     def of(self, side: Side) -> Case:
         """Return the case as a side runs it."""

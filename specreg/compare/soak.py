@@ -222,7 +222,8 @@ class Soak:
             replay = measurement.replay
             started_ns = started_ns or replay.rounds[0].started_ns
             self.segments.append(self._segment(replay, measurement.invalid, server, started_ns))
-            append_lines(self.path, msgspec.json.encode(hide_values(self.segments[-1])) + b"\n")
+            line = msgspec.json.encode(hide_values(self.segments[-1]))
+            append_lines(self.path, line + b"\n")
             if len(self.segments) == FORECAST_SEGMENTS:
                 for sentence in self.forecast():
                     self.options.show(sentence)

@@ -651,7 +651,8 @@ def is_warm(step_times_ns: Sequence[float]) -> bool:
     Args:
         step_times_ns: the median step time of each batch.
     """
-    recent = [math.log(step_time_ns) for step_time_ns in step_times_ns[1:][-2 * _COMPARED :]]
+    later_step_times_ns = step_times_ns[1:]
+    recent = [math.log(step_ns) for step_ns in later_step_times_ns[-2 * _COMPARED :]]
     if len(recent) < 2 * _COMPARED:
         return False
     earlier = recent[:_COMPARED]

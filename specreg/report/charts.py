@@ -548,7 +548,9 @@ def _load_picture(
     """Draw the gain of each line over the load, with a diamond where it crosses 1."""
     gains = [gain for line in lines.values() for _, gain in line]
     # Loads usually double from one to the next, so a logarithmic axis spaces them equally.
-    plot = Plot(y=Axis.over([1.0, *gains]), x_low=math.log2(loads[0]), x_high=math.log2(loads[-1]))
+    lightest = math.log2(loads[0])
+    heaviest = math.log2(loads[-1])
+    plot = Plot(y=Axis.over([1.0, *gains]), x_low=lightest, x_high=heaviest)
     curves = []
     findings = []
     for index, (name, line) in enumerate(lines.items()):

@@ -409,4 +409,6 @@ def render_time(nanoseconds: int) -> str:
     """Return a time as `0:42`, `12:03` or `1:02:03`."""
     minutes, seconds = divmod(nanoseconds // _NS_PER_S, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds:02}"
+    return f"{minutes}:{seconds:02}"

@@ -338,6 +338,12 @@ def _setting_text(value: object) -> str:
     if dataclasses.is_dataclass(value):
         return ", ".join(f"{name} {text}" for name, text in settings_of(value))
     if isinstance(value, tuple):
-        items = [f"{item[0]}={item[1]}" if isinstance(item, tuple) else str(item) for item in value]
-        return ", ".join(items)
+        return ", ".join(map(_item_text, value))
     return str(value)
+
+
+def _item_text(item: object) -> str:
+    """Return an item of a setting as text: a pair as `NAME=VALUE`."""
+    if isinstance(item, tuple):
+        return f"{item[0]}={item[1]}"
+    return str(item)

@@ -249,8 +249,9 @@ def _mean_since(
 ) -> tuple[float, float]:
     """Return the weighted mean of the nights from index `start` on, and their weight."""
     weight = float(weights[-1] - weights[start])
-    total = float(means[-1] * weights[-1] - means[start] * weights[start])
-    return total / weight, weight
+    sum_of_all = means[-1] * weights[-1]
+    sum_before = means[start] * weights[start]
+    return float(sum_of_all - sum_before) / weight, weight
 
 
 def _levels(series: Sequence[NightLevel]) -> NDArray[np.float64]:

@@ -120,5 +120,6 @@ def sum_of(first: Variance, second: Variance) -> Variance:
     value = first.value + second.value
     if not value:
         return Variance(value=0.0, freedom=min(first.freedom, second.freedom))
-    denominator = first.value**2 / first.freedom + second.value**2 / second.freedom
-    return Variance(value=value, freedom=value**2 / denominator)
+    first_term = first.value**2 / first.freedom
+    second_term = second.value**2 / second.freedom
+    return Variance(value=value, freedom=value**2 / (first_term + second_term))

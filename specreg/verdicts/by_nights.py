@@ -97,7 +97,10 @@ def _date_of(run: str) -> str:
     digits = run[:_DATE_DIGITS]
     if len(digits) < _DATE_DIGITS or not digits.isdigit():
         return run
-    return f"{digits[:4]}-{digits[4:6]}-{digits[6:]}"
+    year = digits[:4]
+    month = digits[4:6]
+    day = digits[6:]
+    return f"{year}-{month}-{day}"
 
 
 def judge_beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEvidence) -> Verdict:

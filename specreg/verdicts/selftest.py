@@ -324,7 +324,8 @@ def most_by_chance(trials: int, frac: float) -> int:
     # The cumulative binomial distribution.
     below = 0.0
     for hits in range(trials):
-        below += math.comb(trials, hits) * frac**hits * (1 - frac) ** (trials - hits)
+        misses = trials - hits
+        below += math.comb(trials, hits) * frac**hits * (1 - frac) ** misses
         if below >= 1 - _ONCE_IN_A_THOUSAND:
             return hits
     return trials
@@ -610,7 +611,8 @@ def accepted_frac(rate: float, hardness: Column, shift: float) -> Column:
         hardness: by how much the logit of each prompt differs from the usual one.
         shift: by how much all logits differ.
     """
-    return np.asarray(1 / (1 + np.exp(-(math.log(rate / (1 - rate)) + hardness + shift))))
+    logits = math.log(rate / (1 - rate)) + hardness + shift
+    return np.asarray(1 / (1 + np.exp(-logits)))
 
 
 @functools.cache
