@@ -5,13 +5,14 @@ counts the 10 steps, V2 all 40, each with three drafts.
 """
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord, CountedSteps, PromptAcceptance
+from specreg.acceptance.record import AcceptanceRecord, CountedSteps, PromptAcceptance, StepCounts
 from specreg.baselines.comparison import compare
 from specreg.baselines.record import RecordingNotes, record_measurements
 from specreg.baselines.schema import Baseline, load_acceptance, load_baseline, stored_acceptance
@@ -78,6 +79,24 @@ def recorded(folder: Path, launch: Measurement) -> Baseline:
     return baseline
 
 
+def recorded_by(runner: str) -> AcceptanceRecord:
+    """What an H200 counted for 20 answers that are equal by both runners."""
+    path = builders.ROOT / "fixtures/recordings/vllm/0.33.0/ngram_by_runner.json"
+    answers = json.loads(path.read_text())[runner]
+    prompts = [
+        PromptAcceptance(
+            prompt_id=f"toy-{number}",
+            category="toy",
+            counts=StepCounts.from_histogram(
+                answer["acceptance_histogram"], answer["num_draft_tokens"]
+            ),
+            completion_tokens=answer["completion_tokens"],
+        )
+        for number, answer in enumerate(answers)
+    ]
+    return builders.acceptance_of(prompts)
+
+
 def verdicts(folder: Path, before: str, runner: str, accepted_steps: int = 10) -> Sequence[Verdict]:
     """The verdicts on length, rate and first position against a baseline of another runner."""
     known = builders.known(recorded(folder, measured(before)))
@@ -96,6 +115,18 @@ def test_over_all_steps_both_runners_have_the_same_counts() -> None:
     assert by_v1.total == by_v2.total
     assert (by_v1.total.steps, by_v1.total.accepted, by_v1.total.proposed) == (240, 60, None)
     assert by_v1.prompts == by_v2.prompts
+
+
+def test_on_a_real_gpu_both_runners_have_the_same_steps_over_all_steps() -> None:
+    by_v1 = recorded_by("v1")
+    by_v2 = recorded_by("v2")
+    assert (by_v1.total.steps, by_v2.total.steps) == (244, 920)
+    assert by_v1.total.acceptance_length == pytest.approx(2.016, abs=0.001)
+    assert by_v2.total.acceptance_length == pytest.approx(1.274, abs=0.001)
+    over_all_steps = [record.over_all_steps.total for record in (by_v1, by_v2)]
+    assert [counts.steps for counts in over_all_steps] == [920, 920]
+    # V2 also counts four padded drafts behind the end of an answer.
+    assert [counts.accepted for counts in over_all_steps] == [248, 252]
 
 
 def test_steps_that_nobody_counted_are_as_many_as_the_answer_needs() -> None:

@@ -9,7 +9,7 @@ from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts, changed_fac
 from specreg.engines.registry import ENGINES
 from tests.unit import builders
 
-H100 = builders.ROOT / "fixtures/recordings/vllm/0.26.0"
+RECORDINGS = builders.ROOT / "fixtures/recordings/vllm"
 LINE = "(EngineCore pid=7) INFO 11-26 14:05:35 "
 
 
@@ -20,17 +20,21 @@ def nothing_asked(method: str, path: str) -> bytes:
 @pytest.mark.parametrize(
     ("log", "runner"),
     [
-        ("log_none.txt", "v2"),
-        ("log_eagle3.txt", "v2"),
-        ("log_eagle3_v1.txt", "v1"),  # V1 names itself by its module alone
-        ("log_ngram.txt", "v1"),
-        ("log_draft_model.txt", "v1"),
+        ("0.26.0/log_none.txt", "v2"),
+        ("0.26.0/log_eagle3.txt", "v2"),
+        ("0.26.0/log_eagle3_v1.txt", "v1"),  # V1 names itself by its module alone
+        ("0.26.0/log_ngram.txt", "v1"),
+        ("0.26.0/log_draft_model.txt", "v1"),
+        ("0.33.0/log_eagle3.txt", "v2"),
+        ("0.33.0/log_draft_model.txt", "v2"),
+        ("0.33.0/log_ngram.txt", "v2"),
+        ("0.33.0/log_ngram_v1.txt", "v1"),
     ],
 )
 def test_vllm_names_its_runner_and_its_attention_backend_in_its_log(log: str, runner: str) -> None:
     expected = LaunchFacts(model_runner=runner, attention_backend="FLASH_ATTN")
     for engine in ("vllm", "triton"):
-        facts = ENGINES[engine].launch_facts((H100 / log).read_text(), nothing_asked)
+        facts = ENGINES[engine].launch_facts((RECORDINGS / log).read_text(), nothing_asked)
         assert facts == expected
 
 

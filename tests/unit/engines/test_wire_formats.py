@@ -35,7 +35,8 @@ VLLM_STREAMS = ("chat_stream.txt", "chat_stream_usage.txt", "comp_stream.txt", "
 REFERENCE_STREAMS = ("chat_stream.txt", "ids_stream.txt")
 VLLM_WITHOUT_COUNTS = ("0.26.0", "0.27.1")
 """The versions whose answers don't carry their own counts; 0.26.0 was recorded on an H100."""
-VLLM_WITH_COUNTS = ("0.29.0", "0.31.0", "0.32.0")
+VLLM_WITH_COUNTS = ("0.29.0", "0.31.0", "0.32.0", "0.33.0")
+"""Those whose answers do; 0.33.0 was recorded on an H200."""
 VLLM_VERSIONS = (*VLLM_WITHOUT_COUNTS, *VLLM_WITH_COUNTS)
 STREAMS = [
     *(("vllm", version, name, CHAT) for version in VLLM_VERSIONS for name in VLLM_STREAMS),
