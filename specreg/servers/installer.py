@@ -87,21 +87,41 @@ def run_uv(log_path: Path, *arguments: str) -> None:
 
 
 @functools.cache
-def installed_packages(python: str) -> tuple[str, ...]:
-    """Return the packages of an interpreter, as `uv pip freeze` lists them.
+def installed_packages(python: str, module_path: str = "") -> tuple[str, ...]:
+    """Return the packages that an interpreter imports, as `uv pip freeze` lists them.
+
+    Args:
+        python: The path of the interpreter.
+        module_path: Its `PYTHONPATH`. A package in a folder of it comes before the environment's
+            own, and an earlier folder before a later one.
 
     Returns:
-        A line for each package, such as `numpy==2.4.6`; empty if uv can't run the interpreter.
+        A line for each package, such as `numpy==2.4.6`; empty if uv can't list them.
     """
-    command = uv_command("pip", "freeze", "--python", python)
     try:
-        done = ask_program(command, uv_variables(os.environ))
-    except OSError:
-        return ()
-    if done.returncode != 0:
+        packages = _frozen("--python", python)
+        for folder in reversed(module_path.split(os.pathsep)):
+            if folder:
+                packages = {**packages, **_frozen("--path", folder)}
+    except (OSError, subprocess.CalledProcessError):
         return ()
     # A package that came from a URL is listed with it, and the URL may hold a password.
-    return tuple(hide(line) for line in done.stdout.splitlines())
+    return tuple(hide(line) for line in packages.values())
+
+
+def _frozen(*where: str) -> dict[str, str]:
+    """Return the lines of `uv pip freeze` by the name of their package.
+
+    Args:
+        where: The option of uv that says which environment or folder it lists.
+
+    Raises:
+        OSError: uv can't be run.
+        subprocess.CalledProcessError: uv failed.
+    """
+    done = ask_program(uv_command("pip", "freeze", *where), uv_variables(os.environ))
+    done.check_returncode()
+    return {_name_and_version(line)[0]: line for line in done.stdout.splitlines()}
 
 
 def version_in(packages: Iterable[str], name: str) -> str:

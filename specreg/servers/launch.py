@@ -194,7 +194,9 @@ class ServerStart:
         with self._mapped_errors(log_path):
             variables = self._variables(engine, options)
             process = self._start(engine, options, variables, log_path)
-        packages = installed_packages(self._python) if self._python else ()
+        packages: tuple[str, ...] = ()
+        if self._python:
+            packages = installed_packages(self._python, variables.get("PYTHONPATH", ""))
         self._deadline_s = time.monotonic() + self.ready_within_s
         self._server = StartedServer(
             spec=spec,

@@ -492,7 +492,9 @@ class Provision:
             requirement = self.requirement(spec)
             if environment_exists(requirement):
                 python = str(interpreter_of(requirement))
-        return installed_packages(python) if python else ()
+        if not python:
+            return ()
+        return installed_packages(python, os.environ.get("PYTHONPATH", ""))
 
     def torch_version(self, spec: ServerSpec) -> str:
         """Return the version of torch that a server runs with; empty if it has none."""

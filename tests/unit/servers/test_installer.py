@@ -37,6 +37,27 @@ def test_a_file_in_the_working_folder_decides_nothing(
     assert installed_packages(str(python)) == ("specregengine==1.0",)
 
 
+def test_a_package_of_pythonpath_comes_before_that_of_the_environment(tmp_path: Path) -> None:
+    """As Python imports them, by the order of the folders."""
+    folders = [tmp_path / "first", tmp_path / "second", tmp_path / "environment"]
+    versions = {"first": "1.0", "second": "2.0", "environment": "3.0"}
+    python = folders[-1] / "bin" / "python"
+    log_path = tmp_path / "log"
+    run_uv(log_path, "venv", "--no-project", "--python", sys.executable, str(folders[-1]))
+    for folder in folders:
+        version = versions[folder.name]
+        write_wheel(tmp_path, "specregengine", version)
+        where = ("--target", str(folder))
+        if folder is folders[-1]:
+            where = ("--python", str(python))
+        wheels = ("--no-index", "--find-links", str(tmp_path))
+        run_uv(log_path, "pip", "install", *wheels, *where, f"specregengine=={version}")
+    assert installed_packages(str(python)) == ("specregengine==3.0",)
+    module_path = f"{folders[0]}:{tmp_path / 'missing'}::{folders[1]}"
+    assert installed_packages(str(python), module_path) == ("specregengine==1.0",)
+    assert installed_packages(str(python), str(folders[1])) == ("specregengine==2.0",)
+
+
 @pytest.mark.parametrize("variable", ["FORCE_COLOR", "CLICOLOR_FORCE", "UV_COLOR"])
 def test_a_variable_that_asks_for_colours_gives_packages_no_other_names(
     variable: str, monkeypatch: pytest.MonkeyPatch
