@@ -373,7 +373,8 @@ def _quote_status(answer: HttpResponse) -> str:
 def start_error(server: StartedServer, problem: str) -> ServerStartError:
     """Return the error of a failed start, with the cause that the server's log shows."""
     tail = server.process.last_lines()
-    failure = why_not_started(problem, readable_block(log_end(server.log_path)))
+    log = readable_block(log_end(server.log_path))
+    failure = why_not_started(problem, log, status=server.process.popen.poll())
     advice = failure.advice
     if not failure.is_known:
         arguments = cast("Sequence[str]", server.process.popen.args)

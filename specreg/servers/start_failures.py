@@ -5,6 +5,7 @@ them, the cause is unknown, and the last exception of the log is quoted.
 """
 
 import re
+import signal
 from dataclasses import dataclass, field
 
 from specreg.core.commands import specreg_command
@@ -440,12 +441,14 @@ class LogReading:
         exception.message.append(text)
 
 
-def why_not_started(problem: str, log: str) -> StartFailure:
+def why_not_started(problem: str, log: str, *, status: int | None = None) -> StartFailure:
     """Return why a server didn't start.
 
     Args:
         problem: What is known without the log: how the server ended, or what it answered.
         log: The end of its log. It should be long, as the cause may be far above the last lines.
+        status: The status with which it ended, the negative number of a signal that killed it;
+            None if it still runs.
     """
     reading = LogReading(log)
     exceptions = reading.exceptions
@@ -460,7 +463,7 @@ def why_not_started(problem: str, log: str) -> StartFailure:
             return failure
     # The kernel kills a process when memory runs short. It isn't named as the cause, because SGLang
     # kills itself with the same signal when one of its processes fails.
-    if "status -9" in problem:
+    if status == -signal.SIGKILL:
         advice = "free memory if the log says nothing else"
         return StartFailure(says="killed", advice=advice, is_known=False)
     advice = "read the log"

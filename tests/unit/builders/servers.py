@@ -31,10 +31,13 @@ def seem_installed(requirement: Requirement) -> Path:
 
 
 def server(
-    base_url: str = "http://scripted", *, log_path: Path = Path("/dev/null")
+    base_url: str = "http://scripted",
+    *,
+    log_path: Path = Path("/dev/null"),
+    command: Sequence[str] = ("/bin/false",),
 ) -> StartedServer:
-    """A server that answers at `base_url`; its process has ended with status 1."""
-    process = subprocess.Popen(("/bin/false",))
+    """A server that answers at `base_url`; its process has ended."""
+    process = subprocess.Popen(command)
     process.wait()
     return StartedServer(
         spec=SPEC,

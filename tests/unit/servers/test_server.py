@@ -252,7 +252,8 @@ def test_the_cause_may_stand_far_above_the_last_words(tmp_path: Path) -> None:
     assert error.failure == "ended with status 1: out of memory"
     assert error.log_tail.splitlines() == [FRAME.rstrip()] * 40
 
-    error = start_error(builders.server(), "ended with status -9")
+    killed = builders.server(command=("/bin/sh", "-c", "kill -9 $$"))
+    error = start_error(killed, "ended with status -9")
     assert error.failure == "ended with status -9: killed"
 
 
