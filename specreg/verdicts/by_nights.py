@@ -56,7 +56,7 @@ def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | Non
     # Otherwise say how many nights would be needed.
     needed = nights_to_hold(metric, tolerance_frac, nights.spread)
     if needed:
-        clause = f"about {needed} nights would tell, {nights.nights + 1} are known"
+        clause = f"about {needed} nights would tell, and this is night {nights.nights + 1}"
         remedy = reason.remedy
     else:
         clause = f"not even {MAX_NIGHTS_TO_HOLD} nights would tell"

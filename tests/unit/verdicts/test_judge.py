@@ -189,7 +189,7 @@ def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     assert verdict.comparison.mde_frac == pytest.approx(1 - math.exp(-reach))
     assert verdict.explanation == (
         "tonight detects 18.6%, and its tolerance is 5.0% with 1 launch; about 9 nights would tell,"
-        " 1 are known"
+        " and this is night 1"
     )
 
 
