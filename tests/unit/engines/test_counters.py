@@ -167,14 +167,7 @@ def test_a_page_without_metrics_is_unreadable(engine: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "requests"),
-    [
-        ("0.26.0", 7),
-        ("0.27.1", 6),
-        ("0.29.0", 6),
-        ("0.31.0", 6),
-        ("0.32.0", 6),
-        ("0.33.0", 7),
-    ],
+    [("0.26.0", 7), ("0.27.1", 6), ("0.29.0", 6), ("0.31.0", 6), ("0.32.0", 6), ("0.33.0", 7)],
 )
 def test_the_requests_that_ended_are_counted_whatever_for(version: str, requests: int) -> None:
     """The recorder's probe before, and its questions that are answered after; none runs on."""
