@@ -122,7 +122,7 @@ class _Listing:
         if folded_id != case.id:
             raise MatrixError(
                 f"case '{case.id}' differs from '{folded_id}' by capital letters alone, which"
-                " pytest -k takes for the same; rename a model pair or a variant"
+                " -k takes for the same; rename a model pair or a variant"
             )
         server = case.server
         pair = self._pairs_by_server.setdefault(server.id, server.models)
