@@ -21,8 +21,6 @@ from specreg.load.chat_client import FinishedRequest, Record
 from specreg.measurement.measure import RecordRound
 
 _NS_PER_S = 10**9
-_MAX_RATIO = 4.0
-"""The largest factor by which the time of a start changes the expected time of a case."""
 _SHORTEST_SHOWN_NS = _NS_PER_S
 """A shorter phase has no line."""
 _REPEATED_AFTER_NS = 60 * _NS_PER_S
@@ -75,8 +73,9 @@ class _Pace:
 class RunProgress:
     """How far a run is, and the figures of its present case so far. Any thread may read it.
 
-    The end of the run is estimated once a server has started: the expected times are scaled by how
-    long the start took, and from the second case on by how long the cases took.
+    The end of the run is estimated once it is known how fast this machine is: by its own baselines
+    once a server has started, else once a case has ended. The expected times are scaled by how long
+    the starts and the cases took that have ended.
 
     Attributes:
         expected: the expected time of each case on each launch, in the order of the run; empty if
@@ -136,30 +135,20 @@ class RunProgress:
         if self._starts.ratio is None:
             return
         remaining_s = 0.0
+        case_ratio = self._cases.ratio
         for name, expected in self.expected.items():
             is_present = name == self._case
             has_ended = name in self._begun and not is_present
             if has_ended:
                 continue
+            if case_ratio is None and not expected.is_of_this_machine:
+                # Guesses of a step were wrong by a factor of five, so no end is better.
+                return
             has_servers = is_present and self._measuring_began_ns
             if not has_servers:
                 remaining_s += expected.start_s * self._starts.ratio
-            remaining_s += expected.case_s * self._case_ratio(expected)
+            remaining_s += expected.case_s * (case_ratio or 1.0)
         self.ends_ns = now_ns + round(remaining_s * _NS_PER_S)
-
-    def _case_ratio(self, expected: ExpectedTime) -> float:
-        """Return how much longer a case takes than expected.
-
-        Until a case has ended, a case that was recorded on another machine is assumed to take as
-        much longer as the start of its server.
-        """
-        if self._cases.ratio is not None:
-            return self._cases.ratio
-        if expected.is_of_this_machine or self._starts.ratio is None:
-            return 1.0
-        # A start may have read the models from a slow disk, which says little about a step, so its
-        # influence is limited.
-        return min(max(self._starts.ratio, 1 / _MAX_RATIO), _MAX_RATIO)
 
     def count(self, in_flight: int, record: RecordRound) -> RecordRound:
         """Count the requests of a measurement's first arm, beginning with none.

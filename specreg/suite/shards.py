@@ -138,8 +138,11 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
         estimates[case.id] = estimate_of(to_measure, context.store, kind)
     # Give the time of cases that are measured together to the first one of them.
     cases_s = {case_id: estimate.case_s for case_id, estimate in estimates.items()}
+    started_with: set[str] = set()
     if not context.is_part:
         for group in measured_together(timed_cases, fit):
+            # Their servers start at once, with those of the first one.
+            started_with.update(case.id for case in group[1:])
             cases_s.update(dict.fromkeys((case.id for case in group), 0.0))
             cases_s[group[0].id] = group_s(group, estimates)
     # Add the time of a server's start to its first case.
@@ -148,7 +151,8 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
     for case_launch in case_launches:
         case_id = case_launch.case.id
         start_s = 0.0
-        if case_launch.server not in started and context.provision.url is None:
+        has_server = case_launch.server in started or case_id in started_with
+        if not has_server and context.provision.url is None:
             start_s = START_S[kind]
         started.add(case_launch.server)
         times[case_launch.name] = ExpectedTime(

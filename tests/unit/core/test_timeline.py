@@ -165,7 +165,7 @@ def test_a_log_has_a_line_for_each_phase_and_one_more_each_minute(clock: Clock) 
 
 
 def test_the_end_is_expected_by_how_long_this_machine_takes_for_what_ended(clock: Clock) -> None:
-    """A run was said to take 9:04 and took 2:33: 30 s were thought of a start that takes 10."""
+    """A run was said to take 12:16 and took 2:18, by a step that was guessed."""
     progress = RunProgress(clock=clock)
     requests = list[FinishedRequest]()
     ask = functools.partial(progress.count, 1, lambda _arm, _number: requests.append)
@@ -176,12 +176,22 @@ def test_the_end_is_expected_by_how_long_this_machine_takes_for_what_ended(clock
     assert progress.ends_ns == 0  # nothing is known of this machine
     clock.passes(10)
     ask()
-    # Cases of other machines take a third as a start does; this machine's own takes 60 s.
-    assert progress.ends_ns == clock() + (20 + 10 + 60 + 10 + 20) * NS
+    assert progress.ends_ns == 0  # a start says nothing of the cases that other machines took
     clock.passes(30)
     progress.begin("b")
-    # A case takes half of what was thought.
+    # A start takes a third of what was expected, and a case half.
     assert progress.ends_ns == clock() + (10 + 30 + 10 + 30) * NS
+
+
+def test_what_this_machine_recorded_tells_the_end_from_the_first_start_on(clock: Clock) -> None:
+    progress = RunProgress(clock=clock)
+    requests = list[FinishedRequest]()
+    here = ExpectedTime(case_s=60.0, start_s=30.0, is_of_this_machine=True)
+    progress.expect({"a": here, "b": here})
+    progress.begin("a")
+    clock.passes(10)
+    progress.count(1, lambda _arm, _number: requests.append)
+    assert progress.ends_ns == clock() + (60 + 10 + 60) * NS
 
 
 def test_a_line_says_once_what_starts(clock: Clock) -> None:

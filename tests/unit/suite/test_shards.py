@@ -87,8 +87,8 @@ def test_the_first_of_the_cases_beside_one_control_takes_the_time_of_all(tmp_pat
     start_s = START_S["cpu"]
     assert times_s == {
         plain.id: start_s + group_s(cases, estimates),
-        drafting.id: start_s,
-        ngram.id: start_s,
+        drafting.id: 0.0,
+        ngram.id: 0.0,
     }
     apart_s = expected(context, TPOT)
     assert apart_s[ngram.id] == start_s + estimates[ngram.id].case_s
