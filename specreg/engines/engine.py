@@ -289,7 +289,7 @@ class Engine(ABC):
         pins_revisions: True if the revision of a model can be chosen.
         serve_command: How a command line of its users is read; None if it can't be turned into a
             case.
-        own_speculation: The keys of its speculative configuration that `speculation` may not set,
+        reserved_speculation_keys: The keys of its speculative configuration that `speculation` may not set,
             each with the key of `[[cases]]` that sets it.
     """
 
@@ -313,7 +313,7 @@ class Engine(ABC):
     has_model_runners: ClassVar[bool] = False
     pins_revisions: ClassVar[bool] = False
     serve_command: ClassVar[ServeCommand | None] = None
-    own_speculation: ClassVar[Mapping[str, str]] = {}
+    reserved_speculation_keys: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -347,8 +347,8 @@ class Engine(ABC):
                 for one.
         """
         for key, _ in speculation:
-            if key in self.own_speculation:
-                key_of_case = self.own_speculation[key]
+            if key in self.reserved_speculation_keys:
+                key_of_case = self.reserved_speculation_keys[key]
                 message = f"speculation.{key}: a case says it by {key_of_case}; leave it out"
                 raise UnsupportedError(message)
         return dict(speculation)
@@ -357,7 +357,7 @@ class Engine(ABC):
         """Return a speculative configuration with each alias replaced by the name in `methods`."""
         return speculation
 
-    def tells_drafts(self, speculation: Mapping[str, Setting]) -> bool:
+    def counts_drafts_correctly(self, speculation: Mapping[str, Setting]) -> bool:
         """Return whether the engine counts drafted tokens correctly.
 
         Args:
@@ -375,7 +375,7 @@ class Engine(ABC):
         del speculation
         return False
 
-    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+    def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return whether the engine accepts drafts that the target wouldn't generate.
 
         Args:

@@ -97,7 +97,7 @@ def _sampling(wanted: Wanted) -> dict[str, object]:
     return {
         "max_new_tokens": wanted.output_cap_tokens,
         "temperature": wanted.temperature,
-        **wanted.cut,
+        **wanted.truncated_sampling,
         "ignore_eos": wanted.ignore_eos,
         **({} if wanted.seed is None else {"sampling_seed": wanted.seed}),
     }
@@ -325,7 +325,7 @@ class Sglang(Engine):
     pins_revisions: ClassVar = True
 
     serve_command: ClassVar = _SERVE_COMMAND
-    own_speculation: ClassVar = {
+    reserved_speculation_keys: ClassVar = {
         "speculative-algorithm": "methods",
         "speculative-draft-model-path": "the drafts of the model pair",
         "speculative-num-steps": "draft_tokens",
@@ -359,7 +359,7 @@ class Sglang(Engine):
             algorithm = "EAGLE"
         return {**speculation, "speculative-algorithm": algorithm}
 
-    def tells_drafts(self, speculation: Mapping[str, Setting]) -> bool:
+    def counts_drafts_correctly(self, speculation: Mapping[str, Setting]) -> bool:
         """Return False for adaptive speculation, whose steps draft different numbers of tokens.
 
         SGLang 0.5.23 reports the verify calls times the drafts that a step had at the start
@@ -367,7 +367,7 @@ class Sglang(Engine):
         """
         return "speculative-adaptive" not in self.further_speculation(tuple(speculation.items()))
 
-    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+    def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True if a threshold is set below 1, which accepts less likely drafts too."""
         flags = self.further_speculation(tuple(speculation.items()))
         thresholds = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")

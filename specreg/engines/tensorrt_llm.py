@@ -131,7 +131,7 @@ class TensorrtLlm(Engine):
     pinned_on_gpu: ClassVar = ("eagle3", "mtp")
     pinned_on_cpu: ClassVar = pinned_on_gpu
     serve_command: ClassVar = _SERVE_COMMAND
-    own_speculation: ClassVar = {
+    reserved_speculation_keys: ClassVar = {
         "decoding_type": "methods",
         "speculative_model": "the drafts of the model pair",
         "speculative_model_dir": "the drafts of the model pair",
@@ -158,7 +158,7 @@ class TensorrtLlm(Engine):
         keys = super().further_speculation(speculation)
         return {f"{_SECTION}.{key}": value for key, value in keys.items()}
 
-    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+    def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True for the relaxed acceptance of thoughts, which is lossy by design."""
         return bool(speculation.get("use_relaxed_acceptance_for_thinking"))
 

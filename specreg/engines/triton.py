@@ -60,7 +60,7 @@ _decoder = msgspec.json.Decoder(_Event)
 class TritonWireFormat(WireFormat):
     """Triton with the vLLM backend."""
 
-    takes_text_alone: ClassVar[bool] = True
+    accepts_only_text: ClassVar[bool] = True
 
     def path(self, ask: Ask) -> str:
         """Return the path of the model's own endpoint."""
@@ -71,7 +71,7 @@ class TritonWireFormat(WireFormat):
         parameters = {
             "max_tokens": ask.output_cap_tokens,
             "temperature": ask.temperature,
-            **ask.cut,
+            **ask.truncated_sampling,
             "ignore_eos": ask.ignore_eos,
         }
         if ask.seed is not None:
@@ -151,7 +151,7 @@ class Triton(Engine):
     wire_format: ClassVar = TritonWireFormat()
     has_model_runners: ClassVar = True
     pins_revisions: ClassVar = True
-    own_speculation: ClassVar = vllm.Vllm.own_speculation
+    reserved_speculation_keys: ClassVar = vllm.Vllm.reserved_speculation_keys
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Return a requirement that only names Triton, which can't be installed as a package."""
@@ -168,9 +168,9 @@ class Triton(Engine):
         for argument in settings.engine_args:
             _parse_argument(argument)
 
-    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+    def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return the answer of vLLM, which is the backend."""
-        return vllm.Vllm().accepts_others(speculation)
+        return vllm.Vllm().accepts_unlikely_drafts(speculation)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """Return the model repository: the model's configuration and the engine's arguments."""

@@ -308,7 +308,7 @@ class Vllm(Engine):
     has_model_runners: ClassVar = True
     pins_revisions: ClassVar = True
     serve_command: ClassVar = _SERVE_COMMAND
-    own_speculation: ClassVar = {
+    reserved_speculation_keys: ClassVar = {
         "method": "methods",
         "model": "the drafts of the model pair",
         "num_speculative_tokens": "draft_tokens",
@@ -406,7 +406,7 @@ class Vllm(Engine):
             return False
         return any(isinstance(row, tuple) and row[-1:] == (0,) for row in schedule)
 
-    def accepts_others(self, speculation: Mapping[str, Setting]) -> bool:
+    def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True for FLy's rejection sampling (vLLM 0.33), which is lossy by design."""
         return speculation.get("rejection_sample_method") == "fly"
 

@@ -55,7 +55,7 @@ class Wanted:
     seed: int | None = None
 
     @property
-    def cut(self) -> dict[str, object]:
+    def truncated_sampling(self) -> dict[str, object]:
         """The fields that cut off unlikely tokens, which have the same names in all servers."""
         cut: dict[str, object] = {}
         if self.top_p < 1:
@@ -70,7 +70,7 @@ class Wanted:
         fields: dict[str, object] = {
             "max_tokens": self.output_cap_tokens,
             "temperature": self.temperature,
-            **self.cut,
+            **self.truncated_sampling,
         }
         if self.ignore_eos:
             fields["ignore_eos"] = True
@@ -447,7 +447,7 @@ class WireFormat:
         counters_source: the source of the server's counters; None if it has none.
         counters_path: the path of the counters; None if there are none.
         counters_flag: the flag with which the server must be started to have counters.
-        takes_text_alone: whether a prompt may be neither a chat nor token ids.
+        accepts_only_text: whether a prompt may be neither a chat nor token ids.
         tells_ids: whether chunks can have the ids of their tokens. If not, each chunk has the usage
             up to it.
     """
@@ -456,7 +456,7 @@ class WireFormat:
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
     counters_flag: ClassVar[str] = "its counters"
-    takes_text_alone: ClassVar[bool] = False
+    accepts_only_text: ClassVar[bool] = False
     tells_ids: ClassVar[bool] = False
 
     def path(self, ask: Ask) -> str:

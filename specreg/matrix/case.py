@@ -330,7 +330,7 @@ class ServerSpec(LaunchSettings):
         """True if speculation must not change the answers, or their distribution."""
         if self.pinned_length_tokens:
             return False
-        return not engine_named(self.engine).accepts_others(dict(self.speculation))
+        return not engine_named(self.engine).accepts_unlikely_drafts(dict(self.speculation))
 
     @property
     def without_speculation(self) -> "ServerSpec":

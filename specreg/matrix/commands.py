@@ -128,11 +128,11 @@ def _speculation_of(command: ReadCommand) -> ReadSpeculation:
     engine = ENGINES[command.engine]
     settings = engine.canonical_speculation(command.speculation)
     speculation = read_speculation(settings, engine.methods)
-    parallel_draft = engine.own_speculation.keys() & speculation.further.keys()
+    parallel_draft = engine.reserved_speculation_keys.keys() & speculation.further.keys()
     if parallel_draft:
         key = min(parallel_draft)
         message = f"command: its speculation has {key}, which a case says by"
-        raise MatrixError(f"{message} {engine.own_speculation[key]}; give it so instead")
+        raise MatrixError(f"{message} {engine.reserved_speculation_keys[key]}; give it so instead")
     return speculation
 
 

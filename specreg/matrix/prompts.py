@@ -58,7 +58,7 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
     if not any(prompt.token_ids for prompt in prompts):
         return
     subject = f"dataset '{case.dataset}': its prompts are token ids, which"
-    if engine_named(case.server.engine).wire_format.takes_text_alone:
+    if engine_named(case.server.engine).wire_format.accepts_only_text:
         message = f"{subject} '{case.server.engine}' doesn't take; give '{case.id}' a dataset of"
         raise DatasetError(f"{message} texts in the matrix")
     if case.form is Form.CHAT:

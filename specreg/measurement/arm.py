@@ -424,7 +424,7 @@ def read_acceptance(
     # Prefer the counts in the answers, because they are known for each request.
     if wire_format.request_source is not None and has_own_counts:
         counts = _own_counts(traces)
-        if not engine.tells_drafts(dict(spec.speculation)):
+        if not engine.counts_drafts_correctly(dict(spec.speculation)):
             counts = [dataclasses.replace(step_counts, proposed=None) for step_counts in counts]
         record = _record(wire_format.request_source, View.VERIFIER, traces, counts)
         if moved is not None:

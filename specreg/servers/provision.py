@@ -597,7 +597,7 @@ def check_version(case: Case, version: str) -> None:
             f"method '{method}': {engine.name} {version} has it no more, needed a version before"
             f" {spelling.until}; name one with --specreg-engine-version, or choose other cases"
         )
-    if case.form is Form.CHAT and engine.wire_format.takes_text_alone:
+    if case.form is Form.CHAT and engine.wire_format.accepts_only_text:
         raise UnsupportedError(
             f"engine '{engine.name}': takes a text, neither a chat nor token ids; set form ="
             ' "completions" in the matrix, with a dataset of texts'
