@@ -289,8 +289,8 @@ class Engine(ABC):
         pins_revisions: True if the revision of a model can be chosen.
         serve_command: How a command line of its users is read; None if it can't be turned into a
             case.
-        reserved_speculation_keys: The keys of its speculative configuration that `speculation` may not set,
-            each with the key of `[[cases]]` that sets it.
+        reserved_speculation_keys: The keys of its speculative configuration that `speculation` may
+            not set, each with the key of `[[cases]]` that sets it.
     """
 
     name: ClassVar[str]

@@ -57,12 +57,12 @@ class Wanted:
     @property
     def truncated_sampling(self) -> dict[str, object]:
         """The fields that cut off unlikely tokens, which have the same names in all servers."""
-        cut: dict[str, object] = {}
+        fields: dict[str, object] = {}
         if self.top_p < 1:
-            cut["top_p"] = self.top_p
+            fields["top_p"] = self.top_p
         if self.top_k is not None:
-            cut["top_k"] = self.top_k
-        return cut
+            fields["top_k"] = self.top_k
+        return fields
 
     @property
     def openai(self) -> dict[str, object]:

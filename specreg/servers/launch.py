@@ -370,7 +370,7 @@ class Launch:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Starting:
+class LazyServer:
     """A server that starts when it is first needed.
 
     If it fails to start, everyone who needs it gets the same error; it isn't started again.
@@ -490,7 +490,7 @@ class Servers:
         claim: The GPUs that this process shares with other processes of the run; None if no other
             process of the run measures at the same time.
         timeline: Records how long installing, fetching and stopping take.
-        _startings: The servers whose contexts haven't ended.
+        _lazy_servers: The servers whose contexts haven't ended.
     """
 
     root: Path
@@ -499,10 +499,10 @@ class Servers:
     logs: Path
     claim: GpuClaim | None = None
     timeline: Timeline = field(default_factory=Timeline)
-    _startings: dict[Launch, Starting] = field(default_factory=dict)
+    _lazy_servers: dict[Launch, LazyServer] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def start(self, launch: Launch, control: Starting | None = None) -> Iterator[Starting]:
+    def start(self, launch: Launch, control: LazyServer | None = None) -> Iterator[LazyServer]:
         """Yield the server of a launch, which ends with the context.
 
         Args:
@@ -513,36 +513,36 @@ class Servers:
         if control is not None and control.launch == launch:
             yield control
             return
-        starting = self.starting(launch)
+        lazy_server = self.lazy_server(launch)
         try:
-            yield starting
+            yield lazy_server
         finally:
-            self._stop(starting)
-            del self._startings[launch]
+            self._stop(lazy_server)
+            del self._lazy_servers[launch]
 
-    def starting(self, launch: Launch) -> Starting:
+    def lazy_server(self, launch: Launch) -> LazyServer:
         """Return the server of a launch, the same one until its context ends."""
-        starting = Starting(launch=launch, start=lambda: self._server(launch))
-        return self._startings.setdefault(launch, starting)
+        lazy_server = LazyServer(launch=launch, start=lambda: self._server(launch))
+        return self._lazy_servers.setdefault(launch, lazy_server)
 
     def start_all(
-        self, startings: Sequence[Starting], dispensable: Sequence[Starting] = ()
+        self, lazy_servers: Sequence[LazyServer], dispensable: Sequence[LazyServer] = ()
     ) -> None:
         """Start servers and return when all are ready; they start together if memory allows.
 
         Args:
-            startings: The servers.
+            lazy_servers: The servers.
             dispensable: Further servers that start too. If one of them fails, its error is raised
                 when the server is needed, and not here.
 
         Raises:
-            SpecregError: One of `startings` didn't start. The others keep starting until they are
+            SpecregError: One of `lazy_servers` didn't start. The others keep starting until they are
                 needed or their contexts end.
         """
-        to_start = [starting for starting in startings if not starting.running]
+        to_start = [lazy_server for lazy_server in lazy_servers if not lazy_server.running]
         if to_start:
             self._claim_gpus(to_start)
-        further = [starting for starting in dispensable if not starting.running]
+        further = [lazy_server for lazy_server in dispensable if not lazy_server.running]
         together = list(to_start)
         if not self.provision.on_gpu:
             # The dispensable servers come first: their environments may have to be installed, and
@@ -551,18 +551,22 @@ class Servers:
             together = [*further, *to_start]
         if self._fit_together(together):
             # Installing keeps the machine busy, so all of it is done before the first start.
-            for starting in to_start:
-                self._prepare(starting.launch)
-                widen_models(self.root, starting.launch.spec, show=self.provision.show)
-            waiting = [starting for starting in together if _is_waiting(starting, to_start)]
+            for lazy_server in to_start:
+                self._prepare(lazy_server.launch)
+                widen_models(self.root, lazy_server.launch.spec, show=self.provision.show)
+            waiting = [
+                lazy_server for lazy_server in together if _is_waiting(lazy_server, to_start)
+            ]
             while waiting:
                 time.sleep(POLL_S)
-                waiting = [starting for starting in waiting if _is_waiting(starting, to_start)]
+                waiting = [
+                    lazy_server for lazy_server in waiting if _is_waiting(lazy_server, to_start)
+                ]
         # Servers that didn't start together are started here, one after the other.
-        for starting in to_start:
-            _ = starting.server
+        for lazy_server in to_start:
+            _ = lazy_server.server
         while further:
-            further = [starting for starting in further if _is_waiting(starting, to_start)]
+            further = [lazy_server for lazy_server in further if _is_waiting(lazy_server, to_start)]
             time.sleep(POLL_S)
 
     def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
@@ -571,25 +575,29 @@ class Servers:
         Args:
             specs: The servers; one that runs already needs no further memory.
         """
-        up_specs = [starting.launch.spec for starting in self._startings.values() if starting.is_up]
+        up_specs = [
+            lazy_server.launch.spec
+            for lazy_server in self._lazy_servers.values()
+            if lazy_server.is_up
+        ]
         missing_specs = [spec for spec in specs if spec not in up_specs]
         if self.provision.on_gpu:
             return self.provision.fit([*up_specs, *missing_specs])
         # Without a GPU only free memory is divided, and that no longer has the running servers'.
         return self.provision.fit(missing_specs)
 
-    def _claim_gpus(self, startings: Sequence[Starting]) -> None:
+    def _claim_gpus(self, lazy_servers: Sequence[LazyServer]) -> None:
         """Wait for the GPUs that servers need, if this process shares them and holds none yet."""
         if self.claim is None or self._is_any_up():
             return
         gpus = 0
         if self.provision.on_gpu:
-            gpus = max(starting.launch.spec.parallel.gpus for starting in startings)
+            gpus = max(lazy_server.launch.spec.parallel.gpus for lazy_server in lazy_servers)
         self.claim.take(gpus, self.provision.tell)
 
-    def _fit_together(self, startings: Sequence[Starting]) -> bool:
+    def _fit_together(self, lazy_servers: Sequence[LazyServer]) -> bool:
         """Return whether there are several servers to start, and memory for all of them."""
-        specs = [starting.launch.spec for starting in startings]
+        specs = [lazy_server.launch.spec for lazy_server in lazy_servers]
         return len(specs) > 1 and self.provision.fit(specs)
 
     def _prepare(self, launch: Launch) -> None:
@@ -615,21 +623,21 @@ class Servers:
         """
         # The stack calls every callback, and raises an error only after the last one.
         with contextlib.ExitStack() as stack:
-            for starting in self._startings.values():
-                stack.callback(self._stop, starting)
+            for lazy_server in self._lazy_servers.values():
+                stack.callback(self._stop, lazy_server)
 
-    def _stop(self, starting: Starting) -> None:
+    def _stop(self, lazy_server: LazyServer) -> None:
         """Stop a server, and after the last one release the GPUs to other processes."""
-        if starting.running:
-            with self.timeline.during(Phase.STOPPING, of=starting.launch.id):
-                starting.stop()
+        if lazy_server.running:
+            with self.timeline.during(Phase.STOPPING, of=lazy_server.launch.id):
+                lazy_server.stop()
         else:
-            starting.stop()
+            lazy_server.stop()
         if self.claim is not None and not self._is_any_up():
             self.claim.give_back()
 
     def _is_any_up(self) -> bool:
-        return any(starting.is_up for starting in self._startings.values())
+        return any(lazy_server.is_up for lazy_server in self._lazy_servers.values())
 
     @contextlib.contextmanager
     def _server(self, launch: Launch) -> Iterator[Poll]:
@@ -654,11 +662,11 @@ class Servers:
             yield start.poll
 
 
-def _is_waiting(starting: Starting, needed: Sequence[Starting]) -> bool:
+def _is_waiting(lazy_server: LazyServer, needed: Sequence[LazyServer]) -> bool:
     """Return whether a server is still starting.
 
     Args:
-        starting: The server.
+        lazy_server: The server.
         needed: The servers that must start.
 
     Returns:
@@ -669,12 +677,12 @@ def _is_waiting(starting: Starting, needed: Sequence[Starting]) -> bool:
         MemoryHeldError: The memory of a server that failed isn't free.
     """
     try:
-        return starting.poll() is None
+        return lazy_server.poll() is None
     except MemoryHeldError:
         # No server can start on that GPU any more, so it doesn't matter which one was needed.
         raise
     except SpecregError:
-        if starting in needed:
+        if lazy_server in needed:
             raise
         return False
 

@@ -41,7 +41,7 @@ from specreg.measurement.measure import (
     workload_of,
 )
 from specreg.report.progress import RunProgress
-from specreg.servers.launch import Launch, Servers, Starting
+from specreg.servers.launch import Launch, LazyServer, Servers
 from specreg.servers.server import Server
 from specreg.stats.intervals import PARTS, Look
 from specreg.suite.companions import Companions, Member
@@ -251,14 +251,14 @@ class CaseRunner:
             case, launch, control, lambda later: self._is_pending(later, launch.number)
         )
         if companions:
-            self._started(servers, [member.starting for member in companions])
+            self._started(servers, [member.lazy_server for member in companions])
         for member in companions:
-            if member.starting.running:
+            if member.lazy_server.running:
                 members.append(member)
                 continue
             # The other servers may have left it too little memory, so it is tried alone later.
-            self._companions.keep_apart(member.starting.launch)
-            member.starting.forget_failure()
+            self._companions.keep_apart(member.lazy_server.launch)
+            member.lazy_server.forget_failure()
         if len(members) == 1:
             return None
         # Measure them.
@@ -268,8 +268,8 @@ class CaseRunner:
             # From here on these cases are measured alone. If a server dies again, only its own
             # case has to be repeated.
             self._companions.keep_apart(control.launch)
-            for starting in (control, *(member.starting for member in members)):
-                starting.stop_if_dead()
+            for lazy_server in (control, *(member.lazy_server for member in members)):
+                lazy_server.stop_if_dead()
             self.retried.append(f"{launch.case_id(case)}: measured again, {error.head}")
             return None
         # Set the measurements of the later cases aside.
@@ -331,7 +331,7 @@ class CaseRunner:
                 raise
 
     def _measure_once(
-        self, members: Sequence[Member], control: Starting | None
+        self, members: Sequence[Member], control: LazyServer | None
     ) -> list[Measurement]:
         """Measure cases side by side, and record them in the journal. Their servers must be up.
 
@@ -345,12 +345,12 @@ class CaseRunner:
         """
         # Make an arm of each case, and one of the control unless it is a case itself.
         case = members[0].case
-        launch = members[0].starting.launch
+        launch = members[0].lazy_server.launch
         name = launch.case_id(case)
-        startings = [member.starting for member in members]
-        arms = [self._arm(member, is_control=member.starting is control) for member in members]
-        if control is not None and control not in startings:
-            startings.append(control)
+        lazy_servers = [member.lazy_server for member in members]
+        arms = [self._arm(member, is_control=member.lazy_server is control) for member in members]
+        if control is not None and control not in lazy_servers:
+            lazy_servers.append(control)
             arms.append(
                 Arm(
                     case=case.control_case,
@@ -362,7 +362,7 @@ class CaseRunner:
         # The key in the journal has the packages of the environments. In a first run these exist
         # only once the servers are up, so the entry isn't begun any earlier.
         self.journal.begin(*(self._key(member.case, launch.number) for member in members))
-        pairs = [member.starting.launch.id for member in members]
+        pairs = [member.lazy_server.launch.id for member in members]
         with (
             self.timeline.during(Phase.MEASURING, *pairs, of=name),
             self._watching(case, name) as watching,
@@ -371,32 +371,32 @@ class CaseRunner:
             prompts = load_case_prompts(self.context.root, case)
             measurements = self.measure_arms(arms, workload_of(case, prompts), plan)
         # Stop the servers that hung, and note for the others that they are warm.
-        for starting, measurement in zip(startings, measurements, strict=True):
+        for lazy_server, measurement in zip(lazy_servers, measurements, strict=True):
             codes = {invalidity.code for invalidity in measurement.invalid.values()}
             if HungError.code in codes:
-                starting.stop()
+                lazy_server.stop()
             elif not codes:
                 # A warm-up takes as long as a measurement, and many cases share a control.
-                starting.warm_for.add((case.dataset, case.load))
-        return self._ended(arms[: len(members)], startings, measurements, control)
+                lazy_server.warm_for.add((case.dataset, case.load))
+        return self._ended(arms[: len(members)], lazy_servers, measurements, control)
 
     def _ended(
         self,
         arms: Sequence[Arm],
-        startings: Sequence[Starting],
+        lazy_servers: Sequence[LazyServer],
         measurements: Sequence[Measurement],
-        control: Starting | None,
+        control: LazyServer | None,
     ) -> list[Measurement]:
         """Return the measurements with their speedups, and record in the journal that they ended.
 
         Args:
             arms: The arm of each case.
-            startings: The server of each arm, and that of the control.
+            lazy_servers: The server of each arm, and that of the control.
             measurements: The measurement of each server.
             control: The control; None without one.
         """
         ended = []
-        control_index = None if control is None else startings.index(control)
+        control_index = None if control is None else lazy_servers.index(control)
         for index, arm in enumerate(arms):
             measurement = measurements[index]
             compared_with = None if arm.is_control else control_index
@@ -411,15 +411,15 @@ class CaseRunner:
         case = member.case
         return Arm(
             case=case,
-            server=member.starting.server,
+            server=member.lazy_server.server,
             is_control=is_control,
-            warm=(case.dataset, case.load) in member.starting.warm_for,
-            enough=self._stopping_rule(case, member.starting.launch.number) or has_all_prompts,
+            warm=(case.dataset, case.load) in member.lazy_server.warm_for,
+            enough=self._stopping_rule(case, member.lazy_server.launch.number) or has_all_prompts,
             least_s=least_time_s(case, self.selection, self.context),
         )
 
     def _started(
-        self, servers: ServerSet, companions: Sequence[Starting] = ()
+        self, servers: ServerSet, companions: Sequence[LazyServer] = ()
     ) -> tuple[Server, ...]:
         """Start servers, and return them once they are ready: the case's own, then its control.
 
@@ -430,16 +430,16 @@ class CaseRunner:
         Raises:
             SpecregError: One of `servers` didn't start.
         """
-        to_start = [starting for starting in servers if not starting.running]
-        further = [starting for starting in companions if not starting.running]
+        to_start = [lazy_server for lazy_server in servers if not lazy_server.running]
+        further = [lazy_server for lazy_server in companions if not lazy_server.running]
         if to_start or further:
-            ids = [starting.launch.id for starting in (*to_start, *further)]
+            ids = [lazy_server.launch.id for lazy_server in (*to_start, *further)]
             names = " beside ".join(ids)
-            pairs = [servers.launch.id, *(starting.launch.id for starting in further)]
+            pairs = [servers.launch.id, *(lazy_server.launch.id for lazy_server in further)]
             with self.timeline.during(Phase.STARTING, *pairs, of=names):
                 # The control starts first, because no case can be measured without it.
                 self.servers.start_all(to_start[::-1], further)
-        return tuple(starting.server for starting in servers)
+        return tuple(lazy_server.server for lazy_server in servers)
 
     def _plan(self, arm: Arm, watching: Watch | None) -> Plan:
         """Return the plan of a measurement, with the functions that record and show its progress.

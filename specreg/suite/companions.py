@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specreg.matrix.case import Case, companions_of
-from specreg.servers.launch import Launch, Servers, Starting
+from specreg.servers.launch import Launch, LazyServer, Servers
 from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.selection import Selection
 
@@ -14,12 +14,12 @@ class Member:
     """A case that is measured side by side with others, and its server."""
 
     case: Case
-    starting: Starting
+    lazy_server: LazyServer
 
     @property
     def key(self) -> tuple[str, int]:
         """The case and the number of its launch."""
-        return self.case.id, self.starting.launch.number
+        return self.case.id, self.lazy_server.launch.number
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Companions:
         self._apart.add(launch)
 
     def of(
-        self, case: Case, launch: Launch, control: Starting, is_pending: Callable[[Case], bool]
+        self, case: Case, launch: Launch, control: LazyServer, is_pending: Callable[[Case], bool]
     ) -> list[Member]:
         """Return the companions of a case. No server is started here.
 
@@ -80,10 +80,10 @@ class Companions:
         members = []
         for companion in companions:
             companion_launch = CaseLaunch.of(companion, number).server
-            starting = control
+            lazy_server = control
             if companion_launch != control.launch:
-                starting = self.servers.starting(companion_launch)
-            members.append(Member(companion, starting))
+                lazy_server = self.servers.lazy_server(companion_launch)
+            members.append(Member(companion, lazy_server))
         return members
 
     def _has_same_figures(self, case: Case, later_case: Case) -> bool:

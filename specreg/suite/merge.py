@@ -24,7 +24,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal
 from specreg.measurement.metrics import METRICS, RECORDED
 from specreg.report.vocabulary import declare_vocabulary
-from specreg.servers.launch import Poll, Starting
+from specreg.servers.launch import LazyServer, Poll
 from specreg.suite.configure import load_cases
 from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
 from specreg.suite.group_judge import GroupJudge
@@ -366,8 +366,8 @@ def _judge(judge: GroupJudge, case_launch: CaseLaunch) -> Iterator[tuple[str, Sp
         The name of the metric or check, and why it couldn't be judged.
     """
     case = case_launch.case
-    server = Starting(launch=case_launch.server, start=_start_nothing)
-    control = Starting(launch=case_launch.control, start=_start_nothing)
+    server = LazyServer(launch=case_launch.server, start=_start_nothing)
+    control = LazyServer(launch=case_launch.control, start=_start_nothing)
     servers = ServerSet.of(case, server, control)
     for metric in judge.selection.metrics_of(case):
         try:

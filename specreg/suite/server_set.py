@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from specreg.matrix.case import Case
-from specreg.servers.launch import Launch, Starting
+from specreg.servers.launch import Launch, LazyServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class ServerSet:
             control, or if no speed is measured.
     """
 
-    server: Starting
-    control: Starting | None = None
+    server: LazyServer
+    control: LazyServer | None = None
 
     @classmethod
-    def of(cls, case: Case, server: Starting, control: Starting | None) -> Self:
+    def of(cls, case: Case, server: LazyServer, control: LazyServer | None) -> Self:
         """Return the servers of a case, without the control if the case has none."""
         return cls(server, control if case.control is not None else None)
 
@@ -40,17 +40,17 @@ class ServerSet:
         """The same set without the control."""
         return ServerSet(self.server)
 
-    def __iter__(self) -> Iterator[Starting]:
+    def __iter__(self) -> Iterator[LazyServer]:
         yield self.server
         if self.control is not None:
             yield self.control
 
     def stop(self) -> None:
         """Stop the servers."""
-        for starting in self:
-            starting.stop()
+        for lazy_server in self:
+            lazy_server.stop()
 
     def stop_dead(self) -> None:
         """Stop what is left of servers that have died, so that they can be started again."""
-        for starting in self:
-            starting.stop_if_dead()
+        for lazy_server in self:
+            lazy_server.stop_if_dead()

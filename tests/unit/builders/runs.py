@@ -15,7 +15,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal, Key
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.servers.launch import Launch, Poll, Servers, Starting
+from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.servers.server import Server
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
@@ -156,7 +156,7 @@ def judge(started: Run[CaseRunner], metric: Metric, number: int = 1) -> Verdict:
 def servers(number: int = 1, case: Case = builders.CASE) -> ServerSet:
     """The server of a case on a launch, which nothing may start."""
     launch = CaseLaunch.of(case, number).server
-    return ServerSet(Starting(launch=launch, start=start_nothing))
+    return ServerSet(LazyServer(launch=launch, start=start_nothing))
 
 
 def start_nothing() -> AbstractContextManager[Poll]:

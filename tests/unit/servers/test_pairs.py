@@ -13,7 +13,7 @@ import pytest
 from specreg.core.errors import ServerStartError
 from specreg.matrix.case import ServerSpec, Sizes
 from specreg.servers.gpu_lease import GpuClaim
-from specreg.servers.launch import Launch, Poll, Servers, Starting
+from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
@@ -37,7 +37,7 @@ def unneeded() -> contextlib.AbstractContextManager[Poll]:
 
 
 def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
-    control = Starting(launch=LAUNCH, start=unneeded)
+    control = LazyServer(launch=LAUNCH, start=unneeded)
     with servers(tmp_path).start(LAUNCH, control=control) as started:
         assert started is control
     with servers(tmp_path).start(dataclasses.replace(LAUNCH, number=2), control=control) as started:
@@ -85,7 +85,7 @@ def test_a_dispensable_server_says_that_it_failed_only_when_it_is_needed(
     plain = launch(tmp_path, PLAIN, slow)
     drafting = launch(tmp_path, DRAFTING, script)
     with run.start(plain) as first:
-        run.start_all([first], [run.starting(drafting)])
+        run.start_all([first], [run.lazy_server(drafting)])
         assert shown == [f"starting {spec.spec.id}" for spec in (drafting, plain)], (
             "installed first"
         )

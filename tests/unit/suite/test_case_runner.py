@@ -21,7 +21,7 @@ from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.measurement.arm import Arm, StoppingRule
 from specreg.measurement.journal import load_checks
 from specreg.measurement.measure import Measurement, Plan, Workload
-from specreg.servers.launch import Launch, Poll, Starting
+from specreg.servers.launch import Launch, LazyServer, Poll
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
 from specreg.suite.case_runner import CaseRunner
@@ -61,17 +61,17 @@ def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
     def start() -> AbstractContextManager[Poll]:
         raise next(errors)
 
-    starting = Starting(launch=LAUNCH, start=start)
+    lazy_server = LazyServer(launch=LAUNCH, start=start)
 
     for _ in range(2):
         with pytest.raises(ServerDiedError, match="first"):
-            _ = starting.server
+            _ = lazy_server.server
 
 
 def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: Path) -> None:
     started: list[Server] = []
     run = runs.run(runs.context(tmp_path))
-    servers = ServerSet(Starting(launch=LAUNCH, start=lambda: runs.ready(started)))
+    servers = ServerSet(LazyServer(launch=LAUNCH, start=lambda: runs.ready(started)))
 
     for _ in range(2):
         with pytest.raises(ServerDiedError):
@@ -86,7 +86,7 @@ def test_a_check_whose_server_died_is_made_once_more_on_a_fresh_one(tmp_path: Pa
     started: list[Server] = []
     context = runs.context(tmp_path)
     run = runs.run(context)
-    servers = ServerSet(Starting(launch=LAUNCH, start=lambda: runs.ready(started)))
+    servers = ServerSet(LazyServer(launch=LAUNCH, start=lambda: runs.ready(started)))
     gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
 
     verdict = run.judge.check(check_of(gone, EQUAL), builders.CASE, servers)
@@ -112,7 +112,7 @@ def test_a_server_that_hangs_in_a_check_is_stopped_and_no_other(
         names = [field.name for field in dataclasses.fields(Server)]
         alive = Server(**{name: getattr(ended, name) for name in names})
         server, control = (
-            Starting(launch=LAUNCH, start=lambda: contextlib.nullcontext(lambda: alive))
+            LazyServer(launch=LAUNCH, start=lambda: contextlib.nullcontext(lambda: alive))
             for _ in range(2)
         )
         run = runs.run(runs.context(tmp_path))
@@ -127,7 +127,7 @@ def failing_run(folder: Path, error: SpecregError) -> Run[CaseRunner]:
     """A run in which the second launch of the case has failed."""
     run = runs.run(runs.context(folder))
     second = dataclasses.replace(LAUNCH, number=2)
-    failed = Starting(launch=second, start=runs.start_nothing, _error=error)
+    failed = LazyServer(launch=second, start=runs.start_nothing, _error=error)
     with pytest.raises(type(error)):
         run.cases.measure(builders.CASE, ServerSet(failed))
     return run
@@ -151,13 +151,13 @@ def test_a_fresh_launch_that_is_measured_already_stops_no_server(tmp_path: Path)
     everything = runs.everything(context)
     resumed = runs.resumed_from(context, everything, MEASURED, first=4)
     run = runs.run(context, everything, resumed=resumed)
-    with run.cases.servers.start(LAUNCH) as starting:
-        starting.start = lambda: runs.ready([])
+    with run.cases.servers.start(LAUNCH) as lazy_server:
+        lazy_server.start = lambda: runs.ready([])
         for stays in (False, True):
-            _ = starting.server
+            _ = lazy_server.server
             results = run.cases.measure_afresh([builders.CASE], 4)
             assert results == {builders.CASE.id: MEASURED}
-            assert starting.running == stays
+            assert lazy_server.running == stays
 
 
 class ScriptedArms:
@@ -172,15 +172,15 @@ class ScriptedArms:
         return [dataclasses.replace(empty, case=arm.case) for arm in arms]
 
 
-def ready_starting(launch: Launch) -> Starting:
+def ready_lazy_server(launch: Launch) -> LazyServer:
     """A launch whose server is ready at once."""
-    return Starting(launch=launch, start=lambda: runs.ready([]))
+    return LazyServer(launch=launch, start=lambda: runs.ready([]))
 
 
 def test_a_control_is_warmed_up_once_for_each_load_and_after_each_start(tmp_path: Path) -> None:
     arms = ScriptedArms()
     run = runs.run(runs.context(tmp_path, update_baselines=True), measure_arms=arms)
-    control = ready_starting(CaseLaunch.of(METHODS[0], 1).control)
+    control = ready_lazy_server(CaseLaunch.of(METHODS[0], 1).control)
     cases = [
         builders.with_concurrency(1, METHODS[0]),
         builders.with_concurrency(4, METHODS[1]),
@@ -188,19 +188,19 @@ def test_a_control_is_warmed_up_once_for_each_load_and_after_each_start(tmp_path
     ]
 
     for number, case in enumerate(cases, start=1):
-        server = ready_starting(CaseLaunch.of(case, number).server)
+        server = ready_lazy_server(CaseLaunch.of(case, number).server)
         run.cases.measure(case, ServerSet(server, control))
     assert arms.last_is_warm == [False, False, True]
 
     control.stop()
-    server = ready_starting(CaseLaunch.of(cases[0], 4).server)
+    server = ready_lazy_server(CaseLaunch.of(cases[0], 4).server)
     run.cases.measure(cases[0], ServerSet(server, control))
     assert arms.last_is_warm[3:] == [False]
 
 
 def test_a_set_of_servers_has_a_control_only_where_the_case_has_one() -> None:
-    server = ready_starting(LAUNCH)
-    control = ready_starting(dataclasses.replace(LAUNCH, spec=builders.PLAIN_SPEC))
+    server = ready_lazy_server(LAUNCH)
+    control = ready_lazy_server(dataclasses.replace(LAUNCH, spec=builders.PLAIN_SPEC))
 
     assert list(ServerSet.of(METHODS[0], server, control)) == [server, control]
     assert list(ServerSet.of(builders.CASE, server, control)) == [server]
@@ -226,10 +226,10 @@ def test_a_further_recorded_launch_replays_all_prompts_unless_it_repeats(
     context = runs.context(tmp_path, update_baselines=True)
     run = runs.run(context, measure_arms=measure_arms)
     for number in (1, 2):
-        starting = Starting(
+        lazy_server = LazyServer(
             launch=dataclasses.replace(LAUNCH, number=number), start=lambda: runs.ready([])
         )
-        run.cases.measure(builders.CASE, ServerSet(starting))
+        run.cases.measure(builders.CASE, ServerSet(lazy_server))
 
     first_rule, second_rule = rules
     assert not first_rule(MEASURED.acceptance, Look.FULL)

@@ -13,7 +13,7 @@ from specreg.matrix.case import Case, ServerSpec, companions_of
 from specreg.measurement.arm import Arm
 from specreg.measurement.journal import load_journal
 from specreg.measurement.measure import Measurement
-from specreg.servers.launch import Launch, Poll, Servers, Starting
+from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import CaseLaunch
 from specreg.suite.result import Run
@@ -82,9 +82,9 @@ class ScriptedServers(Servers):
     def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
         return len(specs) <= self.most
 
-    def starting(self, launch: Launch) -> Starting:
-        starting = Starting(launch=launch, start=lambda: self._scripted(launch))
-        return self._startings.setdefault(launch, starting)
+    def lazy_server(self, launch: Launch) -> LazyServer:
+        lazy_server = LazyServer(launch=launch, start=lambda: self._scripted(launch))
+        return self._lazy_servers.setdefault(launch, lazy_server)
 
     def _scripted(self, launch: Launch) -> AbstractContextManager[Poll]:
         if launch.spec.method in self.failing:
@@ -128,8 +128,8 @@ class ScriptedRun:
         measurements = []
         for case in cases:
             launches = CaseLaunch.of(case, number)
-            control = self.servers.starting(launches.control)
-            server = self.servers.starting(launches.server)
+            control = self.servers.lazy_server(launches.control)
+            server = self.servers.lazy_server(launches.server)
             servers_of_case = ServerSet.of(case, server, control)
             measurements.append(self.run.cases.measure(case, servers_of_case))
         return measurements
