@@ -13,7 +13,7 @@ import typer
 import specreg
 from specreg.core.errors import SpecregError
 from specreg.core.readable import readable_block, readable_line
-from specreg.core.redaction import learn
+from specreg.core.redaction import hide_secrets_of
 from specreg.suite.options import Options
 
 RootOption = Annotated[Path, typer.Option("--root", help="the root of the repository")]
@@ -125,7 +125,7 @@ def say(text: object, *, err: bool = False, styled: bool = False) -> None:
 def main() -> None:
     """Run the command line. An error of specreg shows its message alone, and ends with 1."""
     try:
-        learn({}, sys.argv[1:])
+        hide_secrets_of({}, sys.argv[1:])
         app()
     except SpecregError as error:
         say(error, err=True)

@@ -39,7 +39,7 @@ import psutil
 
 from specreg.core.errors import UnkillableError
 from specreg.core.readable import readable_block
-from specreg.core.redaction import known_secrets, learn
+from specreg.core.redaction import hide_secrets_of, known_secrets
 from specreg.core.sessions import (
     VARIABLE,
     Session,
@@ -171,7 +171,7 @@ def start_process(
         # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
         "SPT_NOENV": "1",
     }
-    learn(environment, command)
+    hide_secrets_of(environment, command)
     log_read_fd, log_write_fd = os.pipe()
     try:
         supervisor = _start_supervisor(mark, log_read_fd, log_path, temporary)

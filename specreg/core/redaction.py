@@ -110,8 +110,11 @@ _WORDS: list[str] = [""]
 """All words that were declared, a line each, in one text that is searched at once."""
 
 
-def learn(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
-    """Hide the secrets of variables and arguments from now on; those of our own variables are."""
+def hide_secrets_of(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+    """Hide the secrets in variables and arguments from now on.
+
+    The secrets in the variables of this process are always hidden, without being named here.
+    """
     _LEARNT.update(_named_values(environment, arguments))
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from specreg.core.errors import check_name
-from specreg.core.redaction import learn
+from specreg.core.redaction import hide_secrets_of
 from specreg.core.values import hide_values
 from specreg.datasets.prompts import AS_IS
 from specreg.engines.engine import LaunchSettings, Parallel, Positive, ServerSettings
@@ -285,7 +285,7 @@ class ServerSpec(LaunchSettings):
 
     def __post_init__(self) -> None:
         """Hide the secrets among arguments and variables in all output."""
-        learn(dict(self.engine_env), self.engine_args)
+        hide_secrets_of(dict(self.engine_env), self.engine_args)
 
     @property
     def drafted_tokens(self) -> int:

@@ -18,7 +18,7 @@ from specreg.core.errors import MatrixError, SpecregError, check_name
 from specreg.core.files import MIB, read_regular
 from specreg.core.names import check_spelling
 from specreg.core.readable import is_plain, readable_line
-from specreg.core.redaction import learn
+from specreg.core.redaction import hide_secrets_of
 from specreg.engines.engine import LaunchSettings, Parallel, Positive
 from specreg.engines.methods import METHODS, Setting
 from specreg.engines.wire_format import Form
@@ -186,11 +186,11 @@ def load_file(path: Path, kind: type[_TableT]) -> _TableT:
 def _learn_secrets(value: object) -> None:
     """Hide the secrets in a document, or in a part of it, before any error can quote them."""
     if isinstance(value, dict):
-        learn({name: part for name, part in value.items() if isinstance(part, str)})
+        hide_secrets_of({name: part for name, part in value.items() if isinstance(part, str)})
         for part in value.values():
             _learn_secrets(part)
     elif isinstance(value, list):
-        learn({}, [part for part in value if isinstance(part, str)])
+        hide_secrets_of({}, [part for part in value if isinstance(part, str)])
         for part in value:
             _learn_secrets(part)
 

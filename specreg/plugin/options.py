@@ -8,7 +8,7 @@ import pytest
 
 from specreg.core.commands import install_command
 from specreg.core.readable import readable_block, readable_line
-from specreg.core.redaction import learn
+from specreg.core.redaction import hide_secrets_of
 from specreg.suite.options import Options, flag_of, hints_of
 
 
@@ -36,7 +36,7 @@ def _hide_secrets_in_errors(parser: pytest.Parser, arguments: Sequence[str]) -> 
     The error quotes the argument, which may be `--specreg-atach=http://user:password@host`. pytest
     ends without calling any hook, so the parser's own method is replaced.
     """
-    learn({}, arguments)
+    hide_secrets_of({}, arguments)
     refuse = parser.optparser.error
 
     def refuse_readably(message: str) -> NoReturn:

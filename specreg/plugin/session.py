@@ -13,7 +13,7 @@ import pytest
 from specreg.core.errors import SpecregError
 from specreg.core.interrupts import INTERRUPTER, check_signalled, interrupt_on_signals
 from specreg.core.processes import kill_running
-from specreg.core.redaction import learn
+from specreg.core.redaction import hide_secrets_of
 from specreg.plugin.options import read_options
 from specreg.plugin.reporting import (
     explain_status,
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # Learn the secrets among the arguments, and among the options: a worker of pytest-xdist
         # gets the options only.
         option_values = [str(value) for value in dataclasses.astuple(options)]
-        learn({}, (*config.invocation_params.args, *option_values))
+        hide_secrets_of({}, (*config.invocation_params.args, *option_values))
         progress = Progress(column=cursor_column(config))
         config.stash[PROGRESS] = progress
         config.stash[NOTES] = SessionNotes()

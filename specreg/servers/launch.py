@@ -536,8 +536,8 @@ class Servers:
                 when the server is needed, and not here.
 
         Raises:
-            SpecregError: One of `lazy_servers` didn't start. The others keep starting until they are
-                needed or their contexts end.
+            SpecregError: One of `lazy_servers` didn't start. The others keep starting until they
+                are needed or their contexts end.
         """
         to_start = [lazy_server for lazy_server in lazy_servers if not lazy_server.running]
         if to_start:

@@ -18,8 +18,8 @@ from specreg.core.redaction import (
     declare_words,
     hide,
     hide_bytes,
+    hide_secrets_of,
     known_secrets,
-    learn,
     unhidden,
 )
 from tests.unit import builders
@@ -32,7 +32,7 @@ def assert_hides(
     secrets: set[str], variables: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> None:
     """Learning variables and arguments hides these parts of them, however written, and no other."""
-    learn(variables, arguments)
+    hide_secrets_of(variables, arguments)
     known = set(known_secrets())
     texts = "\0".join((*variables.values(), *arguments))
     assert secrets <= known
@@ -295,5 +295,5 @@ def test_what_a_server_is_started_with_is_known_from_then_on() -> None:
 
 
 def test_an_error_has_no_secret_in_its_message() -> None:
-    learn({}, ("--token", "planted-for-errors"))
+    hide_secrets_of({}, ("--token", "planted-for-errors"))
     assert str(SpecregError("x: planted-for-errors; y")) == f"x: {HIDDEN}; y"
