@@ -677,11 +677,11 @@ def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
 
 def published_for(case: Case, published: Iterable[PublishedFigure]) -> PublishedFigure | None:
     """Return the first figure that matches a case, preferably one with acceptance; None without."""
-    matching = [figure for figure in published if _is_of(figure, case)]
+    matching = [figure for figure in published if _matches(figure, case)]
     return max(matching, key=lambda figure: figure.has_acceptance, default=None)
 
 
-def _is_of(figure: PublishedFigure, case: Case) -> bool:
+def _matches(figure: PublishedFigure, case: Case) -> bool:
     """Return whether a figure matches a case. Conditions that it leaves open always match."""
     server = case.server
     must_be_equal = (

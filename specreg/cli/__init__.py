@@ -22,7 +22,7 @@ TierOption = Annotated[
     typer.Option("--tier", help="the tier (default: gpu on a machine with a GPU, else cpu)"),
 ]
 HERE = Path()
-USUAL = Options()
+DEFAULT_OPTIONS = Options()
 """The options of a run at their defaults: where a repository has its folders."""
 _COMMANDS: Mapping[str, str] = {
     "init": "init",

@@ -18,7 +18,7 @@ from specreg.baselines.estimate import (
 )
 from specreg.baselines.schema import baseline_files, read_baselines, render_schema
 from specreg.baselines.store import BaselineStore
-from specreg.cli import HERE, USUAL, RootOption, TierOption, say
+from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, say
 from specreg.core.commands import specreg_command
 from specreg.core.files import data_dir
 from specreg.datasets.prepare import prepare as prepare_set
@@ -48,7 +48,7 @@ def baselines(
     if output == "schema":
         typer.echo(render_schema(), nl=False)
         return
-    by_path, errors = read_baselines(baseline_files(root / USUAL.baselines))
+    by_path, errors = read_baselines(baseline_files(root / DEFAULT_OPTIONS.baselines))
     length = METRICS["acceptance_length_tokens"]
     throughput = METRICS["throughput_tokens_per_s"]
     rows = [
@@ -119,13 +119,13 @@ def tier_of(folder: Path, name: str | None) -> Tier:
 
 def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
     """Print a tier's cases, what each needs, and about how long it takes."""
-    folder = root / USUAL.matrix
+    folder = root / DEFAULT_OPTIONS.matrix
     chosen = tier_of(folder, tier)
     for case in chosen.cases:
         check_allowed(case, chosen.locations[case.id])
     gpus = find_gpus()
     environment = current_environment(needs_gpus=chosen.gpus_used(gpus.memory_gib))
-    store = BaselineStore(folder=root / USUAL.baselines, environment=environment)
+    store = BaselineStore(folder=root / DEFAULT_OPTIONS.baselines, environment=environment)
     kind = "gpu" if chosen.needs_gpus else "cpu"
     estimates = {case.id: estimate_of(case, store, kind) for case in chosen.cases}
     say(render_matrix(chosen, estimates, gpus))
@@ -183,7 +183,7 @@ def _time_lines(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> It
     )
     yield (
         f"recording it, {LAUNCHES_TO_RECORD} launches, takes about {_hours(recording_s)}{one_gpu},"
-        f" and up to {USUAL.record_minutes:.0f} min more where further launches help"
+        f" and up to {DEFAULT_OPTIONS.record_minutes:.0f} min more where further launches help"
         f" (--specreg-record-minutes)"
     )
     gpu_count = len(gpus.devices)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specreg import __version__
-from specreg.cli import HERE, USUAL, RootOption, say
+from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, say
 from specreg.core.errors import SpecregError
 from specreg.core.files import OWN_REPOSITORY, replace_file
 
@@ -100,8 +100,8 @@ def _there(root: Path, name: str) -> Path | None:
 def _files() -> Iterator[tuple[str, str]]:
     for path in (path for pattern in _COPIED for path in sorted(OWN_REPOSITORY.glob(pattern))):
         yield str(path.relative_to(OWN_REPOSITORY)), path.read_text()
-    yield f"{USUAL.matrix}/gpu.toml", (OWN_REPOSITORY / _TO_FILL_IN).read_text()
-    yield f"{USUAL.baselines}/.gitkeep", ""
+    yield f"{DEFAULT_OPTIONS.matrix}/gpu.toml", (OWN_REPOSITORY / _TO_FILL_IN).read_text()
+    yield f"{DEFAULT_OPTIONS.baselines}/.gitkeep", ""
     yield "pytest.toml", _PYTEST
     yield ".gitignore", _IGNORED
     parts = (OWN_REPOSITORY / "noxfile.py").read_text().split("\n\n\n")

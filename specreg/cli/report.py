@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specreg.baselines.schema import read_baselines
-from specreg.cli import HERE, USUAL, RootOption, say
+from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, say
 from specreg.core.errors import ReportError, check_name
 from specreg.core.names import check_spelling
 from specreg.measurement.metrics import METRICS
@@ -72,13 +72,13 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
     """Write a run in some forms, or the second of two runs against the first."""
     for name in to or ():
         check_name("form", name, FORMS, "specreg report --to")
-    run_folder = _folder_of(root / USUAL.runs, names[0] if names else None)
+    run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, names[0] if names else None)
     document = load_report(run_folder / FILE_NAME)
     declare_report_vocabulary(document, *FLAGS)
     target = folder or run_folder
     if len(names) == _MAX_RUNS:
         first = document
-        run_folder = _folder_of(root / USUAL.runs, names[1])
+        run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, names[1])
         document = side_by_side(first, load_report(run_folder / FILE_NAME))
         check_spelling("run", first.run.run)  # whatever was written there becomes a folder
         target = folder or run_folder / f"against-{first.run.run}"
@@ -92,12 +92,12 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
 
 def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None:
     """Write the page of the last nights of each machine that has a history."""
-    usual = (root / USUAL.runs).parent / "history"
+    usual = (root / DEFAULT_OPTIONS.runs).parent / "history"
     machines = [
         MachineHistory(
             machine=machine,
             history=history,
-            expected=_expected_values(root / USUAL.baselines / machine),
+            expected=_expected_values(root / DEFAULT_OPTIONS.baselines / machine),
         )
         for machine, history in load_histories(paths or [usual])
     ]

@@ -19,7 +19,7 @@ import msgspec
 import typer
 
 from specreg.baselines.record import COMMIT, commit_of
-from specreg.cli import HERE, USUAL, RootOption, TierOption, say
+from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, say
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
@@ -82,19 +82,19 @@ def merge(
     inconclusive: Annotated[
         str,
         typer.Option(help="what INCONCLUSIVE does to the status: nights, fail, warn or warn-speed"),
-    ] = USUAL.inconclusive,
+    ] = DEFAULT_OPTIONS.inconclusive,
     matrix: Annotated[
         str, typer.Option(help="the folder of the tiers, relative to the root")
-    ] = USUAL.matrix,
+    ] = DEFAULT_OPTIONS.matrix,
     baselines: Annotated[
         str, typer.Option(help="the folder of the baselines, relative to the root")
-    ] = USUAL.baselines,
+    ] = DEFAULT_OPTIONS.baselines,
     history: Annotated[
         str | None,
         typer.Option(
             help="the folder of the history, relative to the root, or none to leave it out"
         ),
-    ] = USUAL.history,
+    ] = DEFAULT_OPTIONS.history,
     *,
     update_baselines: Annotated[
         bool, typer.Option("--update-baselines", help="write the baselines that shards recorded")

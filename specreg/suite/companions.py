@@ -70,7 +70,9 @@ class Companions:
         def may_join(later_case: Case) -> bool:
             is_apart = CaseLaunch.of(later_case, number).server in self._apart
             return (
-                not is_apart and self._has_same_figures(case, later_case) and is_pending(later_case)
+                not is_apart
+                and self._needs_same_measurements(case, later_case)
+                and is_pending(later_case)
             )
 
         later_cases = cases[cases.index(case) + 1 :]
@@ -86,7 +88,7 @@ class Companions:
             members.append(Member(companion, lazy_server))
         return members
 
-    def _has_same_figures(self, case: Case, later_case: Case) -> bool:
+    def _needs_same_measurements(self, case: Case, later_case: Case) -> bool:
         """Return whether a later case needs its speed measured, and power if the case does."""
         selection = self.selection
         if selection.needs_power(later_case) != selection.needs_power(case):
