@@ -263,17 +263,17 @@ def compare_answers(
         )
         return _verdict_on(pair, Outcome.WRONG, reason=reason)
 
-    # Compare the answers. `ask_again` shows whether B's answers depend on the batch size.
+    # Compare the answers. `regenerate_b` shows whether B's answers depend on the batch size.
     ask_b = functools.partial(ask_greedy, case, server, [turn.text for turn in turns])
-    ask_again = None
+    regenerate_b = None
     batch = other_batch(case)
     if batch:
-        ask_again = functools.partial(ask_b, batch)
+        regenerate_b = functools.partial(ask_b, batch)
     losslessness = check_lossless(
         [turn.name for turn in turns],
         ask_b(),
         answers_of_a,
-        ask_again,
+        regenerate_b,
         functools.partial(score, server.endpoint),
         # A case may allow no rounding for speculation, but another version may have other kernels.
         rounding_nats=max(case.rounding_nats, ROUNDING_NATS),

@@ -134,16 +134,16 @@ def check_answers(running: RunningCase) -> Verdict:
     names = [turn.name for turn in turns]
     texts = [turn.text for turn in turns]
     plain_answers = [turn.answer for turn in turns]
-    ask_again = None
+    regenerate_plain = None
     batch = other_batch(case)
     if batch:
-        ask_again = functools.partial(ask_control, texts, batch)
+        regenerate_plain = functools.partial(ask_control, texts, batch)
     # Compare the answers. If some differ, the control answers again and scores both tokens.
     losslessness = check_lossless(
         names,
         plain_answers,
         ask_greedy(case, running.server, texts),
-        ask_again,
+        regenerate_plain,
         functools.partial(score, control.endpoint),
         rounding_nats=case.rounding_nats,
         known_equal=sum(turns_of(case, prompt) for prompt in equal_prompts),
@@ -161,7 +161,7 @@ def check_answers(running: RunningCase) -> Verdict:
         metric=LOSSLESS,
         outcome=outcome,
         value=losslessness.equal_frac,
-        comparison=Comparison(expected=losslessness.control_equal_frac),
+        comparison=Comparison(expected=losslessness.plain_equal_frac),
         reason=reason,
     )
 

@@ -56,8 +56,8 @@ class Losslessness:
         compared_by_token: How many of them were compared token by token. The others are known to
             be equal.
         partings: The first difference of each answer that isn't equal.
-        noise: The first difference of each plain answer from the plain one at another batch size;
-            None if they weren't generated again.
+        plain_partings: For each prompt whose plain answer depends on the batch size, the first
+            difference of its two plain answers; None if they weren't generated again.
         rounding_nats: The gap that the case attributes to rounding; 0 demands that every token is
             equal.
     """
@@ -65,15 +65,20 @@ class Losslessness:
     prompts: int
     compared_by_token: int
     partings: tuple[Parting, ...]
-    noise: tuple[Parting, ...] | None
+    plain_partings: tuple[Parting, ...] | None
     rounding_nats: float
 
     @property
     def bound_nats(self) -> float:
-        """The gap that counts as rounding: the case's, or that of the control's noise if larger."""
-        gaps_nats = [parting.gap_nats for parting in self.noise or ()]
-        noise_nats = [abs(gap_nats) for gap_nats in gaps_nats if gap_nats is not None]
-        return max(self.rounding_nats, *noise_nats, 0.0)
+        """The largest gap that counts as rounding.
+
+        It is `rounding_nats`, or the largest gap between two plain answers if that is larger.
+        """
+        bound_nats = max(self.rounding_nats, 0.0)
+        for parting in self.plain_partings or ():
+            if parting.gap_nats is not None:
+                bound_nats = max(bound_nats, abs(parting.gap_nats))
+        return bound_nats
 
     @property
     def failures(self) -> tuple[Parting, ...]:
@@ -93,15 +98,15 @@ class Losslessness:
         return 1 - len(self.partings) / self.prompts
 
     @property
-    def control_equal_frac(self) -> float | None:
+    def plain_equal_frac(self) -> float | None:
         """The share of the control's own answers that are equal at another batch size, 0..1.
 
         It covers the answers that were compared token by token; None if they weren't generated
         again.
         """
-        if self.noise is None:
+        if self.plain_partings is None:
             return None
-        return 1 - len(self.noise) / self.compared_by_token
+        return 1 - len(self.plain_partings) / self.compared_by_token
 
     def describe(self, plain: str, speculative: str) -> str:
         """Return a sentence about the answers that are equal and those that aren't.
@@ -115,8 +120,8 @@ class Losslessness:
             summary += (
                 f" ({self.compared_by_token} that differed when they were timed were asked again)"
             )
-        if self.control_equal_frac is not None:
-            share = f"{self.control_equal_frac:.1%} of those {plain}"
+        if self.plain_equal_frac is not None:
+            share = f"{self.plain_equal_frac:.1%} of those {plain}"
             summary += f", and {share} at another batch size"
         clauses = [summary]
         rounded = len(self.partings) - len(self.failures)
@@ -144,7 +149,7 @@ def check_lossless(
     prompt_ids: Sequence[str],
     plain: Sequence[Transcript],
     speculative: Sequence[Transcript],
-    again: Callable[[], Sequence[Transcript]] | None,
+    regenerate_plain: Callable[[], Sequence[Transcript]] | None,
     score: Score,
     *,
     rounding_nats: float = ROUNDING_NATS,
@@ -156,8 +161,8 @@ def check_lossless(
         prompt_ids: The id of each prompt, at least one.
         plain: The answers without speculation.
         speculative: The answers with speculation.
-        again: Generates the plain answers at another batch size. It is called only if some answers
-            differ. None if there is no other batch size.
+        regenerate_plain: Generates the plain answers at another batch size. It is called only if
+            some answers differ. None if there is no other batch size.
         score: Asks the server without speculation how likely tokens are.
         rounding_nats: The gap that rounding explains; 0 demands that every token is equal.
         known_equal: The number of further answers that are known to be equal.
@@ -167,14 +172,14 @@ def check_lossless(
             by more than rounding explains.
     """
     partings = _partings(prompt_ids, plain, speculative, score)
-    noise = None
-    if partings and again:
-        noise = _partings(prompt_ids, plain, again(), score)
+    plain_partings = None
+    if partings and regenerate_plain:
+        plain_partings = _partings(prompt_ids, plain, regenerate_plain(), score)
     losslessness = Losslessness(
         prompts=len(plain) + known_equal,
         compared_by_token=len(plain),
         partings=partings,
-        noise=noise,
+        plain_partings=plain_partings,
         rounding_nats=rounding_nats,
     )
     if losslessness.bound_nats > max(MAX_NOISE_NATS, rounding_nats):
@@ -215,16 +220,23 @@ def score_partings(partings: Sequence[Parting], score: Score) -> tuple[Parting, 
 def _partings(
     prompt_ids: Sequence[str],
     plain: Sequence[Transcript],
-    speculative: Sequence[Transcript],
+    compared: Sequence[Transcript],
     score: Score,
 ) -> tuple[Parting, ...]:
-    """Return the first difference of each pair of answers that differ, with its gap."""
+    """Return the first difference of each pair of answers that differ, with its gap.
+
+    Args:
+        prompt_ids: The id of each prompt.
+        plain: The answers without speculation.
+        compared: The answers with speculation, or those without it at another batch size.
+        score: Asks the server without speculation how likely tokens are.
+    """
     partings = []
-    for prompt_id, plain_answer, other_answer in zip(prompt_ids, plain, speculative, strict=True):
-        tokens = itertools.zip_longest(plain_answer.output, other_answer.output)
-        for position, (plain_token, other_token) in enumerate(tokens):
-            if plain_token != other_token:
+    for prompt_id, plain_answer, answer in zip(prompt_ids, plain, compared, strict=True):
+        tokens = itertools.zip_longest(plain_answer.output, answer.output)
+        for position, (plain_token, token) in enumerate(tokens):
+            if plain_token != token:
                 text = (*plain_answer.prompt, *plain_answer.output[:position])
-                partings.append(Parting(prompt_id, position, plain_token, other_token, text))
+                partings.append(Parting(prompt_id, position, plain_token, token, text))
                 break
     return score_partings(partings, score)

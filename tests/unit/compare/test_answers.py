@@ -126,7 +126,7 @@ FOUND_BY_B = Losslessness(
         ),
         Parting(prompt_id="y", position=1, plain=90, speculative=9, text=(3, 8), gap_nats=0.0),
     ),
-    noise=None,
+    plain_partings=None,
     rounding_nats=0.25,
 )
 

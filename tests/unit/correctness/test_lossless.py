@@ -59,7 +59,7 @@ def test_only_the_first_difference_counts_and_is_scored_after_its_text() -> None
     only = Parting("other", position=1, plain=6, speculative=9, text=(*PROMPT, 5), gap_nats=1.5)
     assert asked_again == [[((*PROMPT, 5), (6, 9))]]
     assert check.partings == check.failures == (only,)
-    assert (check.equal_frac, check.control_equal_frac) == (0.5, 1.0)
+    assert (check.equal_frac, check.plain_equal_frac) == (0.5, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_bound_grows_by_the_noise_of_the_control() -> None:
     beyond = compared((5, 6), (5, 7), 0.41, -0.4, again=(5, 8))
     assert (verdict.bound_nats, verdict.failures) == (0.4, ())
     assert (beyond.bound_nats, len(beyond.failures)) == (0.4, 1)
-    assert verdict.control_equal_frac == 0.0
+    assert verdict.plain_equal_frac == 0.0
 
 
 def test_a_control_that_varies_with_the_batch_size_is_invalid() -> None:
