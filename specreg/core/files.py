@@ -215,7 +215,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def passing_folder(path: Path) -> Iterator[Path]:
+def temporary_folder_beside(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to a path.
 
     A file is made in the folder, and then moved to the path in one step.

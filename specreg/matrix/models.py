@@ -15,18 +15,18 @@ from specreg.core.files import (
     MIB,
     cache_dir,
     file_sha256,
-    passing_folder,
     read_regular,
     repository_path,
+    temporary_folder_beside,
 )
 from specreg.datasets.hub import fetch_model_file, why_unfetchable
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.weights import (
     CONFIG,
+    MALFORMED_FILE_ERRORS,
     SHAPES,
     TARGET,
     TOKENIZER_FILES,
-    UNFIT,
     Shape,
     write_padded_model,
     write_widened_model,
@@ -121,7 +121,7 @@ def vocabulary_of(reference: str) -> int:
     try:
         config = json.loads(read_regular(path, MIB))
         return int(config.get("text_config", config)["vocab_size"])
-    except (*UNFIT, OSError) as error:
+    except (*MALFORMED_FILE_ERRORS, OSError) as error:
         message = f"model '{reference}': no vocab_size in its {CONFIG} ({error}); name a folder"
         raise ModelError(f"{message} that has one") from error
 
@@ -233,7 +233,7 @@ def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
             # Another process may have written it while this one waited.
             if folder.is_dir():
                 return
-            with passing_folder(folder) as empty_folder:
+            with temporary_folder_beside(folder) as empty_folder:
                 write(empty_folder)
                 empty_folder.rename(folder)
     except OSError as error:

@@ -37,7 +37,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-UNFIT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+MALFORMED_FILE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """The exceptions that a file raises if it isn't JSON, or not of the expected form."""
 _WEIGHTS = "model.safetensors"
 _NOISE_NUMBERS = 2**24
@@ -108,7 +108,7 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
     config, tensors = _read_model(source)
     try:
         first = int(config["num_hidden_layers"])
-    except UNFIT as error:
+    except MALFORMED_FILE_ERRORS as error:
         raise _unfit(source, error) from error
     first_layer = {
         name.removeprefix(_FIRST_LAYER): tensor
@@ -157,7 +157,7 @@ def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
         if not isinstance(config, dict):
             raise TypeError(f"{CONFIG} is no object")
         return config, read_tensors(source / _WEIGHTS)
-    except (OSError, *UNFIT) as error:
+    except (OSError, *MALFORMED_FILE_ERRORS) as error:
         raise _unfit(source, f"{type(error).__name__}: {error}") from error
 
 
@@ -381,7 +381,7 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
     try:
         axes = _axes_of(config, narrow, shape)
         files = list(_names_by_file(narrow, shape))
-    except (*UNFIT, ZeroDivisionError) as error:
+    except (*MALFORMED_FILE_ERRORS, ZeroDivisionError) as error:
         raise _unfit(source, f"{type(error).__name__}: {error}") from error
     weight_map: dict[str, str] = {}
     size_bytes = 0

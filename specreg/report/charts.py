@@ -427,10 +427,10 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
         reference = plot.height(expected)
     note = ""
     bad_places: list[int] = []
-    bad_row = first_bad(runs, metric)
-    if bad_row < len(runs):
-        note = f"Not fine since {moment_of(runs[bad_row])}."
-        bad_places.append(plot.x(bad_row))
+    first_bad_index = first_bad(runs, metric)
+    if first_bad_index < len(runs):
+        note = f"Not fine since {moment_of(runs[first_bad_index])}."
+        bad_places.append(plot.x(first_bad_index))
     versions = _version_starts((number, run.engine_version) for number, run in enumerate(runs))
     dots = []
     for number, run in enumerate(runs):

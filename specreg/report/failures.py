@@ -13,7 +13,7 @@ from specreg.report.tables import label_of, render_value
 from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.verdict import JUDGED, Comparison, Outcome, Verdict
 
-_VALUES_SHOWN = {"reprfuncargs", "reprlocals"}
+_FIELDS_WITH_VALUES = {"reprfuncargs", "reprlocals"}
 """The fields of pytest's tracebacks with the values of a function's arguments and variables."""
 
 
@@ -61,7 +61,7 @@ def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, 
     if dataclasses.is_dataclass(traceback) and not isinstance(traceback, type):
         for field in dataclasses.fields(traceback):
             shown = None
-            if field.name not in _VALUES_SHOWN:
+            if field.name not in _FIELDS_WITH_VALUES:
                 shown = make_traceback_readable(getattr(traceback, field.name))
             setattr(traceback, field.name, shown)
     return traceback
@@ -224,15 +224,15 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
         if verdict.outcome not in JUDGED:
             continue
         runs = comparable(case.history, verdict.metric)
-        bad_row = first_bad(runs, verdict.metric)
-        streak = runs[bad_row:]
+        first_bad_index = first_bad(runs, verdict.metric)
+        streak = runs[first_bad_index:]
         if not streak or len(runs) == 1:
             continue
         story = f"not fine since {moment_of(streak[0])}"
         if len(streak) > 1:
             story += f", {len(streak)} judged runs in a row"
-        if bad_row:
-            story += f"; last fine {moment_of(runs[bad_row - 1])}"
+        if first_bad_index:
+            story += f"; last fine {moment_of(runs[first_bad_index - 1])}"
         else:
             story += ", and never before"
         labels_by_story.setdefault(story, []).append(label_of(verdict.metric))

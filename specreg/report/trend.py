@@ -240,9 +240,9 @@ def _bad_runs(records: Sequence[RunRecord]) -> Iterator[tuple[str, RunRecord]]:
     names = dict.fromkeys(name for record in records for name in record.outcomes)
     for name in names:
         runs = comparable(records, name)
-        bad_row = first_bad(runs, name)
-        if bad_row < len(runs):
-            yield name, runs[bad_row]
+        first_bad_index = first_bad(runs, name)
+        if first_bad_index < len(runs):
+            yield name, runs[first_bad_index]
 
 
 def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:

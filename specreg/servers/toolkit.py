@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from specreg.core.files import cache_dir, passing_folder
+from specreg.core.files import cache_dir, temporary_folder_beside
 from specreg.core.probes import ask_program
 from specreg.engines.launch_facts import NONE
 
@@ -160,7 +160,7 @@ def _link(path: Path, target: Path) -> None:
     with contextlib.suppress(OSError):
         if path.readlink() == target:
             return
-    with passing_folder(path) as folder:
+    with temporary_folder_beside(path) as folder:
         part = folder / path.name
         part.symlink_to(target)
         part.replace(path)

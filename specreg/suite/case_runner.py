@@ -522,7 +522,7 @@ class CaseRunner:
         """
         provision = self.context.provision
         is_timed = case.speed and self.selection.needs_speed(case)
-        if not is_timed or provision.why_no_power(case.server):
+        if not is_timed or provision.why_not(case.server):
             return contextlib.nullcontext()
         path = self.context.run_folder / "power" / f"{name}.jsonl"
         return watch(provision.devices(case.server), path)

@@ -153,9 +153,9 @@ def select(
         if case.id in skipped:
             continue
         if _is_power(subject):
-            why_no_power = context.provision.why_no_power(case.server)
-            if why_no_power:
-                unpowered[case.id] = why_no_power
+            why_not = context.provision.why_not(case.server)
+            if why_not:
+                unpowered[case.id] = why_not
                 continue
         names.setdefault(case.id, set()).add(subject.name)
     return Selection(
@@ -191,7 +191,7 @@ def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> b
     """
     for case in context.tier.cases:
         judged = [metric for metric in METRICS.values() if metric.is_judged(case)]
-        if context.provision.why_no_power(case.server):
+        if context.provision.why_not(case.server):
             judged = [metric for metric in judged if metric.family is not Family.POWER]
         measurable = {metric.name for metric in judged}
         if case.matrix_prompts or not names.get(case.id, frozenset()) >= measurable:

@@ -13,7 +13,7 @@ import pynvml
 from specreg.core.errors import NoGpuError, SensorError
 from specreg.core.readable import readable_line
 from specreg.telemetry.sensor import (
-    MOST_MEMORY_BYTES,
+    MAX_PLAUSIBLE_MEMORY_BYTES,
     Device,
     HiddenGpu,
     Probe,
@@ -277,7 +277,7 @@ def _memory(handle: object) -> tuple[int | None, bool]:
     except pynvml.NVMLError:
         # Another error, such as a missing permission, says nothing about the memory.
         return None, False
-    is_known = 0 < memory.total <= MOST_MEMORY_BYTES
+    is_known = 0 < memory.total <= MAX_PLAUSIBLE_MEMORY_BYTES
     return (memory.total if is_known else None), False
 
 

@@ -26,7 +26,7 @@ class Scope(enum.StrEnum):
     PACKAGE = "package"
 
 
-MOST_MEMORY_BYTES = 2**50
+MAX_PLAUSIBLE_MEMORY_BYTES = 2**50
 """What a driver reports above this isn't the memory of a device."""
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.core.files import cache_folder, passing_folder
+from specreg.core.files import cache_folder, temporary_folder_beside
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
@@ -49,7 +49,7 @@ def modules_of(engine: str, version: str) -> Path | None:
         return None
     folder = cache_folder("modules") / f"{engine}-{version}"
     if not folder.is_dir():
-        with passing_folder(folder) as new_folder:
+        with temporary_folder_beside(folder) as new_folder:
             pin = f"{engine_named(engine).requirement(on_gpu=True).package}=={version}"
             log_path = Path(f"{folder}.log")
             run_uv(

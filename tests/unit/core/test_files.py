@@ -17,8 +17,8 @@ from specreg.core.files import (
     check_cache,
     data_dir,
     file_sha256,
-    passing_folder,
     replace_file,
+    temporary_folder_beside,
 )
 
 PLANTED = "ab" * 32
@@ -54,11 +54,11 @@ def test_what_the_killed_left_goes_and_what_the_living_write_stays(tmp_path: Pat
 
 def test_a_folder_that_passes_is_empty_at_first_and_gone_at_last(tmp_path: Path) -> None:
     for _ in range(2):
-        with passing_folder(tmp_path / "file") as folder:
+        with temporary_folder_beside(tmp_path / "file") as folder:
             assert not list(folder.iterdir())
             (folder / "made").touch()
         assert list(tmp_path.iterdir()) == []
-    with passing_folder(tmp_path / "file") as folder:
+    with temporary_folder_beside(tmp_path / "file") as folder:
         (folder / "made").touch()
         folder.rename(tmp_path / "file")
     assert (tmp_path / "file/made").exists()
