@@ -105,8 +105,8 @@ class _StreamState:
         tokens: how many tokens have come.
         characters: how many characters have come, the thought's included.
         error: why the request failed; None if it didn't.
-        late: whether its time was up, so that its end is no sign of life.
-        is_counted_late: whether text came before any token was counted.
+        timed_out: whether its time was up. Its end is then no sign that the server is alive.
+        has_uncounted_text: whether text came before any token was counted.
         chunks: the chunks with a token.
         thought_chunks: those of them, after the first, that belong to a thought.
         answer: the answer's text and thought.
@@ -122,8 +122,8 @@ class _StreamState:
     tokens: int = 0
     characters: int = 0
     error: str | None = None
-    late: bool = False
-    is_counted_late: bool = False
+    timed_out: bool = False
+    has_uncounted_text: bool = False
     chunks: list[Chunk] = field(default_factory=list)
     thought_chunks: list[Chunk] = field(default_factory=list)
     answer: AnswerText = field(default_factory=AnswerText)
@@ -146,7 +146,7 @@ class _StreamState:
             self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
         self.answer.take(event)
         if not event.tokens:
-            self.is_counted_late |= self.tokens == 0 and bool(event.text or event.thought)
+            self.has_uncounted_text |= self.tokens == 0 and bool(event.text or event.thought)
         else:
             self.tokens += event.tokens
             if event.tokens < 0 or self.tokens > self.most_tokens:
@@ -181,7 +181,7 @@ class ChatClient:
         endpoint: the server.
         http: the HTTP client for the endpoint.
         clock: monotonic, in nanoseconds.
-        end: takes each request as it ends.
+        on_finished: takes each request when it has ended.
         running: the streams that haven't ended, with their timeouts.
         alive_ns: when a request that has ended last showed that the server is alive, by a token or
             by an end in its time. The time during which no request was running is added.
@@ -192,7 +192,7 @@ class ChatClient:
     endpoint: Endpoint
     http: "httpx.AsyncClient"
     clock: Clock
-    end: Record
+    on_finished: Record
     running: dict[_StreamState, asyncio.Timeout] = field(default_factory=dict)
     alive_ns: int = 0
     idle_ns: int = 0
@@ -223,7 +223,7 @@ class ChatClient:
         """Note that a stream has ended, and whether that shows that the server is alive."""
         self.running.pop(stream)
         now_ns = self.clock()
-        if not stream.late:
+        if not stream.timed_out:
             self.alive_ns = now_ns
         elif stream.chunks:
             self.alive_ns = max(self.alive_ns, stream.chunks[-1].at_ns)
@@ -246,11 +246,11 @@ class ChatClient:
         texts = prompt.turns[: self.case.turns] or ("",)
         for turn, text in enumerate(texts, 1):
             messages = (*messages, Message("user", text))
-            finished = await self._ask(conversation_index, prompt, turn, messages, planned_ns)
+            finished = await self._send(conversation_index, prompt, turn, messages, planned_ns)
             if empty_replies:
                 trace = msgspec.structs.replace(finished.trace, empty_replies=empty_replies)
                 finished = msgspec.structs.replace(finished, trace=trace)
-            self.end(finished)
+            self.on_finished(finished)
             if finished.trace.error is not None:
                 return
             reply = REPLIES[self.case.history_reply](finished.text)
@@ -258,7 +258,7 @@ class ChatClient:
             messages = (*messages, Message("assistant", reply))
             planned_ns = self.clock()
 
-    async def _ask(
+    async def _send(
         self,
         conversation_index: int,
         prompt: Prompt,
@@ -270,7 +270,7 @@ class ChatClient:
         import aiohttp  # noqa: PLC0415 - imported by then, see new_client
         import httpx  # noqa: PLC0415 - the same
 
-        ask = self._ask_of(prompt, turn, messages)
+        ask = self._build_request(prompt, turn, messages)
         wire_format = ENGINES[self.endpoint.engine].wire_format
         path = wire_format.path(ask)
         body = msgspec.json.encode(wire_format.body(ask))
@@ -288,13 +288,13 @@ class ChatClient:
             # A callback of the event loop may have dropped the interrupt, and its connection.
             check_signalled()
             stream.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
-            stream.late = isinstance(failure, httpx.TimeoutException | TimeoutError)
+            stream.timed_out = isinstance(failure, httpx.TimeoutException | TimeoutError)
         except TimeoutError:
             # A stream that was ended because it was silent has its error already.
             if stream.error is None:
                 limit_s = self.case.request_timeout_s
                 stream.error = f"no end within request_timeout_s = {limit_s:g}"
-            stream.late = True
+            stream.timed_out = True
         except InvalidMeasurementError as failure:
             stream.error = str(failure)
         finally:
@@ -305,10 +305,10 @@ class ChatClient:
             chunks=tuple(stream.chunks),
             text=stream.answer.text,
             thought=stream.answer.thought,
-            late=stream.late,
+            late=stream.timed_out,
         )
 
-    def _ask_of(self, prompt: Prompt, turn: int, messages: tuple[Message, ...]) -> Ask:
+    def _build_request(self, prompt: Prompt, turn: int, messages: tuple[Message, ...]) -> Ask:
         """Return the request of one turn."""
         case = self.case
         if prompt.token_ids:
@@ -368,7 +368,7 @@ def _check_stream(stream: _StreamState) -> None:
     Raises:
         InvalidMeasurementError: `USAGE_LATE` or `STREAM_UNRECOGNISED`.
     """
-    if stream.is_counted_late and stream.tokens:
+    if stream.has_uncounted_text and stream.tokens:
         message = (
             "text came before any of its tokens was counted, so the server counts them at the"
             " end alone, and neither times nor steps can be told; take a version of the engine"

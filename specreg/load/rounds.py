@@ -78,19 +78,19 @@ class RoundBuilder:
         traces: the requests, by the index of their conversation and their turn.
         gaps: the times between the chunks of a request.
         lags: how late the client's event loop was.
-        late: how many requests didn't end in their time.
+        timed_out_requests: how many requests didn't end in their time.
     """
 
     record: Record | None = None
     traces: dict[tuple[int, int], RequestTrace] = field(default_factory=dict)
     gaps: TimeHistogram = field(default_factory=TimeHistogram)
     lags: TimeHistogram = field(default_factory=TimeHistogram)
-    late: int = 0
+    timed_out_requests: int = 0
 
     def take(self, finished: FinishedRequest) -> None:
         """Take one more request."""
         self.traces[finished.conversation_index, finished.trace.turn] = finished.trace
-        self.late += finished.late
+        self.timed_out_requests += finished.late
         times_ns = [chunk.at_ns for chunk in finished.chunks]
         # A round has many thousand chunks, so `map` and `filter` do the looping, in C.
         gaps_ns = map(operator.sub, times_ns[1:], times_ns)
@@ -158,7 +158,7 @@ async def replay_round(
     builder = RoundBuilder(record)
     ended: asyncio.Queue[FinishedRequest] = asyncio.Queue()
     chat_client = ChatClient(
-        case=case, endpoint=endpoint, http=client, clock=clock, end=ended.put_nowait
+        case=case, endpoint=endpoint, http=client, clock=clock, on_finished=ended.put_nowait
     )
     replay = _replay_open
     if case.load.arrivals is Arrivals.CLOSED:
@@ -378,7 +378,7 @@ class Clients:
             await self._replay_slices(tuple(prompts), builder)
         else:
             builder = await self._replay_here(self.case, prompts, record)
-        if builder.late:
+        if builder.timed_out_requests:
             await self._check_hanging(prompts[:1])
         return builder.as_round()
 
@@ -392,7 +392,7 @@ class Clients:
             request_timeout_s=self.token_within_s,
         )
         builder = await self._replay_here(case, prompts)
-        if builder.late:
+        if builder.timed_out_requests:
             raise HungError(self.token_within_s)
 
     async def _replay_here(
