@@ -46,8 +46,9 @@ from specreg.report.document import exit_status
 from specreg.report.progress import Progress
 from specreg.suite.configure import open_context
 from specreg.suite.document import run_verdict
+from specreg.suite.engine_check import check_engine
 from specreg.suite.finish import VERDICT_FILE, record_run
-from specreg.suite.group_judge import GroupJudge, properties_of, render_changes
+from specreg.suite.group_judge import changes_between, properties_of, render_changes
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Options
 from specreg.suite.result import Run, RunResult, empty_result
@@ -173,7 +174,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     if run is None:
         result = empty_result(context, config.stash.get(SELECTION, Selection()))
     else:
-        notes.add_lines(_conclude(config, run.judge))
+        notes.add_lines(_conclude(config, run, cut_short=cut_short))
         result = run.result()
     # Write the baselines.
     if result.launches and cut_short:
@@ -207,9 +208,13 @@ def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | Non
     return run or config.stash.get(RUN, None)
 
 
-def _conclude(config: pytest.Config, judge: GroupJudge) -> Iterator[str]:
+def _conclude(config: pytest.Config, run: Run[Any], *, cut_short: bool) -> Iterator[str]:
     """Judge all verdicts together, and yield a line if that changes outcomes."""
-    changes = judge.conclude()
+    before = run.judge.verdicts
+    run.judge.conclude()
+    if not cut_short:
+        yield from check_engine(run)
+    changes = changes_between(before, run.judge.verdicts)
     # JUnit's file already has the outcome with which each test ended, so it gets the changes as
     # properties of the run.
     record_property = config.stash.get(RECORD_PROPERTY, None)

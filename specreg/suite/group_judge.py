@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specreg.baselines.schema import Baseline
@@ -29,7 +29,7 @@ _NS_PER_S = 10**9
 
 @dataclass(frozen=True, slots=True)
 class VerdictChange:
-    """A verdict that changed when all verdicts of the run were judged together."""
+    """A verdict that changed after its test had ended."""
 
     before: Verdict
     after: Verdict
@@ -236,18 +236,30 @@ class GroupJudge:
         """Note that a case was skipped after the run had started, and why."""
         self.skipped[case.id] = reason
 
-    def conclude(self) -> tuple[VerdictChange, ...]:
-        """Judge all verdicts together, and return those whose outcome changes."""
-        before = self.verdicts
+    def conclude(self) -> None:
+        """Judge all verdicts of the run together."""
         self.confirmation.conclude()
-        return tuple(
-            VerdictChange(earlier, later)
-            for earlier, later in zip(before, self.verdicts, strict=True)
-            if earlier.outcome is not later.outcome
-        )
+
+    def revise(self, judge_again: Callable[[Verdict], Verdict]) -> None:
+        """Replace each verdict by what a function returns for it."""
+        self.confirmation.revise(judge_again)
 
 
-def render_changes(changes: tuple[VerdictChange, ...]) -> str:
+def changes_between(before: Sequence[Verdict], after: Sequence[Verdict]) -> Sequence[VerdictChange]:
+    """Return the verdicts whose outcome changed.
+
+    Args:
+        before: the verdicts with which the tests ended.
+        after: the same verdicts at the end of the run.
+    """
+    return [
+        VerdictChange(earlier, later)
+        for earlier, later in zip(before, after, strict=True)
+        if earlier.outcome is not later.outcome
+    ]
+
+
+def render_changes(changes: Sequence[VerdictChange]) -> str:
     """Return a sentence about the verdicts that changed at the end of the run."""
     parts = [
         f"{change.after.case_id} {change.after.metric}:"
@@ -258,7 +270,7 @@ def render_changes(changes: tuple[VerdictChange, ...]) -> str:
     return f"{len(changes)} {noun} changed when the whole run was looked at: {', '.join(parts)}"
 
 
-def properties_of(changes: tuple[VerdictChange, ...]) -> Mapping[str, str]:
+def properties_of(changes: Sequence[VerdictChange]) -> Mapping[str, str]:
     """Return the changes as properties of the whole run for JUnit's file.
 
     They can't be properties of the tests, because those were written when each test ended.

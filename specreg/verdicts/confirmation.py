@@ -130,6 +130,10 @@ class Confirmation:
                 self._decided[row] = self._look(metric, launches, look)
         self._waiting.clear()
 
+    def revise(self, judge_again: Callable[[Verdict], Verdict]) -> None:
+        """Replace each verdict by what a function returns for it, such as on further evidence."""
+        self._decided = [judge_again(verdict) for verdict in self._decided]
+
     def _case_of(self, row: int) -> Case:
         return self._launches[row][-1].case
 

@@ -111,6 +111,7 @@ class Suite:
         self.gpus: tuple[ScriptedGpu, ...] = ()
         self.driver_answers: tuple[Answer, ...] = ()
         self.patience_s = 120.0
+        self.engine_option = f"--specreg-engine-python={sys.executable}"
         self.write_tier(MATRIX)
 
     def write_tier(self, text: str) -> None:
@@ -125,7 +126,7 @@ class Suite:
             *(() if self.benchmarks else ("-p", "no:benchmark")),
             *("--specreg-tier=cpu", f"--specreg-matrix={self.folder}"),
             f"--specreg-baselines={self.baselines}",
-            f"--specreg-engine-python={sys.executable}",
+            self.engine_option,
             f"--specreg-runs={self.runs}",
             *arguments,
         )

@@ -13,7 +13,6 @@ from typing import ClassVar
 import msgspec
 from aiohttp import web
 
-from . import __version__
 from .counters import OTHER_PREFIX, PREFIX, Counters
 from .launch import Launch
 from .request import Body, Job, job_of
@@ -88,7 +87,7 @@ class ScriptedServer:
         return web.Response(status=503 if self._script.fault is Fault.NEVER_READY else 200)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return _json({"version": __version__})
+        return _json({"version": self._script.version})
 
     async def _models(self, _: web.Request) -> web.Response:
         card: Json = {

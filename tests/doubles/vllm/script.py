@@ -18,6 +18,7 @@ from typing import Annotated
 
 import msgspec
 
+from . import __version__
 from .steps import END_TOKEN_ID, FIRST_WORD_ID, VOCABULARY, FinishReason, Steps
 
 VARIABLE = "SCRIPTED_SERVER"
@@ -84,6 +85,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What the server does; the file that SCRIPTED_SERVER names holds it as JSON.
 
     Attributes:
+        version: what it says of its version.
         acceptance_probs: per position, the conditional acceptance, 0..1; the last one goes on.
         seed: changes the draws of the steps and never the text.
         prefill_ms: from the request to its first token.
@@ -111,6 +113,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shares_memory: whether it leaves what it has in /dev/shm.
     """
 
+    version: str = __version__
     acceptance_probs: Annotated[tuple[float, ...], msgspec.Meta(min_length=1)] = (0.8, 0.7, 0.6)
     seed: int = 0
     prefill_ms: float = 1.0

@@ -13,7 +13,6 @@ import time
 import uuid
 from pathlib import Path
 
-from . import __version__
 from .app import ScriptedServer
 from .launch import parse_launch
 from .script import Fault, Script, load_script
@@ -30,9 +29,9 @@ time.sleep(float(sys.argv[1]))
 def main() -> None:
     """Serves until SIGTERM, unless the script says otherwise."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    _LOG.info("vLLM API server version %s", __version__)
-    launch = parse_launch(sys.argv[1:])
     script = load_script(os.environ)
+    _LOG.info("vLLM API server version %s", script.version)
+    launch = parse_launch(sys.argv[1:])
     _apply_start_faults(script)
     shared = _share_memory() if script.shares_memory else ()
     ScriptedServer(launch, script).serve()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS
-from specreg.suite.group_judge import properties_of, render_changes
+from specreg.suite.group_judge import changes_between, properties_of, render_changes
 from specreg.verdicts.verdict import Outcome
 from tests.unit import builders
 from tests.unit.builders import runs
@@ -60,7 +60,9 @@ def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> N
     lost = builders.measurement({LENGTH.name: 1.2}, of=builders.counts(8, 2, 0, 0))
     run.judge.confirmation.judge(LENGTH, [lost])
 
-    changes = run.judge.conclude()
+    before = run.judge.verdicts
+    run.judge.conclude()
+    changes = changes_between(before, run.judge.verdicts)
 
     outcomes = [verdict.outcome for verdict in run.judge.verdicts]
     assert outcomes == [Outcome.INCONCLUSIVE]
