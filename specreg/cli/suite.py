@@ -24,7 +24,7 @@ from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
 from specreg.core.received import unpack_received
-from specreg.report.document import FILE_NAME, exit_status, load_report
+from specreg.report.document import FILE_NAME, exit_status, load_own_report
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_report
 from specreg.suite.configure import open_context
@@ -151,7 +151,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     lines = record_run(result, verdict, command=command, remarks=remarks)
     path = context.run_folder / FILE_NAME
-    say("\n".join((render_report(load_report(path), color=color), *lines)), styled=color)
+    say("\n".join((render_report(load_own_report(path), color=color), *lines)), styled=color)
     say(path.with_suffix(".html"))
     raise typer.Exit(status)
 

@@ -21,9 +21,14 @@ LAUNCHER_OPTIONS = "SPECREG_LAUNCHER_OPTIONS"
 RUN_THE_SUITE = "pytest tests/perf"
 """How the suite is run without a session of nox."""
 ATTACH_OPTION = "--specreg-attach"
-_OWN_OPTION = re.compile(
-    r"--(?:specreg-[a-z-]+|engine|num-prompts|reason|update-baselines)(?:=[^\x00-\x1f]*)?"
+_PORTABLE_OPTION = re.compile(
+    r"--(?:update-baselines|specreg-(?:oracle|no-wait))"
+    r"|--(?:engine|num-prompts|specreg-(?:engine-version|gpu-memory|inconclusive|ready-within-s"
+    # A value with a slash would be a path.
+    r"|tier))=[^/\x00-\x1f]+"
+    r"|--specreg-attach=https?://[^\x00-\x20]+"
 )
+"""The options that mean the same on any machine. The others name programs or folders of one."""
 _FEWER = "--num-prompts"
 """An option that no recording takes: a baseline is of all prompts."""
 
@@ -85,36 +90,13 @@ def install_command(extra: str) -> str:
     return f'{install} "specreg[{extra}]"'
 
 
-def is_own_command(text: str) -> bool:
-    """Return whether a line to be typed runs the suite or specreg, and nothing else.
+def portable_options(options: Sequence[str]) -> tuple[str, ...]:
+    """Return those options of another machine's run that may be typed on this one.
 
-    A document of another machine shows such lines, and a reader copies them. So nothing in them may
-    be the shell's (a substitution, a pipe, a second command), and pytest may be given no option of
-    its own but `-k`, because others name programs and files that it runs.
+    A report shows commands with them, and readers copy these. An option that names a program or a
+    folder is left out: a folder of tiers, for example, can name programs that it starts.
     """
-    unquoted = re.sub(r"'[^'\x00-\x1f]*'", "", text)
-    if not re.fullmatch(r'[A-Za-z0-9_@%+=:,./~ "-]*', unquoted):
-        return False
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        return False
-    if words[:1] == ["specreg"] or words[1:3] == ["-m", "specreg"]:
-        return True
-    if words[:2] == ["nox", "-s"] and words[3:4] in ([], ["--"]):
-        words = words[4:]
-    elif words[:2] == ["pytest", "tests/perf"]:
-        words = words[2:]
-    else:
-        return False
-    if words[:1] == ["-k"]:
-        words = words[2:]
-    return all(map(is_own_option, words))
-
-
-def is_own_option(text: str) -> bool:
-    """Return whether an argument of pytest is an option of the suite, with its value if any."""
-    return _OWN_OPTION.fullmatch(text) is not None
+    return tuple(option for option in options if _PORTABLE_OPTION.fullmatch(option))
 
 
 def is_attached(options: Sequence[str]) -> bool:

@@ -25,7 +25,7 @@ import specreg
 from specreg.baselines.comparison import CaseBaselines, differing_settings
 from specreg.baselines.record import commit_of
 from specreg.baselines.schema import load_acceptance, schema_of
-from specreg.core.commands import is_own_command, is_own_option, specreg_command
+from specreg.core.commands import portable_options, run_command, specreg_command
 from specreg.core.errors import ReportError
 from specreg.core.files import MIB, UNREADABLE, replace_file
 from specreg.core.names import ReportedCase
@@ -50,6 +50,7 @@ FILE_NAME = "report.json"
 _MAX_BYTES = 256 * MIB
 _ARM_COUNTS = {0, 2}
 """How many arms a document may have: a run has none, a gate has two."""
+_NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
 REGRESSED_STATUS = 1
 UNDECIDED_STATUS = 10
 NO_BASELINE_STATUS = 11
@@ -358,8 +359,20 @@ def write_whole(path: Path, content: bytes) -> None:
 def load_report(path: Path) -> Report:
     """Load a report document, which somebody else may have sent.
 
+    The commands in it are replaced by those of this machine, so that a reader who copies one starts
+    no program that the document names.
+
     Raises:
         ReportError: The file is missing, can't be read, or doesn't have the form of a report.
+    """
+    return _with_own_commands(load_own_report(path))
+
+
+def load_own_report(path: Path) -> Report:
+    """Load a report document that this process has written, with its commands as they are.
+
+    Raises:
+        ReportError: As for `load_report`.
     """
     try:
         content = read_received(path.parent, path.name, _MAX_BYTES)
@@ -370,7 +383,6 @@ def load_report(path: Path) -> Report:
         check_plain_names(document)
         if len(report.arms) not in _ARM_COUNTS:
             raise msgspec.ValidationError(f"`arms` has {len(report.arms)}, needed none or two")
-        _check_commands(report)
     except (OSError, *UNREADABLE) as error:
         advice = "run the tier again, or use the specreg of the run"
         raise ReportError(f"report '{path}': {error}; {advice}") from error
@@ -379,19 +391,47 @@ def load_report(path: Path) -> Report:
         return with_texts(report, lambda text: readable_block(text, secrets=()))
 
 
-def _check_commands(report: Report) -> None:
-    """Check that all commands in a report run the suite, because readers paste them into a shell.
+def _with_own_commands(report: Report) -> Report:
+    """Replace all commands of a report by those with which this machine does the same.
 
-    Raises:
-        msgspec.ValidationError: A command or an option isn't one of the suite.
+    What a gate or two runs side by side were made with are programs and folders of the machine that
+    compared them. So their documents lose the commands, and the hints that continue them.
     """
+    cases = []
+    options = portable_options(report.origin.options)
     for case in report.cases:
-        if not is_own_command(case.reproduce):
-            message = f"`reproduce` of {case.case_id} is no command of the suite"
-            raise msgspec.ValidationError(message)
-    for option in report.origin.options:
-        if not is_own_option(option):
-            raise msgspec.ValidationError(f"`options` has {option!a}, no option of the suite")
+        command = ""
+        if not report.arms:
+            command = reproduce_command(case.case_id, options, case.figures)
+        cases.append(msgspec.structs.replace(case, reproduce=command))
+    command = ""
+    if not report.arms:
+        case_ids = []
+        if not report.run.complete:
+            case_ids = [case.case_id for case in cases]
+        command = run_command(case_ids, options)
+    origin = msgspec.structs.replace(report.origin, command=command, options=options)
+    return msgspec.structs.replace(report, origin=origin, cases=tuple(cases), hints=())
+
+
+def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures | None) -> str:
+    """Return the command that measures a case again, with the version of its engine.
+
+    Without the version, the same command measures another one once specreg prefers a newer one.
+
+    Args:
+        case_id: The case.
+        options: The options of the run.
+        figures: What the run measured; None if it measured nothing.
+    """
+    names_engine = any(option.startswith(_NAME_THE_ENGINE) for option in options)
+    if figures is not None and not names_engine:
+        # A build's local part after the "+" can't be installed from an index.
+        version = figures.engine_version.partition("+")[0]
+        if version:
+            # The version may come from another machine, so it is checked like its options.
+            options += portable_options((f"--specreg-engine-version={version}",))
+    return run_command((case_id,), options)
 
 
 def began_at(run: str) -> dt.datetime | None:

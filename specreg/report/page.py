@@ -111,6 +111,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         open_notes = list(notes_of(report))
 
     # A gate has no control, no history and no baseline. It shows changes instead of speedups.
+    next_steps = next_of(report)
     again = report.origin.command
     environment = None
     histories = []
@@ -120,6 +121,8 @@ def render_page(report: Report, in_progress: str = "") -> str:
         environment = run.environment
         histories = list(history_by_figure(report.cases))
         speedups = speedup_picture(report)
+    if not next_steps and again:
+        next_steps = f"{_nothing_to_do(report)}the same again:\n  {again}"
     gains = [speedups] if speedups is not None else list(change_pictures(report))
     page = TEMPLATES.get_template("page.html.jinja").render(
         report=report,
@@ -148,7 +151,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         line_names={color: case_id for case_id, color in case_colors(report.cases).items()},
         loads=list(gains_over_load(report.cases)),
         notes=render_notes(passing, environment),
-        next_steps=next_of(report) or f"{_nothing_to_do(report)}the same again:\n  {again}",
+        next_steps=next_steps,
         cases=_in_order(case_by_id, (*dict(red_first), *verdicts_by_case, *case_by_id)),
     )
     return _OPTIONAL_TAGS.sub("", page)

@@ -6,10 +6,8 @@ from pathlib import Path
 
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.schema import Baseline
-from specreg.core.commands import run_command
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
-from specreg.measurement.figures import Figures
 from specreg.report.document import (
     CaseReport,
     Report,
@@ -17,6 +15,7 @@ from specreg.report.document import (
     count_outcomes,
     expected_of,
     origin_of,
+    reproduce_command,
     slowed_of,
 )
 from specreg.servers.launch import log_paths
@@ -33,7 +32,6 @@ _LAST_RUNS = 60
 """How many earlier runs of a case the report shows."""
 _MAX_LAUNCHES = MAX_LAUNCHES_ASKED + MAX_LAUNCHES
 """The highest number of a launch: those that the user asks for, and further ones."""
-_NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
 
 
 def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdict:
@@ -109,7 +107,6 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     torch_version = ""
     if measurements and context.is_recording:
         torch_version = result.torch_version_of(case)
-    options = _with_engine_version(context.store.options, figures)
     return CaseReport(
         case_id=case.id,
         engine=case.server.engine,
@@ -122,25 +119,11 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
         figures=figures,
         expected=expected,
         history=tuple(records[-_LAST_RUNS:]),
-        reproduce=run_command((case.id,), options),
+        reproduce=reproduce_command(case.id, context.store.options, figures),
         logs=tuple(_logs(context.run_folder, case)),
         torch_version=torch_version,
         error=result.errors.get(case.id, ""),
     )
-
-
-def _with_engine_version(options: tuple[str, ...], figures: Figures | None) -> tuple[str, ...]:
-    """Add the version of the engine that was measured to options that don't name an engine.
-
-    Without it, the same command measures another version once specreg prefers a newer one.
-    """
-    if figures is None or any(option.startswith(_NAME_THE_ENGINE) for option in options):
-        return options
-    # A build's local part after the "+" can't be installed from an index.
-    version = figures.engine_version.partition("+")[0]
-    if not version:
-        return options
-    return (*options, f"--specreg-engine-version={version}")
 
 
 def _logs(run_folder: Path, case: Case) -> Iterator[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specreg.report.document import load_report
+from specreg.report.document import load_own_report
 from tests.plugin.conftest import Suite
 
 
@@ -13,7 +13,7 @@ def test_a_run_leaves_all_that_it_knows_in_its_folder(recorded_suite: Suite) -> 
     done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (acceptance or throughput)")
 
     (folder,) = recorded_suite.runs.iterdir()
-    report = load_report(folder / "report.json")
+    report = load_own_report(folder / "report.json")
     assert report.run == recorded_suite.verdict()
     plain, drafted = report.cases
     assert (plain.method, drafted.method) == ("none", "eagle3")

@@ -35,7 +35,7 @@ from tests.unit.builders.pages import EXAMPLE
 TIER = ("--specreg-tier=cpu",)
 CASES = ("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4")
 NAMES_COMMANDS = {"run_command", "record_command"}
-COMMAND = re.compile(r"pytest tests/perf(?: -k (?:\"[^\"]*\"|\S+))?(?: --[a-z-]+(?:=\S+)?)*")
+COMMAND = re.compile(r"pytest tests/perf(?: -k (?:\"[^\"]*\"|\S+))?(?: --[a-z-]+(?:=[^\s<]+)?)*")
 TTFT = "ttft_p50_ms"
 
 
@@ -103,12 +103,13 @@ def machine_whose_gpus_are_unusable(_: Path) -> str:
 
 
 PLACES: Mapping[tuple[str, str], Callable[[Path], str]] = {
+    ("report/document.py", "_with_own_commands"): page_of_a_green_run,
+    ("report/document.py", "reproduce_command"): cases_of_a_report,
     ("report/page.py", "render_page"): page_of_a_green_run,
     ("report/terminal.py", "_step"): end_of_a_run,
     ("report/terminal.py", "render_next"): end_of_a_run,
     ("report/terminal.py", "render_written"): written_baselines,
     ("suite/configure.py", "unmet_need"): lambda _: doctor_of("gpu"),
-    ("suite/document.py", "_case_report"): cases_of_a_report,
     ("suite/machine.py", "check_usable"): machine_whose_gpus_are_unusable,
     ("suite/new_baselines.py", "record_baselines"): baselines_to_record_again,
     ("suite/preflight.py", "_examine_baselines"): lambda _: doctor_of("cpu"),

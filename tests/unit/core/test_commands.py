@@ -17,7 +17,7 @@ from specreg.cli import app
 from specreg.core import commands
 from specreg.core.commands import (
     install_command,
-    is_own_command,
+    portable_options,
     record_command,
     run_command,
     specreg_command,
@@ -158,48 +158,43 @@ def test_no_name_in_a_command_is_the_shell_s(case_id: str) -> None:
         assert not re.search(r"[$`;\n]", quoted)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(
-            record_command(IDS, ("--specreg-tier=a b", "--specreg-runs=$(x)")),
-            specreg_command("gate"),
-        ),
-        *(
-            'pytest tests/perf -k "a- or b-"',
-            "nox -s cpu_perf -- -k a-",
-            "nox -s cpu_perf",
-            "specreg report 'é;'",
-        ),
-    ],
+FOR_ANY_MACHINE = (
+    "--specreg-tier=cpu",
+    "--specreg-engine-version=0.32.0",
+    "--specreg-inconclusive=warn-speed",
+    "--specreg-attach=http://10.0.0.7:8000",
+    "--specreg-oracle",
+    "--num-prompts=8",
 )
-def test_a_line_of_ours_is_a_command_of_the_suite(line: str) -> None:
-    assert is_own_command(line)
+
+
+def test_options_that_mean_the_same_on_any_machine_are_kept() -> None:
+    assert portable_options(FOR_ANY_MACHINE) == FOR_ANY_MACHINE
 
 
 @pytest.mark.parametrize(
-    "line",
+    "option",
     [
-        *("pytest; rm -rf x", "pytest | sh", "pytest $(x)", "pytest `x`", 'pytest -k "$(x)"'),
-        *(
-            "pytest\nrm x",
-            "pytest & x",
-            "pytest > x",
-            "pytest 'a",
-            "pytest \\\nx",
-            "é",
-            "pytest 'a\nb'",
-            "",
-            "rm -rf x",
-            "python evil.py",
-            "nox -s cpu_perf evil",
-            "pytest tests/perf -p evil",
-            "pytest tests/perf -c evil.ini",
-            "pytest tests/perf --rootdir=evil",
-            "pytest tests/perf -k a- evil.py",
-            "nox -s cpu_perf -- --override-ini=python_files=evil.py",
-        ),
+        *("--specreg-engine-python=/opt/x/python", "--specreg-engine-python=python"),
+        *("--specreg-matrix=/opt/tiers", "--specreg-matrix=tiers", "--specreg-baselines=/opt/x"),
+        *("--specreg-runs=/etc", "--specreg-history=x", "--specreg-tier=../../opt/tier"),
+        *("--specreg-engine-version=git+https://host/x", "--specreg-attach=file:///etc/passwd"),
+        *("--specreg-attach=http://host\n--rootdir=x", "--specreg-tier=a\nb", "--specreg-tier="),
+        *("-p evil", "-p", "--rootdir=x", "--override-ini=python_files=evil.py", "evil.py", ""),
+        *("--specreg-oracle=x", "; rm -rf x", "--specreg-shard=1/2", "--specreg-resume"),
     ],
 )
-def test_a_line_that_does_anything_else_is_none(line: str) -> None:
-    assert not is_own_command(line)
+def test_an_option_that_names_a_program_or_a_folder_is_left_out(option: str) -> None:
+    assert portable_options((option, "--specreg-tier=cpu")) == ("--specreg-tier=cpu",)
+
+
+def test_each_option_of_a_run_is_for_any_machine_or_for_one() -> None:
+    repeated = [field for field in dataclasses.fields(Options) if field.metadata["is_repeated"]]
+    left_out = set()
+    for field in repeated:
+        flag = flag_of(field)
+        value = "http://host:1" if field.name == "attach" else "x"
+        typed = flag if field.default is False else f"{flag}={value}"
+        if not portable_options((typed,)):
+            left_out.add(field.name)
+    assert left_out == {"engine_python", "matrix", "baselines", "runs", "history"}

