@@ -361,7 +361,7 @@ def _method_row(name: str, method: Method) -> list[str]:
 _OUTCOMES = """
 # Outcomes and exit codes
 
-Every metric of every case gets one of ten outcomes. [Judging](../explanation/judging.md) explains
+Every metric of every case gets one of these outcomes. [Judging](../explanation/judging.md) explains
 the rule, and [My run is red](../how-to/my-run-is-red.md) says what to do about each outcome.
 
 ## Outcomes
@@ -424,6 +424,9 @@ def _verdict_of(outcome: Outcome) -> Verdict:
 def _test_of(outcome: Outcome) -> str:
     if outcome in SKIPPED:
         return "is skipped"
+    if outcome is Outcome.INCONCLUSIVE:
+        # By default it fails only if no number of nights would decide.
+        return "passes or fails"
     return "fails" if _verdict_of(outcome).fails else "passes"
 
 
