@@ -79,10 +79,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much identical runs of a case varied, in addition to the launches of one run.
+    """How much identical runs of a case varied, beyond what its launches within one run vary.
 
     Attributes:
-        between_frac: the standard deviation of the logarithms from run to run.
+        between_frac: the standard deviation, between runs, of the logarithm of the metric.
         runs: the number of runs it was estimated from, 2 or more.
     """
 
@@ -94,12 +94,12 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How small a loss of a metric a run can detect, estimated from how launches varied.
 
     Attributes:
-        decides: whether a run can prove that a loss is within the tolerance. It may take up to four
-            launches for a speed, and the prompts of one launch for acceptance.
+        decides: whether a run can prove that a loss is within the tolerance. For a speed, a run has
+            up to four launches; for acceptance, it has the prompts of one launch.
         mde_frac: the minimum detectable effect of such a run, a loss that is proven 99 times out of
             100.
         tolerance_frac: the tolerance at the time of the recording.
-        launches: how many launches of a run would decide; 0 if no reasonable number would.
+        launches: how many launches a run would need to decide; 0 if no reasonable number would.
         nights: how many nights together would decide; 0 if no number would.
     """
 
@@ -140,11 +140,12 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def __str__(self) -> str:
-        """Return the tolerance with what can be detected instead, in percent."""
-        outlook = "no number of nights will"
+        """Return the tolerance, the loss that a run detects, and how many nights would decide."""
+        outlook = "no number of nights would decide"
         if self.nights:
-            outlook = f"about {self.nights} nights will"
-        return f"{100 * self.tolerance_frac:.3g} % (detects {self.mde_frac:.1%}, {outlook})"
+            outlook = f"about {self.nights} nights together would decide"
+        tolerance = f"{100 * self.tolerance_frac:.3g} %"
+        return f"{tolerance} (one run detects {100 * self.mde_frac:.1f} %; {outlook})"
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -164,14 +165,15 @@ class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def counts(self) -> StepCounts:
-        """The counts among the fields."""
+        """The fields that count steps and tokens."""
         return msgspec.convert(self, StepCounts, from_attributes=True)
 
 
 class StoredRound(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`[prompt_ids, accepted, steps, proposed, completion_tokens, requests, position_counts]`.
 
-    The number of the launch may follow. Without it, the round belongs to the first launch.
+    The number of the launch may follow, as in `further_launches`. Without it, the round belongs to
+    the launch in `prompts`.
     """
 
     prompt_ids: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -185,7 +187,7 @@ class StoredRound(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def counts(self) -> StepCounts:
-        """The counts among the fields."""
+        """The fields that count steps and tokens."""
         return msgspec.convert(self, StepCounts, from_attributes=True)
 
 
@@ -199,8 +201,9 @@ class StoredAcceptance(
         view: whose tokens are counted.
         weighting: how steps are weighted; each step counts once.
         prompts: the counts of each prompt in the launch with the most prompts.
-        further_launches: the counts of each prompt in the other launches, by the number of the
-            launch, from 2; left out if all launches gave the same answers.
+        further_launches: the counts of each prompt in the other launches. The keys count these
+            launches from 2, in the order of the run; the launch in `prompts` counts as the first.
+            Left out if all launches gave the same answers.
         total: the sum of all counts if those of single prompts are unknown; otherwise null.
         rounds: the counts of each round of prompts in each launch. They are stored if the counts of
             single prompts are unknown, and the counters were read after each round.
@@ -350,14 +353,15 @@ def check_folders(folder: Path) -> None:
         for path in folders:
             with os.scandir(path) as entries:
                 for entry in entries:
-                    # Reading a file in a folder takes other rights than listing their names.
+                    # Listing a folder and opening its files need different rights, so one file of
+                    # each folder is tried too.
                     entry.stat()
                     break
     except FileNotFoundError:
         return
     except OSError as error:
         raise BaselineError(
-            f"baselines '{error.filename}': can't be read, {error.strerror}; mend its rights, or"
+            f"baselines '{error.filename}': can't be read, {error.strerror}; repair its rights, or"
             " name another folder with --specreg-baselines"
         ) from error
 
@@ -425,22 +429,22 @@ def render_schema() -> str:
 
 
 def stored_acceptance(
-    record: AcceptanceRecord | None, *further: AcceptanceRecord
+    fullest: AcceptanceRecord | None, *further: AcceptanceRecord
 ) -> StoredAcceptance | None:
     """Convert the acceptance records of launches to their stored form.
 
-    If all launches gave the same answers, only the first one is stored.
+    If all launches gave the same answers, only `fullest` is stored.
 
     Args:
-        record: the record of the first launch; None without acceptance.
+        fullest: the record of the launch with the most prompts; None without acceptance.
         further: the records of the other launches.
     """
-    if record is None:
+    if fullest is None:
         return None
     further_launches = {}
-    all_prompts = list(record.prompts)
-    rounds = [_stored_round(round_acceptance, 1) for round_acceptance in record.rounds]
-    if not all(launch.repeats(record) for launch in further):
+    all_prompts = list(fullest.prompts)
+    rounds = [_stored_round(round_acceptance, 1) for round_acceptance in fullest.rounds]
+    if not all(launch.repeats(fullest) for launch in further):
         for number, launch in enumerate(further, start=2):
             if launch.prompts:
                 further_launches[str(number)] = tuple(map(_stored_prompt, launch.prompts))
@@ -448,16 +452,16 @@ def stored_acceptance(
             rounds += [
                 _stored_round(round_acceptance, number) for round_acceptance in launch.rounds
             ]
-    prompts = tuple(map(_stored_prompt, record.prompts))
+    prompts = tuple(map(_stored_prompt, fullest.prompts))
     return StoredAcceptance(
-        source=record.source,
-        view=record.view,
+        source=fullest.source,
+        view=fullest.view,
         weighting="step",
-        total=None if prompts else record.total,
+        total=None if prompts else fullest.total,
         prompts=prompts,
         further_launches=further_launches,
         rounds=tuple(rounds),
-        counted=record.counted,
+        counted=fullest.counted,
         undrafted_steps=_undrafted_steps(all_prompts),
     )
 
@@ -538,7 +542,7 @@ def check_figures(baseline: Baseline) -> None:
     for launch in baseline.launches:
         for name, value in launch.items():
             if not 0 < value < math.inf:
-                message = f"{name} is {value}, which could never be missed"
+                message = f"{name} is {value}, needed a positive and finite number"
                 raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
     for name, noise in baseline.noise.items():
         if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
@@ -588,11 +592,13 @@ def _render(value: object, indent: str) -> str:
         rows = [
             f"{deeper}{json.dumps(key)}: {_render(value[key], deeper)}" for key in sorted(value)
         ]
-        return "\n".join(("{", ",\n".join(rows), f"{indent}}}"))
+        content = ",\n".join(rows)
+        return f"{{\n{content}\n{indent}}}"
     if _holds_containers(value):
         items = [json.dumps(item, ensure_ascii=False, sort_keys=True) for item in value]
         rows = [f"{deeper}{item}" for item in items]
-        return "\n".join(("[", ",\n".join(rows), f"{indent}]"))
+        content = ",\n".join(rows)
+        return f"[\n{content}\n{indent}]"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -622,8 +628,10 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             for a speedup.
         acceptance_length_tokens: the acceptance length, AL = 1 + A / S, 1..k + 1.
         acceptance_rate_frac: the acceptance rate, AR = A / D, 0..1.
-        position_frac: the marginal acceptance P_i / S of each of the k positions, 0..1; or none.
-        tolerance_frac: the change of AL, relative to AL, that the source itself tolerates.
+        position_frac: for each of the k positions, the share of the steps that accept at least that
+            many drafts, 0..1; empty if it isn't published.
+        tolerance_frac: how far AL may be from the published value according to the source, as a
+            share of that value; None if the source doesn't say.
         turns: the turns of a conversation; None if the figure holds for any number.
         output_cap_tokens: the most tokens of a reply; None if the figure holds for any cap.
         speedup_ratio: the tokens/s with speculation divided by those without.
@@ -663,7 +671,9 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             f"acceptance_pos{position}_frac": share
             for position, share in enumerate(self.position_frac, start=1)
         }
-        return positions.get(metric_name, getattr(self, metric_name, None))
+        if metric_name in positions:
+            return positions[metric_name]
+        return getattr(self, metric_name, None)
 
 
 def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
@@ -678,7 +688,10 @@ def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
 def published_for(case: Case, published: Iterable[PublishedFigure]) -> PublishedFigure | None:
     """Return the first figure that matches a case, preferably one with acceptance; None without."""
     matching = [figure for figure in published if _matches(figure, case)]
-    return max(matching, key=lambda figure: figure.has_acceptance, default=None)
+    with_acceptance = [figure for figure in matching if figure.has_acceptance]
+    for figure in (*with_acceptance, *matching):
+        return figure
+    return None
 
 
 def _matches(figure: PublishedFigure, case: Case) -> bool:
@@ -700,9 +713,10 @@ def _matches(figure: PublishedFigure, case: Case) -> bool:
         (figure.engine, server.engine),
         (figure.concurrency, case.load.concurrency),
     )
-    return all(published == actual for published, actual in must_be_equal) and all(
-        published is None or published == actual for published, actual in may_be_open
-    )
+    if any(published != actual for published, actual in must_be_equal):
+        return False
+    stated = [(published, actual) for published, actual in may_be_open if published is not None]
+    return all(published == actual for published, actual in stated)
 
 
 def _contradictions(published: PublishedFigure) -> Iterator[str]:

@@ -23,7 +23,7 @@ TierOption = Annotated[
 ]
 HERE = Path()
 DEFAULT_OPTIONS = Options()
-"""The options of a run at their defaults: where a repository has its folders."""
+"""The defaults of a run's options. The commands look for a repository's folders where these say."""
 _COMMANDS: Mapping[str, str] = {
     "init": "init",
     "gate": "gate",
@@ -39,19 +39,19 @@ _COMMANDS: Mapping[str, str] = {
     "baselines": "cases",
     "engines": "cases",
 }
-"""By command, the module that it is in. A module is imported only when its command is typed."""
+"""The module of each command. A module is imported only when one of its commands is typed."""
 
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
-"""What Typer raises where it refuses what was typed; it has no public name of its own."""
+"""The base class of Typer's errors about wrong arguments. Typer doesn't export it."""
 
 
 _PURPOSE = """
 specreg keeps speculative decoding fast: it starts LLM servers with and without it, replays
-prompts, and says whether acceptance, speed and power are as good as what was recorded.
+prompts, and says whether acceptance, speed and power are as good as the recorded baselines.
 
-The suite itself is pytest's: `pytest -k eagle3` measures, `pytest -k eagle3 --update-baselines`
-records. These are the commands beside it.
+The suite itself is run by pytest: `pytest -k eagle3` measures, and `pytest -k eagle3
+--update-baselines` records. The commands below do everything else.
 """
 
 
@@ -66,7 +66,7 @@ class Commands(typer.core.TyperGroup):
         }
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401
-        """Run the command that is typed; what is refused of it is quoted without secrets."""
+        """Run the typed command. An error about its arguments quotes them with secrets hidden."""
         try:
             return super().invoke(ctx)
         except _USAGE_ERROR as error:
@@ -74,7 +74,7 @@ class Commands(typer.core.TyperGroup):
             raise
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override] # noqa: ANN401
-        """Return the command that is typed, and import its module."""
+        """Return the typed command, and import its module."""
         name, _, arguments = super().resolve_command(ctx, args)
         module = importlib.import_module(f"specreg.cli.{_COMMANDS[str(name)]}")
         single_command = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -87,7 +87,8 @@ def _first_line(name: str) -> str:
     tree = ast.parse(Path(__file__).with_name(f"{_COMMANDS[name]}.py").read_bytes())
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            first_line, _, _ = (ast.get_docstring(node) or "").partition("\n")
+            docstring = ast.get_docstring(node) or ""
+            first_line, _, _ = docstring.partition("\n")
             return first_line
     raise LookupError(name)
 
@@ -97,7 +98,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # Rich's takes longer to import than all else of `--help`
+    # Rich's help formatter takes longer to import than everything else that `--help` needs.
+    rich_markup_mode=None,
     help=_PURPOSE,
 )
 
@@ -112,24 +114,26 @@ def _options(
 
 
 def say(text: object, *, err: bool = False, styled: bool = False) -> None:
-    """Print a text of several lines, whoever wrote it.
+    """Print a text of several lines, with secrets hidden and control characters made harmless.
 
     Args:
-        text: what to print.
+        text: what to print. A server or another machine may have written parts of it.
         err: whether to print to standard error.
-        styled: whether the styles of our tables stay.
+        styled: whether the styles of specreg's own tables are kept.
     """
     typer.echo(readable_block(str(text), styled=styled), err=err)
 
 
 def main() -> None:
-    """Run the command line. An error of specreg shows its message alone, and ends with 1."""
+    """Run the command line. An error of specreg shows only its message, and ends with status 1."""
     try:
+        # The values of options such as tokens are hidden in all output from here on.
         hide_secrets_of({}, sys.argv[1:])
         app()
     except SpecregError as error:
         say(error, err=True)
         raise SystemExit(1) from error
-    except Exception:  # noqa: BLE001 - a fault of ours; Python's own traceback hides no secret
+    except Exception:  # noqa: BLE001 - a bug in specreg, whatever it is
+        # `say` prints the traceback, because Python would print it with secrets.
         say(traceback.format_exc(), err=True)
         raise SystemExit(1) from None

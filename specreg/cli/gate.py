@@ -73,7 +73,7 @@ def _ending() -> Iterator[None]:
         raise typer.Exit(FAILED_STATUS) from error
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
-    except Exception:  # noqa: BLE001 - a fault of ours is no answer either
+    except Exception:  # noqa: BLE001 - a bug in specreg must not look like a decision
         show_status(traceback.format_exc())
         raise typer.Exit(FAILED_STATUS) from None
 

@@ -68,10 +68,11 @@ class ComparisonOptions(ServerOptions):
         int | None, Option(help="how many prompts each case replays", min=1, max=1_000_000)
     ] = None
     tolerances: Annotated[
-        list[str], Option(TOLERANCE, help="METRIC=FRACTION: the loss that passes, 0..1")
+        list[str], Option(TOLERANCE, help="METRIC=FRACTION: the tolerated loss, 0..1")
     ] = field(default_factory=list)
     least_s: Annotated[
-        float, Option("--seconds", help="how long a launch is kept under load, at least", min=0.01)
+        float,
+        Option("--seconds", help="how long each launch is kept under load at least", min=0.01),
     ] = 20.0
 
 
@@ -80,7 +81,8 @@ class GateOptions(ComparisonOptions):
     """The options of a gate.
 
     Attributes:
-        together: whether both sides run at the same time; None to do so if they need no GPU.
+        together: True to run both sides at the same time, False to run them in turn; None to run
+            them at the same time if they need no GPU.
     """
 
     a: Annotated[
@@ -98,7 +100,10 @@ class GateOptions(ComparisonOptions):
     ] = field(default_factory=list)
     pin_length_tokens: Annotated[
         float | None,
-        Option("--pin", help="an acceptance length: also compare steps that are pinned to it"),
+        Option(
+            "--pin",
+            help="also compare the cost of a step, with the acceptance length fixed to this value",
+        ),
     ] = None
     minutes: Annotated[
         float | None,
@@ -106,14 +111,20 @@ class GateOptions(ComparisonOptions):
     ] = None
     together: Annotated[
         bool | None,
-        Option("--together/--in-turn", help="if both sides run at once (default: without a GPU)"),
+        Option(
+            "--together/--in-turn",
+            help="run both sides at the same time, or in turn (default: together without a GPU)",
+        ),
     ] = None
     resume: Annotated[bool, Option("--resume", help="continue the gate in --out")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectOptions(ComparisonOptions):
-    """The options of a bisect. A search for a case continues in the case's folder below `out`."""
+    """The options of a bisect.
+
+    If the folder of the case below `out` has the gates of an earlier search, the bisect resumes it.
+    """
 
     case: Annotated[str, Argument(help="the case that became worse")]
     good: Annotated[str, Option(help="a release without the loss, such as vllm==0.29.0")]
@@ -137,11 +148,12 @@ class SoakOptions(ServerOptions):
     engine: Annotated[str, Option(help="the engine: vllm==0.31.0, a wheel or a git checkout")] = ""
     prompts: Annotated[
         int | None,
-        Option(help="the prompts of a segment (default: four times those in flight)", min=1),
+        Option(
+            help="how many prompts a segment replays (default: four for each request in flight)",
+            min=1,
+        ),
     ] = None
     tolerance_frac: Annotated[
         float | None,
-        Option(
-            TOLERANCE, help="the loss in an hour that passes, 0..1 (default: the case's)", min=0
-        ),
+        Option(TOLERANCE, help="the tolerated loss per hour, 0..1 (default: the case's)", min=0),
     ] = None

@@ -112,20 +112,19 @@ class Timeline:
 
         Args:
             phase: The phase.
-            pairs: The server pairs that share its time. Without any, these are the pairs of the
-                phase around it, or else the last pair that had a phase.
-            of: The subject of the phase; empty for the first pair.
+            pairs: The server pairs that share its time. If none are given, these are the pairs of
+                the enclosing phase; outside any phase, it is the pair whose first phase is the
+                latest.
+            of: The subject of the phase. By default, this is the first of the pairs.
         """
-        if not pairs and self._steps:
-            pairs = self._steps[-1].pairs
-        elif not pairs:
-            pairs = (next(reversed(self._spent_ns), ""),)
+        sharing_pairs = pairs or self._default_pairs()
         now_ns = self._book()
-        step = Step(phase=phase, pairs=pairs, of=of or pairs[0], began_ns=now_ns)
+        subject = of or sharing_pairs[0]
+        step = Step(phase=phase, pairs=sharing_pairs, of=subject, began_ns=now_ns)
         depth = len(self._steps)
         # The `try` begins before the step is added, because Ctrl-C may come at any moment.
         try:
-            for pair in pairs:
+            for pair in sharing_pairs:
                 self._spent_ns.setdefault(pair, {})
             self._steps.append(step)
             self.listener(tuple(self._steps))
@@ -134,6 +133,14 @@ class Timeline:
             self._book()
             del self._steps[depth:]
             self.listener(tuple(self._steps))
+
+    def _default_pairs(self) -> tuple[str, ...]:
+        """Return the pairs of the enclosing phase, or else the pair that was added last."""
+        if self._steps:
+            return self._steps[-1].pairs
+        if not self._spent_ns:
+            return ("",)
+        return (next(reversed(self._spent_ns)),)
 
     def turn_to(self, phase: Phase) -> None:
         """End the innermost phase, and begin another one for the same pairs."""
@@ -144,20 +151,16 @@ class Timeline:
     def so_far(self) -> RunTime:
         """Return how the time was spent until now."""
         wall_ns = self._book() - self.began_ns
-        pairs = tuple(
-            PairTime(
-                pair=pair,
-                phases_s={phase: spent[phase] / _NS_PER_S for phase in Phase if phase in spent},
-            )
-            for pair, spent in self._spent_ns.items()
-            if spent
-        )
+        pair_times = []
+        for pair, spent_ns in self._spent_ns.items():
+            if spent_ns:
+                phases_s: dict[str, float] = {
+                    phase: spent_ns[phase] / _NS_PER_S for phase in Phase if phase in spent_ns
+                }
+                pair_times.append(PairTime(pair=pair, phases_s=phases_s))
         wall_s = wall_ns / _NS_PER_S
-        return RunTime(
-            pairs=pairs,
-            idle_s=wall_s - sum(pair_time.total_s for pair_time in pairs),
-            wall_s=wall_s,
-        )
+        busy_s = sum(pair_time.total_s for pair_time in pair_times)
+        return RunTime(pairs=tuple(pair_times), idle_s=wall_s - busy_s, wall_s=wall_s)
 
     def _book(self) -> int:
         """Count the time since the last change for the innermost phase, and return the time now."""

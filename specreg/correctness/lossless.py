@@ -16,8 +16,8 @@ from specreg.engines.wire_format import Transcript
 from specreg.matrix.case import ROUNDING_NATS
 
 MAX_NOISE_NATS = 1.0
-"""The largest gap that rounding can explain. A control whose own answers differ by more at another
-batch size can't be compared with."""
+"""The largest gap that rounding can explain. If the plain answers themselves differ by more at
+another batch size, they can't serve as the reference."""
 _MAX_NAMED = 3
 """How many differences a verdict describes."""
 
@@ -28,7 +28,7 @@ in nats, as a server computes them."""
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first difference between an answer and the one without speculation.
+    """The first token in which an answer differs from the one without speculation.
 
     Attributes:
         prompt_id: The id of the prompt.
@@ -118,16 +118,17 @@ class Losslessness:
         summary = f"{self.equal_frac:.1%} of {self.prompts} answers are equal"
         if self.compared_by_token < self.prompts:
             summary += (
-                f" ({self.compared_by_token} that differed when they were timed were asked again)"
+                f" (the {self.compared_by_token} that weren't equal in the timed rounds were"
+                " generated again and compared token by token)"
             )
-        if self.plain_equal_frac is not None:
-            share = f"{self.plain_equal_frac:.1%} of those {plain}"
-            summary += f", and {share} at another batch size"
         clauses = [summary]
+        if self.plain_equal_frac is not None:
+            share = f"{self.plain_equal_frac:.1%} are the same at another batch size"
+            clauses.append(f"of those {plain}, {share}")
         rounded = len(self.partings) - len(self.failures)
         if rounded:
-            bound = f"{self.bound_nats:.2f} nats"
-            clauses.append(f"{rounded} part where both tokens lie within {bound}")
+            bound = f"up to {self.bound_nats:.2f} nats"
+            clauses.append(f"differences that rounding explains ({bound}): {rounded}")
         clauses += [
             _describe_failure(failure, plain, speculative) for failure in self.failures[:_MAX_NAMED]
         ]
@@ -184,9 +185,10 @@ def check_lossless(
     )
     if losslessness.bound_nats > max(MAX_NOISE_NATS, rounding_nats):
         message = (
-            "the server that answers are held against answers differently at another batch size, by"
-            f" {losslessness.bound_nats:.2f} nats; rounding is {MAX_NOISE_NATS:g} at most: take"
-            " another version, or vLLM's engine_env VLLM_BATCH_INVARIANT on a GPU"
+            "the server whose answers are the reference gives other answers at another batch size:"
+            f" their tokens are {losslessness.bound_nats:.2f} nats apart, and rounding explains"
+            f" {max(MAX_NOISE_NATS, rounding_nats):g} nats at most; use another version, or set"
+            " vLLM's engine_env VLLM_BATCH_INVARIANT on a GPU"
         )
         raise InvalidMeasurementError("CONTROL_UNSTEADY", message)
     return losslessness

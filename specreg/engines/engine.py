@@ -64,13 +64,15 @@ ALONE = Parallel()
 """A whole model on one GPU."""
 
 
-# This class has no slots, because Python allows only one base class with slots. Derived classes
-# need slots: without them, msgspec doesn't set the attributes that a decoded text leaves out.
+# This class and `LaunchSettings` have no slots, because classes derived from them have a further
+# base class, and Python allows only one base class with slots. The classes into which msgspec
+# decodes need slots: without them, msgspec doesn't set the attributes that a text leaves out.
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """The settings of a server that must be equal for two measurements to be compared.
 
-    Each is a key of `[[cases]]`, and at hand in `LaunchOptions`; an engine's file spells it.
+    Each setting is a key of `[[cases]]`. The engine's file reads it from `LaunchOptions`, and turns
+    it into the engine's own flag.
 
     Attributes:
         dtype: the number format, by the engine's name for it.
@@ -84,9 +86,9 @@ class ServerSettings:
         tree: how the drafts of a `…_tree` method branch, see the table `tree`.
         pinned_length_tokens: the acceptance length that the engine keeps to, whatever is drafted;
             it goes with `acceptance = "pinned"`.
-        speculation: further keys of the engine's speculative configuration, as the engine names
-            them: of vLLM those of `--speculative-config`, of SGLang flags without the leading
-            dashes, of TensorRT-LLM those of `speculative_config`.
+        speculation: further keys of the engine's speculative configuration, by the engine's own
+            names: for vLLM the keys of `--speculative-config`, for SGLang flags without the leading
+            dashes, for TensorRT-LLM the keys of `speculative_config`.
     """
 
     dtype: str = "auto"
@@ -167,6 +169,8 @@ class LaunchOptions(LaunchSettings):
     target: str
     served_name: str
     port: int
+    # `field()` makes it required again. In the base class, which has only the further settings, it
+    # has a default and another type.
     speculation: Mapping[str, Setting] = field()  # type: ignore[assignment]
     target_revision: str = ""
     draft_revision: str = ""
@@ -280,8 +284,9 @@ class Engine(ABC):
         parallel_fields: The fields of `Parallel` that it supports. All engines split a draft like
             its target.
         ray_packages: The packages that it needs for Ray's executor.
-        memory_flags: The beginnings of the flags that set its share of a GPU's memory; empty if no
-            flag sets the size of its KV cache.
+        memory_flags: The beginnings of the flags that set how much of a GPU's memory it takes. If
+            an argument of a case begins with one, specreg doesn't size the KV cache itself. Empty
+            for an engine whose KV cache no flag can size.
         pinned_on_gpu: The methods whose acceptance it can pin on a GPU.
         pinned_on_cpu: The methods whose acceptance it can pin without a GPU.
         compiles: True if its servers compile kernels with nvcc on a GPU.
@@ -349,7 +354,10 @@ class Engine(ABC):
         for key, _ in speculation:
             if key in self.reserved_speculation_keys:
                 key_of_case = self.reserved_speculation_keys[key]
-                message = f"speculation.{key}: a case says it by {key_of_case}; leave it out"
+                message = (
+                    f"speculation.{key}: in the matrix this is set by {key_of_case}; set that, and"
+                    " leave this out"
+                )
                 raise UnsupportedError(message)
         return dict(speculation)
 
@@ -420,18 +428,20 @@ class Engine(ABC):
         """
         if settings.model_runner is not None and not self.has_model_runners:
             raise UnsupportedError(
-                f"model_runner = {settings.model_runner}: engine '{self.name}' has one only; leave"
-                " it out"
+                f"model_runner = {settings.model_runner}: engine '{self.name}' has only one model"
+                " runner; leave it out"
             )
         self.further_speculation(settings.speculation)
         parallel = settings.parallel
         for name in Parallel.__struct_fields__:
             value = getattr(parallel, name)
-            allowed = {getattr(ALONE, name)}
-            if name == "draft_tensor":
-                allowed.add(parallel.tensor)
-            if value not in allowed and name not in {*self.parallel_fields, "nodes"}:
-                message = f"engine '{self.name}' can't spread a model so; leave it out"
+            is_default = value == getattr(ALONE, name)
+            # Every engine splits a draft like its target.
+            is_like_target = name == "draft_tensor" and value == parallel.tensor
+            # The number of machines is no setting of the engine: it only says where the GPUs are.
+            is_supported = name == "nodes" or name in self.parallel_fields
+            if not (is_default or is_like_target or is_supported):
+                message = f"engine '{self.name}' can't spread a model in this way; leave it out"
                 raise UnsupportedError(f"parallel.{name} = {value}: {message}")
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
@@ -485,9 +495,12 @@ class Engine(ABC):
             AttachError: The server can't be measured; the message begins with the reason.
         """
         try:
-            first = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data[0]
-        except (*UNREADABLE, IndexError):
+            models = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data
+        except UNREADABLE:
             return Identity()
+        if not models:
+            return Identity()
+        first = models[0]
         version = "unknown"
         if first.owned_by == self.name:
             version = self.parse_version(fetch("GET", self.version_path))

@@ -6,8 +6,10 @@ written to model.json.
 Each response has the number of its tokens (docs/additional_outputs.md of the backend, r24.12 and
 newer, and observed on a real tritonserver 2.51). There are no counts of steps: src/utils/metrics.py
 passes on vLLM's counters of tokens and times, but none of drafts. So acceptance is computed from
-the chunks. With one request in flight each chunk is a step; with several, chunks are merged now and
-then. The endpoint `generate` isn't used, because its single response has no times of tokens.
+the chunks. With one request in flight, each chunk is one step. With several, Triton sometimes
+merges chunks. If a merged chunk holds more tokens than a step can emit, acceptance is INVALID
+(`CHUNKS_MERGED`); smaller ones make the estimated steps fewer and longer. The endpoint `generate`
+isn't used, because its single response has no times of tokens.
 """
 
 import json
@@ -169,7 +171,7 @@ class Triton(Engine):
             _parse_argument(argument)
 
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return the answer of vLLM, which is the backend."""
+        """Return whether vLLM, which is the backend, accepts such drafts."""
         return vllm.Vllm().accepts_unlikely_drafts(speculation)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
@@ -197,7 +199,7 @@ class Triton(Engine):
         return vllm.Vllm().environment(options)
 
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
-        """Return the answer of vLLM, which is the backend."""
+        """Return whether every step drafts in vLLM, which is the backend."""
         return vllm.Vllm().drafts_every_step(method, model_runner)
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
@@ -227,8 +229,8 @@ class Triton(Engine):
             return Identity()
         if backend != "vllm":
             message = (
-                f"model '{model}' is of the backend '{backend}', needed 'vllm'; load one of that"
-                " instead"
+                f"model '{model}' has the backend '{backend}', needed 'vllm'; load a model that"
+                " has it"
             )
             raise AttachError(message)
         return Identity(engine=server.name, version=server.version, model=model, target="")
@@ -243,8 +245,8 @@ def _parse_argument(argument: str) -> tuple[str, object]:
     name, equals, value = argument.partition("=")
     if not equals or not name.isidentifier():
         message = (
-            f"engine_args '{argument}': of a Triton case they are vLLM's arguments as in"
-            ' model.json; write name=value, as in "seed=7" or "kv_cache_dtype=fp8"'
+            f"engine_args '{argument}': has no name, and Triton needs vLLM's arguments as they are"
+            ' in model.json; write name=value, as in "seed=7" or "kv_cache_dtype=fp8"'
         )
         raise UnsupportedError(message)
     try:

@@ -449,7 +449,8 @@ class WireFormat:
         counters_source: the source of the server's counters; None if it has none.
         counters_path: the path of the counters; None if there are none.
         counters_flag: the flag with which the server must be started to have counters.
-        accepts_only_text: whether a prompt may be neither a chat nor token ids.
+        accepts_only_text: whether each prompt must be a text, because the server takes neither a
+            chat nor token ids.
         tells_ids: whether chunks can have the ids of their tokens. If not, each chunk has the usage
             up to it.
     """

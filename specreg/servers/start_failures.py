@@ -15,18 +15,19 @@ _QUOTE_CHARACTERS = 300
 """The length at which the quote of an exception is cut."""
 _MESSAGE_LINES = 5
 """How many lines of an exception's message are read. The first line is not enough: pydantic names
-the cause on its second line, and huggingface_hub on one after that."""
+the cause on its second line, and huggingface_hub on the third or a later one."""
 _TAIL_LINES = 40
-"""How many of the last lines are searched before all lines: an early line may tell of a problem
-that the server got over."""
-_ENVIRONMENT = (
-    "delete its folder in the cache, ~/.cache/specreg as a rule, or mend it if it is yours"
+"""The last lines are searched first, this many of them, and the whole log after them. An early line
+may report a problem that the server got over."""
+_NEW_ENVIRONMENT = (
+    "delete the engine's environment in specreg's cache (usually ~/.cache/specreg), which builds it"
+    " anew, or repair it if you made it yourself"
 )
 _NEWER_ENGINE = (
-    "take a newer version with --specreg-engine-version, or name an environment that has a newer"
+    "use a newer version with --specreg-engine-version, or name an environment that has a newer"
     " Transformers with --specreg-engine-python"
 )
-_GPU = f"run {specreg_command('doctor')}, which says what the driver shows"
+_DOCTOR = f"run {specreg_command('doctor')}, which says what the driver shows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ _CAUSES = (
             r"|\b(\w{1,200}) has no (?:vLLM|SG[Ll]ang) implementation and"
             r"|Unknown architecture for \w+: (\w+)"
         ),
-        advice="take a version of the engine that has it, or another model",
+        advice="use a version of the engine that has it, or another model",
     ),
     KnownCause(
         says="max_model_len_tokens is more than the model's context",
@@ -137,7 +138,7 @@ _CAUSES = (
             r"|[Qq]uantization scheme is not supported|not supported for the current GPU"
             r"|requires? (?:a GPU with )?(?:CUDA )?compute capability"
         ),
-        advice="look at dtype and engine_args in the matrix, or take another model or GPU",
+        advice="look at dtype and engine_args in the matrix, or use another model or GPU",
     ),
     KnownCause(
         says="the model's quantization doesn't fit the settings",
@@ -145,7 +146,7 @@ _CAUSES = (
             r"Unknown quantization method|is not supported for quantization method"
             r"|does not match the quantization method"
         ),
-        advice="look at dtype and engine_args in the matrix, or take another model",
+        advice="look at dtype and engine_args in the matrix, or use another model",
     ),
     KnownCause(
         says="the driver and its libraries are of different versions",
@@ -161,7 +162,7 @@ _CAUSES = (
             r"driver on your system is too old|driver version is insufficient"
             r"|with an unsupported toolchain|forward compatibility was attempted"
         ),
-        advice="install a newer driver, or take a version of the engine for an older CUDA",
+        advice="install a newer driver, or use a version of the engine for an older CUDA",
     ),
     KnownCause(
         says="it sees no GPU",
@@ -169,12 +170,12 @@ _CAUSES = (
             r"Found no NVIDIA driver|No CUDA GPUs are available|Failed to infer device type"
             r"|no CUDA-capable device|CUDA driver initialization failed|libcuda\.so\S*: cannot open"
         ),
-        advice=_GPU,
+        advice=_DOCTOR,
     ),
     KnownCause(
         says="it was built for other GPUs",
         pattern=r"no kernel image is available|CUDA capability sm_\d+ is not compatible",
-        advice="take a version of the engine that has kernels for this GPU",
+        advice="use a version of the engine that has kernels for this GPU",
     ),
     KnownCause(
         says="the GPU is lost or broken",
@@ -182,7 +183,7 @@ _CAUSES = (
         advice="look at the kernel's log (dmesg) for Xid",
     ),
     KnownCause(
-        says="the GPU is used by another process alone",
+        says="another process uses the GPU exclusively",
         pattern=r"device\(s\) is/are busy",
         advice="end that process, or choose another GPU with CUDA_VISIBLE_DEVICES",
     ),
@@ -200,8 +201,8 @@ _CAUSES = (
             r".+\n.*\[type=(?!value_error|assertion_error)"
         ),
         advice=(
-            "look at engine_args and the method's settings; another version may spell them"
-            " otherwise"
+            "look at engine_args and the method's settings; another version may have other names"
+            " for them"
         ),
     ),
     KnownCause(
@@ -210,14 +211,15 @@ _CAUSES = (
             r"[Aa]ddress already in use|Errno 98\b|[Pp]ort (?:\d+ )?is (?:already )?in use"
             r"|port is already in use|ADDRINUSE"
         ),
-        advice="run again: another program took its port each time",
+        advice="run again; each time that the server started, another program took its port",
         error=PortInUseError,
     ),
     KnownCause(
         says="its kernels are missing, or are of another version",
         pattern=r"No module named 'sgl_kernel'|ImportError: sgl_kernel: the stand-in",
         advice=(
-            "SGLang's are for GPUs; without one set engine_env as fixtures/matrix/sglang_cpu.toml"
+            "SGLang's kernels need a GPU; on a machine without one, set engine_env as"
+            " fixtures/matrix/sglang_cpu.toml does"
         ),
     ),
     KnownCause(
@@ -234,7 +236,7 @@ _CAUSES = (
             r"Ninja is required|\bninja: (?:command )?not found"
             r"|No such file or directory: '(?:[^'\n]*/)?ninja'"
         ),
-        advice=f"install ninja, or {_ENVIRONMENT}",
+        advice=f"install ninja, or {_NEW_ENVIRONMENT}",
     ),
     KnownCause(
         says="a C++ compiler is missing",
@@ -248,12 +250,12 @@ _CAUSES = (
     KnownCause(
         says="Python's headers are missing",
         pattern=r"Python\.h: No such file",
-        advice="install them (python3-dev), or take an interpreter that has them",
+        advice="install them (python3-dev), or use an interpreter that has them",
     ),
     KnownCause(
         says=r"needs a newer system library, one with \1",
         pattern=r"version `(\S+)' not found \(required by",
-        advice="run it on a newer system, or take another version of the engine",
+        advice="run it on a newer system, or use another version of the engine",
     ),
     KnownCause(
         says=r"lacks the package \1",
@@ -262,7 +264,10 @@ _CAUSES = (
             r"packages that were not found in your environment: ([\w.-]+)"
             r"|requires the (\S+) library but it was not found"
         ),
-        advice="install it in an environment of yours, and name that with --specreg-engine-python",
+        advice=(
+            "install it in an environment of your own, and name that environment's Python with"
+            " --specreg-engine-python"
+        ),
     ),
     KnownCause(
         says=r"lacks the module '\1'",
@@ -271,7 +276,7 @@ _CAUSES = (
             r"(?m)^(?!.*Ignore import).*"
             r"(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)"
         ),
-        advice=f"install its package there, or {_ENVIRONMENT}",
+        advice=f"install its package in the engine's environment, or {_NEW_ENVIRONMENT}",
     ),
     KnownCause(
         says="broken engine environment",
@@ -279,7 +284,7 @@ _CAUSES = (
             r"(?m)^(?!.*Ignore import).*"
             r"(?:No module named|ModuleNotFound|ImportError|undefined symbol|cannot open shared)"
         ),
-        advice=_ENVIRONMENT,
+        advice=_NEW_ENVIRONMENT,
     ),
     KnownCause(
         says="model can't be fetched",
@@ -290,13 +295,16 @@ _CAUSES = (
             r"|(?:connect to|reach) .?https?://|Invalid repository ID|host='huggingface\.co'"
             r"|Access to model \S+ is restricted|\b40[13] Client Error"
         ),
-        advice="check the model's name, the network, and HF_TOKEN where it is gated or private",
+        advice="check the model's name, the network, and HF_TOKEN if it is gated or private",
         error=ModelNotFetchedError,
     ),
     KnownCause(
         says="a file of the model's weights is broken",
         pattern=r"Error while deserializing header|SafetensorError|HeaderTooLarge",
-        advice="fetch it again; a repository that was cloned without git-lfs holds pointers alone",
+        advice=(
+            "fetch it again; a repository that was cloned without git-lfs holds only pointers to"
+            " its files"
+        ),
     ),
     KnownCause(
         says="model not found",
@@ -313,7 +321,7 @@ _CAUSES = (
             r"Worker failed with error '((?!No module).+?)', please check"
             r"|EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)"
         ),
-        advice="the log has more of it; if it is the engine's own fault, take another version",
+        advice="read the log, which has more; if it is a bug of the engine, use another version",
     ),
 )
 """The known causes. The first one whose words are in a text is named, so a special cause comes
@@ -330,11 +338,11 @@ _QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .+)?|Fatal Python error: .+"
 )
-"""The last line of a traceback whose frames aren't in the log, or of a crash of Python itself."""
+"""A line that reports an exception without a traceback above it, or a crash of Python itself."""
 _TRACEBACK = "Traceback (most recent call last):"
 _ENDS_MESSAGE = ("During handling of the above", "The above exception was", "[20")
-"""How a line begins that ends an exception's message: Python leads over to the next exception, or
-SGLang begins its next line with the time."""
+"""The beginnings of lines that follow an exception's message: Python introduces the next exception,
+or SGLang begins its next line with the time."""
 _POINTERS = re.compile(
     r"[Ss]ee (?:the )?(?:root cause|stack trace|error messages? above)|EngineDeadError"
     r"|[Cc]heck the logs for more details|scheduler (?:is dead|died)|Engine core init"
@@ -464,8 +472,8 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
     # The kernel kills a process when memory runs short. It isn't named as the cause, because SGLang
     # kills itself with the same signal when one of its processes fails.
     if status == -signal.SIGKILL:
-        advice = "free memory if the log says nothing else"
-        return StartFailure(says="killed", advice=advice, is_known=False)
+        advice = "read the log; if it has no other cause, make more memory available"
+        return StartFailure(says="killed by SIGKILL", advice=advice, is_known=False)
     advice = "read the log"
     if exceptions:
         advice = f"its last error is '{exceptions[-1].quote}': {advice}"

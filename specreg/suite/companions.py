@@ -39,7 +39,10 @@ class Companions:
     _apart: set[Launch] = field(default_factory=set)
 
     def keep_apart(self, launch: Launch) -> None:
-        """Measure the cases of a server alone from now on; for a control, all of its cases."""
+        """Measure each case of this launch alone from now on.
+
+        If the launch is a control's, this holds for all cases that use the control.
+        """
         self._apart.add(launch)
 
     def of(
@@ -51,12 +54,17 @@ class Companions:
             case: The case.
             launch: The launch of its server.
             control: The server of its control.
-            is_pending: Returns whether a case still has to be measured on a launch of this number.
+            is_pending: Returns whether a case still has to be measured on the launch that has the
+                same number as `launch`.
         """
         number = launch.number
-        # A worker or a shard doesn't know which of the later cases it will measure itself. A
-        # further launch, which confirms a loss, starts the servers of one group only.
-        if self.context.is_part or number > self.context.launches or control.launch in self._apart:
+        # A worker or a shard doesn't know which of the later cases it will measure itself.
+        if self.context.is_part:
+            return []
+        # A further launch, which confirms a loss, starts the servers of one group only.
+        if number > self.context.launches:
+            return []
+        if control.launch in self._apart:
             return []
         measured_ids = self.selection.measured_ids
         cases = [
@@ -68,12 +76,9 @@ class Companions:
             return []
 
         def may_join(later_case: Case) -> bool:
-            is_apart = CaseLaunch.of(later_case, number).server in self._apart
-            return (
-                not is_apart
-                and self._needs_same_measurements(case, later_case)
-                and is_pending(later_case)
-            )
+            if CaseLaunch.of(later_case, number).server in self._apart:
+                return False
+            return self._needs_same_measurements(case, later_case) and is_pending(later_case)
 
         later_cases = cases[cases.index(case) + 1 :]
         companions = companions_of(
@@ -89,7 +94,7 @@ class Companions:
         return members
 
     def _needs_same_measurements(self, case: Case, later_case: Case) -> bool:
-        """Return whether a later case needs its speed measured, and power if the case does."""
+        """Return whether a later case needs its speed, and its power exactly if `case` does."""
         selection = self.selection
         if selection.needs_power(later_case) != selection.needs_power(case):
             return False

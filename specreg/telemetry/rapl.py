@@ -11,8 +11,8 @@ _UJ_PER_MJ = 1000
 _MACHINE_ID_CHARACTERS = 12
 FOLDER = Path("/sys/class/powercap")
 _DENIED = (
-    "RAPL: no permission to read '{}'; have root give it to a group of yours (not to all: it lets"
-    " programs spy on one another, CVE-2020-8694)"
+    "RAPL: no permission to read '{}'; as root, let one group that you belong to read it (not"
+    " everybody, because it lets programs spy on one another, CVE-2020-8694)"
 )
 
 

@@ -262,7 +262,7 @@ NO_GOODPUT = builders.baseline({"goodput_requests_per_s": 0.0})
 @pytest.mark.parametrize(
     ("baseline", "words"),
     [
-        (NO_GOODPUT, r"_IMPOSSIBLE: goodput_.* is 0\.0, .* missed; raise the limits"),
+        (NO_GOODPUT, r"_IMPOSSIBLE: goodput_.* is 0\.0, needed a positive .*; raise the limits"),
         (msgspec.structs.replace(BASELINE, acceptance=NO_SUM), "_INCONSISTENT: all prompts"),
         (noisy(-0.1, 5), "_IMPOSSIBLE: noise of speedup"),
         (noisy(float("inf"), 5), "_IMPOSSIBLE: noise of speedup"),

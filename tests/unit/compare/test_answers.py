@@ -224,7 +224,7 @@ def test_side_a_is_asked_as_well_if_it_is_up(
     a = server if a_knows else dataclasses.replace(server, model="another")
     verdict = compare(rounded, 1.5, A=a, B=server)
     assert verdict.outcome is Outcome.PASS
-    assert verdict.explanation.endswith("; 1 part where both tokens lie within 1.50 nats")
+    assert verdict.explanation.endswith("; differences that rounding explains (up to 1.50 nats): 1")
 
 
 def test_a_prompt_that_b_tokenizes_otherwise_is_wrong(

@@ -115,7 +115,7 @@ def by_prompt(with_it: Sequence[int], plain: Sequence[int], gap_nats: float = 0.
     return answer
 
 
-ROUNDED = "1 part where both tokens lie within 0.25 nats"
+ROUNDED = "differences that rounding explains (up to 0.25 nats): 1"
 APART = "prompt 'other', token 2: 8 with speculation, 7 without speculation, 0.26 nats apart"
 
 
@@ -138,8 +138,8 @@ def test_another_token_is_wrong_beyond_rounding(
     verdict = judged(check_answers, by_prompt([4, 5], with_it), control, ONE, OTHER)
     assert (verdict.metric, verdict.outcome) == (LOSSLESS, outcome)
     assert (verdict.value, verdict.comparison.expected) == ((0.5, 1.0) if words else (1.0, None))
-    control_share = "100.0% of those without speculation at another batch size"
-    equal = f"50.0% of 2 answers are equal, and {control_share}"
+    plain_share = "of those without speculation, 100.0% are the same at another batch size"
+    equal = f"50.0% of 2 answers are equal; {plain_share}"
     assert verdict.explanation == (f"{equal}; {words}" if words else "")
     assert verdict.fails == (outcome is Outcome.WRONG)
 
@@ -183,7 +183,7 @@ def test_only_answers_that_differed_when_timed_are_generated_again(
     verdict = judged(check_answers, answer, control, ONE, OTHER, replay=replay)
     assert asked_again == [1], "the other prompt alone"
     assert (verdict.outcome, verdict.value) == (outcome, value)
-    assert "of 2 answers are equal (1 that differed when they were timed" in verdict.explanation
+    assert "of 2 answers are equal (the 1 that weren't equal in the timed" in verdict.explanation
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,11 @@ def test_on_a_cpu_a_model_that_is_spread_has_a_process_for_each_share() -> None:
         ("tensorrt_llm", Parallel(data=2), "data = 2: engine 'tensorrt_llm'"),
         ("tensorrt_llm", Parallel(tensor=2, draft_tensor=1), "draft_tensor = 1"),
         ("triton", Parallel(ray=True), "ray = True"),
-        ("reference", Parallel(tensor=2), "tensor = 2: engine 'reference' can't spread a model so"),
+        (
+            "reference",
+            Parallel(tensor=2),
+            "tensor = 2: engine 'reference' can't spread a model in this way",
+        ),
     ],
 )
 def test_what_an_engine_cannot_spread_is_refused(

@@ -71,16 +71,16 @@ def test_triton_gets_them_as_the_vllm_inside_it() -> None:
 @pytest.mark.parametrize(
     ("engine", "speculation", "words"),
     [
-        ("vllm", {"method": "ngram"}, "speculation.method: a case says it by methods"),
-        ("vllm", {"num_speculative_tokens": 5}, "a case says it by draft_tokens"),
-        ("triton", {"model": "a/b"}, "a case says it by the drafts of the model pair"),
-        ("vllm", {"synthetic_acceptance_length": 2.5}, "says it by pinned_length_tokens"),
-        ("vllm", {"draft_tensor_parallel_size": 1}, "says it by parallel.draft_tensor"),
-        ("sglang", {"speculative_num_steps": 5}, "a case says it by draft_tokens"),
+        ("vllm", {"method": "ngram"}, "speculation.method: in the matrix this is set by methods"),
+        ("vllm", {"num_speculative_tokens": 5}, "in the matrix this is set by draft_tokens"),
+        ("triton", {"model": "a/b"}, "in the matrix this is set by the drafts of the model pair"),
+        ("vllm", {"synthetic_acceptance_length": 2.5}, "this is set by pinned_length_tokens"),
+        ("vllm", {"draft_tensor_parallel_size": 1}, "this is set by parallel.draft_tensor"),
+        ("sglang", {"speculative_num_steps": 5}, "in the matrix this is set by draft_tokens"),
         ("sglang", {"port": 1}, "no flag of SGLang's speculation; put it into engine_args"),
         ("sglang", {"speculative-adaptive": False}, "has one value, or true"),
         ("sglang", {"speculative-token-map": ("a",)}, "has one value, or true"),
-        ("tensorrt_llm", {"max_draft_len": 5}, "a case says it by draft_tokens"),
+        ("tensorrt_llm", {"max_draft_len": 5}, "in the matrix this is set by draft_tokens"),
         ("reference", {"anything": 1}, "the reference engine has no further keys"),
     ],
 )

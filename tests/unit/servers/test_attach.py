@@ -205,7 +205,7 @@ READY = b'{"name":"%b","version":"1","state":"READY"}'
         (
             b"[%b]" % READY % b"one",
             b"tensorrtllm",
-            "model 'one' is of the backend 'tensorrtllm', needed 'vllm'; load one of that",
+            "model 'one' has the backend 'tensorrtllm', needed 'vllm'; load a model",
         ),
     ],
     ids=["two", "none", "backend"],

@@ -100,7 +100,7 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
     "needs-a-gpu": (INSTALLED, [case("tensorrt_llm")], "'tensorrt_llm': runs on a GPU alone"),
     "spread-of-the-draft": (
         *(ON_GPU, [case("sglang", parallel=Parallel(tensor=2, draft_tensor=1))]),
-        "parallel.draft_tensor = 1: engine 'sglang' can't spread a model so; leave it out",
+        "parallel.draft_tensor = 1: engine 'sglang' can't spread a model in this way; leave it out",
     ),
     "nodes": (
         *(INSTALLED, [case("vllm", parallel=Parallel(tensor=2, nodes=2))]),
@@ -146,7 +146,7 @@ def test_a_program_on_path_is_taken_as_it_is(
     on_path = "engine 'triton' is the program 'tritonserver' on PATH; leave it out"
     for provision, needed, words in (
         (INSTALLED, case("triton"), "takes a text, neither a chat nor token ids"),
-        (INSTALLED, dataclasses.replace(triton, server=unnamed), "'--log-verbose': of a Triton"),
+        (INSTALLED, dataclasses.replace(triton, server=unnamed), "'--log-verbose': has no name"),
         (of_version("2.60.0"), triton, f"'2.60.0': {on_path}"),
         (dataclasses.replace(INSTALLED, python="/python"), triton, f"'/python': {on_path}"),
     ):

@@ -254,7 +254,7 @@ def test_the_cause_may_stand_far_above_the_last_words(tmp_path: Path) -> None:
 
     killed = builders.server(command=("/bin/sh", "-c", "kill -9 $$"))
     error = start_error(killed, "ended with status -9")
-    assert error.failure == "ended with status -9: killed"
+    assert error.failure == "ended with status -9: killed by SIGKILL"
 
 
 TRITONSERVER = """#!{python}

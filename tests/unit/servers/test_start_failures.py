@@ -260,7 +260,7 @@ def test_what_the_server_answered_counts_before_what_its_log_says() -> None:
 def test_a_server_that_was_killed_says_so_unless_its_log_has_the_cause() -> None:
     ending = "ended with status -9"
     loading = "INFO loading weights\n"
-    assert why_not_started(ending, loading, status=-9).says == "killed"
+    assert why_not_started(ending, loading, status=-9).says == "killed by SIGKILL"
     assert why_not_started(ending, loading, status=1).says == "unknown cause"
     assert why_not_started(ending, "MemoryError\n", status=-9).says == "out of memory"
 
