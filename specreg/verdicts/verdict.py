@@ -17,7 +17,7 @@ class Outcome(StrEnum):
     REGRESSED = "REGRESSED"
     """The metric is proven to be worse: by more than the tolerance, or since an earlier night."""
     INCONCLUSIVE = "INCONCLUSIVE"
-    """A single night can't decide. The test passes with a remark, unless no number of nights can."""
+    """One night can't decide. The test passes with a remark, unless no number of nights can."""
     INVALID = "INVALID"
     """A check of the meter, the machine or the client failed, so the figure says nothing."""
     WRONG = "WRONG"
