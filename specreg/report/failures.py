@@ -154,7 +154,9 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
         if head in shown_heads:
             shown_error = f"{head}\n(as above)"
         texts[case_id] = render_failures(case_verdicts, shown_error)
-        shown_heads.add(head)
+        # A case without an error has nothing that a later case could refer to.
+        if head:
+            shown_heads.add(head)
     return texts
 
 

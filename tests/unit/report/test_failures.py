@@ -77,6 +77,14 @@ def test_an_error_is_told_in_full_in_the_first_case_that_it_stopped() -> None:
     }
 
 
+def test_cases_without_an_error_repeat_nothing_of_an_earlier_one() -> None:
+    first = dataclasses.replace(LOST, reason=None)
+    second = dataclasses.replace(first, case_id="b-case")
+    blocks = render_blocks([first, second], {})
+    assert blocks["b-case"] == blocks["a-case"]
+    assert "(as above)" not in blocks["b-case"]
+
+
 def test_a_skipped_test_says_in_a_line_of_which_case_and_why() -> None:
     reason = Reason(
         text="nothing recorded in 'here'", remedy="record one with\n  pytest -k a-case-"
