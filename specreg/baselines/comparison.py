@@ -238,18 +238,17 @@ class BaselineComparison:
         prompts = len(self.measured.prompt_ids)
         if prompts < FEWEST_PROMPTS:
             return Reason(
-                text=f"{prompts} prompts to compare by, {FEWEST_PROMPTS} are needed",
+                text=f"{prompts} shared prompts, {FEWEST_PROMPTS} are needed",
                 remedy="raise prompts in the matrix",
             )
         parts = ratio_parts(metric, self.measured)
         ratio = _quotient(parts)
         expected = self.expected_ratio(metric)
         if parts is None or ratio is None or expected is None:
-            return Reason(text=f"the prompts to compare by hold no {metric.name}")
+            return Reason(text=f"the shared prompts have no {metric.name}")
         if not expected:
             return Reason(
-                text="the baseline accepted no draft on the prompts to compare by, so no loss could"
-                " show"
+                text="the baseline accepted no draft on the shared prompts, so no loss could show"
             )
 
         # Neither side may depend on a few prompts.
@@ -406,7 +405,7 @@ def paired_counts(
     ):
         tags = sorted({f"{record.source} {record.view}" for record in all_records})
         return Reason(
-            text=f"the sides tell their acceptance differently ({', '.join(tags)}), so they"
+            text=f"the sides report their acceptance in different ways ({', '.join(tags)}), so they"
             " can't be compared"
         )
     return PairedCounts(*common_tables(*answers_in_common(*records)))
@@ -417,7 +416,7 @@ def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason
     prompts = len(counts.measured.prompt_ids)
     if prompts < FEWEST_PROMPTS:
         return Reason(
-            text=f"{prompts} prompts to compare by, {FEWEST_PROMPTS} are needed",
+            text=f"{prompts} shared prompts, {FEWEST_PROMPTS} are needed",
             remedy="give more prompts, and an engine whose answers carry their own counts",
         )
     effect = _change_of_tables(metric, counts.measured, counts.reference)

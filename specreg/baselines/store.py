@@ -30,8 +30,9 @@ def load_settings(root: Path, case: Case) -> CaseSettings:
 def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
     """Return the settings that must be equal for two measurements of a case to be compared.
 
-    Only the prompts that a run with the matrix's settings may replay must be equal: those of the
-    case, and as many again for an extension. Secrets are hidden, as in the file of a baseline.
+    The checksum of the prompts covers those that a run with the matrix's settings may replay: the
+    case's own, and as many again, which are replayed if the first ones can't decide the acceptance
+    (the extension). Secrets are hidden, as in the file of a baseline.
 
     Args:
         case: the case.
@@ -40,6 +41,7 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
     """
     server = case.server
     target_sha256 = model_sha256(target)
+    # Without `--num-prompts`, the case has the number of prompts of the matrix.
     matrix_prompts = case.matrix_prompts or case.prompts
     settings = CaseSettings(
         **values_of_fields(ServerSettings, server),
@@ -152,7 +154,12 @@ class BaselineStore:
         return sorted((self.folder / self.environment.name).glob("*.json"))
 
     def _exact(self, case: Case) -> Baseline | None:
-        """Return the baseline of this machine; None if it is missing or of another environment."""
+        """Return the baseline of this machine.
+
+        Returns:
+            None if it is missing, or if the environment in the file differs from this one in a
+            field that the folder's name doesn't show.
+        """
         baseline = schema.load_baseline(self.path(case.id))
         if baseline is None or baseline.environment != self.environment:
             return None
@@ -195,7 +202,10 @@ class BaselineStore:
         return baseline
 
     def _control_spreads(self, case: Case, control: Baseline | None) -> Mapping[str, Spread]:
-        """Return how the launches of the control vary, moderated by those of other cases."""
+        """Return how the launches of the control vary.
+
+        Few launches show their spread badly, so it is pulled towards the spread of other cases.
+        """
         if control is None or case.control is None:
             return {}
         control_id = dataclasses.replace(case, server=case.control, control=None).id

@@ -22,7 +22,7 @@ class BoundedLog:
     only where that cuts no secret.
 
     Attributes:
-        waits: True if something came since the last `write`.
+        has_unwritten_output: True if something came since the last `write`.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class BoundedLog:
         self._left_out_bytes = 0
         self._waiting = bytearray()
         self._tail = bytearray()
-        self.waits = False
+        self.has_unwritten_output = False
 
     def take(self, output: bytes) -> None:
         """Take what was printed."""
         self._waiting += output
-        self.waits = True
+        self.has_unwritten_output = True
         most_bytes = 2 * self._kept_bytes
         if len(self._waiting) > most_bytes and self._head_bytes < self._kept_bytes:
             self.write()
@@ -70,7 +70,7 @@ class BoundedLog:
             unfinished: True to write an unfinished last line as well, which is written again once
                 it is whole.
         """
-        self.waits = False
+        self.has_unwritten_output = False
         self._tail += self._hide(self._take_lines())
         room = max(0, self._kept_bytes - self._head_bytes)
         if len(self._tail) > room + 2 * self._kept_bytes:

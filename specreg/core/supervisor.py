@@ -1,14 +1,19 @@
 """Supervise a process that was started: write its log, and end it if we are killed.
 
-`MAIN` runs this with the standard library alone. The arguments are `MARK DESCRIPTOR LOG [FOLDER]`:
-the mark of the processes, the end of the pipe that they print into, their log, and the folder that
-is removed with them. Neither the log nor the folder need exist before the first line of the input.
+`MAIN` runs this with the standard library alone. Its arguments are `MARK DESCRIPTOR LOG FOLDER…`:
+
+- MARK is a text in the environment of all supervised processes, by which they are found;
+- DESCRIPTOR is the read end of the pipe that they print into;
+- LOG is the file of their log;
+- each FOLDER is removed when they are ended.
+
+Neither the log nor a folder need exist before the first line of the input.
 
 The input is read line by line:
 
 - a JSON object first, with `secrets`, which are never written, and `shared`, the files that were in
   /dev/shm before;
-- the id and the start of the process that leads the session, once there is one;
+- the process id and the start time of the session's leader, once there is one;
 - `settle`, which is answered with an empty line once all that was printed is on disk and all that
   the processes have in /dev/shm is noted;
 - `done` at the end.
@@ -43,9 +48,10 @@ from specreg.core.shared_memory import remove_shared, shared_by
 DONE = "done"
 SETTLE = "settle"
 NESTED_S = 6.0
-"""How long a supervisor leaves the processes of an inner supervisor to that one.
+"""How long a supervisor waits before it kills processes that an inner supervisor has to end.
 
-It is longer than the inner one waits before it kills, so that the inner one can clean up.
+A supervised process that is specreg itself starts an inner supervisor for its own processes. This
+time is longer than the inner supervisor waits before it kills, so that it can clean up first.
 """
 EXEC_S = 0.2
 """How long a forked child may take until it runs its own program, with its mark."""
@@ -53,12 +59,12 @@ _GRACE_S = 2.0
 _KILLED_S = 30.0
 _PIECE_BYTES = 2**20
 _IDLE_S = 0.1
-_WRITING_SHARE = 20
-"""Under heavy output the log is written so rarely that it takes a twentieth of the time."""
+_WAIT_PER_WRITE = 20
+"""After a write of the log, the next one waits this many times as long as that write took."""
 
 
 class _LogPipe:
-    """The pipe that the processes print into, read so that none of them ever waits for us."""
+    """The pipe that the processes print into. It is read fast, so that none of them has to wait."""
 
     def __init__(self, read_fd: int, log: BoundedLog) -> None:
         os.set_blocking(read_fd, False)
@@ -78,9 +84,11 @@ class _LogPipe:
             Those of the other descriptors that can be read.
         """
         own_fds = [self._read_fd] if self._is_open else []
-        wait_s = _IDLE_S if self._log.waits else within_s
+        wait_s = _IDLE_S if self._log.has_unwritten_output else within_s
         ready_fds, _, _ = select.select([*own_fds, *other_fds], [], [], wait_s)
-        if self._log.waits and (not ready_fds or time.monotonic() >= self._write_due_s):
+        if self._log.has_unwritten_output and (
+            not ready_fds or time.monotonic() >= self._write_due_s
+        ):
             self._write()
         if self._read_fd in ready_fds:
             self._take(_PIECE_BYTES)
@@ -97,12 +105,13 @@ class _LogPipe:
     def _write(self) -> None:
         """Write the log, and decide when it is written next.
 
-        Under heavy output most is dropped, so that writing rarely doesn't block the processes.
+        The log keeps only a bounded part of heavy output. So it can be written rarely, and the
+        processes never wait for it.
         """
         began_s = time.monotonic()
         self._log.write()
         ended_s = time.monotonic()
-        self._write_due_s = ended_s + max(_IDLE_S, _WRITING_SHARE * (ended_s - began_s))
+        self._write_due_s = ended_s + max(_IDLE_S, _WAIT_PER_WRITE * (ended_s - began_s))
 
     def _take(self, most_bytes: int) -> int:
         """Hand on what the processes have printed, and return how many bytes that was."""
@@ -115,7 +124,7 @@ class _LogPipe:
 
 
 class _Supervisor:
-    """What is supervised: the processes, their log, and what they have in /dev/shm."""
+    """The supervised processes, their log, and their files in /dev/shm."""
 
     def __init__(self, mark: str, pipe: _LogPipe, shared_before: Collection[str]) -> None:
         self._session = Session(mark)
@@ -163,11 +172,12 @@ class _Supervisor:
     def _end(self) -> None:
         """Ask the processes to end, and kill those that don't."""
         if self._session.leader < 0:
-            # Its starter may have been killed between the fork and the program, which has the mark.
+            # The process that starts the leader may have been killed between fork and exec. The
+            # leader gets its mark only by exec, so this waits for it.
             time.sleep(EXEC_S)
         self._note_shared()
         end_all(self._session, signal.SIGTERM, _GRACE_S)
-        # While they ended they may have opened more.
+        # They may have opened more in /dev/shm while they ended.
         self._note_shared()
         end_all(self._session, signal.SIGKILL, _KILLED_S, nested_after_s=NESTED_S)
 
@@ -177,7 +187,8 @@ class _Supervisor:
 
 def main() -> None:
     """Supervise until the input says that all is done, or ends without saying so."""
-    # The signals of a cancelled job come to all of its processes; an end in good order is an order.
+    # A cancelled CI job signals all of its processes, and so this one. The signals are ignored,
+    # because the input says when to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     mark, log_read_fd, log_path, *folders = sys.argv[1:]

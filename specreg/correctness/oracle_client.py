@@ -67,8 +67,9 @@ and how many of these drafts are equal to the text that follows, which are the a
 
 
 def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
-    """Count the steps of an answer, with the drafts that its last step accepted beyond its end.
+    """Count the steps of an answer.
 
+    All accepted drafts of the last step count, even those beyond the end of the answer.
     The prefill emits the first token. Each step emits its accepted drafts and one more token. A
     step that drafts nothing emits one token and isn't counted.
 
@@ -144,22 +145,21 @@ def walk_answers(
         predict_drafts: Runs the models.
 
     Returns:
-        The steps of each answer; and for each answer, by how many nats its least likely token is
-        behind the likeliest one, see `OracleAnswer`.
+        The steps of each answer, and the gap of each answer in nats, see `OracleAnswer.gaps_nats`.
 
     Raises:
         InvalidMeasurementError: A server didn't answer in ids, or `CONTEXT_FULL`: there is no room
             for the drafts after an answer.
         ModelError: The models can't be read, or don't fit together.
     """
-    # Have the answers continued, because the last step may draft beyond the end of an answer.
+    # Let the endpoint continue the answers, because the last step may draft beyond an answer's end.
     spec = case.server
     longest = max(len(answer.prompt) + len(answer.output) for answer in answers)
     if longest + spec.draft_tokens > spec.max_model_len_tokens:
         message = (
-            f"'{case.id}': an answer with its prompt is {longest} tokens, and its last step drafts"
-            f" {spec.draft_tokens}, of {spec.max_model_len_tokens} in all; lower output_cap_tokens"
-            " or raise max_model_len_tokens in the matrix"
+            f"'{case.id}': a prompt and its answer have {longest} tokens and the last step drafts"
+            f" {spec.draft_tokens} more, but the context has {spec.max_model_len_tokens}; lower"
+            " output_cap_tokens or raise max_model_len_tokens in the matrix"
         )
         raise InvalidMeasurementError("CONTEXT_FULL", message)
     tails = complete(
@@ -246,7 +246,7 @@ def predict_drafts(
         command.append("cpu")
     models = (question.target, question.draft)
     variables = {**os.environ, "PYTHONPATH": _SPECREG_PARENT}
-    if all(Path(model).is_dir() for model in models):
+    if all(Path(model).is_dir() for model in models if model):
         variables["HF_HUB_OFFLINE"] = "1"
     temporary = new_temporary()
     with child_process(
@@ -261,7 +261,7 @@ def predict_drafts(
             if status == -signal.SIGKILL:
                 ending += ", killed, as happens when memory runs out"
             last_lines = "\n".join(child.last_lines().splitlines()[-_MAX_LOG_LINES:])
-            answer = OracleAnswer(refusal=f"{ending}; its last words:\n{last_lines}")
+            answer = OracleAnswer(refusal=f"{ending}; the last lines of its log:\n{last_lines}")
     if answer.refusal:
         message = f"oracle of method '{question.method}': {answer.refusal}"
         raise ModelError(message)

@@ -94,17 +94,19 @@ class _Answer(msgspec.Struct, frozen=True):
 
 def _sampling(wanted: Wanted) -> dict[str, object]:
     """Return the parameters of sampling by SGLang's names."""
-    return {
+    parameters: dict[str, object] = {
         "max_new_tokens": wanted.output_cap_tokens,
         "temperature": wanted.temperature,
         **wanted.truncated_sampling,
         "ignore_eos": wanted.ignore_eos,
-        **({} if wanted.seed is None else {"sampling_seed": wanted.seed}),
     }
+    if wanted.seed is not None:
+        parameters["sampling_seed"] = wanted.seed
+    return parameters
 
 
 class SglangWireFormat(WireFormat, TokenApi):
-    """SGLang, 0.5.13 or newer: `/generate`, and a chat."""
+    """The wire format of SGLang: `/generate`, and OpenAI's endpoint for a chat."""
 
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
     counters_path: ClassVar[str | None] = "/metrics"
@@ -166,7 +168,7 @@ class SglangWireFormat(WireFormat, TokenApi):
     def parse_counters(self, page: str) -> Counters:
         """Parse the number of verify calls, which is all that SGLang counts of its steps."""
         parsed = MetricsPage(page)
-        parsed.require(_VERIFY_CALLS, reason=f"is the server started with {self.counters_flag}")
+        parsed.require(_VERIFY_CALLS, advice=f"start the server with {self.counters_flag}")
         return Counters(steps=parsed.total(_VERIFY_CALLS))
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
@@ -228,7 +230,7 @@ _KERNELS = (
 
 
 def _drafter(algorithm: str, settings: dict[str, Setting], *, learns: bool = False) -> Spelling:
-    """Spell an algorithm, with the number of tokens that a step verifies and further settings."""
+    """Return the flags of a speculative algorithm, with the number of tokens a step verifies."""
     flags: dict[str, Setting] = {
         "speculative-algorithm": algorithm,
         **settings,
@@ -262,7 +264,8 @@ _METHODS = {
 
 
 _OWN_PORT = "specreg starts the server on this machine, on a port that is free"
-_NO_KEY = "specreg's client sends none, and nobody else reaches the server"
+_NO_KEY = "specreg's client sends no key, and nobody else reaches the server"
+_NO_TLS = "specreg's client speaks plain HTTP, and only this machine reaches the server"
 _SERVE_COMMAND = ServeCommand(
     programs=(("python", "-m", "sglang.launch_server"), ("sglang", "serve")),
     takes_target=False,
@@ -290,8 +293,8 @@ _SERVE_COMMAND = ServeCommand(
         "port": _OWN_PORT,
         "host": _OWN_PORT,
         "api-key": _NO_KEY,
-        "ssl-keyfile": _NO_KEY,
-        "ssl-certfile": _NO_KEY,
+        "ssl-keyfile": _NO_TLS,
+        "ssl-certfile": _NO_TLS,
         "config": "specreg doesn't see what the file sets; write its settings out",
     },
     preset={"disable-radix-cache": (), "enable-metrics": (), "sampling-defaults": ("openai",)},
@@ -317,8 +320,8 @@ class Sglang(Engine):
     parallel_fields: ClassVar = frozenset({"tensor", "data", "expert"})
     wire_format: ClassVar = SglangWireFormat()
     memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
-    # SGLang can only pin methods whose model drafts a single branch. In each step all requests
-    # accept the same number of drafts.
+    # With a pinned acceptance, SGLang lets all requests accept the same number of drafts in a step.
+    # It can do that only for methods whose model drafts a single branch.
     pinned_on_gpu: ClassVar = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
     pinned_on_cpu: ClassVar = pinned_on_gpu
     compiles: ClassVar = True
@@ -345,11 +348,11 @@ class Sglang(Engine):
         flags = [(key.replace("_", "-"), value) for key, value in speculation]
         for key, value in flags:
             if "spec" not in key and key != "enable-multi-layer-eagle":
-                message = f"speculation.{key}: no flag of SGLang's speculation; put it into"
-                raise UnsupportedError(f"{message} engine_args")
+                message = f"speculation.{key}: isn't a flag of SGLang's speculation"
+                raise UnsupportedError(f"{message}; put it into engine_args")
             if value is False or isinstance(value, tuple):
-                message = f"speculation.{key} = {value}: a flag has one value, or true; give it so"
-                raise UnsupportedError(f"{message}, or leave it out")
+                message = f"speculation.{key} = {value}: a flag takes one value, or true"
+                raise UnsupportedError(f"{message}; correct it, or leave it out")
         return super().further_speculation(flags)
 
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
@@ -362,19 +365,27 @@ class Sglang(Engine):
     def counts_drafts_correctly(self, speculation: Mapping[str, Setting]) -> bool:
         """Return False for adaptive speculation, whose steps draft different numbers of tokens.
 
-        SGLang 0.5.23 reports the verify calls times the drafts that a step had at the start
-        (managers/tokenizer_manager.py), whatever the steps drafted.
+        SGLang 0.5.23 computes the drafted tokens as the verify calls × the number of drafts with
+        which the server started (managers/tokenizer_manager.py). That is wrong once the number
+        changes.
         """
         return "speculative-adaptive" not in self.further_speculation(tuple(speculation.items()))
 
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True if a threshold is set below 1, which accepts less likely drafts too."""
         flags = self.further_speculation(tuple(speculation.items()))
-        thresholds = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
-        return any(float(str(flags.get(name, 1.0))) < 1.0 for name in thresholds)
+        for name in ("speculative-accept-threshold-single", "speculative-accept-threshold-acc"):
+            threshold = float(str(flags.get(name, 1.0)))
+            if threshold < 1.0:
+                return True
+        return False
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
-        """Return the package `sglang`; without a GPU with a torch for CPUs, and without kernels."""
+        """Return the package `sglang`.
+
+        For a machine without a GPU, torch is replaced by its build for CPUs, and the CUDA kernels
+        are left out.
+        """
         if on_gpu:
             return Requirement(package="sglang", version=_VERSION)
         return Requirement(
@@ -428,7 +439,7 @@ class Sglang(Engine):
         return variables
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
-        """Return the attention backend, which `/server_info` tells."""
+        """Return the attention backend, which `/server_info` reports."""
         del log
         info = decode_answer(fetch("GET", self.version_path), _ServerInfo)
         return LaunchFacts(attention_backend=info.attention_backend or "")
@@ -482,9 +493,9 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     graphs = ("--cuda-graph-max-bs-prefill", str(options.max_model_len_tokens))
     if options.memory is None:
         return ("--mem-fraction-static", str(options.gpu_memory_frac), *graphs)
-    # SGLang counts all memory that has been taken since its start as its own, also that of a
-    # control that starts meanwhile. So its share must be large enough for both. Its cache doesn't
-    # become larger by that, because the number of its tokens is given.
+    # SGLang counts all memory taken since its own start, including what a control takes that starts
+    # at the same time. So the share has to cover both servers. The cache stays as large as planned,
+    # because `--max-total-tokens` fixes it.
     share_frac = min(options.memory.share_frac + options.gpu_memory_frac, 0.95)
     return (
         *("--max-total-tokens", str(options.memory.cache_tokens)),

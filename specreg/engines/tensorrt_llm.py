@@ -46,7 +46,7 @@ class TensorrtLlmWireFormat(WireFormat):
             parsed.by_position(f"{_PREFIX}spec_decode_{kind}_tokens_total", "token_position")
             for kind in ("drafted", "accepted")
         )
-        parsed.require(_ENDED, reason=f"is the server started with {self.counters_flag}")
+        parsed.require(_ENDED, advice=f"start the server with {self.counters_flag}")
         depth = max(drafted, default=-1) + 1
         counts = StepCounts(
             # A step that drafts at all drafts the first position.

@@ -92,13 +92,21 @@ class VllmWireFormat(WireFormat, TokenApi):
             ]
             message = (
                 "the server counts tokens, and has no speculation counters: it doesn't speculate,"
-                f" or its version calls them otherwise than {_FAMILY}…; /metrics has"
-                f" {', '.join(similar_names[:4]) or 'none like them'}"
+                f" or its version has other names for them than {_FAMILY}…; /metrics has"
+                f" {', '.join(similar_names[:4]) or 'no similar ones'}"
             )
             raise InvalidMeasurementError("SPEC_DISABLED", message)
-        parsed.require(*_COUNTERS, reason="is the server without log stats, or newer")
-        hint = "without them requests of others don't show; is the server old"
-        parsed.require(*_REQUESTS, reason=hint)
+        parsed.require(
+            *_COUNTERS,
+            advice=(
+                "start the server without --disable-log-stats, or use a version that specreg is"
+                " tested with"
+            ),
+        )
+        parsed.require(
+            *_REQUESTS,
+            advice="without them, foreign requests can't be noticed; use a newer version of vLLM",
+        )
         # Sum them.
         steps, proposed, accepted = map(parsed.total, _COUNTERS[:3])
         ended, running = map(parsed.total, _REQUESTS)
@@ -228,7 +236,8 @@ _LOGGED_ATTENTION = re.compile(
 
 _OWN_PORT = "specreg starts the server on this machine, on a port that is free"
 _OWN_CACHE = "a repeated prompt must cost what it cost the first time"
-_NO_KEY = "specreg's client sends none, and nobody else reaches the server"
+_NO_KEY = "specreg's client sends no key, and nobody else reaches the server"
+_NO_TLS = "specreg's client speaks plain HTTP, and only this machine reaches the server"
 _HIDDEN = "specreg doesn't see what the file sets; write its settings out"
 _SERVE_COMMAND = ServeCommand(
     programs=(
@@ -264,8 +273,8 @@ _SERVE_COMMAND = ServeCommand(
         "host": _OWN_PORT,
         "uds": _OWN_PORT,
         "api-key": _NO_KEY,
-        "ssl-keyfile": _NO_KEY,
-        "ssl-certfile": _NO_KEY,
+        "ssl-keyfile": _NO_TLS,
+        "ssl-certfile": _NO_TLS,
         "config": _HIDDEN,
         "enable-prefix-caching": _OWN_CACHE,
         "disable-log-stats": "without its statistics the server counts no acceptance",

@@ -403,12 +403,12 @@ class MetricsPage:
             message = f"{self._path} has {size:,} {unit}, and {limit:,} are read at most"
             raise InvalidMeasurementError("METRICS_UNREADABLE", f"{message}; look at what fills it")
 
-    def require(self, *names: str, reason: str) -> None:
+    def require(self, *names: str, advice: str) -> None:
         """Check that there are samples of all these names.
 
         Args:
             names: the names.
-            reason: what the user may have to look at if some are missing, as the end of a question.
+            advice: what the user has to do if some are missing.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`.
@@ -416,7 +416,7 @@ class MetricsPage:
         missing = [name for name in names if name not in self.names]
         if missing:
             there = ", ".join(name for name in names if name in self.names) or "none of them"
-            message = f"looked for {', '.join(missing)}; {self._path} has {there}; {reason}?"
+            message = f"looked for {', '.join(missing)}; {self._path} has {there}; {advice}"
             raise InvalidMeasurementError("METRICS_MISSING", message)
 
     def total(self, name: str) -> int:

@@ -48,8 +48,8 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         trace: its times and counts.
         chunks: the chunks with a token.
         text: the answer's text, without its thought.
-        thought: the thought, if the server tells it apart.
-        late: whether the request didn't end in its time.
+        thought: the thought, if the server separates it from the text.
+        late: whether the request timed out before its answer ended.
     """
 
     conversation_index: int
@@ -96,11 +96,11 @@ def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
 
 @dataclass(slots=True, eq=False)
 class _StreamState:
-    """What has come of one stream so far.
+    """What has been received on one stream so far.
 
     Attributes:
         sent_ns: when the request was sent.
-        heard_ns: when something came last, if only a part of an event.
+        heard_ns: when the last bytes arrived, even if they were only a part of an event.
         most_tokens: how many tokens the answer may have.
         tokens: how many tokens have come.
         characters: how many characters have come, the thought's included.
@@ -145,17 +145,10 @@ class _StreamState:
         if self.characters > self.most_tokens * _TOKEN_CHARACTERS:
             self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
         self.answer.take(event)
-        if not event.tokens:
-            self.has_uncounted_text |= self.tokens == 0 and bool(event.text or event.thought)
-        else:
-            self.tokens += event.tokens
-            if event.tokens < 0 or self.tokens > self.most_tokens:
-                self._refuse("TOKENS_IMPOSSIBLE", f"a chunk of {event.tokens} tokens")
-            chunk = Chunk(at_ns=at_ns, tokens=event.tokens)
-            if self.chunks and self.answer.in_thought:
-                self.thought_chunks.append(chunk)
-            self.chunks.append(chunk)
-            self.answer.end_chunk(len(self.chunks))
+        if event.tokens:
+            self._take_tokens(event.tokens, at_ns)
+        elif self.tokens == 0 and (event.text or event.thought):
+            self.has_uncounted_text = True
         # Servers send these on one of the last events, or on several with the totals so far.
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
@@ -166,9 +159,27 @@ class _StreamState:
         if event.acceptance is not None:
             self.acceptance = event.acceptance
 
-    def _refuse(self, code: str, excess: str) -> NoReturn:
+    def _take_tokens(self, tokens: int, at_ns: int) -> None:
+        """Add a chunk with tokens.
+
+        Raises:
+            InvalidMeasurementError: `TOKENS_IMPOSSIBLE`.
+        """
+        self.tokens += tokens
+        if tokens < 0:
+            self._refuse("TOKENS_IMPOSSIBLE", f"a chunk of {tokens} tokens")
+        if self.tokens > self.most_tokens:
+            self._refuse("TOKENS_IMPOSSIBLE", f"{self.tokens} tokens")
+        chunk = Chunk(at_ns=at_ns, tokens=tokens)
+        if self.chunks and self.answer.in_thought:
+            self.thought_chunks.append(chunk)
+        self.chunks.append(chunk)
+        self.answer.end_chunk(len(self.chunks))
+
+    def _refuse(self, code: str, amount: str) -> NoReturn:
+        """Refuse an answer, because it has an impossible amount of something."""
         cap_tokens = self.most_tokens - _MORE_TOKENS
-        message = f"{excess} in an answer that was to have {cap_tokens} tokens at most"
+        message = f"{amount} in an answer that was limited to {cap_tokens} tokens"
         raise InvalidMeasurementError(code, message)
 
 
@@ -183,9 +194,9 @@ class ChatClient:
         clock: monotonic, in nanoseconds.
         on_finished: takes each request when it has ended.
         running: the streams that haven't ended, with their timeouts.
-        alive_ns: when a request that has ended last showed that the server is alive, by a token or
-            by an end in its time. The time during which no request was running is added.
-        idle_ns: since when no request has been running, if none is.
+        alive_ns: the last sign of life in requests that have ended: a token, or an end before the
+            timeout. Idle times are added to it, so that they don't count as silence.
+        idle_ns: when the last running request ended, if none is running.
     """
 
     case: Case
@@ -202,7 +213,7 @@ class ChatClient:
 
         Raises:
             HungError: the server showed no life during 60 s in which requests were running.
-            KeyboardInterrupt: a signal came, and the event loop dropped its interrupt.
+            KeyboardInterrupt: a signal came, and the event loop swallowed its interrupt.
         """
         while True:
             await asyncio.sleep(_WATCH_S)
@@ -283,9 +294,11 @@ class ChatClient:
                     self.alive_ns += sent_ns - self.idle_ns
                 self.running[stream] = timeout
                 await self._stream(path, body, stream, wire_format.new_parser(ask))
-        # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
+        # The transport doesn't turn all errors of aiohttp into those of httpx. An answer that isn't
+        # HTTP, for instance, raises an error of aiohttp.
         except (httpx.HTTPError, aiohttp.ClientError) as failure:
-            # A callback of the event loop may have dropped the interrupt, and its connection.
+            # If Ctrl-C came inside a callback of the event loop, the loop may have swallowed it and
+            # closed the connection, which shows only as this error.
             check_signalled()
             stream.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
             stream.timed_out = isinstance(failure, httpx.TimeoutException | TimeoutError)
@@ -315,7 +328,7 @@ class ChatClient:
             messages = ()
         seed = None
         if case.paired_seeds:
-            # The turn has this seed on every server, so that case and control draw alike.
+            # The turn has this seed on every server, so that case and control draw the same tokens.
             seed = _seed_of(prompt, turn)
         return Ask(
             model=self.endpoint.model,
@@ -350,7 +363,8 @@ class ChatClient:
                 raise InvalidMeasurementError("HTTP_ERROR", message)
             # `aiter_raw` would count the bytes too, at two microseconds a chunk.
             async for piece in cast("httpx.AsyncByteStream", response.stream):
-                stream.heard_ns = at_ns = clock()
+                at_ns = clock()
+                stream.heard_ns = at_ns
                 for event in splitter.feed(piece):
                     if event != DONE:
                         parsed = parse_event(event)
@@ -370,15 +384,15 @@ def _check_stream(stream: _StreamState) -> None:
     """
     if stream.has_uncounted_text and stream.tokens:
         message = (
-            "text came before any of its tokens was counted, so the server counts them at the"
-            " end alone, and neither times nor steps can be told; take a version of the engine"
+            "text came before any of its tokens was counted, so the server counts tokens only at"
+            " the end, and neither times nor steps can be measured; use a version of the engine"
             " that counts with each chunk"
         )
         raise InvalidMeasurementError("USAGE_LATE", message)
     if stream.answer.repeats_events:
         message = (
-            "each event of the stream repeats the text before it, where specreg expects new"
-            " text alone; switch that off, or take a version of the engine that specreg knows"
+            "each event of the stream repeats the text before it, and specreg expects only new"
+            " text; switch that off, or use a version of the engine that specreg knows"
         )
         raise InvalidMeasurementError("STREAM_UNRECOGNISED", message)
 
@@ -386,15 +400,18 @@ def _check_stream(stream: _StreamState) -> None:
 def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) -> RequestTrace:
     """Return the times and counts of a stream that has ended.
 
-    A request that failed has those of the part that came.
+    For a failed request, they cover what arrived before the failure.
     """
     first_ns = None
     last_ns = None
     first_chunk_tokens = 0
     reply = stream.answer.reply
-    thought_chunks = stream.thought_chunks or stream.chunks[1 : stream.answer.inline_thought_chunks]
     if reply is Reply.UNFINISHED_THOUGHT:
         thought_chunks = stream.chunks[1:]
+    elif stream.thought_chunks:
+        thought_chunks = stream.thought_chunks
+    else:
+        thought_chunks = stream.chunks[1 : stream.answer.inline_thought_chunks]
     if stream.chunks:
         first_ns = stream.chunks[0].at_ns
         last_ns = stream.chunks[-1].at_ns

@@ -33,9 +33,11 @@ from specreg.matrix.weights import (
 )
 
 _HUB_SETTING = re.compile(r"-*download[-_]dir|HF_|HUGGING_?FACE_|.*_USE_MODELSCOPE")
-"""Arguments and variables with which an engine looks for models where specreg doesn't look."""
+"""Arguments and variables that change where an engine looks for models, so that specreg can't say
+that a model is missing."""
 _OWN_FETCH = re.compile(r"-*(?:download[-_]dir|load[-_]format)|.*_USE_MODELSCOPE")
-"""Arguments and variables with which only the engine can fetch its models."""
+"""Arguments and variables by which an engine gets its weights in a way that specreg can't repeat.
+specreg then doesn't fetch them first."""
 _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
 """The name of a widened model's folder. It ends with a checksum of what the model is made from."""
 _RECIPE = 1
@@ -75,8 +77,10 @@ def fetches_elsewhere(spec: ServerSpec, variables: Mapping[str, str]) -> bool:
         spec: The server.
         variables: All environment variables of the server.
     """
-    names = [name for name, setting in variables.items() if setting]
-    return any(_OWN_FETCH.match(setting) for setting in (*spec.engine_args, *names))
+    names = [name for name, value in variables.items() if value]
+    return any(
+        _OWN_FETCH.match(argument_or_name) for argument_or_name in (*spec.engine_args, *names)
+    )
 
 
 def why_no_models(spec: ServerSpec) -> str:
@@ -86,8 +90,10 @@ def why_no_models(spec: ServerSpec) -> str:
         The reason; empty if they can be fetched, are in the cache, or if the engine is set to look
         for models elsewhere.
     """
-    variables = [name for name, _ in spec.engine_env]
-    if any(_HUB_SETTING.match(setting) for setting in (*spec.engine_args, *variables)):
+    names = [name for name, _ in spec.engine_env]
+    if any(
+        _HUB_SETTING.match(argument_or_name) for argument_or_name in (*spec.engine_args, *names)
+    ):
         return ""
     for model in (spec.target, spec.draft):
         if model and "/" in model and is_hub_id(model):
@@ -157,8 +163,9 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
         ModelError: A folder is missing or incomplete, or can't be made larger.
     """
     if spec.widen is not None:
-        target_folder, *draft_folders = [str(wide.folder) for wide in _wide_models(root, spec)]
-        return target_folder, next(iter(draft_folders), None)
+        folders = [str(wide.folder) for wide in _wide_models(root, spec)]
+        has_draft = len(folders) > 1
+        return folders[0], folders[1] if has_draft else None
     target = resolve_model(root, spec.target)
     if spec.padding_layers:
         target = _pad(target, spec.padding_layers)

@@ -14,7 +14,8 @@ from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.verdict import JUDGED, Comparison, Outcome, Verdict
 
 _FIELDS_WITH_VALUES = {"reprfuncargs", "reprlocals"}
-"""The fields of pytest's tracebacks with the values of a function's arguments and variables."""
+"""The fields of pytest's tracebacks that hold values of arguments and variables. They are left
+out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Failure:
 
     @classmethod
     def of(cls, text: str, message: str = "") -> "Failure":
-        """Return a failure with readable texts. Without a message, the text's first line is it."""
+        """Return a failure with readable texts. The message is the text's first line by default."""
         shown = readable_block(text)
         return cls(message=readable_line(message or shown.partition("\n")[0]), text=shown)
 
@@ -70,7 +71,7 @@ def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, 
 def sentence_of(verdict: Verdict) -> str:
     """Return a sentence with the measured and the recorded value of a verdict and their difference.
 
-    `tpot p50 2.1 ms, recorded 2 ms: worse by 5.2 % (2.1 to 8.0 %), tolerated are 3 %`
+    `tpot p50 2.1 ms, recorded 2 ms: worse by 5.2 % (2.1 to 8.0 %), tolerance 3 %`
     """
     comparison = verdict.comparison
     subject = _label_and_value(verdict)
@@ -87,7 +88,7 @@ def sentence_of(verdict: Verdict) -> str:
     change = f"{direction} by {percent:.1f} %{base} ({interval})"
     sentence = f"{subject}, recorded {expected}: {change}"
     if comparison.tolerated:
-        sentence += f", tolerated are {comparison.tolerated}"
+        sentence += f", tolerance {comparison.tolerated}"
     if verdict.cause is not None:
         sentence += f"; {verdict.cause}"
     return sentence
@@ -167,7 +168,8 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
 
     Args:
         verdicts: the failed verdicts of the case.
-        error: the error message of the case. It replaces a reason that consists of its first line.
+        error: the error message of the case. If the reason of a verdict is only the first line of
+            this message, the whole message is shown instead.
     """
     error_head, _, _ = error.partition("\n")
     groups: dict[tuple[Outcome, str], list[Verdict]] = {}
@@ -217,9 +219,9 @@ def changes_since_baseline(case: CaseReport) -> Iterator[str]:
 
 
 def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
-    """Yield since which run the metrics of a case have been bad, if earlier runs judged them too.
+    """Yield a sentence with the first bad run and the last fine one for each group of metrics.
 
-    Metrics with the same history are named together.
+    Metrics with the same history form a group. A metric that no earlier run judged is left out.
     """
     labels_by_story: dict[str, list[str]] = {}
     for verdict in failing:
@@ -236,7 +238,7 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
         if first_bad_index:
             story += f"; last fine {moment_of(runs[first_bad_index - 1])}"
         else:
-            story += ", and never before"
+            story += "; no earlier run was fine"
         labels_by_story.setdefault(story, []).append(label_of(verdict.metric))
     for story, labels in labels_by_story.items():
         yield f"{', '.join(labels)}: {story}"

@@ -19,14 +19,14 @@ from specreg.suite.document import exact_baseline
 from specreg.suite.result import RunResult
 from specreg.verdicts.verdict import Outcome
 
+# The launches of a speed are compared, and the requests of an acceptance metric.
 _SPEEDS = frozenset(name for name, metric in METRICS.items() if metric.by_launch)
 
 
 def remarks_of(result: RunResult) -> Iterator[str]:
     """Yield the remarks on a run, such as a damaged history, changed packages or unused baselines.
 
-    A recording has only those on what was measured twice, on estimated acceptance, and on the
-    workload.
+    A run that records baselines yields only the remarks that need no baseline.
     """
     yield from result.retried
     not_hidden = render_unhidden()
@@ -49,25 +49,27 @@ def remarks_of(result: RunResult) -> Iterator[str]:
 
 
 def _estimate(result: RunResult) -> Iterator[str]:
-    """Say that acceptance is an estimate, if no server counts steps."""
+    """Say that acceptance is an estimate, if a server doesn't count steps."""
     sources = [
         measurement.acceptance.source
         for measurement in result.measurements
         if measurement.acceptance
     ]
     if Source.STREAM_CHUNKS in sources:
-        chunks = "the chunks of the answers, each taken for a step: their server counts no steps"
-        yield f"acceptance is an estimate from {chunks}"
+        chunks = "each chunk of an answer is taken for a step, because the server counts no steps"
+        yield f"acceptance is an estimate: {chunks}"
 
 
 def _fewer_prompts(cases: Sequence[Case]) -> Iterator[str]:
-    """Say that a run of fewer prompts compares acceptance alone."""
-    prompts = {case.prompts for case in cases if case.matrix_prompts}
+    """Say that a run of fewer prompts compares only acceptance."""
+    # `matrix_prompts` is set only in cases whose number of prompts `--num-prompts` has changed.
+    prompts = {case.prompts for case in cases if case.matrix_prompts is not None}
     if not prompts:
         return
     counts = " to ".join(map(str, sorted({min(prompts), max(prompts)})))
-    compared = "acceptance was compared over those that its baseline has too, speed wasn't"
-    yield f"--num-prompts left {counts} prompts of a case: {compared}"
+    replayed = f"--num-prompts replayed only {counts} prompts of each case"
+    compared = "acceptance was compared on the prompts that the baseline has too, speed not at all"
+    yield f"{replayed}: {compared}"
 
 
 def _changed_facts(result: RunResult) -> Iterator[str]:
@@ -131,4 +133,4 @@ def _unused_baselines(context: RunContext) -> Iterator[str]:
         unused = context.store.unused({case.id for tier in tiers for case in tier.cases})
         if unused:
             command = shlex.join(("git", "rm", *map(str, unused)))
-            yield f"no case asks for these baselines: {command}"
+            yield f"no case uses {len(unused)} of this machine's baselines; remove with: {command}"

@@ -27,15 +27,16 @@ class Scope(enum.StrEnum):
 
 
 MAX_PLAUSIBLE_MEMORY_BYTES = 2**50
-"""What a driver reports above this isn't the memory of a device."""
+"""A driver that reports more than this doesn't report the memory of a device."""
 
 
 def number_in(word: str) -> int | None:
-    """Return the number that a word of a variable such as CUDA_VISIBLE_DEVICES is.
+    """Parse one entry of a variable such as CUDA_VISIBLE_DEVICES as the index of a GPU.
 
     Returns:
-        The number; None if it is none. `str.isdigit` is true of `²` too, which `int` refuses.
+        The index; None if the entry isn't a number.
     """
+    # `str.isdigit` would accept `²` too, which `int` refuses.
     return int(word) if re.fullmatch(r"[0-9]{1,9}", word) else None
 
 
@@ -48,7 +49,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         name: The name of its model, as the driver reports it.
         number: Its index in the driver's order, from 0.
         scope: What its power covers.
-        limit_w: Its power limit if somebody changed it; 0 if it is the vendor's.
+        limit_w: The power limit that somebody has set, in W; 0 if the vendor's default holds.
         memory_bytes: The size of its memory.
         shares_memory: True if it has no memory of its own and uses the machine's.
         driver_version: The version of its driver.
@@ -140,5 +141,8 @@ class Probe(Protocol):
         return State()
 
     def processes(self) -> Mapping[int, int | None] | None:
-        """Return the memory of each process that computes on the device, in bytes and by its id."""
+        """Return the memory in bytes of each process that computes on the device, by process id.
+
+        The memory is None if the driver hides it.
+        """
         return None

@@ -35,7 +35,7 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     shown = blocks(done)
     assert list(shown) == ["vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"]
     figures = r"acceptance length 2\.\d+ tokens, recorded 2\.\d+ tokens"
-    effect = r"worse by [\d.]+ % of AL - 1 \([\d.]+ to [\d.]+ %\), tolerated are 5 %"
+    effect = r"worse by [\d.]+ % of AL - 1 \([\d.]+ to [\d.]+ %\), tolerance 5 %"
     for block in shown.values():
         (line, reason) = block.splitlines()
         assert re.fullmatch(f"REGRESSED: {figures}: {effect}", line)
@@ -218,7 +218,7 @@ def test_a_run_of_fewer_prompts_is_compared_prompt_by_prompt(recorded_suite: Sui
     assert len(speeds) == 4
     assert {by_metric[metric] for metric in speeds} == {Outcome.NOT_COMPARABLE}
     assert {by_metric[metric] for metric in by_metric.keys() - speeds} == {Outcome.PASS}
-    remark = "--num-prompts left 6 prompts of a case: acceptance was compared over those"
+    remark = "--num-prompts replayed only 6 prompts of each case: acceptance was compared on the"
     assert remark in done.stdout
     assert "--update-baselines" not in done.stdout
     (run,) = recorded_suite.runs.iterdir()

@@ -1,7 +1,7 @@
-"""Define what the reference engine and its oracle are asked and answer. Needs no PyTorch.
+"""Define the requests to the reference engine and its oracle, and their answers.
 
-The body of a request becomes a job, which is answered in steps. A question is answered by
-`python -m specreg.engines.pytorch.oracle`.
+The body of a request to the engine becomes a job, which is answered in steps. A question is a
+request to the oracle, `python -m specreg.engines.pytorch.oracle`. This module needs no PyTorch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ class Job:
         temperature: 0 is greedy.
         seed: of the random numbers; None for another one each time.
         ignore_eos: True to go on after a token that ends a text.
-        top_logprobs: how many of the likeliest tokens each delivered token is reported with; None
-            for no log-probabilities.
+        top_logprobs: the number of likeliest tokens to report for each delivered token; None for no
+            log-probabilities.
     """
 
     prompt: Sequence[int]
@@ -82,7 +82,8 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
     ignore_eos: bool = False
     stream: bool = False
-    stream_options: dict[Literal["include_usage"], Literal[True]] = {}  # always there
+    # The usage is always sent, so this option has no effect.
+    stream_options: dict[Literal["include_usage"], Literal[True]] = {}
     return_token_ids: Literal[True] = True
 
 
@@ -98,7 +99,7 @@ class CompletionBody(_Body, frozen=True, kw_only=True):
 
     Attributes:
         prompt: a text or token ids.
-        logprobs: how many of the likeliest tokens each token is reported with, by id.
+        logprobs: the number of likeliest tokens to report for each token, by id.
     """
 
     prompt: str | list[int]
@@ -161,8 +162,8 @@ def build_job(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
         raise ServerRefusedError(message)
     if cap_tokens < 1 or len(prompt) + cap_tokens > context_tokens:
         message = (
-            f"prompt: it is {len(prompt)} tokens and its answer at most {max(cap_tokens, 1)}, the"
-            f" context {context_tokens}; shorten it, or lower max_tokens"
+            f"prompt: has {len(prompt)} tokens and its answer up to {max(cap_tokens, 1)}, but the"
+            f" context has {context_tokens}; shorten the prompt, or lower max_tokens"
         )
         raise ServerRefusedError(message)
     return Job(
@@ -192,11 +193,12 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """The question what the target would have said, and how many greedy drafts would be right.
+    """A request to the oracle: how likely the target finds each text, and how it would draft there.
 
     Attributes:
-        method: a method that has an oracle by a draft model or a head; with "_tree" behind it
-            "draft_model", "eagle" or "eagle3". For any other method only the target is asked.
+        method: the name of the method, such as "draft_model" or "eagle3_tree". Drafts are computed
+            only for methods with a draft model or a head that the oracle has; for any other method,
+            only the target is run.
         target: a folder or a hub id.
         draft: a folder or a hub id; empty if the method has no draft.
         draft_tokens: how many tokens a step drafts; the depth of a tree.
@@ -225,11 +227,11 @@ class OracleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         accepted: for each position of the text, how many drafts of a step that begins there are
-            right, 0..draft_tokens. It is shorter than the text if the text ends too soon to know,
-            and empty if the method isn't known. For a tree it is 0 where no step of the answer
-            begins.
-        gaps_nats: how much less likely than the target's own choice the least likely token of the
-            answer is; 0 for a greedy text.
+            equal to the text, 0..draft_tokens. The list stops where the text is too short to tell,
+            and is empty for a method whose drafts the oracle doesn't compute. For a tree, a
+            position at which no step of the answer begins has 0.
+        gaps_nats: the largest gap, over the tokens of the answer, between the log-probability of
+            the target's likeliest token and that of the answer's token; 0 for a greedy text.
         refusal: why the models can't be asked; empty if they were.
     """
 

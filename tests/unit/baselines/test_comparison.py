@@ -167,7 +167,7 @@ def test_each_ratio_divides_what_it_is_of() -> None:
 def test_four_prompts_are_too_few_and_it_says_so() -> None:
     four = {name: RECORDED[name] for name in "abcd"}
     found = by_prompt(RECORDED, four).ratio_change(LENGTH)
-    assert str(found) == "4 prompts to compare by, 5 are needed; raise prompts in the matrix"
+    assert str(found) == "4 shared prompts, 5 are needed; raise prompts in the matrix"
     five = {name: RECORDED[name] for name in "abcde"}
     assert ratio_change(by_prompt(RECORDED, five), LENGTH)
 
@@ -184,7 +184,7 @@ def test_a_published_figure_is_compared_beyond_the_one() -> None:
     comparison = compare([measured(record(RECORDED))], known(published=builders.published(2.0)))
     value, expected, change = ratio_change(comparison, LENGTH)
     assert (value, expected, change.estimate_frac) == pytest.approx((2.3, 2.0, math.log(1.3)))
-    missing = "the prompts to compare by hold no acceptance_rate_frac"
+    missing = "the shared prompts have no acceptance_rate_frac"
     assert comparison.ratio_change(RATE) == Reason(text=missing)
 
 
@@ -213,7 +213,7 @@ def test_nothing_is_compared_with_prompts_of_which_nothing_was_accepted(
     of_run = dict.fromkeys(RECORDED, measured_counts)
     change = by_prompt(of_run, dict.fromkeys(RECORDED, NONE)).ratio_change(LENGTH)
     assert change == Reason(
-        text="the baseline accepted no draft on the prompts to compare by, so no loss could show"
+        text="the baseline accepted no draft on the shared prompts, so no loss could show"
     )
 
 

@@ -169,7 +169,7 @@ EACH_FAILED = [failed(Side.A, 1), failed(Side.B, 2)]
     [
         pytest.param(launches(count=1), ACCEPTANCE, Outcome.PASS, "", id="accepts-alike"),
         pytest.param(LESS, ACCEPTANCE, Outcome.REGRESSED, "", id="accepts-less"),
-        pytest.param(FEW, ACCEPTANCE, Outcome.INVALID, "2 prompts to compare by, 5 are", id="few"),
+        pytest.param(FEW, ACCEPTANCE, Outcome.INVALID, "2 shared prompts, 5 are", id="few"),
         pytest.param(DEAD, OUTPUT, Outcome.INVALID, "side B: it died", id="fails-twice"),
         pytest.param(ONE_FAILED, OUTPUT, Outcome.PASS, "", id="fails-once"),
         pytest.param(EACH_FAILED, OUTPUT, Outcome.INCONCLUSIVE, "side A has no", id="each-fails"),

@@ -351,7 +351,7 @@ UNDRAFTED = {
     ("engine", "answer", "reason"),
     [
         ("sglang", says([4, 5, 6]), "ACCEPTANCE_MISSING: no answer tells its steps"),
-        ("sglang", LONG, "CONTEXT_FULL: '.*': an answer with its prompt is 1022 tokens, and its"),
+        ("sglang", LONG, "CONTEXT_FULL: '.*': a prompt and its answer have 1022 tokens and"),
         ("vllm", lambda _, __: UNDRAFTED, "NOTHING_DRAFTED: "),
     ],
     ids=["no-steps", "no-room", "no-drafts"],

@@ -190,7 +190,7 @@ ENDED = "its process ended with status"
     ("program", "words"),
     [
         ("""print('{"refusal": "head: has other tensors"}')""", "head: has other tensors"),
-        ("import no_such_package", f"{ENDED} 1; its last words:\nTraceback"),
+        ("import no_such_package", f"{ENDED} 1; the last lines of its log:\nTraceback"),
         ("import os; os.kill(os.getpid(), 9)", f"{ENDED} -9, killed, as happens when memory"),
     ],
     ids=["refused", "a-traceback", "killed"],

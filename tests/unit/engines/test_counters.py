@@ -92,12 +92,22 @@ def test_only_a_label_with_a_number_is_a_position(position: str) -> None:
     ("engine", "page", "name", "words"),
     [
         *(
-            ("vllm", VLLM_PAGE, f"{SPECULATION}{kind}_total", "/metrics has vllm:.* log stats")
+            (
+                "vllm",
+                VLLM_PAGE,
+                f"{SPECULATION}{kind}_total",
+                "/metrics has vllm:.* --disable-log-stats",
+            )
             for kind in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
         ),
-        ("vllm", VLLM_PAGE, "vllm:request_success_total", "requests of others don't show"),
-        ("vllm", VLLM_PAGE, "vllm:num_requests_running", "requests of others don't show"),
-        ("sglang", SGLANG_PAGE, "sglang:spec_verify_calls_total", "started with --enable-metrics"),
+        ("vllm", VLLM_PAGE, "vllm:request_success_total", "foreign requests can't be noticed"),
+        ("vllm", VLLM_PAGE, "vllm:num_requests_running", "foreign requests can't be noticed"),
+        (
+            "sglang",
+            SGLANG_PAGE,
+            "sglang:spec_verify_calls_total",
+            "start the server with --enable-metrics",
+        ),
         ("tensorrt_llm", TRTLLM_PAGE, "trtllm_request_success_total", "return_perf_metrics: true"),
     ],
 )
@@ -111,7 +121,7 @@ def test_a_page_of_vllm_without_the_counters_means_no_speculation() -> None:
     with builders.invalid("SPEC_DISABLED") as error:
         read("vllm", page)
     assert "than vllm:spec_decode_num_…; /metrics has vllm:speculation_" in str(error.value)
-    with builders.invalid("SPEC_DISABLED", "/metrics has none like them"):
+    with builders.invalid("SPEC_DISABLED", "/metrics has no similar ones"):
         read("vllm", VLLM_PAGE.replace(SPECULATION, "vllm:other_"))
 
 

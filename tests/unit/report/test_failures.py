@@ -25,7 +25,7 @@ BETTER = {"low_frac": 0.02, "change_frac": 0.05, "high_frac": 0.08}
     ("changes", "words"),
     [
         ({}, "throughput 90 tokens/s, recorded 100 tokens/s: worse by 10.0 % (8.0 to 12.0 %), to"),
-        ({"cause": CAUSE}, f"tolerated are 5 %; {CAUSE}"),
+        ({"cause": CAUSE}, f"tolerance 5 %; {CAUSE}"),
         (BETTER, "better by 5.0 % (2.0 to 8.0 %)"),
         ({"high_frac": 0.02}, "worse by 10.0 % (12.0 % worse to 2.0 % better)"),
         ({"metric": "power_w", "two_sided": True}, "90 W, recorded 100 W: less by 10.0 %"),

@@ -49,7 +49,7 @@ def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
     order = ("1 of 1 figures worse", *headings)
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
     lost = "throughput 90 tokens/s, recorded 100 tokens/s: worse by 10.0 % (8.0 to 12.0 %)"
-    assert f"{lost}, tolerated are 5 %" in text
+    assert f"{lost}, tolerance 5 %" in text
     assert "-8.0% by acceptance, -2.0% by the cost of a step" in text
     # It is the one case of the tier, so that no -k is needed.
     assert "look again, on a fresh launch: pytest tests/perf --specreg-tier=cpu" in text

@@ -108,7 +108,7 @@ def test_an_acceptance_counted_by_chunks_is_called_an_estimate(
 
     remarks = list(remarks_of(runs.measured_run(runs.context(tmp_path), launch).result()))
 
-    words = "acceptance is an estimate from the chunks of the answers"
+    words = "acceptance is an estimate: each chunk of an answer is taken for a step"
     assert [remark.startswith(words) for remark in remarks] == [True] * is_estimate
 
 
@@ -120,7 +120,7 @@ def test_baselines_that_no_case_needs_are_named_after_a_green_run(tmp_path: Path
     passed = Verdict(case_id=builders.CASE.id, metric=LENGTH.name, outcome=Outcome.PASS)
     run.judge.confirmation.add(passed)
     path = run.context.store.path(builders.CASE.id)
-    named = [f"no case asks for these baselines: git rm {path}"]
+    named = [f"no case uses 1 of this machine's baselines; remove with: git rm {path}"]
     assert list(remarks_of(run.result())) == named
 
     acceptance = runs.selection(run.context, {builders.CASE.id: [LENGTH.name]})
