@@ -27,8 +27,7 @@ MAX_BYTES = 16 * 2**20
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 """A number of tokens or steps that a server reports."""
 Histogram = Annotated[tuple[Count, ...], msgspec.Meta(max_length=1024)]
-"""The number of steps for each number of accepted drafts. No drafter drafts as many tokens as this
-may have entries."""
+"""The number of steps for each number of accepted drafts. Drafters draft far fewer tokens."""
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 """The name of a model or an answer, or a version."""
 
@@ -79,18 +78,18 @@ async def read(
     within_s: float,
     body: bytes | None = None,
 ) -> HttpResponse:
-    """Ask a server, and read its answer whole, whatever its status.
+    """Send a request, and read the whole answer, whatever its status.
 
     Args:
-        client: the HTTP client of the server.
-        method: the HTTP method.
-        path: the path at the server.
-        within_s: how long the whole answer may take, in seconds.
-        body: JSON that is sent; None for nothing.
+        client: The HTTP client of the server.
+        method: The HTTP method.
+        path: The path at the server.
+        within_s: How long the whole answer may take, in seconds.
+        body: The JSON to send; None to send nothing.
 
     Raises:
-        AnswerError: the answer is late, too long or no HTTP.
-        KeyboardInterrupt: a signal came, and the event loop dropped its interrupt.
+        AnswerError: The answer is late, too long or not HTTP.
+        KeyboardInterrupt: A signal came, and the event loop dropped its interrupt.
     """
     import aiohttp  # noqa: PLC0415 - takes long, and few commands ask a server
     import httpx  # noqa: PLC0415 - the same
@@ -98,9 +97,11 @@ async def read(
     content = bytearray()
     try:
         async with (
+            # A timeout of httpx would begin anew with each piece of an answer that drips.
             asyncio.timeout(within_s),
             client.stream(method, path, content=body, headers=HEADERS, timeout=None) as response,
         ):
+            # The raw bytes aren't decompressed: a small answer could fill the memory.
             async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > MAX_BYTES:
@@ -111,36 +112,66 @@ async def read(
     except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError) as error:
         # A callback of the event loop may have dropped the interrupt, and its connection.
         check_signalled()
-        raise AnswerError(f"{path}: {type(error).__name__}, {_why(error)}") from error
+        raise _failure(path, error) from error
     return HttpResponse(path=path, status=response.status_code, content=bytes(content))
 
 
 def ask(
     base_url: str, method: str, path: str, *, within_s: float, body: bytes | None = None
 ) -> HttpResponse:
-    """Ask the server at `http://HOST:PORT` once, outside of any event loop; see `read`."""
+    """Send a single request to the server at `http://HOST:PORT`, outside of any event loop.
+
+    Args:
+        base_url: The URL of the server.
+        method: As in `read`.
+        path: As in `read`.
+        within_s: As in `read`.
+        body: As in `read`.
+
+    Raises:
+        AnswerError: As for `read`, or the URL is malformed.
+        KeyboardInterrupt: As for `read`.
+    """
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
-    async def once() -> HttpResponse:
+    async def ask_once() -> HttpResponse:
         trusted = trusted_certificates(base_url)
-        async with httpx.AsyncClient(base_url=base_url, trust_env=False, verify=trusted) as client:
+        try:
+            # Without `trust_env`, a proxy meant for the internet doesn't get what a server here
+            # is asked.
+            client = httpx.AsyncClient(base_url=base_url, trust_env=False, verify=trusted)
+        except httpx.InvalidURL as error:
+            raise _failure(path, error) from error
+        async with client:
             return await read(client, method, path, within_s=within_s, body=body)
 
-    return asyncio.run(once())
+    return asyncio.run(ask_once())
 
 
-def _why(error: BaseException) -> str:
-    """Return an error's cause as a line: the system's own error, if the libraries hide one."""
+def _failure(path: str, error: Exception) -> AnswerError:
+    """Return the error for a request that an error of a library ended."""
+    return AnswerError(f"{path}: {type(error).__name__}, {_cause_of(error)}")
+
+
+def _cause_of(error: BaseException) -> str:
+    """Return the cause of an error in a line: the system's own error, if the libraries hide one."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError):
             return why_not_trusted(cause)
+        # The words of the system are shorter than those that the libraries make of them.
         if isinstance(cause, OSError) and cause.errno:
+            # The resolver of names has numbers of its own, below zero.
+            if cause.errno < 0 and cause.strerror:
+                return readable_line(cause.strerror)
             return os.strerror(cause.errno)
         cause = cause.__cause__ or cause.__context__
     return shortly(error) or "no words"
 
 
 def shortly(error: BaseException) -> str:
-    """Return an error's message as a line of 300 characters at most: some quote a whole answer."""
+    """Return the message of an error as a line of at most 300 characters.
+
+    Some libraries quote a whole answer in their errors.
+    """
     return readable_line(str(error), MAX_QUOTED_CHARACTERS)

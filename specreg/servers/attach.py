@@ -1,6 +1,8 @@
 """Attach to a server that somebody else runs, and check that it is the one that a case needs."""
 
 import dataclasses
+import ipaddress
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,8 @@ from specreg.servers.provision import check_version
 from specreg.servers.server import Server, facts_of, identify, send_probe
 
 _TIMEOUT_S = 10.0
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]+")
+_NUMBERS = re.compile(r"[\d.]+")
 _SWITCH = {True: "on", False: "off"}
 _KEY_STATUSES = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
 """The statuses with which a server answers a request that lacks its API key."""
@@ -78,18 +82,24 @@ def _split_server_url(url: str) -> SplitResult | None:
         return None
     if parts.scheme not in {"http", "https"} or not has_server:
         return None
-    return parts if _is_host(parts.hostname or "") else None
+    # `urlsplit` removes the brackets of an address.
+    is_bracketed = "[" in parts.netloc
+    if not _is_host(parts.hostname or "", is_address=is_bracketed):
+        return None
+    return parts
 
 
-def _is_host(name: str) -> bool:
+def _is_host(name: str, *, is_address: bool) -> bool:
     """Return whether a name is one that a host can have, or an address."""
     try:
+        if is_address or _NUMBERS.fullmatch(name):
+            ipaddress.ip_address(name)
+            return True
         # httpx decodes a name in punycode, and that may raise the errors of idna.
-        host = f"[{name}]" if ":" in name else name
-        httpx.URL(f"http://{host}").host.encode("idna")
-    except (httpx.InvalidURL, UnicodeError):
+        httpx.URL(f"http://{name}").host.encode("idna")
+    except (httpx.InvalidURL, ValueError):
         return False
-    return True
+    return _HOST_NAME.fullmatch(name) is not None
 
 
 def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:

@@ -138,6 +138,18 @@ def test_where_nothing_can_answer_the_error_says_why(path: str, words: str) -> N
         ask("http://127.0.0.1:9", "GET", path, within_s=5.0)
 
 
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "h x"])
+def test_a_host_that_has_no_address_is_named_in_the_words_of_the_resolver(host: str) -> None:
+    words = "^/: ConnectError, (Name or service not known|Temporary failure in|No address)"
+    with pytest.raises(AnswerError, match=words):
+        ask(f"http://{host}:80", "GET", "/", within_s=20.0)
+
+
+def test_a_base_url_that_is_none_is_an_error_like_others() -> None:
+    with pytest.raises(AnswerError, match="InvalidURL, Invalid IPv6 address"):
+        ask("http://[v1.x]:80", "GET", "/", within_s=5.0)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -76,7 +76,14 @@ def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -
         refuse(builders.SPEC, url, tmp_path, "doesn't answer as vllm does, HTTP 200 .*: not yet")
 
 
-ODD_HOSTS = ("http://xn--a:80", "http://xn--:80", f"http://{'a' * 300}.com", "http://a..b:80")
+ODD_HOSTS = (
+    *("http://xn--a:80", "http://xn--:80", f"http://{'a' * 300}.com", "http://a..b:80"),
+    *("http://h :80", "http://h%20x:80", "http://h%0a:80", "http://h\\x:80", "http://h;x:80"),
+    *("http://h<x>:80", "http://h'x:80", "http://(h):80", "http://h*:80", "http://-h:80"),
+    *("http://[v1.x]:80", "http://1.2.3:80", "http://1.2.3.999:80", "http://[1.2.3.4]:80"),
+    *("http://h\n:80", "http://h\t:80", "http://h\0:80", "http://h\x7f:80", "http://bücher:80"),
+)
+ORDINARY_HOSTS = ("127.0.0.1", "[::1]", "gpu-7.example.com", "vllm_server", "GPU7", "localhost.")
 
 
 def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
@@ -84,6 +91,8 @@ def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
     for url in (*without_port, "http://[::1", "http://h:x", "http://h:99999", *ODD_HOSTS):
         with pytest.raises(AttachError, match="give http://HOST:PORT"):
             without_controls(TIER, url)
+    for host in ORDINARY_HOSTS:
+        assert without_controls(TIER, f"http://{host}:8000") == TIER
     case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
     (case_left,) = without_controls(
         dataclasses.replace(TIER, cases=(case,)), "http://host:8000/"
