@@ -29,7 +29,7 @@ from specreg.acceptance.record import (
     View,
 )
 from specreg.core.errors import BaselineError, InvalidMeasurementError
-from specreg.core.files import MIB, UNREADABLE, read_regular
+from specreg.core.files import MIB, UNREADABLE, cause_of, read_regular
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.matrix.case import Case, CaseSettings
 from specreg.measurement.metrics import Metric, acceptance_value
@@ -580,9 +580,7 @@ def why_unusable(content: bytes, error: Exception) -> str:
     for number, line in enumerate(content.splitlines(), start=1):
         if line.startswith(b"<<<<<<< "):
             return f"holds both sides of a merge conflict, from line {number} on"
-    if isinstance(error, OSError):
-        return str(error.strerror)
-    return str(error)
+    return cause_of(error)
 
 
 def _render(value: object, indent: str) -> str:
@@ -750,7 +748,7 @@ def _load_figure(path: Path) -> PublishedFigure:
     try:
         published = msgspec.json.decode(read_regular(path, MIB), type=PublishedFigure)
     except (OSError, *UNREADABLE) as error:
-        problem = error.strerror if isinstance(error, OSError) else error
+        problem = cause_of(error)
         raise BaselineError(f"{subject}: {problem}; {advice}") from error
     for contradiction in _contradictions(published):
         raise BaselineError(f"{subject}: {contradiction}; {advice}")

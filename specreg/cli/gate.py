@@ -21,6 +21,7 @@ from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, sho
 from specreg.compare.soak import LAST_LEVEL, Soak, open_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
+from specreg.core.files import cause_of, real_path
 from specreg.core.interrupts import interrupt_on_signals
 from specreg.report.document import exit_status
 from specreg.report.terminal import render_report, render_verdicts
@@ -51,7 +52,7 @@ def _command(function: Callable[[Any], int]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(**arguments: Any) -> None:  # noqa: ANN401 - each option has its own type
         with _ending():
-            arguments["root"] = arguments["root"].resolve()
+            arguments["root"] = real_path(arguments["root"])
             raise typer.Exit(function(options_type(**arguments)))
 
     command.__annotations__ = hints
@@ -68,8 +69,10 @@ def _ending() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED_STATUS) from None
     except (SpecregError, OSError) as error:
-        advice = "; make room or mend its rights" if isinstance(error, OSError) else ""
-        say(f"{error}{advice}", err=True)
+        message = str(error)
+        if isinstance(error, OSError):
+            message = f"'{error.filename}': {cause_of(error)}; make room or mend its rights"
+        say(message, err=True)
         raise typer.Exit(FAILED_STATUS) from error
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise

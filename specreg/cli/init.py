@@ -9,7 +9,7 @@ from pathlib import Path
 from specreg import __version__
 from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, say
 from specreg.core.errors import SpecregError
-from specreg.core.files import OWN_REPOSITORY, replace_file
+from specreg.core.files import OWN_REPOSITORY, cause_of, replace_file
 
 _COPIED = (
     "conftest.py",
@@ -81,8 +81,8 @@ def init(root: RootOption = HERE) -> None:
                 message_left = f"left {there.relative_to(root)} as it was"
                 done = f"{message_left}; it needs {needed}" if lacks else message_left
         except (OSError, UnicodeDecodeError) as error:
-            message = f"repository '{root}': {name}: {error}; give --root a folder to write into"
-            raise SpecregError(message) from error
+            message = f"repository '{root}': {name}: {cause_of(error)}"
+            raise SpecregError(f"{message}; give --root a folder to write into") from error
         say(done)
     say(_NEXT)
 

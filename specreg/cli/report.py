@@ -101,6 +101,9 @@ def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None
         )
         for machine, history in load_histories(paths or [usual])
     ]
+    for shown in machines:
+        if shown.history.problem:
+            say(shown.history.problem, err=True)
     page = render_trend(machines, dt.datetime.now(tz=dt.UTC))
     say(write_in(folder or usual, TREND_FILE, page.encode()))
 
@@ -120,6 +123,9 @@ def _folder_of(runs: Path, run: str | None) -> Path:
     if run is not None and Path(run).is_dir():
         return Path(run)
     names = sorted((path.parent.name for path in runs.glob("*/verdict.json")), reverse=True)
+    if not names and run is not None:
+        message = f"run '{run}': is no folder, and no run in '{runs}' was judged"
+        raise ReportError(f"{message}; name the folder of a run")
     if not names:
         message = f"report: no run in '{runs}' was judged; run the suite first, or name a folder"
         raise ReportError(message)

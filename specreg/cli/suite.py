@@ -22,6 +22,7 @@ from specreg.baselines.record import COMMIT, commit_of
 from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, say
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
+from specreg.core.files import real_path
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
 from specreg.core.received import unpack_received
 from specreg.report.document import FILE_NAME, exit_status, load_own_report
@@ -129,7 +130,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         f"'{run}': no {PLAN}, so it ended before it began" for run in runs if run not in begun
     ]
     shards = sorted(map(load_shard, begun), key=lambda shard: shard.plan.number)
-    context = open_merged(root.resolve(), options, shards, into.resolve())
+    context = open_merged(real_path(root), options, shards, real_path(into))
     shards_inconclusive = shards[0].plan.options.inconclusive
     if shards_inconclusive != options.inconclusive:
         here = f"this merge judges with '{options.inconclusive}'"
@@ -183,7 +184,7 @@ def ray(
     except ImportError as error:
         message = f"specreg ray: Ray isn't installed; {install_command('ray')}"
         raise SpecregError(message) from error
-    root = root.resolve()
+    root = real_path(root)
     arguments_given = tuple(arguments or ())
     options = options_typed(arguments_given)
     cut = [shard for shard in _shards(root, shards, arguments_given) if shard.groups]

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from specreg.core.files import real_path
 from specreg.core.readable import readable_block
 
 TOLERANCE = "--tolerance"
@@ -49,7 +50,7 @@ class ServerOptions:
     def folder_in(self, kind: str) -> Path:
         """Return the folder to write to: `--out`, or a new one whose name is the time."""
         new_folder = self.root / ".specreg" / kind / time.strftime("%Y-%m-%dT%H-%M-%S")
-        return (self.out or new_folder).resolve()
+        return real_path(self.out or new_folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,7 @@ class BisectOptions(ComparisonOptions):
     @property
     def folder(self) -> Path:
         """The folder of the gates."""
-        return (self.out or self.root / ".specreg" / "bisect").resolve() / self.case
+        return real_path(self.out or self.root / ".specreg" / "bisect") / self.case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,25 @@ def data_dir() -> Path:
     return Path(os.environ.get("SPECREG_DATA") or cache_dir() / "datasets")
 
 
+def real_path(path: Path) -> Path:
+    """Return an absolute path without links.
+
+    `Path.resolve` raises a RuntimeError for a loop of links. This returns the loop, so that whoever
+    opens it gets an OSError as for any other path.
+    """
+    return Path(os.path.realpath(path))
+
+
+def cause_of(error: Exception) -> str:
+    """Return why a file couldn't be read or written, in the words of the system or of a decoder.
+
+    The text of an OSError also has a number and a path, and a message names the path already.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)
+
+
 def refusal(problem: str, named: PurePath | None = None) -> OSError:
     """Return an OSError whose `strerror` is a problem in words.
 
@@ -279,7 +298,7 @@ def _new_part(path: Path) -> Path:
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hex. It is computed once for each version of the file."""
-    path = path.resolve()
+    path = real_path(path)
     # Look it up in the cache.
     cached_path = _cached_sum_path(path)
     with contextlib.suppress(OSError):

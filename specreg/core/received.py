@@ -18,7 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO
 
-from specreg.core.files import MIB, check_kind, open_checked, read_bounded, refusal, replace_file
+from specreg.core.files import (
+    MIB,
+    check_kind,
+    open_checked,
+    read_bounded,
+    real_path,
+    refusal,
+    replace_file,
+)
 
 _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.~-]{1,200}", re.ASCII)
 _MAX_FILES = 20_000
@@ -71,7 +79,9 @@ def received_files(folder: Path) -> list[PurePosixPath]:
     files: list[PurePosixPath] = []
     entries = 0
     size_bytes = 0
-    top = folder.resolve()
+    top = real_path(folder)
+    # Walking through a FIFO would wait for a writer.
+    check_kind(top.stat(), stat.S_IFDIR)
     for path, folders, names, descriptor in os.fwalk(top, follow_symlinks=False):
         below = PurePosixPath(Path(path).relative_to(top))
         if len(below.parts) > _MAX_FOLDERS_DEEP:

@@ -18,6 +18,7 @@ from specreg.core.errors import DatasetError
 from specreg.core.files import (
     MIB,
     UNREADABLE,
+    cause_of,
     file_sha256,
     read_regular,
     replace_file,
@@ -246,7 +247,8 @@ def load_record(folder: Path, name: str) -> PreparedSet | None:
     except FileNotFoundError:
         return None
     except (OSError, *UNREADABLE) as error:
-        raise DatasetError(f"dataset '{name}': {record_path}: {error}; {remedy}") from error
+        message = f"dataset '{name}': {record_path}: {cause_of(error)}"
+        raise DatasetError(f"{message}; {remedy}") from error
     if sha256 != record.sha256:
         raise DatasetError(
             f"dataset '{name}': {prompts_path} is not what was prepared (SHA-256 {sha256[:12]}…,"

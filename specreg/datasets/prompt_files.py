@@ -16,7 +16,7 @@ import msgspec
 
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError
-from specreg.core.files import UNREADABLE, open_checked, read_bounded
+from specreg.core.files import UNREADABLE, cause_of, open_checked, read_bounded
 from specreg.core.readable import is_plain
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import FILLING, PromptSet
@@ -333,7 +333,8 @@ def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]
         raise DatasetError(f"{subject}: {error}; {_ADVICE}") from error
     except (OSError, ValueError) as error:
         # Arrow reports a broken file as a ValueError.
-        raise DatasetError(f"{subject}: {error}; fetch it again, or name another") from error
+        message = f"{subject}: {cause_of(error)}"
+        raise DatasetError(f"{message}; fetch it again, or name another") from error
 
 
 def _check_size(path: Path, size: int, limit: int, unit: str) -> None:

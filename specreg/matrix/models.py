@@ -14,8 +14,10 @@ from specreg.core.errors import ModelError
 from specreg.core.files import (
     MIB,
     cache_dir,
+    cause_of,
     file_sha256,
     read_regular,
+    real_path,
     repository_path,
     temporary_folder_beside,
 )
@@ -57,7 +59,7 @@ def resolve_model(root: Path, reference: str) -> str:
     """
     if is_hub_id(reference):
         return reference
-    folder = repository_path(root, reference).resolve()
+    folder = real_path(repository_path(root, reference))
     for pattern in (CONFIG, "*.safetensors"):
         if not any(folder.glob(pattern)):
             message = f"model folder '{folder}': {pattern} is missing; check the path in the matrix"
@@ -128,8 +130,8 @@ def vocabulary_of(reference: str) -> int:
         config = json.loads(read_regular(path, MIB))
         return int(config.get("text_config", config)["vocab_size"])
     except (*MALFORMED_FILE_ERRORS, OSError) as error:
-        message = f"model '{reference}': no vocab_size in its {CONFIG} ({error}); name a folder"
-        raise ModelError(f"{message} that has one") from error
+        message = f"model '{reference}': no vocab_size in its {CONFIG} ({cause_of(error)})"
+        raise ModelError(f"{message}; name a folder that has one") from error
 
 
 @functools.cache

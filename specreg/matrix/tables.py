@@ -15,7 +15,7 @@ import msgspec
 
 from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError, SpecregError, check_name
-from specreg.core.files import MIB, read_regular
+from specreg.core.files import MIB, cause_of, read_regular
 from specreg.core.names import check_spelling
 from specreg.core.readable import is_plain, readable_line
 from specreg.core.redaction import hide_secrets_of
@@ -180,7 +180,7 @@ def load_file(path: Path, kind: type[_TableT]) -> _TableT:
             return convert(document, kind)
         # TOML raises ValueError, also for a number with too many digits.
         except (OSError, ValueError, RecursionError) as error:
-            raise MatrixError(f"can't be read, {error}; {_ADVICE}") from error
+            raise MatrixError(f"can't be read, {cause_of(error)}; {_ADVICE}") from error
 
 
 def _learn_secrets(value: object) -> None:

@@ -27,7 +27,7 @@ from specreg.baselines.record import commit_of
 from specreg.baselines.schema import load_acceptance, schema_of
 from specreg.core.commands import portable_options, run_command, specreg_command
 from specreg.core.errors import ReportError
-from specreg.core.files import MIB, UNREADABLE, replace_file
+from specreg.core.files import MIB, UNREADABLE, cause_of, replace_file
 from specreg.core.names import ReportedCase
 from specreg.core.readable import readable_block
 from specreg.core.reasons import Reason
@@ -385,7 +385,7 @@ def load_own_report(path: Path) -> Report:
             raise msgspec.ValidationError(f"`arms` has {len(report.arms)}, needed none or two")
     except (OSError, *UNREADABLE) as error:
         advice = "run the tier again, or use the specreg of the run"
-        raise ReportError(f"report '{path}': {error}; {advice}") from error
+        raise ReportError(f"report '{path}': {cause_of(error)}; {advice}") from error
     else:
         # The renderers hide secrets, because not all secrets are known yet when a report is loaded.
         return with_texts(report, lambda text: readable_block(text, secrets=()))

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from specreg.baselines.record import commit_of
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError, check_name
+from specreg.core.files import real_path
 from specreg.core.received import copy_received
 from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CHECKS
@@ -252,7 +253,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     """
     # Check that the shards are of one run, and that it may be recorded here.
     _check_equal(shards)
-    if any(shard.folder.resolve() == into for shard in shards):
+    if any(real_path(shard.folder) == into for shard in shards):
         raise SpecregError(f"--into '{into}': it is one of the shards; name a folder of its own")
     plan = shards[0].plan
     _check_recording(plan, options)

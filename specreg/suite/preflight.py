@@ -15,7 +15,7 @@ from rich.text import Text
 from specreg.baselines.schema import baseline_files, read_baselines
 from specreg.core.commands import install_command, record_command
 from specreg.core.errors import ModelError, SensorError, SpecregError, UnsupportedError
-from specreg.core.files import cache_dir
+from specreg.core.files import cache_dir, real_path
 from specreg.datasets.hub import hub_cache_dir, is_cached, is_installed, is_offline, why_unfetchable
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import Requirement
@@ -336,7 +336,7 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
 
 def _need(content: str, folder: Path, gib: float) -> _Need:
     """Return the disk space that is needed in a folder, which need not exist yet."""
-    path = folder.resolve()
+    path = real_path(folder)
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     return _Need(content, existing, gib)
 
