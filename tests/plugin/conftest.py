@@ -1,4 +1,7 @@
-"""Runs the suite as a user would, in a process of its own, against the scripted server."""
+"""Runs the suite as a user would, against the scripted server.
+
+A run that nobody watches or interrupts is a fork of a process that has imported its modules.
+"""
 
 import contextlib
 import json
@@ -9,7 +12,7 @@ import subprocess
 import sys
 import termios
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,7 @@ from tests.doubles.nvml.device import (
     write_script,
 )
 from tests.doubles.vllm.script import Script, record_script
+from tests.plugin.preloaded import PreloadedPython
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,8 +103,15 @@ def cases_of(models: str, **settings: object) -> str:
 class Suite:
     """The suite on a tier, baselines and runs of its own, with a scripted server."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, preloaded: PreloadedPython | None = None) -> None:
+        """Write the tier `cpu` with the usual cases.
+
+        Args:
+            folder: Where the tier, the baselines and the runs are.
+            preloaded: Runs the commands in forks; None to start a process for each.
+        """
         self.folder = folder
+        self.preloaded = preloaded
         self.baselines = folder / "baselines"
         self.runs = folder / "runs"
         self.script = Script()
@@ -154,8 +165,14 @@ class Suite:
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """Run the command."""
         command = self.command(*arguments)
-        env = self.environment()
-        return run_here(*command, env=env, cwd=cwd, timeout_s=self.patience_s)
+        # A process reads where its libraries are as it starts, the scripted driver's among them.
+        has_driver = bool(self.gpus or self.driver_answers)
+        if self.preloaded is None or has_driver:
+            env = self.environment()
+            return run_here(*command, env=env, cwd=cwd, timeout_s=self.patience_s)
+        _, _, module, *options = command
+        # pytest can't rewrite the assertions of modules that have been imported.
+        return self._fork(module, "--assert=plain", *options, cwd=cwd)
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         """Start the command; its output is a pipe."""
@@ -185,8 +202,17 @@ class Suite:
 
     def specreg(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run `specreg` with the arguments."""
-        command = (sys.executable, "-m", "specreg", *map(str, arguments))
-        return run_here(*command, env=self.environment(), timeout_s=self.patience_s)
+        command = ("specreg", *map(str, arguments))
+        if self.preloaded is not None:
+            return self._fork(*command)
+        return run_here(
+            *(sys.executable, "-m", *command), env=self.environment(), timeout_s=self.patience_s
+        )
+
+    def _fork(self, *command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        """Run a module with arguments in a fork of the preloaded process."""
+        assert self.preloaded is not None
+        return self.preloaded.run(command, self.environment(), cwd, self.patience_s)
 
     def merge(
         self, *runs: Path, into: Path, arguments: Sequence[str] = ()
@@ -220,14 +246,22 @@ class Suite:
         return {path.stem: path.read_text() for path in self.baselines.glob("*/*.json")}
 
 
+@pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython]:
+    """A process that runs commands in forks of itself."""
+    process = PreloadedPython(tmp_path_factory.mktemp("preloaded"))
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def suite(tmp_path: Path) -> Suite:
+def suite(tmp_path: Path, preloaded: PreloadedPython) -> Suite:
     """A suite with an empty folder of baselines."""
-    return Suite(tmp_path)
+    return Suite(tmp_path, preloaded)
 
 
 @pytest.fixture(scope="session")
-def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+def recorded_once(tmp_path_factory: pytest.TempPathFactory, preloaded: PreloadedPython) -> Suite:
     """A suite whose baselines have been recorded; its folder is to be copied, not changed.
 
     The workers of a run record them once.
@@ -237,7 +271,7 @@ def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Suite:
     folder = shared / "recorded"
     with FileLock(shared / "recorded.lock"):
         folder.mkdir(exist_ok=True)
-        suite = Suite(folder)
+        suite = Suite(folder, preloaded)
         if not suite.recorded():
             suite.record()
     return suite
@@ -246,6 +280,6 @@ def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Suite:
 @pytest.fixture
 def recorded_suite(recorded_once: Suite, tmp_path: Path) -> Suite:
     """A suite of one's own with all baselines recorded."""
-    suite = Suite(tmp_path)
+    suite = Suite(tmp_path, recorded_once.preloaded)
     shutil.copytree(recorded_once.baselines, suite.baselines)
     return suite

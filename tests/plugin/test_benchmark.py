@@ -20,7 +20,7 @@ BUSY = {0, 1, 10}
 @pytest.fixture(scope="module")
 def benched(recorded_once: Suite, tmp_path_factory: pytest.TempPathFactory) -> Suite:
     """A suite that was run once with pytest-benchmark, which wrote a file and saved another."""
-    suite = Suite(tmp_path_factory.mktemp("benched"))
+    suite = Suite(tmp_path_factory.mktemp("benched"), recorded_once.preloaded)
     suite.baselines = recorded_once.baselines
     suite.benchmarks = True
     assert "benchmark 'vllm" not in run(suite, "first.json"), "its table wasn't asked for"

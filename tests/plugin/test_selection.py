@@ -1,14 +1,13 @@
 """Which cases run, in which order, and how often a server starts."""
 
-import sys
-
 import pytest
 
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS
 from specreg.telemetry.identity import find_gpus
-from tests.plugin.conftest import ROOT, Suite, run_here
+from tests.plugin.conftest import ROOT, Suite
+from tests.plugin.preloaded import PreloadedPython
 
 TIERS = ROOT / "fixtures/matrix"
 
@@ -18,10 +17,14 @@ def _ids(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", tier_names(TIERS))
-def test_each_tier_here_has_a_test_of_each_case_and_metric_on_any_machine(name: str) -> None:
-    done = run_here(
-        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
-        *("tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
+def test_each_tier_here_has_a_test_of_each_case_and_metric_on_any_machine(
+    name: str, preloaded: PreloadedPython
+) -> None:
+    done = preloaded.run(
+        (
+            *("pytest", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+            *("tests/perf", "--collect-only", "-q", f"--specreg-tier={name}"),
+        )
     )
     assert done.returncode == 0, done.stdout + done.stderr
     wanted = {

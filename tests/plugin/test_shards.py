@@ -8,15 +8,16 @@ import pytest
 
 from specreg.report.document import FILE_NAME, RunVerdict, load_report
 from tests.plugin.conftest import Suite, decided
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit.builders.sharded_runs import CASES, CHOSEN, TIER
 
 SHARED = (*CHOSEN[2:], "-n", "2")
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+def recorded(tmp_path_factory: pytest.TempPathFactory, preloaded: PreloadedPython) -> Suite:
     """A suite of three servers, of which acceptance was recorded by merging two shards."""
-    suite = Suite(tmp_path_factory.mktemp("shards"))
+    suite = Suite(tmp_path_factory.mktemp("shards"), preloaded)
     suite.write_tier(TIER)
     update = ("--update-baselines", "--reason=test", "--specreg-launches=1")
     for number in (1, 2):
@@ -137,7 +138,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
     ("arguments", "status", "message"),
     [
         (("-n", "2"), 4, "without a GPU servers share the processor, and speeds measured at the"),
-        ((*SHARED, "--dist=load"), 0, ""),
+        (("-k", "ngram and c1 and acceptance_length", "-n", "2", "--dist=load"), 0, ""),
         ((*SHARED, "--dist=worksteal"), 4, "leave out --dist, or give --dist=loadgroup"),
         ((*SHARED, "--specreg-shard=1/2"), 4, "a shard is one process's"),
         (("--specreg-shards=1/2",), 4, "did you mean: --specreg-shard"),

@@ -1,6 +1,7 @@
 """What a run can't use is named at once, in one line, before any server starts."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,21 @@ _WITHOUT_OVERRIDE = (
 CHOSEN = ("tests/perf", "-q", "-k", "acceptance and eagle3 and c1")
 
 
-def refusal_of(suite: Suite, **variables: str) -> str:
+def refusal_of(suite: Suite) -> str:
     """Run the suite, insist that it is refused at once, and return what it says."""
+    return checked_refusal(suite.run(*CHOSEN))
+
+
+def refusal_by_rights(suite: Suite) -> str:
+    """Do the same in a process that the rights of files hold for."""
     command = suite.command(*CHOSEN)
     if os.geteuid() == 0:
         command = (*_WITHOUT_OVERRIDE, *command)
-    done = run_here(*command, env=suite.environment() | variables)
+    return checked_refusal(run_here(*command, env=suite.environment()))
+
+
+def checked_refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """Insist that a run was refused at once, and return what it says."""
     output = done.stdout + done.stderr
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, output
     assert "INTERNALERROR" not in output
@@ -68,7 +78,7 @@ def test_a_folder_of_baselines_that_cannot_be_read(
     """No baseline would be found in it, as if there were none."""
     spoil(suite.baselines)
     try:
-        line = refusal_of(suite)
+        line = refusal_by_rights(suite)
     finally:
         unlock(suite.baselines)
     assert line.startswith(f"ERROR: baselines '{suite.baselines}")
@@ -110,7 +120,8 @@ def test_a_cache_that_cannot_be_written(
     spoil(cache)
     head = '    target = "fixtures/models/tiny/target"'
     suite.write_tier(MATRIX.replace(head, f"{head}\n    {setting}"))
-    line = refusal_of(suite, SPECREG_CACHE=str(cache))
+    suite.variables = {"SPECREG_CACHE": str(cache)}
+    line = refusal_by_rights(suite)
     assert "can't be written, " in line
     assert "SPECREG_CACHE" in line
 
