@@ -63,12 +63,30 @@ SPEED_MATRIX = tiny_tier(
 )
 
 
+THROUGHPUT_MATRIX = tiny_tier(
+    "none",
+    "draft_model",
+    drafts={"draft_model": "fixtures/models/tiny/draft"},
+    prompts=20,
+    output_cap_tokens=64,
+    dtype="float32",
+    engine_env={"OMP_NUM_THREADS": "1"},
+    tolerances={"throughput_tokens_per_s": 0.3},
+)
+RECORDED = "0.32.0"
+UPGRADED = "0.33.0"
+
+
 def run(
-    folder: Path, matrix: str, *arguments: str, fault: str = ""
+    folder: Path, matrix: str, *arguments: str, fault: str = "", since: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """The suite on a matrix of its own, with a fault planted in the engine."""
+    """The suite on a matrix of its own, with a fault planted in the engine, from a version on."""
     (folder / "cpu.toml").write_text(matrix)
     planted = {"PLANTED_FAULT": fault, "PYTHONPATH": str(Path(__file__).parent / "planted")}
+    if since:
+        planted["PLANTED_SINCE"] = since
+    if fault == "sleep_always":
+        planted["PLANTED_SLEEP_S"] = "0.02"
     return subprocess.run(
         (
             *(sys.executable, "-m", "pytest", "tests/perf", "-q", "-p", "no:cacheprovider"),
@@ -159,3 +177,33 @@ def test_a_sleep_of_5_ms_per_step_turns_the_speedup_red(tmp_path: Path) -> None:
     assert "REGRESSED: speedup " in slowed.stdout
     assert "by the cost of a step" in slowed.stdout
     assert "REGRESSED: acceptance" not in slowed.stdout
+
+
+@pytest.mark.parametrize(
+    ("since", "status", "code", "words"),
+    [
+        (UPGRADED, 1, "REGRESSED", "ENGINE_SLOWER: it is the engine, not the machine"),
+        ("", 10, "INVALID", "MACHINE_MOVED: it is the machine, not the engine"),
+    ],
+    ids=["the engine", "the machine"],
+)
+def test_after_an_upgrade_the_recorded_version_tells_the_engine_from_the_machine(
+    tmp_path: Path, since: str, status: int, code: str, words: str
+) -> None:
+    """A step takes 20 ms more, with or without speculation, in one version or in both of them."""
+    baselines_option = f"--specreg-baselines={tmp_path / 'baselines'}"
+    chosen = ("-k", "draft_model and throughput_tokens_per_s")
+    version_option = f"--specreg-engine-version={RECORDED}"
+    update = ("--update-baselines", "--reason=test", "--specreg-launches=2")
+    recorded = run(tmp_path, THROUGHPUT_MATRIX, baselines_option, version_option, *update)
+    assert recorded.returncode == 0, recorded.stdout
+    version_option = f"--specreg-engine-version={UPGRADED}"
+    slowed = run(
+        *(tmp_path, THROUGHPUT_MATRIX, baselines_option, version_option, *chosen),
+        fault="sleep_always",
+        since=since,
+    )
+    assert slowed.returncode == status, slowed.stdout
+    assert f"{code}: throughput " in slowed.stdout
+    assert words in slowed.stdout
+    assert f"vllm {RECORDED} -> {UPGRADED} on vllm-draft_model-tiny-toy-c1" in slowed.stdout

@@ -17,7 +17,8 @@ SLEEP_S = float(os.environ.get("PLANTED_SLEEP_S", "0.005"))
 def plant() -> None:
     """Changes the engine's classes before they are used."""
     planted: dict[str, Callable[[], None]] = {
-        "sleep": _plant_sleep,
+        "sleep": lambda: _plant_sleep(speculating_only=True),
+        "sleep_always": lambda: _plant_sleep(speculating_only=False),
         "fewer_drafts": lambda: _plant_settings(
             "num_speculative_tokens", lambda tokens: tokens - 1
         ),
@@ -42,14 +43,14 @@ def _is_since() -> bool:
     return numbers(str(vllm.__version__)) >= numbers(os.environ.get("PLANTED_SINCE", "0"))
 
 
-def _plant_sleep() -> None:
-    """Every step of a server that speculates takes longer; the control stays as it is."""
+def _plant_sleep(*, speculating_only: bool) -> None:
+    """Every step takes longer; where asked so, not those of a control, which doesn't speculate."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415 - only in vLLM
 
     execute_model = GPUModelRunner.execute_model
 
     def slower(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
-        if runner.speculative_config is not None:
+        if runner.speculative_config is not None or not speculating_only:
             time.sleep(SLEEP_S)
         return execute_model(runner, *args, **keywords)
 
