@@ -103,8 +103,11 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
             show(f"installing {requirement.pin} (once; torch from {torch_source})")
             try:
                 _install(requirement, folder, torch_source, arguments)
-            except subprocess.CalledProcessError as error:
-                words = "\n".join(error.stderr.strip().splitlines()[-_ERROR_LINES:])
+            except (subprocess.CalledProcessError, OSError) as error:
+                # What is half installed may fill the disk on which a run is about to be written.
+                shutil.rmtree(folder, ignore_errors=True)
+                said = str(error) if isinstance(error, OSError) else error.stderr
+                words = "\n".join(said.strip().splitlines()[-_ERROR_LINES:])
                 failures.append(f"torch from {torch_source}:\n{words}")
                 continue
             _record_environment(python, torch_source)
@@ -704,7 +707,12 @@ def _output_of(*command: str) -> str:
 
 
 def provision_side(
-    origin: Origin, cases: Collection[Case], *, on_gpu: bool, show: Callable[[str], None]
+    origin: Origin,
+    cases: Collection[Case],
+    *,
+    on_gpu: bool,
+    show: Callable[[str], None],
+    waits: bool = True,
 ) -> Provision:
     """Return the provision of a side of a comparison.
 
@@ -715,6 +723,7 @@ def provision_side(
         cases: The cases that are measured.
         on_gpu: True if the servers run on GPUs.
         show: Prints a line that says what is being done.
+        waits: True to wait for a GPU on which another run of specreg measures.
 
     Raises:
         UnsupportedError: A case can't be measured, as far as that is known before installing, or
@@ -733,6 +742,7 @@ def provision_side(
         build=build_of(origin.source) if origin.source else None,
         show=show,
         tell=show,
+        waits=waits,
     )
     provision.check(cases)
     return provision

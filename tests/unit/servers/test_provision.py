@@ -3,6 +3,7 @@
 Nothing is downloaded: uv is offline and finds small wheels in a folder.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import re
@@ -36,6 +37,7 @@ from specreg.servers.provision import (
     build_of,
     engine_environment,
     environment_exists,
+    interpreter_of,
     parse_origin,
     provision_side,
 )
@@ -398,6 +400,24 @@ def test_the_own_version_of_an_engine_has_a_lock(engine: str, *, on_gpu: bool) -
     assert any(name.startswith("torch==") for name in names) == on_gpu
     newer = dataclasses.replace(requirement, version=f"{requirement.version}.1")
     assert newer.lock is None
+
+
+def test_what_is_half_installed_leaves_the_disk(make: Make, tmp_path: Path) -> None:
+    """A run that measures a second engine at its end writes its report after that."""
+    with pytest.raises(EnvironmentSetupError, match="could not be installed"):
+        make("")
+    folders = [path for path in (tmp_path / "cache/environments").iterdir() if path.is_dir()]
+    assert folders == []
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_environment(make: Make, tmp_path: Path) -> None:
+    log = tmp_path / "cache/environments" / f"{interpreter_of(OWN).parents[1].name}.log"
+    with contextlib.suppress(EnvironmentSetupError):
+        make("")
+    log.unlink()
+    log.mkdir()
+    with pytest.raises(EnvironmentSetupError, match="Is a directory"):
+        make("")
 
 
 def test_when_no_way_works_each_says_why(make: Make) -> None:
