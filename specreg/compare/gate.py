@@ -155,12 +155,16 @@ class Gate:
                 f" are judged as with --launches {begun}"
             )
 
-    def measure(self, is_done: Callable[[Decision], bool] | None = None) -> Decision:
+    def measure(
+        self, is_done: Callable[[Decision], bool] | None = None, *, goes_on_until_done: bool = False
+    ) -> Decision:
         """Launch both sides until the gate has its answer, or the time is up.
 
         Args:
             is_done: returns whether the decision of a look is final; None to go on as long as
                 further launches could lead to an upgrade.
+            goes_on_until_done: whether pairs are launched until the decision is final, even if
+                further launches can't lead to an upgrade.
 
         Raises:
             SpecregError: a side can't start at all, or a file can't be written.
@@ -170,8 +174,12 @@ class Gate:
             minutes = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
         deadline_s = time.monotonic() + 60 * minutes
         longest_s = 0.0
+
+        def is_wanted(group: Group) -> bool:
+            return goes_on_until_done or self.answers.wants(group)
+
         for group, number, sides in plan_launches(
-            self.groups, self.rules, self.decide, is_done or is_lost, self.answers.wants
+            self.groups, self.rules, self.decide, is_done or is_lost, is_wanted
         ):
             pairs = self._unmeasured(group, number, sides)
             if not pairs:
@@ -492,7 +500,10 @@ def _sides(
     for side, origin in zip(COMPARED, origins, strict=True):
         cases = [pair.of(side) for pair in pairs]
         with _blaming(side, options, kinds):
-            sources.append(provision_side(origin, cases, on_gpu=on_gpu, show=options.show))
+            source = provision_side(
+                origin, cases, on_gpu=on_gpu, show=options.show, waits=options.waits
+            )
+            sources.append(source)
             check_contexts(options.root, cases)
     for side, source in zip(COMPARED, sources, strict=True):
         with _blaming(side, options, kinds):

@@ -84,6 +84,8 @@ class GateOptions(ComparisonOptions):
     Attributes:
         together: True to run both sides at the same time, False to run them in turn; None to run
             them at the same time if they need no GPU.
+        waits: True to wait for a GPU on which another run measures. It isn't an option of the
+            command.
     """
 
     a: Annotated[
@@ -118,6 +120,7 @@ class GateOptions(ComparisonOptions):
         ),
     ] = None
     resume: Annotated[bool, Option("--resume", help="continue the gate in --out")] = False
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,13 @@
-"""Tell a slower engine from a slower machine, by measuring the recorded engine in the same hour.
+"""Tell a slower engine from a slower machine, by measuring the earlier engine in the same hour.
 
 If all cases of a run became slower alike, or if their control did too, the cause is the machine or
-the engine, and the run's own measurements can't tell which. But if the baselines were recorded with
-another version of the engine, a gate can: it runs both versions in the same hour, on one case.
+the engine, and the run's own measurements can't tell which. But if the version of the engine has
+changed since the last good night, a gate can: it runs both versions in the same hour, on one case.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from specreg.compare.gate import JOURNAL, open_gate
 from specreg.compare.judging import Decision
 from specreg.compare.options import TOLERANCE, GateOptions
 from specreg.core.commands import specreg_command
-from specreg.core.errors import SpecregError
 from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase
 from specreg.engines.registry import engine_named
@@ -32,42 +31,45 @@ from specreg.suite.document import exact_baseline
 from specreg.suite.result import Run, RunResult
 from specreg.verdicts.by_nights import MACHINE_MOVED
 from specreg.verdicts.multiple_testing import draw_of
-from specreg.verdicts.verdict import GOOD, Outcome, Verdict
+from specreg.verdicts.verdict import ENGINE_SLOWER, GOOD, Outcome, Verdict
 
-ENGINE_SLOWER = "ENGINE_SLOWER"
-"""The code of a loss that the engine caused: the recorded version didn't lose it in this hour."""
 FOLDER = "engines"
-"""The folder of a run that has the gate of the two versions."""
+"""The folder of a run that has the gates of two versions, in a folder for each case."""
 _LAUNCHES = 8
 """A gate of four launches finds a loss of 30 % always, and one of eight a loss of 10 % usually."""
 _MINUTES = 15.0
+_S_PER_MIN = 60
 _SHORTEST_S = 0.01
 """A launch is under load as long as in the run, and a gate takes no less than this."""
 _DECIDED = GOOD | {Outcome.REGRESSED}
 """The outcomes that tell whether the engine is worse."""
+_BAD_NIGHT = frozenset({Outcome.REGRESSED, Outcome.INVALID, Outcome.WRONG})
+_LAUNCH_PHASES = (Phase.STARTING, Phase.WARMING_UP, Phase.MEASURING, Phase.STOPPING)
+_MOST_OF_IT = 0.5
+"""An engine that lost more than this share of tonight's loss is called the cause of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChange:
-    """An engine whose version changed since the baseline of a case was recorded.
+    """An engine whose version has changed.
 
     Attributes:
         engine: The name of the engine.
-        recorded: The version with which the baseline was recorded.
-        measured: The version that the run measured.
+        before: The version of the last good night, or else of the baseline.
+        tonight: The version that the run measured.
     """
 
     engine: str
-    recorded: str
-    measured: str
+    before: str
+    tonight: str
 
     @property
     def sides(self) -> tuple[str, str]:
-        """Both versions as a gate takes them, the recorded one first."""
-        return f"{self.engine}=={self.recorded}", f"{self.engine}=={self.measured}"
+        """Both versions as a gate takes them, the earlier one first."""
+        return f"{self.engine}=={self.before}", f"{self.engine}=={self.tonight}"
 
     def __str__(self) -> str:
-        return f"{self.engine} {self.recorded} -> {self.measured}"
+        return f"{self.engine} {self.before} -> {self.tonight}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,80 +79,128 @@ class EngineCheck:
     Attributes:
         case: The case on which both versions are measured.
         change: The two versions.
-        tolerances: The tolerance of each doubtful metric of the case, 0..1.
+        tolerances: The tolerance of each metric that is compared, 0..1, by its name.
+        launch_s: How long a launch of the case took in the run, in seconds; 0 if unknown.
     """
 
     case: Case
     change: EngineChange
     tolerances: Mapping[str, float]
+    launch_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.change} on {self.case.id}"
 
 
 def is_doubtful(verdict: Verdict) -> bool:
-    """Return whether either the machine or the engine may have caused the loss of a verdict."""
-    return verdict.has_code(MACHINE_MOVED)
+    """Return whether either the machine or the engine may have caused what a verdict is about.
 
-
-def planned_check(result: RunResult) -> EngineCheck | None:
-    """Return the comparison that tells the engine from the machine; None if none is possible.
-
-    It needs a doubtful verdict on a case whose baseline was recorded with another version, which
-    can be installed. Of several such cases, the one that took the least time is chosen.
+    That is so if the verdict is INVALID or REGRESSED because all cases or the control became worse.
+    It is also so if all cases became worse by more than the tolerance, and that isn't proven.
     """
-    provision = result.context.provision
+    common_frac = verdict.comparison.common_frac
+    tolerance_frac = verdict.comparison.tolerance_frac
+    if verdict.has_code(MACHINE_MOVED):
+        return True
+    is_lost_alone = verdict.outcome is Outcome.REGRESSED
+    if is_lost_alone or common_frac is None or tolerance_frac is None:
+        return False
+    return common_frac < -tolerance_frac
+
+
+def possible_checks(result: RunResult) -> list[EngineCheck]:
+    """Return the comparisons that can tell the engine from the machine, the best one first.
+
+    The best one is on the case with the most doubtful metrics, and among such cases on the one that
+    is measured fastest.
+    """
+    context = result.context
+    provision = context.provision
     is_installed_by_us = not (provision.url or provision.python or provision.build)
-    # One of several processes knows only some cases, and others still need the machine.
-    if result.context.is_part or not is_installed_by_us:
-        return None
+    # One of several processes knows only some cases, and others still need the machine. A user who
+    # wants no history wants verdicts by the committed files alone.
+    if context.is_part or context.is_recording or not context.has_history or not is_installed_by_us:
+        return []
     checks = []
     for case in result.cases:
-        change = _change_of(result, case)
         tolerances = _doubtful_tolerances(result.verdicts_of(case.id))
-        if change is not None and tolerances:
-            checks.append(EngineCheck(case=case, change=change, tolerances=tolerances))
-    times_s = {pair.pair: pair.total_s for pair in result.time.pairs}
-    return min(
-        checks,
-        key=lambda check: times_s.get(CaseLaunch.of(check.case, 1).server.id, 0.0),
-        default=None,
-    )
+        change = _change_of(result, case, tolerances)
+        if tolerances and change is not None:
+            launch_s = _launch_s(result, case)
+            checks.append(
+                EngineCheck(case=case, change=change, tolerances=tolerances, launch_s=launch_s)
+            )
+    return sorted(checks, key=lambda check: (-len(check.tolerances), check.launch_s))
 
 
-def _change_of(result: RunResult, case: Case) -> EngineChange | None:
-    """Return how the engine of a case changed; None if it didn't, or if that can't be measured."""
+def _doubtful_tolerances(verdicts: Iterable[Verdict]) -> dict[str, float]:
+    """Return the tolerances of the metrics that decide the doubtful ones, by the metric's name.
+
+    Metrics that move together are decided by the first of them, so a gate compares only that one.
+    """
+    tolerances: dict[str, float] = {}
+    for verdict in verdicts:
+        tolerance_frac = verdict.comparison.tolerance_frac
+        leader = draw_of(METRICS[verdict.metric]) if verdict.metric in METRICS else ""
+        if not is_doubtful(verdict) or not tolerance_frac or leader not in GATE_METRICS:
+            continue
+        if verdict.metric == leader:
+            tolerances[leader] = tolerance_frac
+        else:
+            tolerances.setdefault(leader, tolerance_frac)
+    return tolerances
+
+
+def _change_of(result: RunResult, case: Case, metrics: Iterable[str]) -> EngineChange | None:
+    """Return how the engine of a case changed; None if it didn't, or if that can't be measured.
+
+    Args:
+        result: The result of the run.
+        case: The case.
+        metrics: The metrics that were good on the nights before.
+    """
     if engine_named(case.server.engine).program is not None:
         # The engine is a program on PATH, of which there is only one version.
         return None
-    baseline = exact_baseline(result.context, case)
+    before = _released(_version_before(result.context, case, frozenset(metrics)))
+    tonight = _released(result.measurements_of(case)[-1].engine_version)
+    if not before or not tonight or before == tonight:
+        return None
+    return EngineChange(engine=case.server.engine, before=before, tonight=tonight)
+
+
+def _version_before(context: RunContext, case: Case, metrics: AbstractSet[str]) -> str:
+    """Return the engine's version on the last good night of a case, or else of its baseline.
+
+    Returns:
+        The version; empty if the case has no baseline on this machine.
+    """
+    baseline = exact_baseline(context, case)
     if baseline is None:
-        return None
-    recorded = _released(baseline.provenance.engine_version)
-    measured = _released(result.measurements_of(case)[-1].engine_version)
-    if not recorded or not measured or recorded == measured:
-        return None
-    return EngineChange(engine=case.server.engine, recorded=recorded, measured=measured)
+        return ""
+    for record in reversed(context.load_history().without(context.name).of(case.id)):
+        outcomes = {record.outcomes.get(metric) for metric in metrics} - {None}
+        if outcomes and not outcomes & _BAD_NIGHT:
+            return record.engine_version
+    return baseline.provenance.engine_version
 
 
 def _released(version: str) -> str:
-    """Return a version as an index has it, without its local part; empty if it is no version."""
+    """Return a version as an index has it, without its local part; empty if no index has it."""
     with contextlib.suppress(InvalidVersion):
-        return Version(version).public
+        parsed = Version(version)
+        if not parsed.is_devrelease:
+            return parsed.public
     return ""
 
 
-def _doubtful_tolerances(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the tolerances of the doubtful metrics that a gate compares, by the metric's name.
-
-    Metrics that move together are decided by the first of them, so only that one is compared.
-    """
-    tolerances = {}
-    for verdict in verdicts:
-        tolerance_frac = verdict.comparison.tolerance_frac
-        if not is_doubtful(verdict) or not tolerance_frac:
-            continue
-        leader = draw_of(METRICS[verdict.metric])
-        if leader == verdict.metric and leader in GATE_METRICS:
-            tolerances[leader] = tolerance_frac
-    return tolerances
+def _launch_s(result: RunResult, case: Case) -> float:
+    """Return how long the first launch of a case took, in seconds; 0 if this process made none."""
+    launch_id = CaseLaunch.of(case, 1).server.id
+    for pair in result.time.pairs:
+        if pair.pair == launch_id:
+            return sum(pair.phases_s.get(phase, 0.0) for phase in _LAUNCH_PHASES)
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,95 +220,163 @@ class EngineAnswer:
     def judge(self, verdict: Verdict) -> Verdict:
         """Return a verdict of the run in the light of the comparison.
 
-        A doubtful loss is REGRESSED if the present version of the engine is worse than the recorded
-        one, and INVALID if it isn't. As long as the comparison can't tell, nothing changes.
+        If the present version of the engine is worse than the earlier one, a doubtful verdict is
+        REGRESSED. If it isn't, a loss is the machine's, and therefore INVALID. As long as the
+        comparison can't tell, the outcome stays.
         """
-        if not is_doubtful(verdict) or verdict.reason is None:
+        if not is_doubtful(verdict) or verdict.metric not in METRICS:
             return verdict
         compared = self.by_metric.get(draw_of(METRICS[verdict.metric]))
         if compared is None or verdict.case_id not in self.case_ids:
             return verdict
-        comparison = compared.comparison
-        effect = ""
-        if comparison.change_frac is not None:
-            effect = f": {label_of(compared.metric)} {comparison.change_frac:+.1%}"
-        measured = f"{self.check.change} on {self.check.case.id} in the same hour{effect}"
         if compared.outcome is Outcome.REGRESSED:
+            before, tonight = self.check.change.sides
+            bisect = specreg_command(
+                "bisect", self.check.case.id, f"--good={before}", f"--bad={tonight}"
+            )
             reason = Reason(
                 code=ENGINE_SLOWER,
-                text=f"it is the engine, not the machine: {measured}; {verdict.reason.text}",
-                remedy="look at the gate's report, and find the release with specreg bisect",
+                text=f"{self._cause(verdict, compared)}: {self._measured(verdict, compared)}",
+                remedy=f"to find the release, type {bisect}",
             )
             return dataclasses.replace(verdict, outcome=Outcome.REGRESSED, reason=reason)
-        if compared.outcome in GOOD:
-            reason = Reason(
-                code=MACHINE_MOVED,
-                text=f"it is the machine, not the engine: {measured}; {verdict.reason.text}",
-                remedy="quieten the machine and run again",
-            )
-            return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
-        text = f"{verdict.reason.text}; side by side it couldn't be told yet: {measured}"
-        return dataclasses.replace(verdict, reason=dataclasses.replace(verdict.reason, text=text))
+        if compared.outcome not in GOOD:
+            text = f"both versions side by side decide nothing: {self._measured(verdict, compared)}"
+            return self._with_remark(verdict, text)
+        text = (
+            f"the engine lost no more than {compared.comparison.tolerated}, so it is the machine:"
+            f" {self._measured(verdict, compared)}"
+        )
+        if not verdict.has_code(MACHINE_MOVED):
+            return self._with_remark(verdict, text)
+        reason = Reason(code=MACHINE_MOVED, text=text, remedy="quieten the machine and run again")
+        return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
+
+    def _cause(self, verdict: Verdict, compared: Verdict) -> str:
+        """Say whether the engine alone explains tonight's loss."""
+        lost_frac = compared.comparison.change_frac or 0.0
+        common_frac = verdict.comparison.common_frac or 0.0
+        if lost_frac > _MOST_OF_IT * common_frac:
+            return "the engine is slower, and so is the machine"
+        return "it is the engine, not the machine"
+
+    def _measured(self, verdict: Verdict, compared: Verdict) -> str:
+        """Describe the change between both versions, and the change of all that ran tonight."""
+        gate_metric = GATE_METRICS[compared.metric]
+        text = f"{self.check} in the same hour"
+        if compared.comparison.change_frac is not None:
+            changed_frac = gate_metric.sign * compared.comparison.change_frac
+            text = f"{text}: {label_of(compared.metric)} {changed_frac:+.1%}"
+        common_frac = verdict.comparison.common_frac
+        if common_frac is None:
+            return text
+        return f"{text}; tonight all changed by {METRICS[verdict.metric].sign * common_frac:+.1%}"
+
+    def _with_remark(self, verdict: Verdict, text: str) -> Verdict:
+        """Append a remark to the reason of a verdict."""
+        if verdict.reason is None:
+            return dataclasses.replace(verdict, reason=Reason(text=text))
+        reason = dataclasses.replace(verdict.reason, text=f"{verdict.reason.text}; {text}")
+        return dataclasses.replace(verdict, reason=reason)
 
 
 Measure = Callable[[EngineCheck, RunContext], Sequence[Verdict]]
 """Measures both versions on the case of a check, and returns the verdicts of the gate."""
 
 
-def check_engine(run: Run[Any], measure: Measure | None = None) -> Iterator[str]:
-    """Measure the recorded engine beside the present one if a loss is doubtful, and judge it again.
+def check_engine(run: Run[Any], measure: Measure | None = None) -> list[str]:
+    """Measure the earlier engine beside the present one if a loss is doubtful, and judge it again.
 
-    An interrupt ends the measurement only; the verdicts then stay as they are.
+    Nothing that goes wrong here, and no interrupt, may lose the verdicts of the run: they then stay
+    as they are.
 
     Args:
         run: The run, which has measured and judged everything, and has stopped its servers.
         measure: Measures both versions; None to do so with a gate.
 
-    Yields:
-        A line for the summary: what was compared, or why it couldn't be.
+    Returns:
+        Lines for the summary: what was compared, or why it couldn't be.
     """
-    result = run.result()
-    check = planned_check(result)
-    if check is None:
-        return
     context = run.context
-    subject = f"{check.change} on {check.case.id}"
-    context.provision.tell(
-        f"is the machine slower, or the engine? Measuring {subject} side by side, for"
-        f" {_MINUTES:g} minutes at most; Ctrl-C leaves the verdicts as they are"
-    )
-    launch_id = CaseLaunch.of(check.case, 1).server.id
+    subject = "both versions of the engine"
     try:
-        with run.judge.timeline.during(Phase.CONFIRMING, launch_id, of=subject):
+        result = run.result()
+        check = next(iter(possible_checks(result)), None)
+        if check is None:
+            return []
+        subject = str(check)
+        if _expected_s(check, context) > _MINUTES * _S_PER_MIN:
+            command = _command_of(_gate_options(check, context))
+            return [f"{subject}: takes too long side by side for the end of a run; type {command}"]
+        context.provision.tell(
+            f"is the machine slower, or the engine? Measuring {subject} side by side, for about"
+            f" {_MINUTES:g} minutes at most; Ctrl-C leaves the verdicts as they are"
+        )
+        with run.judge.timeline.during(Phase.CONFIRMING, str(check.change), of=subject):
             verdicts = (measure or measure_by_gate)(check, context)
-    except SpecregError as error:
-        yield f"{subject}: couldn't be measured side by side: {error}"
-        return
+        run.judge.revise(_answer_of(result, check, verdicts).judge)
     except KeyboardInterrupt:
-        yield f"{subject}: interrupted, so the verdicts are those of the run alone"
-        return
-    answer = EngineAnswer(
-        check=check,
-        case_ids={case.id for case in result.cases if _change_of(result, case) == check.change},
-        by_metric={
-            verdict.metric: verdict for verdict in verdicts if verdict.metric in check.tolerances
-        },
-    )
-    run.judge.revise(answer.judge)
-    yield f"{subject}, side by side: {context.run_folder / FOLDER / 'report.html'}"
+        return [f"{subject}: interrupted, so the verdicts are those of the run alone"]
+    except Exception as error:  # noqa: BLE001 - a comparison on top must lose no verdict
+        return [f"{subject}: couldn't be measured side by side: {error}"]
+    return [f"{subject}, side by side: {_folder_of(check, context) / 'report.html'}"]
+
+
+def _expected_s(check: EngineCheck, context: RunContext) -> float:
+    """Return how long the launches that decide a clear change are expected to take, in seconds.
+
+    Four launches of both sides show a clear loss, and four of the earlier version beside itself
+    that it isn't the machine. On a GPU the sides run one after the other.
+    """
+    launches = 2 * _LAUNCHES if context.provision.on_gpu else _LAUNCHES
+    return launches * check.launch_s
+
+
+def _answer_of(result: RunResult, check: EngineCheck, verdicts: Iterable[Verdict]) -> EngineAnswer:
+    """Return what a gate's verdicts say about the run."""
+    metrics = check.tolerances
+    alike = {case.id for case in result.cases if _change_of(result, case, metrics) == check.change}
+    by_metric = {verdict.metric: verdict for verdict in verdicts if verdict.metric in metrics}
+    return EngineAnswer(check=check, case_ids=alike, by_metric=by_metric)
 
 
 def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, ...]:
-    """Measure both versions on the case of a check, until each doubtful metric is decided.
+    """Measure both versions on the case of a check, until each of its metrics is decided.
 
     Raises:
         SpecregError: A version can't be installed, or can't be measured.
     """
-    folder = context.run_folder / FOLDER
-    recorded, measured = check.change.sides
-    options = GateOptions(
-        a=recorded,
-        b=measured,
+    options = _gate_options(check, context)
+
+    def is_decided(decision: Decision) -> bool:
+        return all(
+            verdict.outcome in _DECIDED
+            for verdict in decision.verdicts
+            if verdict.metric in check.tolerances
+        )
+
+    set_aside(_folder_of(check, context))
+    gate = open_gate(options, context.tier)
+    with contextlib.closing(gate.journal):
+        try:
+            decision = gate.measure(is_decided, goes_on_until_done=True)
+        finally:
+            record_gate(gate, command=_command_of(options))
+    return decision.verdicts
+
+
+def _folder_of(check: EngineCheck, context: RunContext) -> Path:
+    """Return the folder of the gate on the case of a check."""
+    return context.run_folder / FOLDER / check.case.id
+
+
+def _gate_options(check: EngineCheck, context: RunContext) -> GateOptions:
+    """Return the options of the gate that makes a check."""
+    folder = _folder_of(check, context)
+    before, tonight = check.change.sides
+    return GateOptions(
+        a=before,
+        b=tonight,
         case_ids=[check.case.id],
         launches=_LAUNCHES,
         minutes=_MINUTES,
@@ -272,26 +390,20 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
         matrix=Path(context.options.matrix),
         ready_within_s=context.options.ready_within_s,
         show=context.provision.show,
+        waits=context.provision.waits,
     )
-
-    def is_decided(decision: Decision) -> bool:
-        return all(
-            verdict.outcome in _DECIDED
-            for verdict in decision.verdicts
-            if verdict.metric in check.tolerances
-        )
-
-    set_aside(folder)
-    gate = open_gate(options, context.tier)
-    with contextlib.closing(gate.journal):
-        decision = gate.measure(is_decided)
-        record_gate(gate, command=_command_of(options))
-    return decision.verdicts
 
 
 def _command_of(options: GateOptions) -> str:
-    """Return the command that does the same measurement again, in a folder of its own."""
-    arguments = [options.a, options.b, f"--tier={options.tier}"]
+    """Return the command that makes the same comparison in a folder of its own."""
+    named = {
+        "--tier": options.tier,
+        "--matrix": options.matrix,
+        "--launches": options.launches,
+        "--seconds": f"{options.least_s:g}",
+    }
+    arguments = [options.a, options.b]
+    arguments += [f"{name}={value}" for name, value in named.items()]
     arguments += [f"--case={case_id}" for case_id in options.case_ids]
     arguments += [f"{TOLERANCE}={tolerance}" for tolerance in options.tolerances]
     return specreg_command("gate", *arguments)

@@ -11,7 +11,7 @@ from specreg.core.reasons import Reason
 from specreg.measurement.metrics import Family, Metric
 from specreg.stats.intervals import LEVEL, LEVELS, Look
 from specreg.verdicts.detection import MAX_NIGHTS_TO_HOLD, nights_to_hold, to_frac
-from specreg.verdicts.nights import KNOWN_NIGHTS, LastingLoss, NightEvidence
+from specreg.verdicts.nights import KNOWN_NIGHTS, CommonEvidence, LastingLoss, NightEvidence
 from specreg.verdicts.verdict import Outcome, Verdict
 
 HELD_BY_NIGHTS = "HELD_BY_NIGHTS"
@@ -111,19 +111,12 @@ def judge_beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEviden
     became slower. With fewer nights the two causes can't be distinguished, so it is INVALID.
     """
     common = nights.common
-    if common is None or verdict.outcome is Outcome.REGRESSED:
+    if common is None:
         return verdict
-    tolerance_frac = verdict.comparison.tolerance_frac or 0.0
-    change_frac = to_frac(metric, common.effect.estimate_frac)
-    p_worse = common.effect.p_worse
-    if metric.two_sided:
-        p_worse = min(p_worse, 1 - p_worse)
-    is_beyond = change_frac < -tolerance_frac
-    if metric.two_sided:
-        is_beyond = abs(change_frac) > tolerance_frac
-    # A time that became better is smaller, so its change is shown with the opposite sign.
-    shown_frac = metric.sign * change_frac
-    common_change = f"all {common.cases + 1} cases changed by {shown_frac:+.1%} alike tonight"
+    common_frac = to_frac(metric, common.effect.estimate_frac)
+    verdict = _with_common_change(verdict, common_frac)
+    if verdict.outcome is Outcome.REGRESSED:
+        return verdict
 
     # The nights have proven a common loss.
     if common.lasting is not None:
@@ -137,32 +130,56 @@ def judge_beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEviden
             verdict, outcome=Outcome.REGRESSED, reason=reason, since=common.lasting.since
         )
 
-    # Tonight proves a common loss.
-    if is_beyond and p_worse < COMMON_LEVEL:
-        if common.nights >= KNOWN_NIGHTS:
-            outcome = Outcome.REGRESSED
-            text = f"{common_change}, further than on any of {common.nights} nights by chance"
-        else:
-            outcome = Outcome.INVALID
-            text = (
-                f"{common_change}, and {common.nights} nights don't tell how much the machine"
-                " varies"
-            )
-        reason = Reason(
-            code=MACHINE_MOVED,
-            text=text,
-            remedy="quieten the machine and run again, or compare two engines side by side",
-        )
-        return dataclasses.replace(verdict, outcome=outcome, reason=reason)
+    # A time that became better is smaller, so its change is shown with the opposite sign.
+    shown_frac = metric.sign * common_frac
+    common_change = f"all {common.cases + 1} cases changed by {shown_frac:+.1%} alike tonight"
+    if _is_proven_worse(metric, common, verdict.comparison.tolerance_frac or 0.0):
+        return _moved(verdict, common, common_change)
+    return _mention(verdict, common_change)
 
-    # A common change that proves nothing is mentioned only if it is large enough to matter.
-    if abs(change_frac) < tolerance_frac / 2:
+
+def _is_proven_worse(metric: Metric, common: CommonEvidence, tolerance_frac: float) -> bool:
+    """Return whether tonight proves that all cases became worse by more than the tolerance."""
+    common_frac = to_frac(metric, common.effect.estimate_frac)
+    p_worse = common.effect.p_worse
+    if metric.two_sided:
+        return abs(common_frac) > tolerance_frac and min(p_worse, 1 - p_worse) < COMMON_LEVEL
+    return common_frac < -tolerance_frac and p_worse < COMMON_LEVEL
+
+
+def _moved(verdict: Verdict, common: CommonEvidence, common_change: str) -> Verdict:
+    """Return a verdict on a loss that all cases have, which tonight proves."""
+    if common.nights >= KNOWN_NIGHTS:
+        outcome = Outcome.REGRESSED
+        text = f"{common_change}, further than on any of {common.nights} nights by chance"
+    else:
+        outcome = Outcome.INVALID
+        text = f"{common_change}, and {common.nights} nights don't tell how much the machine varies"
+    reason = Reason(
+        code=MACHINE_MOVED,
+        text=text,
+        remedy="quieten the machine and run again, or compare two engines side by side",
+    )
+    return dataclasses.replace(verdict, outcome=outcome, reason=reason)
+
+
+def _mention(verdict: Verdict, common_change: str) -> Verdict:
+    """Mention a common change that proves nothing, if it is large enough to matter."""
+    common_frac = verdict.comparison.common_frac or 0.0
+    tolerance_frac = verdict.comparison.tolerance_frac or 0.0
+    if abs(common_frac) < tolerance_frac / 2:
         return verdict
     remark = f"{common_change}, which is left out"
     if verdict.reason is None:
         return dataclasses.replace(verdict, reason=Reason(text=remark))
     text = f"{verdict.reason.text}; {remark}"
     return dataclasses.replace(verdict, reason=dataclasses.replace(verdict.reason, text=text))
+
+
+def _with_common_change(verdict: Verdict, common_frac: float) -> Verdict:
+    """Add to a verdict the change of all that ran tonight; better is positive."""
+    comparison = dataclasses.replace(verdict.comparison, common_frac=common_frac)
+    return dataclasses.replace(verdict, comparison=comparison)
 
 
 def judge_beside_control(metric: Metric, verdict: Verdict, evidence: BaselineComparison) -> Verdict:
@@ -192,4 +209,5 @@ def judge_beside_control(metric: Metric, verdict: Verdict, evidence: BaselineCom
         " doing",
         remedy="quieten the machine and run again, or compare two engines side by side",
     )
-    return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
+    invalid = dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
+    return _with_common_change(invalid, moved_frac)

@@ -26,7 +26,7 @@ from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric, acceptance_value
 from specreg.stats.intervals import Spread
-from specreg.verdicts.verdict import GOOD, JUDGED, Verdict
+from specreg.verdicts.verdict import ENGINE_SLOWER, GOOD, JUDGED, Verdict
 
 _FEWEST_RUNS = 5
 """The fewest identical runs from which their noise is estimated."""
@@ -56,6 +56,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             over the prompts of the case, without those of an extension.
         host: the machine that measured the case; empty if one machine measured the whole run.
         recorded: whether the run recorded baselines instead of judging.
+        lost_by_engine: the metrics that the engine made worse, as its earlier version showed in the
+            same hour. Such a night says nothing about how the machine varies.
         accepted: whether the user gave a reason for recording. Later nights are then compared with
             this level only, and not with the levels before it.
     """
@@ -73,6 +75,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     host: _Text = ""
     recorded: bool = False
     accepted: bool = False
+    lost_by_engine: tuple[str, ...] = ()
 
     @property
     def night(self) -> str:
@@ -215,6 +218,9 @@ def run_record(
         launches=len(timed_launches) or len(launches),
         launch_values={name: levels for name, levels in launch_values.items() if levels},
         host=origin.host,
+        lost_by_engine=tuple(
+            verdict.metric for verdict in verdicts if verdict.has_code(ENGINE_SLOWER)
+        ),
         recorded=origin.recorded,
         accepted=origin.accepted,
     )

@@ -616,7 +616,9 @@ def _nights(
     for record in records:
         outcome = record.outcomes.get(metric.name)
         level = _level(metric, record.values_of(metric.name))
-        if level is None or outcome in _SPOILED:
+        # A night with a slower engine isn't one of those that show how much the machine varies. If
+        # it were, the next night with the same engine would look usual.
+        if level is None or outcome in _SPOILED or metric.name in record.lost_by_engine:
             continue
         nights.append(
             NightLevel(

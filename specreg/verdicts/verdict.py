@@ -38,6 +38,10 @@ SKIPPED = frozenset({Outcome.NOT_COMPARABLE})
 """Outcomes that are neither good nor bad. The test of such a verdict is skipped with a reason."""
 
 
+ENGINE_SLOWER = "ENGINE_SLOWER"
+"""The code of a loss that the engine causes: its earlier version didn't have it in that hour."""
+
+
 class Lack(StrEnum):
     """What is missing for a metric to be compared. Recording a baseline supplies the first two."""
 
@@ -79,6 +83,9 @@ class Comparison:
         high_frac: the upper end of the interval of `change_frac`.
         p_worse: the probability that chance alone makes the metric look this much worse, one-sided.
         mde_frac: the minimum detectable effect, a loss that is proven 99 times out of 100.
+        common_frac: the change of all cases of the run, or of the control, which comes from the
+            machine or the engine; better is positive. `change_frac` doesn't contain that of all
+            cases.
     """
 
     expected: float | None = None
@@ -90,6 +97,7 @@ class Comparison:
     high_frac: float | None = None
     p_worse: float | None = None
     mde_frac: float | None = None
+    common_frac: float | None = None
 
     @property
     def tolerated(self) -> str:

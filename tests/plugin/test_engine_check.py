@@ -7,8 +7,8 @@ import pytest
 
 from specreg.report.document import FILE_NAME, load_report
 from specreg.servers.provision import Provision
-from specreg.suite.engine_check import ENGINE_SLOWER, FOLDER
-from specreg.verdicts.verdict import Outcome, Verdict
+from specreg.suite.engine_check import FOLDER
+from specreg.verdicts.verdict import ENGINE_SLOWER, Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite
 from tests.unit import builders
@@ -59,6 +59,6 @@ def test_a_slower_engine_is_told_by_the_recorded_one(upgraded: Suite) -> None:
     assert verdict.has_code(ENGINE_SLOWER)
     assert f"vllm 99.0 -> 99.1 on {CASE_ID} in the same hour" in verdict.explanation
     (run,) = upgraded.runs.iterdir()
-    gate = load_report(run / FOLDER / FILE_NAME)
+    gate = load_report(run / FOLDER / CASE_ID / FILE_NAME)
     assert [arm.text for arm in gate.arms] == ["vllm==99.0", "vllm==99.1"]
-    assert str(run / FOLDER / "report.html") in done.stdout
+    assert str(run / FOLDER / CASE_ID / "report.html") in done.stdout

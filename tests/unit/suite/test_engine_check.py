@@ -9,16 +9,17 @@ import pytest
 
 from specreg.core.errors import EnvironmentSetupError
 from specreg.core.reasons import Reason
+from specreg.core.timeline import Phase
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import ENGINE_SLOWER, EngineCheck, check_engine, planned_check
-from specreg.suite.options import Options
+from specreg.suite.engine_check import EngineCheck, check_engine, possible_checks
 from specreg.suite.result import Run
 from specreg.suite.resumed import Resumed
 from specreg.verdicts.by_nights import MACHINE_MOVED
-from specreg.verdicts.verdict import Comparison, Outcome, Verdict
+from specreg.verdicts.history import RunRecord, record_history, settings_sha256
+from specreg.verdicts.verdict import ENGINE_SLOWER, Comparison, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders import runs
 from tests.unit.builders.runs import LENGTH, SPEED
@@ -26,7 +27,6 @@ from tests.unit.builders.runs import LENGTH, SPEED
 LATENCY = "ttft_p50_ms"
 TPOT = "tpot_p50_ms"
 """A metric that throughput decides."""
-USUAL = Options()
 MOVED = Reason(code=MACHINE_MOVED, text="all 8 cases changed by -25.0% alike tonight")
 
 
@@ -41,6 +41,7 @@ def doubtful(
     *,
     outcome: Outcome = Outcome.INVALID,
     reason: Reason | None = MOVED,
+    common_frac: float | None = -0.25,
     case: Case = builders.CASE,
 ) -> Verdict:
     """A verdict on a loss of all cases."""
@@ -48,7 +49,7 @@ def doubtful(
         case_id=case.id,
         metric=metric,
         outcome=outcome,
-        comparison=Comparison(tolerance_frac=0.1, change_frac=-0.25),
+        comparison=Comparison(tolerance_frac=0.1, change_frac=0.0, common_frac=common_frac),
         reason=reason,
     )
 
@@ -64,11 +65,35 @@ def moved_run(
     return run
 
 
+def two_cases(context: RunContext, second: Case, *verdicts: Verdict) -> Run[CaseRunner]:
+    """A run of two cases, whose baselines are of vLLM 0.32.0 unless there are others."""
+    runs.record(context)
+    path = context.store.path(second.id)
+    if not path.exists():
+        recorded = builders.baseline({SPEED.name: 100.0}, settings=context.settings(second))
+        builders.record(context.store.folder, recorded, second.id)
+    chosen = runs.everything(context)
+    launches = [launch("0.33.0"), launch("0.33.0", second)]
+    known = [runs.resumed_from(context, chosen, measured).measurements for measured in launches]
+    run = runs.run(context, chosen, resumed=Resumed(measurements={**known[0], **known[1]}))
+    for measured in launches:
+        run.cases.measure(measured.case, runs.servers(1, measured.case))
+    for verdict in verdicts:
+        run.judge.confirmation.add(verdict)
+    return run
+
+
 class Gate:
     """Measures nothing, and says what a test says about it."""
 
-    def __init__(self, *outcomes: tuple[str, Outcome], error: BaseException | None = None) -> None:
+    def __init__(
+        self,
+        *outcomes: tuple[str, Outcome],
+        change_frac: float = -0.24,
+        error: BaseException | None = None,
+    ) -> None:
         self.outcomes = outcomes
+        self.change_frac = change_frac
         self.error = error
         self.checks: list[EngineCheck] = []
 
@@ -81,7 +106,7 @@ class Gate:
                 case_id=check.case.id,
                 metric=metric,
                 outcome=outcome,
-                comparison=Comparison(change_frac=-0.24),
+                comparison=Comparison(change_frac=self.change_frac, tolerance_frac=0.1),
             )
             for metric, outcome in self.outcomes
         ]
@@ -89,45 +114,94 @@ class Gate:
 
 @pytest.mark.parametrize("before", [Outcome.INVALID, Outcome.REGRESSED])
 @pytest.mark.parametrize(
-    ("measured", "after", "code", "words"),
+    ("measured", "change_frac", "after", "code", "words"),
     [
         pytest.param(
             Outcome.REGRESSED,
+            -0.24,
             Outcome.REGRESSED,
             ENGINE_SLOWER,
-            "it is the engine, not the machine: vllm 0.32.0 -> 0.33.0 on",
+            "it is the engine, not the machine: ",
             id="the engine",
         ),
         pytest.param(
+            Outcome.REGRESSED,
+            -0.11,
+            Outcome.REGRESSED,
+            ENGINE_SLOWER,
+            "the engine is slower, and so is the machine: ",
+            id="both",
+        ),
+        pytest.param(
             Outcome.PASS,
+            -0.01,
             Outcome.INVALID,
             MACHINE_MOVED,
-            "it is the machine, not the engine: vllm 0.32.0 -> 0.33.0 on",
+            "the engine lost no more than 10 %, so it is the machine: ",
             id="the machine",
         ),
         pytest.param(
             Outcome.INCONCLUSIVE,
+            -0.09,
             None,
             MACHINE_MOVED,
-            "side by side it couldn't be told yet: vllm 0.32.0 -> 0.33.0 on",
+            "both versions side by side decide nothing: ",
             id="undecided",
         ),
     ],
 )
 def test_both_versions_in_the_same_hour_tell_the_engine_from_the_machine(
-    tmp_path: Path, before: Outcome, measured: Outcome, after: Outcome | None, code: str, words: str
+    tmp_path: Path,
+    before: Outcome,
+    measured: Outcome,
+    change_frac: float,
+    after: Outcome | None,
+    code: str,
+    words: str,
 ) -> None:
     run = moved_run(runs.context(tmp_path), doubtful(outcome=before))
 
-    (line,) = check_engine(run, Gate((SPEED.name, measured)))
+    (line,) = check_engine(run, Gate((SPEED.name, measured), change_frac=change_frac))
 
     (verdict,) = run.judge.verdicts
     assert verdict.outcome is (after or before)
     assert verdict.has_code(code)
-    assert words in verdict.explanation
-    assert "in the same hour: throughput -24.0%" in verdict.explanation
-    assert "all 8 cases changed by -25.0% alike tonight" in verdict.explanation
+    measured_words = (
+        f"{words}vllm 0.32.0 -> 0.33.0 on {builders.CASE.id} in the same hour: throughput"
+        f" {change_frac:+.1%}; tonight all changed by -25.0%"
+    )
+    assert measured_words in verdict.explanation
     assert line.startswith(f"vllm 0.32.0 -> 0.33.0 on {builders.CASE.id}, side by side: ")
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome"),
+    [
+        pytest.param(Outcome.REGRESSED, Outcome.REGRESSED, id="the engine"),
+        pytest.param(Outcome.PASS, Outcome.PASS, id="the machine"),
+    ],
+)
+def test_a_common_loss_that_one_night_does_not_prove_is_doubted_too(
+    tmp_path: Path, measured: Outcome, outcome: Outcome
+) -> None:
+    """The loss of all cases was left out, so that the case itself looked fine."""
+    left_out = doubtful(outcome=Outcome.PASS, reason=Reason(text="-25.0% alike, left out"))
+    run = moved_run(runs.context(tmp_path), left_out)
+
+    check_engine(run, Gate((SPEED.name, measured)))
+
+    (verdict,) = run.judge.verdicts
+    assert verdict.outcome is outcome
+    assert "in the same hour: throughput -24.0%" in verdict.explanation
+
+
+def test_a_time_that_grew_is_shown_as_a_time_that_grew(tmp_path: Path) -> None:
+    run = moved_run(runs.context(tmp_path), doubtful(LATENCY))
+
+    check_engine(run, Gate((LATENCY, Outcome.REGRESSED)))
+
+    (verdict,) = run.judge.verdicts
+    assert "ttft p50 +24.0%; tonight all changed by +25.0%" in verdict.explanation
 
 
 def test_a_metric_is_told_by_the_one_that_decides_it_and_others_stay_as_they_are(
@@ -143,7 +217,7 @@ def test_a_metric_is_told_by_the_one_that_decides_it_and_others_stay_as_they_are
     )
     gate = Gate((SPEED.name, Outcome.REGRESSED), (LATENCY, Outcome.PASS))
 
-    list(check_engine(run, gate))
+    check_engine(run, gate)
 
     (check,) = gate.checks
     assert check.tolerances == {SPEED.name: 0.1, LATENCY: 0.1}
@@ -162,9 +236,11 @@ def test_a_metric_is_told_by_the_one_that_decides_it_and_others_stay_as_they_are
     ("error", "words"),
     [
         (EnvironmentSetupError("no network"), "couldn't be measured side by side: "),
+        (OSError(28, "No space left on device"), "couldn't be measured side by side: "),
+        (ValueError("a fault of ours"), "couldn't be measured side by side: a fault of ours"),
         (KeyboardInterrupt(), "interrupted, so the verdicts are those of the run alone"),
     ],
-    ids=["failed", "interrupted"],
+    ids=["failed", "disk", "fault", "interrupted"],
 )
 def test_a_comparison_that_ends_early_leaves_the_verdicts_and_says_so(
     tmp_path: Path, error: BaseException, words: str
@@ -178,44 +254,97 @@ def test_a_comparison_that_ends_early_leaves_the_verdicts_and_says_so(
 
 
 def test_what_nobody_doubts_or_nothing_could_tell_is_not_measured(tmp_path: Path) -> None:
-    def planned(
-        folder: str, *verdicts: Verdict, version: str = "0.33.0", options: Options = USUAL
+    def check(
+        folder: str, *verdicts: Verdict, version: str = "0.33.0", **options: object
     ) -> EngineCheck | None:
-        context = runs.context(
-            tmp_path / folder, engine_python=options.engine_python, shard=options.shard
-        )
-        return planned_check(moved_run(context, *verdicts, engine_version=version).result())
+        context = runs.context(tmp_path / folder, **options)  # type: ignore[arg-type]
+        run = moved_run(context, *verdicts, engine_version=version)
+        return next(iter(possible_checks(run.result())), None)
 
-    assert planned("doubted", doubtful()) is not None
-    assert planned("a part of the version", doubtful(), version="0.33.0+cpu") is not None
-    assert planned("nothing lost") is None
-    assert planned("lost alone", doubtful(reason=None, outcome=Outcome.REGRESSED)) is None
-    assert planned("the same version", doubtful(), version="0.32.0+cpu") is None
-    assert planned("unknown version", doubtful(), version="") is None
-    assert (
-        planned("own engine", doubtful(), options=Options(engine_python="/opt/vllm/bin/python"))
-        is None
+    left_out = doubtful(outcome=Outcome.PASS, reason=None)
+    lost_alone = doubtful(outcome=Outcome.REGRESSED, reason=None)
+    of_tokens = doubtful("acceptance_length_tokens", reason=None, common_frac=None)
+    assert check("doubted", doubtful()) is not None
+    assert check("left out", left_out) is not None
+    assert check("a build for CPUs", doubtful(), version="0.33.0+cpu") is not None
+    assert check("nothing lost") is None
+    assert check("lost alone", lost_alone) is None
+    assert check("acceptance", of_tokens) is None
+    assert check("the same version", doubtful(), version="0.32.0+cpu") is None
+    assert check("a version of no index", doubtful(), version="0.33.1.dev12+g1a2b3c") is None
+    assert check("unknown version", doubtful(), version="") is None
+    assert check("own engine", doubtful(), engine_python="/opt/vllm/bin/python") is None
+    assert check("shard", doubtful(), shard="1/2") is None
+    assert check("no history", doubtful(), history="none") is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "before"),
+    [
+        ("PASS", "0.32.1"),
+        ("INCONCLUSIVE", "0.32.1"),
+        ("REGRESSED", "0.32.0"),
+        ("INVALID", "0.32.0"),
+    ],
+)
+def test_the_version_of_the_last_good_night_is_measured(
+    tmp_path: Path, outcome: str, before: str
+) -> None:
+    """A gain of that version may be what is lost tonight."""
+    context = runs.context(tmp_path)
+    record = RunRecord(
+        run="20261122T020000-1",
+        case_id=builders.CASE.id,
+        settings_sha256=settings_sha256(context.settings(builders.CASE)),
+        engine_version="0.32.1",
+        draft_sha256="",
+        values={SPEED.name: 100.0},
+        outcomes={SPEED.name: outcome},
     )
-    assert planned("shard", doubtful(), options=Options(shard="1/2")) is None
+    record_history(context.history_path, [record])
+
+    (check,) = possible_checks(moved_run(context, doubtful()).result())
+
+    assert check.change.sides == (f"vllm=={before}", "vllm==0.33.0")
+
+
+def test_the_case_that_tells_most_is_measured(tmp_path: Path) -> None:
+    second = builders.with_concurrency(4)
+    verdicts = (doubtful(LATENCY), doubtful(LATENCY, case=second), doubtful(TPOT, case=second))
+    run = two_cases(runs.context(tmp_path, cases=(builders.CASE, second)), second, *verdicts)
+
+    check, _ = possible_checks(run.result())
+
+    assert check.case == second
+    # The throughput decides about TPOT, so it is what a gate compares.
+    assert check.tolerances.keys() == {LATENCY, SPEED.name}
+
+
+def test_what_would_take_too_long_is_left_to_the_user(tmp_path: Path) -> None:
+    run = moved_run(runs.context(tmp_path), doubtful())
+    launch_id = runs.servers().launch.id
+    times_ns = iter([0])
+    run.judge.timeline.clock = lambda: next(times_ns, 300 * 10**9)
+    with run.judge.timeline.during(Phase.STARTING, launch_id):
+        """The launch takes five minutes."""
+
+    (line,) = check_engine(run, Gate(error=AssertionError()))
+
+    assert "takes too long side by side for the end of a run; type specreg gate" in line
+    assert "vllm==0.32.0 vllm==0.33.0" in line
+    assert run.judge.verdicts == (doubtful(),)
 
 
 def test_a_case_that_was_recorded_with_a_third_version_is_not_told(tmp_path: Path) -> None:
     third = builders.with_concurrency(4)
     context = runs.context(tmp_path, cases=(builders.CASE, third))
-    runs.record(context)
     recorded = builders.baseline({SPEED.name: 100.0}, settings=context.settings(third))
     provenance = msgspec.structs.replace(recorded.provenance, engine_version="0.31.0")
     of_third_version = msgspec.structs.replace(recorded, provenance=provenance)
     builders.record(context.store.folder, of_third_version, third.id)
-    chosen = runs.everything(context)
-    launches = [launch("0.33.0"), launch("0.33.0", third)]
-    known = [runs.resumed_from(context, chosen, measured).measurements for measured in launches]
-    run = runs.run(context, chosen, resumed=Resumed(measurements={**known[0], **known[1]}))
-    for case in (builders.CASE, third):
-        run.cases.measure(case, runs.servers(1, case))
-        run.judge.confirmation.add(doubtful(case=case))
+    run = two_cases(context, third, doubtful(), doubtful(case=third))
 
-    list(check_engine(run, Gate((SPEED.name, Outcome.REGRESSED))))
+    check_engine(run, Gate((SPEED.name, Outcome.REGRESSED)))
 
     assert [verdict.outcome for verdict in run.judge.verdicts] == [
         Outcome.REGRESSED,

@@ -1,5 +1,6 @@
 """The history: lines that come back, and what hours differ by once there are enough of them."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import msgspec
 import pytest
 
 from specreg.core.errors import ReportError
+from specreg.core.reasons import Reason
 from specreg.measurement.metrics import METRICS
 from specreg.stats.intervals import Spread
 from specreg.verdicts.history import (
@@ -21,7 +23,7 @@ from specreg.verdicts.history import (
     run_record,
     settings_sha256,
 )
-from specreg.verdicts.verdict import Outcome, Verdict
+from specreg.verdicts.verdict import ENGINE_SLOWER, Outcome, Verdict
 from tests.unit import builders
 
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -136,6 +138,9 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
             rate: [0.0, 0.5],
         },
     )
+    lost = dataclasses.replace(verdicts[0], reason=Reason(code=ENGINE_SLOWER, text="it is"))
+    of_engine = run_record(origin, launches, [lost, *verdicts[1:]], builders.SETTINGS, BASELINE)
+    assert of_engine.lost_by_engine == (SPEED.name,)
     without_baseline = run_record(origin, launches, verdicts, builders.SETTINGS, None)
     assert without_baseline.baseline_sha256 == ""
 

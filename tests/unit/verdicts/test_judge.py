@@ -566,6 +566,7 @@ def test_what_all_cases_do_alike_is_the_engines_where_nights_know_the_machine(
     verdict = by_nights(dataclasses.replace(night_evidence(), common=common))
     assert verdict.outcome is outcome
     assert verdict.has_code(MACHINE_MOVED) == (outcome in {REGRESSED, INVALID})
+    assert verdict.comparison.common_frac == pytest.approx(math.expm1(change))
 
 
 def test_a_slower_night_of_the_whole_machine_is_left_out_and_said() -> None:

@@ -106,6 +106,21 @@ def test_what_all_cases_do_alike_is_taken_off_and_judged_by_itself() -> None:
     assert (evidence.common.cases, evidence.common.nights) == (7, 6)
 
 
+def test_a_slower_engine_stays_slower_on_the_nights_after() -> None:
+    """A night that the engine lost doesn't show how much the machine varies."""
+    lost = [record(case_id, 7, 75.0, outcomes={SPEED.name: "REGRESSED"}) for case_id in CASES]
+    by_engine = [msgspec.structs.replace(each, lost_by_engine=(SPEED.name,)) for each in lost]
+
+    first = tonight(machine(steady()), dict.fromkeys(CASES, 75.0), "case-0").common
+    second = tonight(machine([*steady(), *by_engine]), dict.fromkeys(CASES, 75.0), "case-0").common
+    taught = tonight(machine([*steady(), *lost]), dict.fromkeys(CASES, 75.0), "case-0").common
+
+    assert first is not None
+    assert second == first
+    assert taught is not None
+    assert taught.effect.p_worse > 10 * first.effect.p_worse
+
+
 def test_a_case_is_lost_by_how_it_differs_from_the_others() -> None:
     speeds = dict.fromkeys(CASES, 90.0) | {"case-0": 72.0}
     evidence = tonight(machine(steady()), speeds, "case-0")
