@@ -49,6 +49,10 @@ _PackageLine = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x
 _MAX_PACKAGES = 10_000
 
 
+_LaunchNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+"""More launches than any run or gate may take."""
+
+
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """What must be equal for a resumed run to take over a measurement.
 
@@ -65,7 +69,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     case: str
     case_id: str
-    launch: int
+    launch: _LaunchNumber
     asked: str
     environment: str
     engine: str

@@ -227,6 +227,15 @@ def test_an_unreadable_line_loses_only_its_own_measurement(path: Path, broken: i
     assert dict(load_journal(path)) == {SECOND_LAUNCH: before, ACCEPTANCE_ALONE: after}
 
 
+@pytest.mark.parametrize("launch", [-1, 10**5, 10**9, 10**30])
+def test_a_launch_that_no_run_has_is_left_out(path: Path, launch: int) -> None:
+    """A resumed gate would plan as many launches as the highest number in its journal."""
+    journaled(path, msgspec.structs.replace(KEY, launch=7_777))
+    path.write_bytes(path.read_bytes().replace(b"7777", str(launch).encode()))
+    measured = journaled(path, SECOND_LAUNCH)
+    assert dict(load_journal(path)) == {SECOND_LAUNCH: measured}
+
+
 def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(path: Path) -> None:
     measured = journaled(path)
     lines = lines_of(path)
