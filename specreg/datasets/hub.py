@@ -11,7 +11,10 @@ from typing import Any
 
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, ModelError, SpecregError
-from specreg.datasets.hub_fetch import has_all_weights
+from specreg.datasets.hub_fetch import code_of, has_all_weights, words_of
+
+DISK_REMEDY = "make room there or mend its rights, or name another folder with HF_HUB_CACHE"
+"""What to do if files can't be written to the hub's cache."""
 
 
 def fetch_dataset_file(repo: str, file: str) -> tuple[Path, str]:
@@ -165,7 +168,14 @@ def _hub(kind: type[SpecregError], subject: str, alternative: str) -> Iterator[A
     except errors.GatedRepoError as error:
         has_token = hub.get_token() is not None
         raise kind(f"{subject}: {why_gated(has_token=has_token)}") from error
-    except (errors.HTTPError, errors.EntryNotFoundError, OSError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+    except (
+        errors.HTTPError,
+        errors.EntryNotFoundError,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         remedy = f"run it again where the hub can be reached, or {alternative}"
-        raise kind(f"{subject}: {lines[0]}; {remedy}") from error
+        if code_of(error) == "disk":
+            remedy = DISK_REMEDY
+        raise kind(f"{subject}: {words_of(error)}; {remedy}") from error

@@ -119,9 +119,29 @@ def code_of(error: Exception) -> str:
     library = type(error).__module__.partition(".")[0]
     if library in _HTTP_LIBRARIES or isinstance(error, ConnectionError | TimeoutError):
         return "unreachable"
-    if isinstance(error, OSError) and error.errno:
+    if _error_of_disk(error) is not None:
         return "disk"
     return "other"
+
+
+def _error_of_disk(error: Exception) -> OSError | None:
+    """Return the system's error about a file; None if the error is of another kind."""
+    if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+        # huggingface_hub resolves its paths, and for a loop of links `Path.resolve` raises this.
+        return error.__context__
+    if isinstance(error, OSError) and error.errno:
+        return error
+    return None
+
+
+def words_of(error: Exception) -> str:
+    """Return what an error says, as a line. An error of the disk names the file last."""
+    of_disk = _error_of_disk(error)
+    if of_disk is not None and code_of(error) == "disk":
+        words = of_disk.strerror or "the disk refuses"
+        return f"{words}: '{of_disk.filename}'" if of_disk.filename else words
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _write(message: dict[str, object]) -> None:
@@ -131,11 +151,10 @@ def _write(message: dict[str, object]) -> None:
 
 def _fail(hub: Any, model: str, error: Exception) -> NoReturn:  # noqa: ANN401
     """Say that a model can't be fetched, and end."""
-    lines = str(error).strip().splitlines()
     failure = {
         "model": model,
         "code": code_of(error),
-        "words": lines[0] if lines else type(error).__name__,
+        "words": words_of(error),
         "has_token": hub.get_token() is not None,
     }
     _write({"failure": failure})

@@ -22,7 +22,7 @@ from specreg.core.files import UNREADABLE
 from specreg.core.interrupts import check_signalled
 from specreg.core.probes import SAFE_PATH
 from specreg.core.processes import SupervisedProcess, child_process
-from specreg.datasets.hub import hub_cache_dir, why_gated
+from specreg.datasets.hub import DISK_REMEDY, hub_cache_dir, why_gated
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.models import fetches_elsewhere, is_hub_id
 from specreg.servers.interpreters import why_no_module
@@ -284,7 +284,7 @@ def _error_of(failure: Failure) -> ModelError:
     remedies = {
         "not_found": "check its name and revision, or set HF_TOKEN if it is private",
         "unreachable": "run it again where the hub can be reached, or name a folder",
-        "disk": "make room there or mend its rights, or name another folder with HF_HUB_CACHE",
+        "disk": DISK_REMEDY,
         "other": "run it again, or name a folder",
     }
     return ModelError(f"{subject}: {failure.words.rstrip('.')}; {remedies[failure.code]}")

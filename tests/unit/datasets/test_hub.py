@@ -5,7 +5,7 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -181,6 +181,26 @@ def test_a_set_is_fetched_once(hub: Hub, tmp_path: Path) -> None:
     assert prepare(prompt_set, data_dir=folder, show=shown.append) == record
     assert f"mt-bench: kept 80 prompts (categories: 8), of {REPO}; remove" in shown[-1]
     assert hub.requests == []
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(Path.touch, "Not a directory"), (make_loop, "Too many levels of symbolic links")],
+    ids=["file", "loop"],
+)
+def test_a_cache_of_the_hub_that_cannot_be_written_is_named(
+    hub: Hub, make: Callable[[Path], None], words: str
+) -> None:
+    make(hub.cache)
+    message = rf"^hub dataset '{REPO}': {FILE}: ({words}): '{hub.cache}.*'; make room there or mend"
+    with pytest.raises(
+        DatasetError, match=f"{message} its rights, or name another .*HF_HUB_CACHE$"
+    ):
+        fetch_dataset_file(REPO, FILE)
 
 
 def test_without_a_network_the_remedy_is_named(
