@@ -83,7 +83,7 @@ def test_a_folder_of_baselines_that_cannot_be_read(
         unlock(suite.baselines)
     assert line.startswith(f"ERROR: baselines '{suite.baselines}")
     assert "can't be read, " in line
-    assert "; mend its rights, or name another folder with --specreg-baselines" in line
+    assert "; repair its rights, or name another folder with --specreg-baselines" in line
 
 
 @pytest.mark.parametrize(
