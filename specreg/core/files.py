@@ -73,9 +73,8 @@ def check_cache() -> None:
         SpecregError: The cache, or the folder in which it would be made, isn't writable.
     """
     cache = cache_dir().absolute()
-    existing = next(path for path in (cache, *cache.parents) if os.path.lexists(path))
     with _naming_cache(cache):
-        _check_writable(existing)
+        check_can_write(cache)
 
 
 def cache_folder(name: str) -> Path:
@@ -89,6 +88,17 @@ def cache_folder(name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         _check_writable(folder)
     return folder
+
+
+def check_can_write(folder: Path) -> None:
+    """Check that files can be written to a folder, without making the folder.
+
+    Raises:
+        OSError: The folder, or the existing folder in which it would be made, isn't writable.
+    """
+    folder = folder.absolute()
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    _check_writable(existing)
 
 
 def _check_writable(folder: Path) -> None:

@@ -5,8 +5,9 @@ them.
 """
 
 import collections
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from specreg.core.files import (
     MIB,
     UNREADABLE,
     cause_of,
+    check_can_write,
     file_sha256,
     read_regular,
     replace_file,
@@ -144,6 +146,10 @@ def prepare(
         kept_record = _kept_record(prompt_set, data_dir, show)
         if kept_record is not None:
             return kept_record
+    prompts_path, _ = paths_of(data_dir, name)
+    with _naming_file(prompts_path):
+        # Fetching a set takes minutes, so the folder is tried before.
+        check_can_write(data_dir)
     show(f"{name}: {prompt_set.url}\nlicence: {prompt_set.licence}")
     source_file = _source_file(prompt_set, user_file, show)
     show(f"reading {source_file.path}")
@@ -155,14 +161,20 @@ def prepare(
             f"{len(prompts)} prompts, published are {prompt_set.rows}: a part is what will be"
             " replayed"
         )
-    prompts_path, _ = paths_of(data_dir, name)
-    try:
+    with _naming_file(prompts_path):
         record = _write(prompt_set, source_file, prompts, left_out_rows, data_dir)
-    except OSError as error:
-        message = f"file '{prompts_path}': {error.strerror}; name a folder that can be written"
-        raise DatasetError(f"{message} with SPECREG_DATA") from error
     show(f"wrote {record} to {prompts_path}")
     return record
+
+
+@contextlib.contextmanager
+def _naming_file(path: Path) -> Iterator[None]:
+    """Raise an OSError of the context as a DatasetError that names the file to be written."""
+    try:
+        yield
+    except OSError as error:
+        message = f"file '{path}': {error.strerror}; name a folder that can be written"
+        raise DatasetError(f"{message} with SPECREG_DATA") from error
 
 
 def _kept_record(

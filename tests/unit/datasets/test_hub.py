@@ -203,6 +203,18 @@ def test_a_cache_of_the_hub_that_cannot_be_written_is_named(
         fetch_dataset_file(REPO, FILE)
 
 
+@pytest.mark.parametrize("make", [Path.touch, make_loop], ids=["file", "loop"])
+@pytest.mark.parametrize("below", ["", "x"], ids=["itself", "below"])
+def test_nothing_is_fetched_for_a_folder_that_cannot_be_written(
+    hub: Hub, tmp_path: Path, make: Callable[[Path], None], below: str
+) -> None:
+    make(tmp_path / "data")
+    words = "file '.*mt-bench.jsonl': .*; name a folder that can be written with SPECREG_DATA$"
+    with pytest.raises(DatasetError, match=words):
+        prepare(dataset_named("mt-bench"), data_dir=tmp_path / "data" / below)
+    assert hub.requests == []
+
+
 def test_without_a_network_the_remedy_is_named(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
