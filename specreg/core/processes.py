@@ -55,10 +55,12 @@ from specreg.core.supervisor import DONE, EXEC_S, MAIN, NESTED_S, SETTLE
 _GRACE_S = 5.0
 """How long a process may take to end by itself before it is killed, unless a caller says so."""
 _KILL_S = 10.0
+"""How long a killed process usually takes to end, at most."""
 _GONE_S = 20.0
-"""How long a killed process may take to free its memory before it counts as unkillable."""
+"""How much longer a killed process may take to free its memory before it counts as unkillable."""
 _REAPED_S = 5.0
 _MESSAGE_BYTES = 256 * 2**20
+"""The longest line of messages that is read in an event loop."""
 _TAIL_BYTES = 64 * 1024
 _START_BYTES = 4 * 2**20
 _TAIL_LINES = 40
@@ -148,18 +150,19 @@ def start_process(
     files: Mapping[Path, str] = NO_FILES,
     messages: int | IO[bytes] | None = None,
 ) -> SupervisedProcess:
-    """Start a command in a session of its own, so that Ctrl-C reaches us and not the command.
+    """Start a command in a session of its own, so that Ctrl-C reaches specreg and not the command.
 
     Args:
         command: The program and its arguments.
-        environment: All of its variables; the mark is added.
+        environment: All of its variables. The mark is added to them.
         log_path: The file that gets the beginning and the end of what it prints, without secrets.
             It may be in the temporary folder.
         cwd: Its working folder.
-        temporary: A folder of `new_temporary` that is made for it and goes with its supervisor.
+        temporary: The path of `new_temporary` at which a folder is made for it. Its supervisor
+            removes the folder. None if it needs no folder.
         files: The texts of files that are written for it, by their paths in the temporary folder.
         messages: What takes its standard output instead of the log: `subprocess.PIPE`, or a file.
-            Its standard input is a pipe then; otherwise it has none.
+            Its standard input is a pipe then. None if its output is logged and it has no input.
 
     Raises:
         OSError: The program can't be run, or the folder, a file or the log can't be written.
@@ -171,6 +174,7 @@ def start_process(
         # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
         "SPT_NOENV": "1",
     }
+    # The log must not show what the command is given as a secret.
     hide_secrets_of(environment, command)
     log_read_fd, log_write_fd = os.pipe()
     try:
@@ -181,6 +185,7 @@ def start_process(
             for path, text in files.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
+            # The supervisor opens the log when it gets its first line.
             log_path.write_bytes(b"")
             # Secrets aren't among the arguments, because a list of processes shows those.
             startup_message = {"secrets": known_secrets(), "shared": tuple(shared_files())}
@@ -198,12 +203,14 @@ def start_process(
             _tell(supervisor, f"{session.leader} {session.started}")
         except BaseException as error:
             if not isinstance(error, Exception):
-                # An interrupt after the fork: the child can be found by its mark alone.
+                # An interrupt may come after the fork, when the child is known by its mark alone,
+                # which its environment has once it runs its own program.
                 time.sleep(EXEC_S)
                 end_all(Session(mark), signal.SIGKILL, _KILL_S)
             _dismiss(supervisor, temporary)
             raise
     finally:
+        # The log ends when the last process that prints into it has closed its end of the pipe.
         os.close(log_write_fd)
         os.close(log_read_fd)
     process = SupervisedProcess(
@@ -242,14 +249,15 @@ def child_process(
     temporary: Path | None = None,
     output: IO[bytes] | None = None,
 ) -> Iterator[SupervisedProcess]:
-    """Run a program that exchanges messages with us for as long as the context lasts.
+    """Run a program that exchanges messages with specreg for as long as the context lasts.
 
     Args:
         command: The program and its arguments.
         log_path: As in `start_process`.
-        environment: All of its variables; None for ours, with which it imports what we can import.
+        environment: All of its variables. None for those of this process and the folders from
+            which this process imports.
         temporary: As in `start_process`.
-        output: A file that keeps its messages; None to receive them.
+        output: A file that keeps its messages. None if the caller receives them.
 
     Raises:
         OSError: As in `start_process`.
@@ -283,12 +291,12 @@ def stop_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> No
 def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> None:
     """End a process and all its descendants, and return once all that they printed is on disk.
 
-    They are asked to end first, and killed if they haven't after a while. An interrupt meanwhile
-    kills at once, also what else runs. The supervisor goes on until `clean_up`, so that the
-    temporary folder is removed if we are killed before.
+    They get SIGTERM first, and SIGKILL if some are left after a while. An interrupt meanwhile kills
+    them at once, with all other processes that specreg has started. The supervisor goes on until
+    `clean_up`, so that the temporary folder is removed even if specreg is killed before.
 
     Args:
-        process: What to end.
+        process: The process.
         grace_s: How long it may take to end by itself, in seconds.
 
     Raises:
@@ -297,10 +305,12 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
     try:
         settle_log(process)
         end_all(process.session, signal.SIGTERM, grace_s)
-    except KeyboardInterrupt:  # as a rule the second Ctrl-C
+    except KeyboardInterrupt:
+        # As a rule this is the second Ctrl-C, whose sender doesn't want to wait.
         kill_running()
         raise
     finally:
+        # This runs after a normal end too, because a descendant may have ignored SIGTERM.
         survivor_ids = _kill(process)
         # A process that is stuck in the kernel, or held by a debugger, never ends.
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -308,37 +318,42 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
         settle_log(process)
         _RUNNING.pop(process.session.mark, None)
     if survivor_ids:
+        # A process that held much memory, as on a GPU, needs seconds to free it.
         survivor_ids = end_all(process.session, signal.SIGKILL, _GONE_S)
-        process.popen.poll()  # reaps it
+        # Polling reaps the process, which is a zombie otherwise.
+        process.popen.poll()
     if survivor_ids:
         survivors = ", ".join(map(describe, survivor_ids))
+        waited_s = _KILL_S + _GONE_S
         raise UnkillableError(
-            f"{survivors}: still there {_KILL_S + _GONE_S:g} s after it was killed, and nothing can"
-            " be measured beside it; see what it waits for in the kernel's log (dmesg), and end it,"
-            " or start the machine anew"
+            f"{survivors}: still there {waited_s:g} s after it was killed, and nothing can be"
+            " measured beside it; see what it waits for in the kernel's log (dmesg), and end it, or"
+            " start the machine anew"
         )
 
 
 def clean_up(process: SupervisedProcess) -> None:
-    """Remove the temporary folder of a process that has ended, and have its supervisor end too."""
+    """Remove the temporary folder of a process that has ended, and end its supervisor."""
     _dismiss(process.supervisor, process.temporary)
 
 
 @atexit.register
 def kill_running() -> None:
-    """Kill at once all that was started and not stopped; this runs at our own exit too."""
+    """Kill all processes that were started and not stopped. This also runs when specreg exits."""
     for process in tuple(_RUNNING.values()):
         _kill(process)
 
 
 def settle_log(process: SupervisedProcess) -> None:
-    """Return once all that was printed so far is on disk; at once if the supervisor is gone.
+    """Return once all that was printed so far is on disk.
 
-    The supervisor also notes what the processes have in /dev/shm, to remove it if they don't.
+    The supervisor also notes which files the processes have in /dev/shm, and removes them later if
+    the processes don't. If the supervisor is gone, this returns at once.
     """
     supervisor = process.supervisor
     if supervisor.stdout is not None and not supervisor.stdout.closed:
         _tell(supervisor, SETTLE)
+        # The supervisor answers with an empty line. If it is gone, the pipe has ended.
         supervisor.stdout.readline()
 
 
@@ -362,13 +377,13 @@ def log_start(path: Path) -> str:
 
 
 def log_tail(path: Path) -> str:
-    """Return the last 40 lines of a log's last 64 KiB as they may be shown, none of them long."""
+    """Return the last 40 lines of a log, without control characters, secrets and long lines."""
     lines = log_end(path).splitlines()[-_TAIL_LINES:]
     return readable_block("\n".join(lines), line_characters=_LINE_CHARACTERS)
 
 
 def describe(process_id: int) -> str:
-    """Describe a process as far as we may see it: `process 4242 (python, user ada)`."""
+    """Describe a process: `process 4242 (python, user ada)`, or its id alone."""
     try:
         process = psutil.Process(process_id)
         return f"process {process_id} ({process.name()}, user {process.username()})"
@@ -377,19 +392,23 @@ def describe(process_id: int) -> str:
 
 
 def resident_bytes(process: SupervisedProcess) -> int:
-    """Return the memory that a process and its descendants hold; shared memory counts once.
+    """Return how much memory a process and its descendants hold, in bytes.
 
-    That is anonymous and shared memory by proportional set sizes, or the resident size if the
-    proportional one can't be read. Pages of files, such as libraries, aren't held and don't count.
+    Anonymous and shared memory counts, by the proportional set size, so that memory which several
+    processes share counts once. Pages of files, such as libraries, don't count, because the kernel
+    drops them when it needs memory. If the proportional size of a process can't be read, its
+    resident size counts.
     """
-    return sum(map(_resident_bytes, process_ids(process)))
+    return sum(_resident_bytes(process_id) for process_id in process_ids(process))
 
 
 def _resident_bytes(process_id: int) -> int:
-    """Return the memory that one process holds; 0 if it has ended."""
+    """Return how much memory one process holds, in bytes; 0 if it has ended."""
     with contextlib.suppress(OSError):
         smaps_rollup = Path(f"/proc/{process_id}/smaps_rollup").read_text()
-        return 1024 * sum(map(int, _HELD_KIB.findall(smaps_rollup)))
+        held_kib = [int(number) for number in _HELD_KIB.findall(smaps_rollup)]
+        return 1024 * sum(held_kib)
+    # Another user's process, or a kernel without that file.
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(process_id).memory_info().rss)
     return 0
@@ -401,8 +420,11 @@ def process_ids(process: SupervisedProcess) -> frozenset[int]:
 
 
 def our_ids() -> frozenset[int]:
-    """Return the ids of all processes that we started and haven't stopped, with descendants."""
-    return frozenset[int]().union(*map(process_ids, _RUNNING.values()))
+    """Return the ids of all processes that were started and not stopped, with descendants."""
+    all_ids: set[int] = set()
+    for process in _RUNNING.values():
+        all_ids |= process_ids(process)
+    return frozenset(all_ids)
 
 
 def _tell(supervisor: subprocess.Popen[bytes], line: str) -> None:
@@ -411,7 +433,7 @@ def _tell(supervisor: subprocess.Popen[bytes], line: str) -> None:
 
 
 def _write(pipe: IO[bytes] | None, content: bytes) -> None:
-    """Write to a process; do nothing if it has ended, as a supervisor that was killed."""
+    """Write to a process. Nothing happens if it has ended, like a supervisor that was killed."""
     with contextlib.suppress(BrokenPipeError):
         if pipe is not None:
             pipe.write(content)
@@ -419,7 +441,8 @@ def _write(pipe: IO[bytes] | None, content: bytes) -> None:
 
 
 def _dismiss(supervisor: subprocess.Popen[bytes], temporary: Path | None) -> None:
-    """Remove a temporary folder, and have its supervisor write what it has read, and end."""
+    """Remove a temporary folder, and wait until its supervisor has written the log and ended."""
+    # The folder goes first: whenever specreg is killed, the supervisor is there to remove it.
     if temporary is not None:
         shutil.rmtree(temporary, ignore_errors=True)
     _tell(supervisor, DONE)
@@ -428,7 +451,7 @@ def _dismiss(supervisor: subprocess.Popen[bytes], temporary: Path | None) -> Non
 
 
 def _close(popen: subprocess.Popen[bytes]) -> None:
-    """Close our ends of a process's pipes; it may have ended before it read all."""
+    """Close this side of a process's pipes. The process may have ended before it read all."""
     for stream in (popen.stdin, popen.stdout):
         with contextlib.suppress(BrokenPipeError):
             if stream is not None:
