@@ -52,8 +52,8 @@ def test_the_turns_of_a_conversation_count_together() -> None:
 
 def test_a_table_without_some_prompts_has_the_rows_of_the_others() -> None:
     (table,) = common_tables(answers(10, 20, 30))
-    rest = table.without({"chat-1"})
-    assert rest.prompt_ids == ("chat-0", "chat-2")
-    assert rest.answer_tokens.tolist() == [10, 30]
-    assert rest.steps.tolist() == [6, 6]
-    assert [column.tolist() for column in rest.position_counts] == [[2, 2]]
+    remaining = table.without({"chat-1"})
+    assert remaining.prompt_ids == ("chat-0", "chat-2")
+    assert remaining.answer_tokens.tolist() == [10, 30]
+    assert remaining.steps.tolist() == [6, 6]
+    assert [column.tolist() for column in remaining.position_counts] == [[2, 2]]

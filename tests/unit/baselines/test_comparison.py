@@ -41,8 +41,8 @@ RECORDED = {"a": FEW, "b": MANY, "c": FEW, "d": MANY, "e": FEW, "f": MANY}
 
 
 def record(by_prompt: Mapping[str, StepCounts]) -> AcceptanceRecord:
-    each = [builders.prompt_acceptance(of, prompt_id=name) for name, of in by_prompt.items()]
-    return builders.acceptance_of(each)
+    prompts = [builders.prompt_acceptance(of, prompt_id=name) for name, of in by_prompt.items()]
+    return builders.acceptance_of(prompts)
 
 
 SUM = dataclasses.replace(record(RECORDED), prompts=())
@@ -65,16 +65,16 @@ def recorded_from(*launches: AcceptanceRecord) -> Baseline:
 
 
 def by_prompt(
-    ours: Mapping[str, StepCounts], theirs: Mapping[str, StepCounts]
+    measured_counts: Mapping[str, StepCounts], recorded_counts: Mapping[str, StepCounts]
 ) -> BaselineComparison:
-    return compare([measured(record(ours))], known(recorded(record(theirs))))
+    return compare([measured(record(measured_counts))], known(recorded(record(recorded_counts))))
 
 
 def ratio_change(comparison: BaselineComparison, metric: Metric) -> tuple[float, float, Effect]:
     """Value, expected value and change of a metric, where it can be told."""
-    found = comparison.ratio_change(metric)
-    assert not isinstance(found, Reason)
-    return found
+    change = comparison.ratio_change(metric)
+    assert not isinstance(change, Reason)
+    return change
 
 
 def test_prompts_are_paired_by_what_they_are_not_by_where_they_stand() -> None:
@@ -97,25 +97,33 @@ REQUESTS = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(REQUESTS, REQUESTS)
 def test_a_row_is_what_its_prompt_did_on_each_side(
-    ours: list[PromptAcceptance], theirs: list[PromptAcceptance]
+    measured_prompts: list[PromptAcceptance], recorded_prompts: list[PromptAcceptance]
 ) -> None:
-    there = {one.prompt_id for one in theirs}
-    common = dict.fromkeys(one.prompt_id for one in ours if one.prompt_id in there)
-    for side, table in zip((ours, theirs), common_tables(ours, theirs), strict=True):
+    recorded_ids = {prompt.prompt_id for prompt in recorded_prompts}
+    common = dict.fromkeys(
+        prompt.prompt_id for prompt in measured_prompts if prompt.prompt_id in recorded_ids
+    )
+    for side, table in zip(
+        (measured_prompts, recorded_prompts),
+        common_tables(measured_prompts, recorded_prompts),
+        strict=True,
+    ):
         assert table.prompt_ids == tuple(common)
-        kept = [one for one in side if one.prompt_id in common]
-        unknown = any(one.counts.proposed is None for one in kept)
+        common_prompts = [prompt for prompt in side if prompt.prompt_id in common]
+        unknown = any(prompt.counts.proposed is None for prompt in common_prompts)
         assert (table.proposed is None) == unknown, "one hides them all"
         for row, prompt_id in enumerate(common):
-            answers = [one.counts for one in kept if one.prompt_id == prompt_id]
-            own = sum(answers, NO_STEPS)
-            means = (own.steps / len(answers), own.accepted / len(answers))
+            answers = [prompt.counts for prompt in common_prompts if prompt.prompt_id == prompt_id]
+            total = sum(answers, NO_STEPS)
+            means = (total.steps / len(answers), total.accepted / len(answers))
             assert (table.steps[row], table.accepted[row]) == pytest.approx(means)
             if table.proposed is not None:
-                assert table.proposed[row] == pytest.approx((own.proposed or 0) / len(answers))
+                assert table.proposed[row] == pytest.approx((total.proposed or 0) / len(answers))
             reached = [column[row] * len(answers) for column in table.position_counts]
-            assert reached[: len(own.position_counts)] == pytest.approx(list(own.position_counts))
-            assert not any(reached[len(own.position_counts) :])
+            assert reached[: len(total.position_counts)] == pytest.approx(
+                list(total.position_counts)
+            )
+            assert not any(reached[len(total.position_counts) :])
 
 
 def test_the_turns_of_a_prompt_are_added_up() -> None:
@@ -149,10 +157,10 @@ def test_more_launches_in_the_baseline_make_the_change_more_certain() -> None:
         return record({f"chat-{n}": several[(n + shift) % 4] for n in range(8)})
 
     run = measured(drawn(0))
-    one = ratio_change(compare([run], known(recorded(drawn(1)))), LENGTH)[2]
+    single = ratio_change(compare([run], known(recorded(drawn(1)))), LENGTH)[2]
     all_launches = recorded_from(*(drawn(shift) for shift in shifts))
     pooled = ratio_change(compare([run], known(all_launches)), LENGTH)[2]
-    assert pooled.error_frac < 0.75 * one.error_frac
+    assert pooled.error_frac < 0.75 * single.error_frac
 
 
 def test_each_ratio_divides_what_it_is_of() -> None:
@@ -166,17 +174,17 @@ def test_each_ratio_divides_what_it_is_of() -> None:
 
 def test_four_prompts_are_too_few_and_it_says_so() -> None:
     four = {name: RECORDED[name] for name in "abcd"}
-    found = by_prompt(RECORDED, four).ratio_change(LENGTH)
-    assert str(found) == "4 shared prompts, 5 are needed; raise prompts in the matrix"
+    change = by_prompt(RECORDED, four).ratio_change(LENGTH)
+    assert str(change) == "4 shared prompts, 5 are needed; raise prompts in the matrix"
     five = {name: RECORDED[name] for name in "abcde"}
     assert ratio_change(by_prompt(RECORDED, five), LENGTH)
 
 
 def test_a_source_that_knows_the_sum_only_says_so() -> None:
     comparison = compare([measured(SUM)], known(recorded(record(RECORDED))))
-    found = comparison.ratio_change(LENGTH)
-    assert isinstance(found, Reason)
-    assert found.text.startswith("the source knows the sum of all requests only")
+    change = comparison.ratio_change(LENGTH)
+    assert isinstance(change, Reason)
+    assert change.text.startswith("the source knows the sum of all requests only")
     assert comparison.without_extension.measured is None
 
 
@@ -189,17 +197,17 @@ def test_a_published_figure_is_compared_beyond_the_one() -> None:
 
 
 def test_what_is_known_is_expected_and_nothing_else() -> None:
-    each = (
+    baselines = (
         known(recorded(record(RECORDED))),
         known(recorded(SUM)),
         known(published=builders.published(2.0)),
     )
     expected = [
         [
-            compare([measured(None)], one).expected_ratio(metric) is not None
+            compare([measured(None)], baseline).expected_ratio(metric) is not None
             for metric in (LENGTH, RATE, SECOND, LAST)
         ]
-        for one in each
+        for baseline in baselines
     ]
     assert expected == [[True, True, True, False]] * 2 + [[True, False, False, False]]
     without_steps = dict.fromkeys(RECORDED, builders.counts(0, 0, 0, 0))
@@ -219,14 +227,14 @@ def test_nothing_is_compared_with_prompts_of_which_nothing_was_accepted(
 
 def test_without_its_extension_a_run_has_the_prompts_of_its_case() -> None:
     """The case asks for four; a baseline that lacks one of them lends it none of the others."""
-    whole = by_prompt(RECORDED, {name: RECORDED[name] for name in "fedcb"})
-    assert whole.measured is not None
-    assert whole.measured.prompt_ids == tuple("bcdef")
-    short = whole.without_extension
+    extended = by_prompt(RECORDED, {name: RECORDED[name] for name in "fedcb"})
+    assert extended.measured is not None
+    assert extended.measured.prompt_ids == tuple("bcdef")
+    short = extended.without_extension
     assert short.measured is not None
     assert short.recorded is not None
     assert short.measured.prompt_ids == short.recorded.prompt_ids == tuple("bcd")
-    assert short.launches == whole.launches
+    assert short.launches == extended.launches
 
 
 def test_acceptance_is_that_of_the_last_launch_and_speed_that_of_all() -> None:
@@ -259,14 +267,14 @@ def test_the_control_is_held_against_its_own_baseline() -> None:
 
 
 def test_a_control_says_nothing_without_a_baseline_rounds_or_a_spread() -> None:
-    beside, of_control = beside_control(80), recorded(None, {THROUGHPUT.name: 100.0})
+    with_control, of_control = beside_control(80), recorded(None, {THROUGHPUT.name: 100.0})
     invalid = {Family.SPEEDUP: Invalidity("CLIENT_BEHIND", "in the control's rounds")}
     here = known(control=of_control)
     for launch, baselines in (
-        (beside, known(of_control)),
-        (beside, dataclasses.replace(here, control_spreads={})),
+        (with_control, known(of_control)),
+        (with_control, dataclasses.replace(here, control_spreads={})),
         (measured(None), here),
-        (dataclasses.replace(beside, invalid=invalid), here),
+        (dataclasses.replace(with_control, invalid=invalid), here),
     ):
         assert compare([launch], baselines).control_change(THROUGHPUT) is None
 
@@ -285,11 +293,13 @@ def test_the_spread_of_a_case_is_its_own_where_no_other_is_known() -> None:
 
 def test_the_spread_of_a_case_is_drawn_to_those_of_other_cases_and_not_replaced() -> None:
     """Pooled over unlike loads, a case three times noisier would seem as quiet as the others."""
-    own = spreads_of_launches(1.0, 1.1, 0.95)
-    others = [spreads_of_launches(1.0, 1.0 + 0.01 * number, 0.99) for number in range(1, 6)]
-    alone = spreads_of(own)[THROUGHPUT.name]
-    moderated = spreads_of(own, others)[THROUGHPUT.name]
-    typical = spreads_of(spreads_of_launches(), others)[THROUGHPUT.name]
+    case_spreads = spreads_of_launches(1.0, 1.1, 0.95)
+    further_spreads = [
+        spreads_of_launches(1.0, 1.0 + 0.01 * number, 0.99) for number in range(1, 6)
+    ]
+    alone = spreads_of(case_spreads)[THROUGHPUT.name]
+    moderated = spreads_of(case_spreads, further_spreads)[THROUGHPUT.name]
+    typical = spreads_of(spreads_of_launches(), further_spreads)[THROUGHPUT.name]
     assert typical.within_frac < moderated.within_frac < alone.within_frac
     assert moderated.freedom > alone.freedom
 
@@ -297,9 +307,9 @@ def test_the_spread_of_a_case_is_drawn_to_those_of_other_cases_and_not_replaced(
 def test_what_hours_differ_by_comes_from_the_histories() -> None:
     noisy = Noise(between_frac=0.05, runs=7)
     quiet = spreads_of_launches(20, noise=Noise(between_frac=0.01, runs=4))
-    own = spreads_of(spreads_of_launches(50, 51, noise=noisy))[THROUGHPUT.name]
-    assert own.between_frac == pytest.approx(0.05)
-    assert own.between_freedom == 6
+    spread = spreads_of(spreads_of_launches(50, 51, noise=noisy))[THROUGHPUT.name]
+    assert spread.between_frac == pytest.approx(0.05)
+    assert spread.between_freedom == 6
     moderated = spreads_of(spreads_of_launches(50, 51, noise=noisy), [quiet])[THROUGHPUT.name]
     assert 0.01 < moderated.between_frac < 0.05
 
@@ -317,10 +327,10 @@ def test_a_new_baseline_changes_its_launches_by_their_own_spread() -> None:
     old = recorded(None, {TPOT.name: 10.0}, {TPOT.name: 1000.0})
     new = recorded(None, {TPOT.name: 100.0}, {TPOT.name: 64.0}, {TPOT.name: 80.0})
     change = change_of_baseline(TPOT, old, new)
-    within = spreads_of(CaseSpreads.of(new.launches))[TPOT.name].within_frac
+    within_frac = spreads_of(CaseSpreads.of(new.launches))[TPOT.name].within_frac
     assert change is not None
     assert change.estimate_frac == pytest.approx(math.log(1.25))
-    assert change.error_frac == pytest.approx(within * math.sqrt(1 / 2 + 1 / 3))
+    assert change.error_frac == pytest.approx(within_frac * math.sqrt(1 / 2 + 1 / 3))
 
 
 @pytest.mark.parametrize("name", [LENGTH.name, THROUGHPUT.name])

@@ -44,20 +44,20 @@ def test_what_was_recorded_is_tokens_of_an_answer_over_their_speed(tmp_path: Pat
     of = builders.counts(1, 1, 1, 1)
     record(tmp_path, builders.baseline(speed(50.0), speed(110.0), speed(500.0), of=of))
     record(tmp_path, builders.baseline(speed(40.0)), PLAIN.id)
-    found = estimate(tmp_path)
-    assert found.case_s == pytest.approx((0.1 + 20 / 40) * ASKED + 0.1 * 20)
-    assert found.control_s == pytest.approx(20 / 40 * ASKED)
-    assert found.source == "recorded"
+    time = estimate(tmp_path)
+    assert time.case_s == pytest.approx((0.1 + 20 / 40) * ASKED + 0.1 * 20)
+    assert time.control_s == pytest.approx(20 / 40 * ASKED)
+    assert time.source == "recorded"
     watched = dataclasses.replace(CASE, power_s=60.0)
-    assert estimate(tmp_path, watched).case_s == pytest.approx(found.case_s + 2 * 60)
+    assert estimate(tmp_path, watched).case_s == pytest.approx(time.case_s + 2 * 60)
 
 
 def test_each_turn_of_a_conversation_has_an_answer(tmp_path: Path) -> None:
     baseline = builders.baseline(speed(110.0), of=builders.counts(1, 1, 1, 1))
     assert baseline.acceptance is not None
     answers = tuple(
-        msgspec.structs.replace(one, turn=turn)
-        for one in baseline.acceptance.prompts
+        msgspec.structs.replace(prompt, turn=turn)
+        for prompt in baseline.acceptance.prompts
         for turn in (1, 2)
     )
     twice = msgspec.structs.replace(baseline.acceptance, prompts=answers)
@@ -67,10 +67,10 @@ def test_each_turn_of_a_conversation_has_an_answer(tmp_path: Path) -> None:
 
 
 def test_another_machine_of_the_kind_is_better_than_a_guess(tmp_path: Path) -> None:
-    other = builders.OTHER_ENVIRONMENT
-    record(tmp_path, builders.baseline(speed(100.0), environment=other))
+    environment = builders.OTHER_ENVIRONMENT
+    record(tmp_path, builders.baseline(speed(100.0), environment=environment))
     record(tmp_path, builders.baseline({"tpot_p50_ms": 1.0}), PLAIN.id)
-    assert estimate(tmp_path).source == f"recorded on {other.name} and guess"
+    assert estimate(tmp_path).source == f"recorded on {environment.name} and guess"
     assert estimate(tmp_path, kind="gpu").source == "guess"
     record(tmp_path, builders.baseline(speed(50.0)))
     assert estimate(tmp_path).source == "recorded and guess", "its own machine's comes first"

@@ -47,7 +47,7 @@ def test_a_list_of_packages_comes_back_as_it_was(tmp_path: Path) -> None:
     path.write_text("numpy==2.4.6\n")
     assert recorded_packages(tmp_path, SHA256) == (), "somebody has changed it"
     record_packages(tmp_path, ())
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_a_baseline_says_with_which_packages_it_was_recorded(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_a_baseline_says_with_which_packages_it_was_recorded(tmp_path: Path) -> 
     assert loaded is not None
     assert loaded.provenance.packages_sha256 == SHA256
     assert recorded_packages(recorded.path.parent, SHA256) == PACKAGES
-    found, errors = read_baselines(tmp_path.glob("*/*.json"))
-    assert (list(found), errors) == ([recorded.path], [])
+    baselines, errors = read_baselines(tmp_path.glob("*/*.json"))
+    assert (list(baselines), errors) == ([recorded.path], [])
 
 
 def test_a_baseline_says_what_its_server_ran_with(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_only_acceptance_and_speedups_have_published_figures() -> None:
 
 def test_a_case_finds_the_figure_of_its_models_and_settings() -> None:
     """A speedup hides no acceptance of the same case."""
-    speedup, other = changed(**SILENT, **SPEEDUP, temperature=None), changed(draft=None)
-    assert published_for(builders.CASE, (other, speedup, PUBLISHED)) is PUBLISHED
+    speedup, draftless = changed(**SILENT, **SPEEDUP, temperature=None), changed(draft=None)
+    assert published_for(builders.CASE, (draftless, speedup, PUBLISHED)) is PUBLISHED
     assert published_for(builders.CASE, [speedup]) is speedup
 
 
@@ -120,15 +120,18 @@ def test_what_cannot_be_or_not_be_read_is_named_with_its_remedy(
 def test_the_committed_figures_are_of_methods_that_exist_and_all_differ() -> None:
     committed = load_published(builders.ROOT / "baselines")
     assert committed
-    told = [(one.method, one.target, one.draft, one.dataset, one.draft_tokens) for one in committed]
-    assert len(set(told)) == len(told)
-    for one in committed:
-        assert METHODS[one.method].needs_draft == (one.draft is not None)
-        assert "https://" in one.source
+    settings = [
+        (figure.method, figure.target, figure.draft, figure.dataset, figure.draft_tokens)
+        for figure in committed
+    ]
+    assert len(set(settings)) == len(settings)
+    for figure in committed:
+        assert METHODS[figure.method].needs_draft == (figure.draft is not None)
+        assert "https://" in figure.source
 
 
 def test_each_committed_figure_is_what_a_case_of_some_tier_is_held_against() -> None:
     figures, folder = load_published(builders.ROOT / "baselines"), builders.ROOT / "fixtures/matrix"
     cases = [case for name in tier_names(folder) for case in load_tier(folder, name).cases]
-    found = [published_for(case, figures) for case in cases]
-    assert [one.target for one in figures if one not in found] == []
+    matches = [published_for(case, figures) for case in cases]
+    assert [figure.target for figure in figures if figure not in matches] == []

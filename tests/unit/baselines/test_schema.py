@@ -124,19 +124,19 @@ def test_an_unreadable_file_among_baselines_is_left_out(tmp_path: Path) -> None:
     record_baseline(tmp_path / "a/case.json", BASELINE)
     (tmp_path / "a/broken.json").write_text(CONFLICT)
     record_baseline(tmp_path / "b/case.json", PLAIN)
-    found, unreadable = schema.read_baselines(schema.baseline_files(tmp_path))
-    assert tuple(found.values()) == (BASELINE, PLAIN)
+    baselines, unreadable = schema.read_baselines(schema.baseline_files(tmp_path))
+    assert tuple(baselines.values()) == (BASELINE, PLAIN)
     assert len(unreadable) == 1
 
 
 def test_a_prompt_keeps_its_turn_and_a_file_without_turns_is_of_first_ones() -> None:
     record = builders.acceptance(builders.counts(8, 0, 6, 6))
     second = dataclasses.replace(record.prompts[0], turn=2)
-    found = schema.load_acceptance(
+    loaded = schema.load_acceptance(
         schema.stored_acceptance(dataclasses.replace(record, prompts=(second,)))
     )
-    assert found is not None
-    assert found.prompts == (second,)
+    assert loaded is not None
+    assert loaded.prompts == (second,)
     line = b'["chat-0", "chat", 30, 20, 60, 49, [12, 12, 6]]'
     assert msgspec.json.decode(line, type=schema.StoredPrompt).turn == 1
 
@@ -195,7 +195,7 @@ def counted(*accepted: int) -> AcceptanceRecord:
         )
         for number, drafts in enumerate(accepted)
     ]
-    total = sum((each.counts for each in rounds), NO_STEPS)
+    total = sum((part.counts for part in rounds), NO_STEPS)
     record = builders.acceptance(total, Source.VLLM_COUNTERS)
     return dataclasses.replace(record, prompts=(), rounds=tuple(rounds))
 
@@ -239,10 +239,10 @@ def test_counts_without_prompts_are_kept_as_their_sum(path: Path) -> None:
     record = dataclasses.replace(builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=())
     baseline = msgspec.structs.replace(BASELINE, acceptance=schema.stored_acceptance(record))
     record_baseline(path, baseline)
-    found = load_baseline(path)
-    assert found == baseline
-    assert schema.load_acceptance(found.acceptance) == record
-    assert found.expected_value(METRICS["acceptance_length_tokens"]) == 2.5
+    loaded = load_baseline(path)
+    assert loaded == baseline
+    assert schema.load_acceptance(loaded.acceptance) == record
+    assert loaded.expected_value(METRICS["acceptance_length_tokens"]) == 2.5
     assert '"total"' not in render_baseline(BASELINE)
 
 
@@ -339,9 +339,9 @@ def test_a_tree_drafts_more_than_its_positions(path: Path) -> None:
         record_baseline(path, chain)
     settings = dataclasses.replace(builders.SETTINGS, tree=Tree(branches=2, drafted_tokens=6))
     record_baseline(path, builders.baseline(of=six, settings=settings))
-    found = load_baseline(path)
-    assert found is not None
-    assert found.case.tree == settings.tree
+    loaded = load_baseline(path)
+    assert loaded is not None
+    assert loaded.case.tree == settings.tree
 
 
 def test_every_committed_baseline_still_applies_to_a_case_of_a_tier() -> None:

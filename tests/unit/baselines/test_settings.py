@@ -85,7 +85,7 @@ def other(name: str, value: object) -> object:
         case bool():
             return not value
         case enum.Enum():
-            return next(one for one in type(value) if one is not value)
+            return next(member for member in type(value) if member is not value)
         case int() | float():
             return value + 1
         case str():
@@ -108,7 +108,9 @@ def changed(kind: type, name: str) -> Case:
     return dataclasses.replace(case, **change)
 
 
-@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda one: getattr(one, "__name__", one))
+@pytest.mark.parametrize(
+    ("kind", "name"), FIELDS, ids=lambda field: getattr(field, "__name__", field)
+)
 def test_each_field_of_a_case_is_compared_or_says_why_not(kind: type, name: str) -> None:
     usual = settings_of(builders.CASE, "some/target", builders.PROMPTS)
     case = changed(kind, name)
@@ -119,7 +121,9 @@ def test_each_field_of_a_case_is_compared_or_says_why_not(kind: type, name: str)
         assert f"{name}: " in differing
 
 
-@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda one: getattr(one, "__name__", one))
+@pytest.mark.parametrize(
+    ("kind", "name"), FIELDS, ids=lambda field: getattr(field, "__name__", field)
+)
 def test_each_field_is_part_of_the_key_of_a_measurement(kind: type, name: str) -> None:
     assert changed(kind, name).key != builders.CASE.key
     assert msgspec.json.decode(builders.CASE.key, type=Case).server == builders.CASE.server
@@ -137,7 +141,7 @@ def test_a_command_line_is_made_from_all_settings_of_a_server() -> None:
 SHARED = {
     field.name: field.type
     for field in dataclasses.fields(CasesTable)
-    if field.name in {one for _, one in FIELDS} and field.name not in {"engine", "models"}
+    if field.name in {name for _, name in FIELDS} and field.name not in {"engine", "models"}
 }
 WRITTEN = {
     "parallel": "{ tensor = 2 }",
@@ -186,8 +190,8 @@ def test_each_key_of_a_table_arrives_in_the_case(name: str, tmp_path: Path) -> N
         "arrivals": '"gamma"',
     }
     default = DEFAULTS.get(name)
-    found = WRITTEN.get(name) or str(other(name, default)).lower()
-    table[name] = f'"{found}"' if isinstance(default, str) and name not in WRITTEN else found
+    written = WRITTEN.get(name) or str(other(name, default)).lower()
+    table[name] = f'"{written}"' if isinstance(default, str) and name not in WRITTEN else written
     folder = tmp_path / "matrix"
     folder.mkdir()
     (folder / "here.toml").write_text(
@@ -197,5 +201,7 @@ def test_each_key_of_a_table_arrives_in_the_case(name: str, tmp_path: Path) -> N
     )
     (case,) = load_tier(folder, "here").cases
     kinds = {ServerSpec: case.server, WorkloadSettings: case, Load: case.load, Case: case}
-    ours = next(one for kind, one in kinds.items() if name in typing.get_type_hints(kind))
-    assert getattr(ours, name) != default
+    part = next(
+        candidate for kind, candidate in kinds.items() if name in typing.get_type_hints(kind)
+    )
+    assert getattr(part, name) != default

@@ -58,42 +58,42 @@ def launch(
     return dataclasses.replace(measurement, invalid=invalid or {})
 
 
-def record(folder: Path, *launches: Measurement, **more: Any) -> RecordedBaseline:  # noqa: ANN401
+def record(folder: Path, *launches: Measurement, **options: Any) -> RecordedBaseline:  # noqa: ANN401
     notes = RecordingNotes(reason="again")
-    return record_measurements(launches, builders.SETTINGS, store(folder), notes, **more)
+    return record_measurements(launches, builders.SETTINGS, store(folder), notes, **options)
 
 
 def test_the_baseline_of_this_machine_is_found(tmp_path: Path) -> None:
     baseline = write(tmp_path, builders.ENVIRONMENT)
-    found = look_up(tmp_path)
-    assert found.exact == baseline
-    assert (found.settings, found.environment) == (builders.SETTINGS, builders.ENVIRONMENT)
+    baselines = look_up(tmp_path)
+    assert baselines.exact == baseline
+    assert (baselines.settings, baselines.environment) == (builders.SETTINGS, builders.ENVIRONMENT)
 
 
 def test_the_files_of_a_case_are_this_machines_or_else_all_others(tmp_path: Path) -> None:
-    here, other = store(tmp_path), tmp_path / f"other/{builders.CASE.id}.json"
-    other.parent.mkdir()
-    other.write_text("<<<<<<< ")
-    assert [*here.files([builders.CASE.id])] == [other]
+    this_store, path = store(tmp_path), tmp_path / f"other/{builders.CASE.id}.json"
+    path.parent.mkdir()
+    path.write_text("<<<<<<< ")
+    assert [*this_store.files([builders.CASE.id])] == [path]
     write(tmp_path, builders.ENVIRONMENT)
-    assert [*here.files([builders.CASE.id])] == [here.path(builders.CASE.id)]
+    assert [*this_store.files([builders.CASE.id])] == [this_store.path(builders.CASE.id)]
 
 
 def test_the_nearest_baseline_is_the_one_of_the_machine_most_alike(tmp_path: Path) -> None:
-    unlike = write(tmp_path, UNLIKE)
-    alike = write(tmp_path, ALIKE)
-    found = look_up(tmp_path)
-    assert (found.exact, found.nearest) == (None, alike)
+    different = write(tmp_path, UNLIKE)
+    similar = write(tmp_path, ALIKE)
+    baselines = look_up(tmp_path)
+    assert (baselines.exact, baselines.nearest) == (None, similar)
     write(tmp_path, ALIKE, dataclasses.replace(builders.SETTINGS, dtype="auto"))
-    assert look_up(tmp_path).nearest == unlike, "the other's settings are others now"
+    assert look_up(tmp_path).nearest == different, "the other's settings are others now"
 
 
 def test_a_machine_of_the_same_name_and_other_facts_is_not_this_one(tmp_path: Path) -> None:
     twin = msgspec.structs.replace(builders.ENVIRONMENT, cpu="Intel Xeon @ 2.50GHz")
     assert twin.name == builders.ENVIRONMENT.name
     baseline = write(tmp_path, twin)
-    found = look_up(tmp_path)
-    assert (found.exact, found.nearest) == (None, baseline)
+    baselines = look_up(tmp_path)
+    assert (baselines.exact, baselines.nearest) == (None, baseline)
 
 
 def test_the_control_is_the_same_load_without_speculation(tmp_path: Path) -> None:
@@ -148,14 +148,14 @@ def test_a_run_of_another_number_of_prompts_is_known_by_the_prompts_of_the_matri
 
 
 def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path: Path) -> None:
-    found = record(tmp_path, launch(), launch(speedup=1.51))
-    assert found.path == tmp_path / builders.ENVIRONMENT.name / f"{builders.CASE.id}.json"
-    assert found.old is None
-    assert load_baseline(found.path) == found.new
-    assert found.new.launches == ({"speedup_ratio": 1.5}, {"speedup_ratio": 1.51})
-    assert found.new.acceptance == builders.stored(COUNTS)
-    assert found.new.provenance.reason == "again"
-    assert found.new.provenance.engine_version == "0.32.0"
+    written = record(tmp_path, launch(), launch(speedup=1.51))
+    assert written.path == tmp_path / builders.ENVIRONMENT.name / f"{builders.CASE.id}.json"
+    assert written.old is None
+    assert load_baseline(written.path) == written.new
+    assert written.new.launches == ({"speedup_ratio": 1.5}, {"speedup_ratio": 1.51})
+    assert written.new.acceptance == builders.stored(COUNTS)
+    assert written.new.provenance.reason == "again"
+    assert written.new.provenance.engine_version == "0.32.0"
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_launches_that_cannot_be_trusted_are_not_recorded(
 ) -> None:
     with pytest.raises(BaselineError) as error:
         record(tmp_path, launch(), second)
-    said = "baseline of 'vllm-draft_model-toy-toy-c2': not written, "
-    assert str(error.value) == said + words
+    beginning = "baseline of 'vllm-draft_model-toy-toy-c2': not written, "
+    assert str(error.value) == beginning + words
     assert list(tmp_path.iterdir()) == []
 
 
@@ -188,10 +188,10 @@ def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) 
     speeds = record(tmp_path, launch(), launch()).new.launches
     better = builders.counts(8, 4, 4, 4)
     slow = dataclasses.replace(launch(better, invalid=THROTTLED), values={})
-    found = record(tmp_path, launch(better, speedup=3.0), slow)
-    assert found.new.launches == speeds
-    assert found.new.acceptance == builders.stored(better)
-    assert found.left_out == (
+    written = record(tmp_path, launch(better, speedup=3.0), slow)
+    assert written.new.launches == speeds
+    assert written.new.acceptance == builders.stored(better)
+    assert written.left_out == (
         "baseline of 'vllm-draft_model-toy-toy-c2': written without throughput, latency, speedup,"
         " power: THROTTLED: 92 °C"
     )
@@ -199,12 +199,14 @@ def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) 
 
 def test_a_speed_that_means_nothing_leaves_what_was_recorded_of_it_before(tmp_path: Path) -> None:
     """In as many launches as it was recorded in."""
-    one = builders.measurement({"speedup_ratio": 1.5, "tpot_p50_ms": 5.0}, of=COUNTS)
-    record(tmp_path, one, one, one)
-    now = dataclasses.replace(
-        one, values={"tpot_p50_ms": 6.0}, invalid={Family.SPEEDUP: Invalidity("CLIENT_BEHIND", "x")}
+    earlier = builders.measurement({"speedup_ratio": 1.5, "tpot_p50_ms": 5.0}, of=COUNTS)
+    record(tmp_path, earlier, earlier, earlier)
+    later = dataclasses.replace(
+        earlier,
+        values={"tpot_p50_ms": 6.0},
+        invalid={Family.SPEEDUP: Invalidity("CLIENT_BEHIND", "x")},
     )
-    assert record(tmp_path, now, now).new.launches == (
+    assert record(tmp_path, later, later).new.launches == (
         {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
         {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
         {"speedup_ratio": 1.5},
@@ -216,20 +218,22 @@ def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_record
     tmp_path: Path, of: StepCounts | None
 ) -> None:
     speeds = {"throughput_tokens_per_s": 100.0}
-    one = builders.measurement(speeds, of=of)
+    measurement = builders.measurement(speeds, of=of)
     power = PowerRecord(invalid=Invalidity("POWER_INVALID", "the sampler ended"))
-    one = dataclasses.replace(one, replay=Replay(acceptance=one.acceptance, power=power))
-    found = record(tmp_path, one, one)
-    assert found.new.launches == (speeds, speeds)
-    assert found.left_out.endswith("written without power: POWER_INVALID: the sampler ended")
+    measurement = dataclasses.replace(
+        measurement, replay=Replay(acceptance=measurement.acceptance, power=power)
+    )
+    written = record(tmp_path, measurement, measurement)
+    assert written.new.launches == (speeds, speeds)
+    assert written.left_out.endswith("written without power: POWER_INVALID: the sampler ended")
 
 
 def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Path) -> None:
     launches = [launch(builders.acceptance(COUNTS, prompts=prompts)) for prompts in (6, 12, 6)]
-    found = record(tmp_path, *launches).new.acceptance
-    assert found is not None
-    assert len(found.prompts) == 12
-    assert not found.further_launches
+    acceptance = record(tmp_path, *launches).new.acceptance
+    assert acceptance is not None
+    assert len(acceptance.prompts) == 12
+    assert not acceptance.further_launches
 
 
 def test_each_launch_of_answers_that_do_not_repeat_is_kept(tmp_path: Path) -> None:
@@ -243,7 +247,7 @@ def test_each_launch_of_answers_that_do_not_repeat_is_kept(tmp_path: Path) -> No
         return launch(builders.acceptance_of(prompts))
 
     lengths = (5, 6, 7, 8, 9), (6, 5, 7, 9, 8, 7), (5, 7, 6, 8, 9)
-    acceptance = record(tmp_path, *(launch_of(*each) for each in lengths)).new.acceptance
+    acceptance = record(tmp_path, *(launch_of(*accepted) for accepted in lengths)).new.acceptance
     assert acceptance is not None
     assert [prompt.accepted for prompt in acceptance.prompts] == [6, 5, 7, 9, 8, 7]
     further = {
@@ -255,11 +259,14 @@ def test_each_launch_of_answers_that_do_not_repeat_is_kept(tmp_path: Path) -> No
 
 def test_the_history_of_identical_runs_becomes_the_noise(tmp_path: Path) -> None:
     noise = {"speedup_ratio": Noise(between_frac=0.05, runs=5)}
-    found = record(
-        tmp_path, launch(), launch(), complete=lambda one: msgspec.structs.replace(one, noise=noise)
+    written = record(
+        tmp_path,
+        launch(),
+        launch(),
+        complete=lambda baseline: msgspec.structs.replace(baseline, noise=noise),
     )
-    assert found.new.noise == noise
-    assert load_baseline(found.path) == found.new
+    assert written.new.noise == noise
+    assert load_baseline(written.path) == written.new
     assert record(tmp_path, launch(), launch()).new.noise == noise, "it outlives a recording"
 
 
@@ -274,8 +281,8 @@ def test_one_launch_records_acceptance_and_leaves_the_speeds_as_they_were(tmp_pa
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("prompts", [6, 4])
 def test_a_launch_that_accepts_nothing_disagrees(tmp_path: Path, first: int, prompts: int) -> None:
-    each = (COUNTS, builders.counts(20, 0, 0, 0))
-    both = [launch(builders.acceptance(counts, prompts=prompts)) for counts in each]
+    launch_counts = (COUNTS, builders.counts(20, 0, 0, 0))
+    both = [launch(builders.acceptance(counts, prompts=prompts)) for counts in launch_counts]
     with pytest.raises(BaselineError, match="its launches disagree on the acceptance length"):
         record(tmp_path, both[first], both[1 - first])
 
@@ -311,12 +318,12 @@ def test_nothing_accepted_is_recorded_where_acceptance_is_only_shown(tmp_path: P
 def test_launches_may_differ_by_chance(tmp_path: Path) -> None:
     """With a temperature each launch says something else; AL 2.5 and 2.53 of prompts that vary."""
     histograms = ((8, 0, 6, 6), (2, 8, 4, 6), (10, 4, 2, 4), (4, 4, 8, 4))
-    several = [builders.counts(*one) for one in histograms]
+    several = [builders.counts(*histogram) for histogram in histograms]
 
     def drawn(shift: int) -> AcceptanceRecord:
         ids = [(several[(n + shift) % 4], f"chat-{n}") for n in range(7)]
-        each = [builders.prompt_acceptance(of, prompt_id=name) for of, name in ids]
-        return builders.acceptance_of(each)
+        prompts = [builders.prompt_acceptance(of, prompt_id=name) for of, name in ids]
+        return builders.acceptance_of(prompts)
 
     lengths = [drawn(shift).total.acceptance_length or 0 for shift in (0, 1)]
     assert abs(lengths[0] / lengths[1] - 1) > 0.005

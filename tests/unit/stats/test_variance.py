@@ -36,9 +36,9 @@ def test_the_prior_has_no_word_once_enough_is_known() -> None:
 
 def test_a_case_alone_is_not_counted_twice() -> None:
     """Three launches of one case have two degrees of freedom, not four."""
-    own = Variance(value=1.0, freedom=2)
-    assert shrunk(own, (), NOTHING_KNOWN) == own
-    with_prior = shrunk(own, (), Variance(value=4.0, freedom=2))
+    variance = Variance(value=1.0, freedom=2)
+    assert shrunk(variance, (), NOTHING_KNOWN) == variance
+    with_prior = shrunk(variance, (), Variance(value=4.0, freedom=2))
     assert with_prior == Variance(value=2.5, freedom=4)
 
 
@@ -58,9 +58,9 @@ def test_a_loss_as_large_as_tolerated_passes_as_seldom_as_promised_where_loads_a
     for _ in range(trials):
         draws = rng.normal(0, deviations[:, None], (20, 8))
         variances = [variance_of(list(row)) for row in draws]
-        own = variances[-1]
-        others = [variance for variance in variances[:-1] if variance is not None]
-        moderated = shrunk(own, others, NOTHING_KNOWN)
+        of_case = variances[-1]
+        further = [variance for variance in variances[:-1] if variance is not None]
+        moderated = shrunk(of_case, further, NOTHING_KNOWN)
         error = np.sqrt(moderated.value / 8)
         reach = stats.t.isf(0.01, moderated.freedom) * error
         passed += draws[-1].mean() - reach > 0

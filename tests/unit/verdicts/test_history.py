@@ -57,13 +57,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
-    first, other = past_run(tpot_p50_ms=8.0), past_run("other")
+    first, of_another_case = past_run(tpot_p50_ms=8.0), past_run("other")
     second = past_run(run="20261122-0730", tpot_p50_ms=9.0)
-    record_history(path, [first, other])
+    record_history(path, [first, of_another_case])
     record_history(path, [msgspec.structs.replace(second, values={})])
     record_history(path, [second])  # gone on with: it counts once
     assert load_history(path).of("case") == (first, second)
-    assert load_history(path).of("other") == (other,)
+    assert load_history(path).of("other") == (of_another_case,)
     assert set(load_history(path).by_case) == {"case", "other"}
 
 
@@ -97,16 +97,16 @@ def test_only_identical_runs_tell_how_hours_differ(changes: dict[str, str]) -> N
     same = msgspec.structs.replace(
         past_run(throughput_tokens_per_s=100.0), settings_sha256=settings_sha256(builders.SETTINGS)
     )
-    other = msgspec.structs.replace(same, **changes)
-    assert identical_to([same, other, same], builders.SETTINGS, "0.32.0", "cd") == [same, same]
+    changed = msgspec.structs.replace(same, **changes)
+    assert identical_to([same, changed, same], builders.SETTINGS, "0.32.0", "cd") == [same, same]
 
 
 def test_a_disk_that_refuses_is_said(path: Path) -> None:
     path.parent.write_text("no folder")
     with pytest.raises(ReportError, match=r"this run isn't in it, (File exists|Not a directory);"):
         record_history(path, [past_run()])
-    said = f"history '{path}': Not a directory; mend its rights to have it shown"
-    assert load_history(path) == History({}, said)
+    problem = f"history '{path}': Not a directory; mend its rights to have it shown"
+    assert load_history(path) == History({}, problem)
 
 
 def test_a_run_is_what_its_launches_did_on_average() -> None:
@@ -122,9 +122,9 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         for name, word in outcomes.items()
     ]
     origin = RunOrigin(run="20261121-0730")
-    found = run_record(origin, launches, verdicts, builders.SETTINGS, BASELINE)
-    assert found.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, goodput: 0, rate: 0.5})
-    assert msgspec.structs.replace(found, values={}) == msgspec.structs.replace(
+    line = run_record(origin, launches, verdicts, builders.SETTINGS, BASELINE)
+    assert line.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, goodput: 0, rate: 0.5})
+    assert msgspec.structs.replace(line, values={}) == msgspec.structs.replace(
         past_run(builders.CASE.id),
         settings_sha256=settings_sha256(builders.SETTINGS),
         draft_sha256="",

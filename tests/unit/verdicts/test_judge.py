@@ -218,15 +218,20 @@ def spread_lengths(*accepted: int) -> AcceptanceRecord:
         for n in accepted
     ]
     return builders.acceptance_of(
-        [builders.prompt_acceptance(one, prompt_id=f"chat-{n}") for n, one in enumerate(counts)]
+        [
+            builders.prompt_acceptance(prompt_counts, prompt_id=f"chat-{n}")
+            for n, prompt_counts in enumerate(counts)
+        ]
     )
 
 
-def judge_records(ours: AcceptanceRecord, theirs: AcceptanceRecord, look: Look) -> Verdict:
+def judge_records(measured: AcceptanceRecord, recorded: AcceptanceRecord, look: Look) -> Verdict:
     """The verdict on the length of a record against another."""
-    values = {LENGTH.name: ours.total.acceptance_length or 0.0}
-    measurement = dataclasses.replace(builders.measurement(values), replay=Replay(acceptance=ours))
-    baseline = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(theirs))
+    values = {LENGTH.name: measured.total.acceptance_length or 0.0}
+    measurement = dataclasses.replace(
+        builders.measurement(values), replay=Replay(acceptance=measured)
+    )
+    baseline = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(recorded))
     return judged(LENGTH, measurement, known(baseline), look)
 
 
@@ -238,7 +243,7 @@ FEW, SUM = spread_lengths(*[15] * 4), dataclasses.replace(STEADY, prompts=())
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "look", "outcome", "words"),
+    ("measured", "recorded", "look", "outcome", "words"),
     [
         pytest.param(ALIKE, STEADY, Look.FULL, PASS, "", id="alike"),
         pytest.param(DOUBT, DOUBTED, Look.FULL, INCONCLUSIVE, "with 6 prompts", id="doubt"),
@@ -249,9 +254,9 @@ FEW, SUM = spread_lengths(*[15] * 4), dataclasses.replace(STEADY, prompts=())
     ],
 )
 def test_acceptance_is_judged_by_its_prompts(
-    ours: AcceptanceRecord, theirs: AcceptanceRecord, look: Look, outcome: Outcome, words: str
+    measured: AcceptanceRecord, recorded: AcceptanceRecord, look: Look, outcome: Outcome, words: str
 ) -> None:
-    verdict = judge_records(ours, theirs, look)
+    verdict = judge_records(measured, recorded, look)
     assert verdict.outcome is outcome
     assert words in verdict.explanation
     if outcome is PASS:
@@ -297,10 +302,10 @@ def test_a_goodput_of_nothing_regressed() -> None:
 
 def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
     """The baseline's further prompts are of another length and don't count."""
-    theirs = builders.acceptance(of_length(2.0), prompts=6)
+    shared = builders.acceptance(of_length(2.0), prompts=6)
     further = builders.prompt_acceptance(of_length(3.0), prompt_id="chat-9")
-    more = builders.acceptance_of([*theirs.prompts, further])
-    verdict = judge_records(builders.acceptance(of_length(1.5), prompts=6), more, Look.FULL)
+    extended = builders.acceptance_of([*shared.prompts, further])
+    verdict = judge_records(builders.acceptance(of_length(1.5), prompts=6), extended, Look.FULL)
     by_draft = "no. 1 100.0% -> 50.0%, no. 2 0.0% -> 0.0%"
     where = f"by draft, where those before it were accepted: {by_draft}"
     assert verdict.explanation == f"by category: chat 2 -> 1.5; {where}"
@@ -319,11 +324,12 @@ def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
 def test_a_published_figure_is_better_than_none(
     length: float, tolerance_frac: float | None, outcome: Outcome
 ) -> None:
-    told = builders.published(tolerance_frac=tolerance_frac)
+    figure = builders.published(tolerance_frac=tolerance_frac)
     values = {LENGTH.name: length, THROUGHPUT.name: 1.0, RATE.name: 0.5}
     measurement = builders.measurement(values, of=of_length(length))
     verdict, speed, rate = (
-        judged(metric, measurement, known(published=told)) for metric in (LENGTH, THROUGHPUT, RATE)
+        judged(metric, measurement, known(published=figure))
+        for metric in (LENGTH, THROUGHPUT, RATE)
     )
     assert (verdict.outcome, verdict.comparison.against) == (outcome, "published")
     assert (speed.outcome, rate.outcome) == (NOT_COMPARABLE, NO_BASELINE)
@@ -443,9 +449,9 @@ def test_how_many_launches_tell_follows_from_how_they_spread(
     spread = Spread(
         within_frac=within_frac, between_frac=between_frac, freedom=16, between_freedom=16
     )
-    found = detectable(THROUGHPUT, 0.05, recorded, spread, kind="gpu")
-    assert (found.decides, found.launches, found.tolerance_frac) == (decides, launches, 0.05)
-    assert (found.mde_frac <= 0.05) == decides
+    detects = detectable(THROUGHPUT, 0.05, recorded, spread, kind="gpu")
+    assert (detects.decides, detects.launches, detects.tolerance_frac) == (decides, launches, 0.05)
+    assert (detects.mde_frac <= 0.05) == decides
 
 
 def test_each_speed_of_a_baseline_that_has_a_spread_is_told_of() -> None:
@@ -456,8 +462,8 @@ def test_each_speed_of_a_baseline_that_has_a_spread_is_told_of() -> None:
     }
     del spreads[TPOT.name]
     case = dataclasses.replace(builders.CASE, tolerances=((THROUGHPUT.name, 0.2),))
-    found = detects_against(builders.baseline(row, row), case, spreads)
-    assert found == {
+    detects = detects_against(builders.baseline(row, row), case, spreads)
+    assert detects == {
         THROUGHPUT.name: detectable(THROUGHPUT, 0.2, 2, spreads[THROUGHPUT.name], kind="cpu")
     }
 
@@ -701,7 +707,7 @@ COUNTED = counted_in_rounds(BEFORE)
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "outcome"),
+    ("measured", "recorded", "outcome"),
     [
         pytest.param(BEFORE, COUNTED, PASS, id="upgraded"),
         pytest.param(WORSE, COUNTED, REGRESSED, id="upgraded-and-worse"),
@@ -713,10 +719,10 @@ COUNTED = counted_in_rounds(BEFORE)
     ],
 )
 def test_an_engine_that_tells_its_acceptance_in_another_way_is_compared_by_what_both_tell(
-    ours: AcceptanceRecord, theirs: AcceptanceRecord, outcome: Outcome
+    measured: AcceptanceRecord, recorded: AcceptanceRecord, outcome: Outcome
 ) -> None:
     """As vLLM before and after 0.29; the counters were read between single prompts."""
-    assert judge_records(ours, theirs, Look.FULL).outcome is outcome
+    assert judge_records(measured, recorded, Look.FULL).outcome is outcome
 
 
 def test_one_prompt_with_all_steps_decides_nothing() -> None:

@@ -33,7 +33,7 @@ def verdict(
 
 
 def outcomes_of(*verdicts: Verdict) -> list[Outcome]:
-    return [each.outcome for each in follow(verdicts)]
+    return [verdict.outcome for verdict in follow(verdicts)]
 
 
 @pytest.mark.parametrize("leader", [PASS, REGRESSED, INCONCLUSIVE, Outcome.IMPROVED])

@@ -37,7 +37,8 @@ def record(
 
 def machine(records: list[RunRecord], cases: tuple[str, ...] = CASES) -> MachineNights:
     by_case = {
-        case_id: tuple(each for each in records if each.case_id == case_id) for case_id in cases
+        case_id: tuple(record for record in records if record.case_id == case_id)
+        for case_id in cases
     }
     return MachineNights(
         baselines=dict.fromkeys(cases, BASELINE), history=History(by_case), cases=len(cases)
@@ -109,7 +110,7 @@ def test_what_all_cases_do_alike_is_taken_off_and_judged_by_itself() -> None:
 def test_a_slower_engine_stays_slower_on_the_nights_after() -> None:
     """A night that the engine lost doesn't show how much the machine varies."""
     lost = [record(case_id, 7, 75.0, outcomes={SPEED.name: "REGRESSED"}) for case_id in CASES]
-    by_engine = [msgspec.structs.replace(each, lost_by_engine=(SPEED.name,)) for each in lost]
+    by_engine = [msgspec.structs.replace(night, lost_by_engine=(SPEED.name,)) for night in lost]
 
     first = tonight(machine(steady()), dict.fromkeys(CASES, 75.0), "case-0").common
     second = tonight(machine([*steady(), *by_engine]), dict.fromkeys(CASES, 75.0), "case-0").common
@@ -128,9 +129,9 @@ def test_a_case_is_lost_by_how_it_differs_from_the_others() -> None:
 
 
 def test_with_too_few_others_a_case_has_its_own_nights_alone() -> None:
-    few = CASES[:4]
-    records = [each for each in steady() if each.case_id in few]
-    evidence = tonight(machine(records, few), dict.fromkeys(few, 90.0), "case-0")
+    chosen = CASES[:4]
+    records = [night for night in steady() if night.case_id in chosen]
+    evidence = tonight(machine(records, chosen), dict.fromkeys(chosen, 90.0), "case-0")
     assert evidence.common is None
     assert evidence.effect.estimate_frac == pytest.approx(math.log(0.9), abs=0.01)
 
@@ -144,13 +145,13 @@ def test_another_machine_of_the_run_tells_nothing_of_tonight() -> None:
 
 def test_a_loss_that_lasts_names_the_version_that_brought_it() -> None:
     slower = [record("case-0", night, 85.0, engine_version="0.33.0") for night in range(7, 11)]
-    others = [
+    steady_nights = [
         record(case_id, night, 100.0, engine_version="0.33.0")
         for night in range(7, 11)
         for case_id in CASES[1:]
     ]
     speeds = dict.fromkeys(CASES, 100.0) | {"case-0": 85.0}
-    lasting = tonight(machine([*steady(), *slower, *others]), speeds, "case-0").lasting
+    lasting = tonight(machine([*steady(), *slower, *steady_nights]), speeds, "case-0").lasting
     assert lasting is not None
     assert (lasting.since, lasting.nights) == ("20261207", 5)
     assert lasting.versions == ("0.32.0", "0.33.0")

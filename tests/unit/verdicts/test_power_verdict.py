@@ -127,10 +127,10 @@ def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
     both = msgspec.structs.replace(
         power, control=builders.power(18_000, tokens=3000).case, energy_ratio=3.0
     )
-    found = figures_of(measured(both), 1)
-    assert found.power is not None
-    assert found.power.case is not None
-    case = found.power.case
+    figures = figures_of(measured(both), 1)
+    assert figures.power is not None
+    assert figures.power.case is not None
+    case = figures.power.case
     assert case.energy_j_per_token == pytest.approx(2.0)
     assert case.above_idle_j_per_token == pytest.approx((12_000 - 60 * 100) / 6000)
     assert case.tokens_per_kwh == pytest.approx(3.6e6 / 2.0)
@@ -138,7 +138,7 @@ def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
     assert case.mean_w == pytest.approx(200)
     assert case.idle_w == pytest.approx(100)
     assert case.devices[0].throttled == ("power cap",)
-    every = [found, figures_of(measured(BROKEN), 1)]
+    every = [figures, figures_of(measured(BROKEN), 1)]
     shown = " ".join(render_figures(every, color=False).split())
     for words in ("+67%", "at its power cap", "±0.1%", "POWER_INVALID: the sampler"):
         assert words in shown
@@ -193,14 +193,14 @@ def power_under(
     failed = msgspec.structs.replace(part.traces[0], error=error)
     block = dataclasses.replace(part, traces=(failed,))
     arm, nobody = Arm(case=builders.CASE, server=builders.server()), cast("Clients", None)
-    one = ArmReplay(arm=arm, clients=nobody, rounds=[part], block=block, invalid=invalid)
-    return one.power(cast("Watch", sampler), (0, 0), {17})
+    replayed = ArmReplay(arm=arm, clients=nobody, rounds=[part], block=block, invalid=invalid)
+    return replayed.power(cast("Watch", sampler), (0, 0), {17})
 
 
 def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -> None:
     invalid: dict[Family, Invalidity] = {}
-    found = power_under(Sampler([], ""), "HTTP 500", invalid)
-    assert str(found.invalid).startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
+    power = power_under(Sampler([], ""), "HTTP 500", invalid)
+    assert str(power.invalid).startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
     assert invalid == {}
 
 
@@ -211,7 +211,7 @@ def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -
     state = State(throttle_mask=mask, temperature_c=90)
     seen = Sample(device=0, at_ns=10**9, state=state, pids=(17, pid))
     invalid: dict[Family, Invalidity] = {}
-    found = power_under(Sampler([seen], "the sampler of power ended"), None, invalid)
-    assert str(found.invalid).startswith("POWER_INVALID: the sampler of power ended")
-    assert {why.code for why in invalid.values()} == ({reason} if reason else set())
+    power = power_under(Sampler([seen], "the sampler of power ended"), None, invalid)
+    assert str(power.invalid).startswith("POWER_INVALID: the sampler of power ended")
+    assert {invalidity.code for invalidity in invalid.values()} == ({reason} if reason else set())
     assert invalid.keys() == (set(Family) - {Family.ACCEPTANCE} if reason else set())
