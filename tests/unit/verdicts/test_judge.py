@@ -249,7 +249,7 @@ FEW, SUM = spread_lengths(*[15] * 4), dataclasses.replace(STEADY, prompts=())
         pytest.param(DOUBT, DOUBTED, Look.FULL, INCONCLUSIVE, "with 6 prompts", id="doubt"),
         pytest.param(WORSE, BEFORE, Look.FULL, REGRESSED, "by category: chat ", id="worse"),
         pytest.param(WORSE, BEFORE, Look.EARLY, INCONCLUSIVE, "", id="worse-and-early"),
-        pytest.param(FEW, FEW, Look.FULL, INCONCLUSIVE, "4 prompts to", id="few"),
+        pytest.param(FEW, FEW, Look.FULL, INCONCLUSIVE, "4 shared prompts, 5 are", id="few"),
         pytest.param(SUM, SUM, Look.FULL, INCONCLUSIVE, "knows the sum of all", id="a-sum"),
     ],
 )
