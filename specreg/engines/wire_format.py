@@ -377,8 +377,9 @@ class MetricsPage:
         self._check_size(text)
         try:
             families = list(text_string_to_metric_families(text))
-        # The library documents no error, and lets those of its own parsing through.
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        # The library documents no error, and lets all those of its own parsing through, such as an
+        # OverflowError for a time of 400 digits.
+        except Exception as error:
             message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
         self.samples = [sample for family in families for sample in family.samples]

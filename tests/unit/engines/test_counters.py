@@ -176,6 +176,23 @@ def test_a_page_without_metrics_is_unreadable(engine: str) -> None:
         read(engine, "")
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "a 1 1" + "0" * 400,
+        "a 1 1" + "0" * 4000,
+        'a{b="1"} 1 2 9' + "9" * 400,
+        "a\t1\t-1" + "0" * 400,
+    ],
+    ids=["time", "more-digits-than-python-reads", "further-words", "tabs"],
+)
+def test_a_number_of_hundreds_of_digits_is_unreadable(engine: str, sample: str) -> None:
+    """The library divides a time by 1000, which no float holds."""
+    with builders.invalid("METRICS_UNREADABLE", "not a Prometheus page"):
+        read(engine, f"{sample}\n")
+
+
 @pytest.mark.parametrize(
     ("version", "requests"),
     [("0.26.0", 7), ("0.27.1", 6), ("0.29.0", 6), ("0.31.0", 6), ("0.32.0", 6), ("0.33.0", 7)],
