@@ -265,13 +265,14 @@ def _may_hold_text(name: str, info: msgspec.inspect.Type) -> bool:
 def _types_in(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
     """Yield a type and all types that it consists of, each once."""
     waiting = [info]
-    seen = list[msgspec.inspect.Type]()
+    # A type may contain itself, so types are compared by identity and not by value. An id counts
+    # only as long as its object is kept.
+    seen = dict[int, msgspec.inspect.Type]()
     while waiting:
         part = waiting.pop()
-        # A type may contain itself, so types are compared by identity and not by value.
-        if any(part is earlier for earlier in seen):
+        if id(part) in seen:
             continue
-        seen.append(part)
+        seen[id(part)] = part
         yield part
         waiting.extend(_parts_of(part))
 
