@@ -15,11 +15,11 @@ _LEFT_OUT = b"\n[specreg: %d bytes are left out here]\n"
 
 
 class BoundedLog:
-    """A file that keeps the first bytes that it is given and, up to twice as many, the last ones.
+    """A file that keeps the beginning of what it is given, and up to twice as much of the end.
 
-    What is dropped in a flood is neither searched for secrets nor written, because that would take
-    time. Secrets are hidden in whole lines. A line that is too long to wait for its end is cut, but
-    only where that cuts no secret.
+    Output that is dropped in a flood is neither searched for secrets nor written, because that
+    would take time. Secrets are hidden in whole lines. A line that is too long to wait for its end
+    is cut, but only where the cut doesn't divide a secret.
 
     Attributes:
         has_unwritten_output: True if something came since the last `write`.
@@ -36,10 +36,10 @@ class BoundedLog:
         """Open the file, which must exist.
 
         Args:
-            path: The file.
+            path: The path of the file.
             hide: Returns whole lines without their secrets.
-            kept_bytes: How much is kept of the beginning, and of the end.
-            secret_bytes: How long a secret may be, together with what marks it as one.
+            kept_bytes: How much of the beginning is kept, and how much of the end at least.
+            secret_bytes: How long a secret may be, together with the words that mark it as one.
         """
         self._file = path.open("r+b", buffering=0)
         self._hide = hide
@@ -52,7 +52,7 @@ class BoundedLog:
         self.has_unwritten_output = False
 
     def take(self, output: bytes) -> None:
-        """Take what was printed."""
+        """Take output, which is written by a later `write`."""
         self._waiting += output
         self.has_unwritten_output = True
         most_bytes = 2 * self._kept_bytes
@@ -64,48 +64,53 @@ class BoundedLog:
             self._drop_waiting()
 
     def write(self, *, unfinished: bool = False) -> None:
-        """Write what came to disk; what a full disk refuses is written once there is room.
+        """Write what was taken. What a full disk refuses is written once there is room.
 
         Args:
-            unfinished: True to write an unfinished last line as well, which is written again once
-                it is whole.
+            unfinished: True to write an unfinished last line as well. It is written again, with its
+                secrets hidden, once it is whole.
         """
         self.has_unwritten_output = False
         self._tail += self._hide(self._take_lines())
         room = max(0, self._kept_bytes - self._head_bytes)
+        # Drop the middle. This waits for twice the size of the end, so that it is done rarely.
         if len(self._tail) > room + 2 * self._kept_bytes:
             end = len(self._tail) - self._kept_bytes
             self._left_out_bytes += end - room
             del self._tail[room:end]
         try:
-            self._append(self._tail[:room])
-            self._head_bytes += len(self._tail[:room])
+            # The beginning is written once.
+            beginning = self._tail[:room]
+            self._append(beginning)
+            self._head_bytes += len(beginning)
             del self._tail[:room]
+            # Everything after the beginning is written anew each time.
             cut = _LEFT_OUT % self._left_out_bytes if self._left_out_bytes else b""
             last_line = self._hide(bytes(self._waiting)) if unfinished else b""
             self._append(cut + self._tail + last_line)
         except OSError:
+            # The tail still has what wasn't written.
             return
 
     def close(self) -> None:
-        """Write all that came to disk, and close the file."""
+        """Write everything that was taken, and close the file."""
         self._tail += self._hide(bytes(self._waiting))
         self._waiting.clear()
         self.write()
         self._file.close()
 
     def _take_lines(self) -> bytes:
-        """Remove the whole lines from what waits, and return them."""
+        """Remove the whole lines from the output that waits, and return them."""
         end = 1 + max(self._waiting.rfind(b"\n"), self._waiting.rfind(b"\r"))
         if len(self._waiting) - end > LONG_LINE_BYTES:
-            # The last line is too long to wait for its end.
+            # The last line is too long to wait for its end, so it is cut.
             end = max(end, self._end_of_whole_secrets(len(self._waiting)))
         lines = bytes(self._waiting[:end])
         del self._waiting[:end]
         return lines
 
     def _drop_waiting(self) -> None:
-        """Drop all of a flood but its end, and what was to be the end of the file before it."""
+        """Drop all of a flood but its end, and drop the earlier end of the file with it."""
         latest = len(self._waiting) - self._kept_bytes
         end = 1 + self._waiting.rfind(b"\n", 0, latest)
         if not end:
@@ -115,11 +120,11 @@ class BoundedLog:
         del self._waiting[:end]
 
     def _end_of_whole_secrets(self, latest: int) -> int:
-        """Find the last position at which what waits can be cut without cutting a secret.
+        """Find the last position at which the output that waits can be cut without harm.
 
-        A cut is harmless if hiding the secrets of both parts gives the same as hiding those of the
-        whole. The text that is compared goes so far beyond the position that any secret which
-        begins before it ends in it.
+        A cut is harmless if hiding the secrets of both parts gives the same text as hiding those of
+        the whole. The text that is compared goes so far beyond the position that it has the end of
+        each secret which begins before the position.
 
         Args:
             latest: The last position that may be returned.
@@ -137,9 +142,10 @@ class BoundedLog:
         return 0
 
     def _append(self, content: bytes | bytearray) -> None:
-        """Replace all that follows the beginning of the file."""
+        """Replace everything that follows the beginning of the file."""
         self._file.truncate(self._head_bytes)
         self._file.seek(self._head_bytes)
         unwritten = memoryview(bytes(content))
+        # An unbuffered file may take only a part of the content at once.
         while unwritten:
             unwritten = unwritten[self._file.write(unwritten) :]

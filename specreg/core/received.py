@@ -1,9 +1,9 @@
-"""Read run folders that may come from other machines, and write below a folder of ours alone.
+"""Read run folders that may come from other machines, and write only below a given folder.
 
-What lies in such a folder was written by whoever ran the shard, so it is data: a link in it could
-lead to a secret of ours, a FIFO would keep us waiting, and a file of a terabyte fill our memory.
-Each file is opened once, component by component and without following a link, so a folder that is
-changed meanwhile leads nowhere else either.
+Whoever ran a shard wrote what is in its folder, so the content is only data. A link in it could
+lead to a secret of this machine, reading a FIFO would wait forever, and a file of a terabyte would
+fill the memory. Each file is opened once, folder by folder and without following a link. So a
+folder that somebody changes meanwhile leads nowhere else either.
 """
 
 import contextlib
@@ -40,18 +40,19 @@ def open_received(folder: Path, name: str) -> Iterator[BinaryIO]:
     """Open a file of a run folder to read it.
 
     Args:
-        folder: the run folder.
-        name: the file's name; it may have folders in it, by slashes.
+        folder: The run folder.
+        name: The path of the file in the run folder, with slashes between folders.
 
     Raises:
-        OSError: it isn't there, isn't a regular file, has other hard links, or lies behind a link;
-            `strerror` says which.
+        OSError: The file doesn't exist, isn't a regular file, has further hard links, or is behind
+            a link. `strerror` says which.
     """
     *folders, file_name = _parts_of(folder, name)
     with contextlib.ExitStack() as opened:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, descriptor)
         for part in folders:
+            # Opening a link would fail too, but with an error that doesn't name it as a link.
             check_kind(os.stat(part, dir_fd=descriptor, follow_symlinks=False), stat.S_IFDIR)
             descriptor = os.open(part, _OPEN_FOLDER, dir_fd=descriptor)
             opened.callback(os.close, descriptor)
@@ -64,17 +65,18 @@ def read_received(folder: Path, name: str, most_bytes: int) -> bytes:
     """Read a file of a run folder.
 
     Raises:
-        OSError: as of `open_received`, or it is longer than `most_bytes`.
+        OSError: As for `open_received`, or the file is longer than `most_bytes`.
     """
     with open_received(folder, name) as file:
         return read_bounded(file, most_bytes)
 
 
 def received_files(folder: Path) -> list[PurePosixPath]:
-    """Return the files of a run folder, relative to it and sorted.
+    """Return the paths of all files of a run folder, relative to it and sorted.
 
     Raises:
-        OSError: something in it is a link or no regular file, or there is too much of it.
+        OSError: The folder has a link or something else that isn't a regular file, or too many or
+            too large files, or it is no folder.
     """
     files: list[PurePosixPath] = []
     entries = 0
@@ -97,33 +99,34 @@ def received_files(folder: Path) -> list[PurePosixPath]:
             if wanted == stat.S_IFREG:
                 size_bytes += status.st_size
         if size_bytes > _MAX_FOLDER_BYTES:
-            # A file with holes takes no room until it is copied.
+            # A sparse file takes no room on the disk until it is copied.
             raise refusal(f"holds more than {_MAX_FOLDER_BYTES / 2**30:g} GiB")
         files.extend(below / name for name in names)
     return sorted(files)
 
 
 def copy_received(folder: Path, name: str, into: Path, new_name: str, most_bytes: int) -> None:
-    """Copy a file of a run folder below a folder of ours.
+    """Copy a file of a run folder to a path below another folder.
 
     Raises:
-        OSError: as of `read_received` and `check_below`, or the disk refuses.
+        OSError: As for `read_received` and `check_below`, or the copy can't be written.
     """
     path = check_below(into, new_name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_received(folder, name) as source:
         if os.fstat(source.fileno()).st_size > most_bytes:
             raise refusal(f"is longer than {most_bytes / MIB:g} MiB")
+        # Writing to an old file could write through a link, so a new file is made.
         path.unlink(missing_ok=True)
         with path.open("xb") as copy:
             shutil.copyfileobj(source, copy)
 
 
 def write_below(folder: Path, name: str, content: bytes) -> Path:
-    """Write a file below a folder, make the folders between, and return its path.
+    """Write a file below a folder, with the folders between, and return its path.
 
     Raises:
-        OSError: as of `check_below`, or the disk refuses.
+        OSError: As for `check_below`, or the file can't be written.
     """
     path = check_below(folder, name)
     replace_file(path, content)
@@ -134,11 +137,11 @@ def unpack_received(packed: bytes, into: Path) -> Path:
     """Unpack a run folder that another machine has packed with tar.
 
     Returns:
-        The folder, which lies alone in `into`.
+        The folder. `into` has nothing else in it.
 
     Raises:
-        OSError: it is no archive of one folder, holds something else than folders and regular
-            files, or unpacks to too much.
+        OSError: The bytes aren't an archive of one folder, or the archive has something other than
+            folders and regular files, or too much of it.
     """
     into.mkdir(parents=True)
     left_bytes = _MAX_FOLDER_BYTES
@@ -150,6 +153,7 @@ def unpack_received(packed: bytes, into: Path) -> Path:
                     raise refusal("unpacks to too much")
                 if not (member.isfile() or member.isdir()):
                     raise refusal("is neither a folder nor a regular file", Path(member.name))
+                # The filter also refuses members whose names lead out of the folder.
                 archive.extract(member, into, filter="data")
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise refusal(f"can't be unpacked, {error}") from error
@@ -160,11 +164,11 @@ def unpack_received(packed: bytes, into: Path) -> Path:
 
 
 def check_below(folder: Path, name: str) -> Path:
-    """Return the path of a file that is to be written below a folder.
+    """Return the path of a file that is about to be written below a folder.
 
     Raises:
-        OSError: `name` would lead elsewhere: it isn't made of plain names, or a folder on the way
-            is a link.
+        OSError: `name` could lead elsewhere, because it has a part that isn't a plain name, or
+            because a folder on the way is a link.
     """
     path = folder
     *folders, file_name = _parts_of(folder, name)
@@ -179,7 +183,7 @@ def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
     """Return the parts of a name.
 
     Raises:
-        OSError: one of them isn't a plain name.
+        OSError: A part isn't a plain name.
     """
     parts = tuple(name.split("/"))
     if not all(_FILE_NAME.fullmatch(part) for part in parts):
@@ -188,10 +192,10 @@ def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
 
 
 def _check_alone(status: os.stat_result, named: PurePath | None = None) -> None:
-    """Refuse a file with further hard links, because one of them might be a file of ours.
+    """Check that a file has no further hard links, which might be files of this machine.
 
     Raises:
-        OSError: it has one.
+        OSError: The file has further hard links.
     """
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         raise refusal(f"has {status.st_nlink} hard links, needed a file of its own", named)
