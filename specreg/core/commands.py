@@ -1,6 +1,6 @@
-"""Build the commands that a user is told to type, in the launcher in use: nox, or pytest.
+"""Build the commands that hints tell the user to type, for the launcher in use: nox or pytest.
 
-Every hint that names a command has it from here, so that it works as printed.
+All hints get their commands from this module, and tests run what it returns.
 """
 
 import os
@@ -34,14 +34,13 @@ _FEWER = "--num-prompts"
 
 
 def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
-    """Return the command that runs exactly these cases of a tier, or all of it.
+    """Return the command that runs exactly these cases of a tier, or the whole tier.
 
-    A dash behind each keeps `…-c1` from meaning `…-c16` too. The options that the launcher gives by
-    itself are left out.
+    Options that the launcher gives by itself are left out.
 
     Args:
-        case_ids: the cases; none for all of the tier.
-        options: how they run.
+        case_ids: The ids of the cases; empty for the whole tier.
+        options: The options with which they run.
     """
     launcher = os.environ.get(LAUNCHER) or RUN_THE_SUITE
     parts = [launcher]

@@ -2,11 +2,12 @@
 
 A secret is the value of an environment variable or an option whose name says so (`HF_TOKEN`,
 `--api-key`), a password in a URL, a parameter of a URL with such a name, or what follows
-`Authorization:` or `Bearer`. A value that is shorter than 8 characters, or that is a word of
-specreg's own, can't be hidden wherever it occurs: every text would have holes. `unhidden` names it.
+`Authorization:` or `Bearer`. A value that is shorter than 8 characters, or that is a word which
+specreg itself writes, can't be hidden wherever it occurs, because every text would have holes.
+`unhidden` names such values.
 
-This module needs the standard library alone: the supervisor, which writes the logs, has nothing
-else.
+This module needs only the standard library, because the supervisor, which writes the logs, has
+nothing else.
 """
 
 import base64
@@ -64,7 +65,7 @@ STYLING = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ`-~])"
 )
-"""What styles a text on a terminal, and may stand in the middle of a secret."""
+"""The sequences that style a text on a terminal. One may be in the middle of a secret."""
 _SAFE_IN_URLS = ("", "/", "!'()*", "/?:@!$'()*,", "!$&'()*+,;=:@/?")
 """The characters that programs leave as they are in a URL: Python, JavaScript, aiohttp, httpx."""
 _RUNNING_TEST = "PYTEST_CURRENT_TEST"
@@ -119,13 +120,16 @@ def hide_secrets_of(environment: Mapping[str, str], arguments: Sequence[str] = (
 
 
 def declare_words(words: Iterable[str]) -> None:
-    """Never hide these words, nor parts of them: names of fields, metrics, cases and the like."""
+    """Never hide these words or parts of them. They are names, as of fields, metrics and cases."""
     known = set(_WORDS[0].split("\n"))
     _WORDS[0] = "\n".join(sorted(known.union(words)))
 
 
 def known_secrets() -> tuple[str, ...]:
-    """Return all that is to be hidden wherever it occurs, in each of its forms, longest first."""
+    """Return all texts that are hidden wherever they occur, the longest first.
+
+    They are the known secrets, in each form in which programs write them.
+    """
     # With a variable that changes in each test, the forms would be sought anew each time.
     variables = tuple(item for item in os.environ.items() if item[0] != _RUNNING_TEST)
     return _known(variables, frozenset(_LEARNT), _WORDS[0])
@@ -133,26 +137,28 @@ def known_secrets() -> tuple[str, ...]:
 
 def unhidden() -> tuple[str, ...]:
     """Return each variable and option whose secret value can't be hidden, with the reason."""
-    named = _named_values(os.environ, ()) | _LEARNT
-    reasons = {
-        f"{value.name} ({reason})" for value in named if (reason := _why_unhidden(value.value))
-    }
-    return tuple(sorted(reasons))
+    descriptions = set()
+    for value in _named_values(os.environ, ()) | _LEARNT:
+        reason = _why_unhidden(value.value)
+        if reason:
+            descriptions.add(f"{value.name} ({reason})")
+    return tuple(sorted(descriptions))
 
 
 def hide(text: str, secrets: Iterable[str] | None = None) -> str:
     """Return a text without secrets.
 
-    A text marks a secret of its own by writing a password or a parameter into a URL, or by
-    `Authorization:` or `Bearer` before it. Those are hidden too.
+    A text may itself mark a secret: as a password or a parameter in a URL, or by `Authorization:`
+    or `Bearer` before it. Such secrets are hidden too.
 
     Args:
-        text: the text.
-        secrets: what is hidden wherever it occurs; None for all that is known.
+        text: The text.
+        secrets: The texts that are hidden wherever they occur; None for all known secrets.
     """
     if secrets is None:
         secrets = known_secrets()
     text = _hide_unstyled(text, secrets)
+    # A style in the middle of a secret would hide the secret from the search above.
     if "\x1b" in text:
         lines = text.split("\n")
         text = "\n".join(_hide_styled(line, secrets) for line in lines)
@@ -160,12 +166,12 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
 
 
 def hide_bytes(content: bytes, hide: Callable[[str], str] = hide) -> bytes:
-    """Return any bytes without secrets, as `hide` does with a text."""
+    """Return bytes without secrets, as `hide` returns a text. Bytes that aren't UTF-8 are kept."""
     return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def _hide_unstyled(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without the secrets in which no style stands."""
+    """Return a text without its secrets, except those that a style divides."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     # Looking for a word first is a hundred times faster than the expression.
@@ -181,20 +187,29 @@ def _hide_unstyled(text: str, secrets: Iterable[str]) -> str:
 
 
 def _hide_styled(line: str, secrets: Iterable[str]) -> str:
-    """Return a line without its secrets; it loses its styles if one splits a secret."""
+    """Return a line without its secrets. It loses its styles if one of them divides a secret."""
     hidden = _hide_unstyled(line, secrets)
     without_styles = _hide_unstyled(STYLING.sub("", line), secrets)
-    return hidden if STYLING.sub("", hidden) == without_styles else without_styles
+    # The texts differ if a secret was found only after the styles were removed.
+    if STYLING.sub("", hidden) == without_styles:
+        return hidden
+    return without_styles
 
 
 def _without_parameter(match: re.Match[str]) -> str:
+    """Return a parameter of a URL, with its value hidden if its name says that it is secret."""
     before, name, value = match.groups()
-    is_secret = says_secret(name) and not _SETTING.fullmatch(value)
-    return f"{before}{HIDDEN}" if is_secret else match[0]
+    if says_secret(name) and not _SETTING.fullmatch(value):
+        return f"{before}{HIDDEN}"
+    return match[0]
 
 
 def _without_value(match: re.Match[str]) -> str:
-    return match[0] if _SETTING.fullmatch(match[2]) else f"{match[1]}{HIDDEN}"
+    """Return a match with its second group hidden, unless that is a mere setting."""
+    before, value = match.groups()
+    if _SETTING.fullmatch(value):
+        return match[0]
+    return f"{before}{HIDDEN}"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -211,24 +226,28 @@ def says_secret(name: str) -> bool:
 def _named_values(
     environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> frozenset[NamedValue]:
-    """Return all values that a name or a URL marks as secret, short ones as well."""
+    """Return all values that a name or a URL marks as secret, including short ones."""
+    # Variables whose names say so.
     assigned = {
         NamedValue(name, value) for name, value in environment.items() if _is_secret(name, value)
     }
+    # Arguments after a flag whose name says so: `--api-key VALUE`.
     flag = ""
     for argument in arguments:
         if argument.startswith("--"):
             flag = "" if "=" in argument else argument
         elif flag and _is_secret(flag, argument):
             assigned.add(NamedValue(flag, argument))
+    # The address of a proxy may have a password without being a whole URL.
     for name, value in environment.items():
         if name.upper().endswith("_PROXY") and "://" not in value:
             assigned.update(_marked_in(f"http://{value}"))
+    # What any value or argument marks itself.
     values = (value for name, value in environment.items() if name != _RUNNING_TEST)
     for text in (*values, *arguments):
         assigned.update(_marked_in(text))
         assigned.update(_assigned_in(text))
-        # A command line, as in PYTEST_ADDOPTS or in `command` of a tier.
+        # A value may be a command line, as in PYTEST_ADDOPTS or in `command` of a tier.
         words = _words_of(text)
         if len(words) > 1 and "--" in text:
             assigned.update(_named_values({}, words))
@@ -236,7 +255,7 @@ def _named_values(
 
 
 def _words_of(text: str) -> Sequence[str]:
-    """Return the words of a command line; of a text that is none, what spaces separate."""
+    """Return the words of a command line. Text that isn't one is divided at its spaces."""
     try:
         return shlex.split(text)
     except ValueError:
@@ -248,7 +267,8 @@ def _marked_in(text: str) -> Iterator[NamedValue]:
     if "://" in text:
         for match in _PASSWORD.finditer(text):
             password = match[0].removeprefix(match[1] or match[2])
-            if len(password) >= _LEAST_CHARACTERS:  # a short one is hidden in its URL alone
+            # A shorter password is hidden in its URL only.
+            if len(password) >= _LEAST_CHARACTERS:
                 yield NamedValue("the password of a URL", password)
                 yield NamedValue("the password of a URL", unquote(password))
     for _, name, value in _PARAMETER.findall(text):
@@ -260,40 +280,46 @@ def _marked_in(text: str) -> Iterator[NamedValue]:
 
 
 def _assigned_in(text: str) -> Iterator[NamedValue]:
-    """Yield the secrets that stand in a text behind a name: `token=…`, `"token": "…"`."""
+    """Yield the secrets that a text assigns to a name: `token=…`, `"token": "…"`."""
     for match in _ASSIGNED.finditer(text):
-        name, (double_quoted, single_quoted, bare) = match[1], match.groups()[1:]
+        name, double_quoted, single_quoted, bare = match.groups()
         value = double_quoted or single_quoted or bare or ""
+        # In `Authorization: Bearer TOKEN` the word before the token isn't secret.
         value = _SCHEME.sub("", unquote(value), count=1)
+        # The value may be written as in JSON, with escapes that the secret itself lacks.
         for secret in dict.fromkeys((value, _decoded(value))):
             if _is_secret(name, secret):
                 yield NamedValue(name, secret)
 
 
 def _decoded(text: str) -> str:
-    """Return what a string of JSON stands for; the text itself where it is none."""
+    """Return the text that a string of JSON stands for, or the text itself if it isn't one."""
     try:
-        return str(json.loads(f'"{text}"'))
+        decoded = str(json.loads(f'"{text}"'))
+        # JSON may escape half a character, which no program can print.
+        decoded.encode(errors="surrogateescape")
     except ValueError:
         return text
+    return decoded
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Return whether a value is secret by its name, whatever its length."""
-    is_count = "TOKENS" in name.upper() and _NUMBER.fullmatch(value)
-    is_special_token = value.startswith("<") and value.endswith(">")  # eos_token=<|end|>
-    return (
-        value not in {"", HIDDEN}
-        and says_secret(name)
-        and not is_count
-        and not is_special_token
-        and "://" not in value  # the password in it, if there is one, is
-        and not ("/" in value and os.access(value, os.F_OK))
-    )
+    """Return whether a value is secret by its name. Its length doesn't matter."""
+    if value in {"", HIDDEN} or not says_secret(name):
+        return False
+    # `max_tokens=64`
+    is_count = "TOKENS" in name.upper() and _NUMBER.fullmatch(value) is not None
+    # `eos_token=<|end|>`
+    is_special_token = value.startswith("<") and value.endswith(">")
+    # Only the password in a URL is secret, and that is found by the URL.
+    is_url = "://" in value
+    # A file with a secret may have any name, as in `SSH_KEY=/root/.ssh/id`.
+    is_path = "/" in value and "\0" not in value and os.access(value, os.F_OK)
+    return not (is_count or is_special_token or is_url or is_path)
 
 
 def _why_unhidden(value: str) -> str:
-    """Say why a secret isn't hidden where it occurs; empty of one that is."""
+    """Return why a secret isn't hidden wherever it occurs; empty if it is hidden."""
     if len(value) < _LEAST_CHARACTERS:
         return f"shorter than {_LEAST_CHARACTERS} characters"
     if "\n" not in value and value in _WORDS[0]:
@@ -305,7 +331,14 @@ def _why_unhidden(value: str) -> str:
 def _known(
     variables: tuple[tuple[str, str], ...], learnt: frozenset[NamedValue], words: str
 ) -> tuple[str, ...]:
-    """Return all forms of all secrets; `words` are part of what decides, and so of the key."""
+    """Return all forms of all secrets.
+
+    Args:
+        variables: The variables of this process.
+        learnt: The secrets of other programs.
+        words: The words that are never hidden. They are read elsewhere, but the result depends on
+            them, so they belong to the key of the cache.
+    """
     del words
     named = _named_values(dict(variables)) | learnt
     forms = set[str]()
@@ -317,7 +350,10 @@ def _known(
 
 
 def _parts_of(value: str) -> Iterator[str]:
-    """Yield what a log may have alone: the lines of a key, the keys of a list, a cookie's value."""
+    """Yield the parts of a secret that a log may have alone.
+
+    They are the lines of a private key, the keys of a list, and the value of a cookie.
+    """
     for line in value.splitlines():
         yield line.strip()
     for part in re.split(r"[\s,;]+", value):
@@ -326,10 +362,12 @@ def _parts_of(value: str) -> Iterator[str]:
 
 
 def _forms_of(secret: str) -> Iterator[str]:
-    """Yield a secret in each way in which programs write it."""
+    """Yield a secret in each form in which programs write it."""
     for written in {secret, shlex.quote(secret).strip("'"), *_quoted(secret)}:
         yield written
-        yield from _quoted(written)  # JSON in a log of JSON, or in the repr of a command
+        # A secret may be quoted twice: in JSON in a log of JSON, or in the repr of a command.
+        yield from _quoted(written)
+    # In a URL, where some programs write the escapes in lower case.
     for encode in (quote, quote_plus):
         for safe in _SAFE_IN_URLS:
             encoded = encode(secret, safe=safe, errors="surrogateescape")
@@ -344,7 +382,7 @@ def _forms_of(secret: str) -> Iterator[str]:
 
 
 def _quoted(text: str) -> Iterator[str]:
-    """Yield a text as it stands between quotes in HTML, Python and JSON."""
+    """Yield the forms that a text has between quotes in HTML, Python and JSON."""
     yield html.escape(text)
     yield html.escape(text, quote=False)
     yield repr(text)[1:-1]
@@ -358,15 +396,16 @@ def _quoted(text: str) -> Iterator[str]:
 
 
 def _go_escape(match: re.Match[str]) -> str:
-    """Return a character as Go writes it in JSON, so that it is no HTML."""
+    """Return a character as Go escapes it in JSON, in case somebody puts the JSON into HTML."""
     return f"\\u{ord(match[0]):04x}"
 
 
 def _inside_base64(content: bytes, alphabet: Callable[[bytes], bytes]) -> Iterator[str]:
-    """Yield what every base64 of a text with the content in it has: `user:password`, for one.
+    """Yield the parts that any base64 of a longer text with the content has.
 
-    Three bytes are four characters, so there is one form for each remainder of what precedes it.
-    The characters that it shares with its neighbours are left out.
+    The longer text may be `user:password`. Base64 writes three bytes as four characters, so there
+    is one part for each number of bytes, modulo 3, before the content. The characters that also
+    depend on the neighbouring bytes are left out.
     """
     for before_bytes in range(3):
         encoded = alphabet(bytes(before_bytes) + content).decode()

@@ -294,6 +294,13 @@ def test_what_a_server_is_started_with_is_known_from_then_on() -> None:
     assert hide("planted-in-arguments, planted-in-variables") == f"{HIDDEN}, {HIDDEN}"
 
 
+@pytest.mark.parametrize("escape", ["\\u0000", "\\ud800", "\\udc41"], ids=["nul", "high", "low"])
+def test_an_argument_with_an_odd_character_in_its_json_is_read(escape: str) -> None:
+    """JSON can escape NUL, which no path has, and half a character, which no program prints."""
+    hide_secrets_of({}, (f'--speculation={{"token": "a/planted{escape}secret"}}',))
+    assert hide(f"a/planted{escape}secret") == HIDDEN
+
+
 def test_an_error_has_no_secret_in_its_message() -> None:
     hide_secrets_of({}, ("--token", "planted-for-errors"))
     assert str(SpecregError("x: planted-for-errors; y")) == f"x: {HIDDEN}; y"
