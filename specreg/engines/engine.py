@@ -211,6 +211,7 @@ class Requirement:
     @property
     def lock(self) -> Path | None:
         """The file that pins all packages of the environment with checksums; None without one."""
+        # PyTorch's builds for CPUs and for CUDA need different packages, so they have locks each.
         device = "gpu" if self.local_torch is None else "cpu"
         path = self.locks / f"{self.package}-{self.version}-{device}.txt"
         # A lock is made for a release. An engine that is built from source may need other packages.
@@ -502,11 +503,12 @@ class Engine(ABC):
             return Identity()
         first = models[0]
         version = "unknown"
+        # A server of another engine needn't have this engine's path for the version.
         if first.owned_by == self.name:
             version = self.parse_version(fetch("GET", self.version_path))
-        return Identity(
-            engine=first.owned_by, version=version, model=first.id, target=first.root or first.id
-        )
+        # A server that doesn't say which model it has loaded is taken to serve it by its name.
+        target = first.root or first.id
+        return Identity(engine=first.owned_by, version=version, model=first.id, target=target)
 
 
 def given_flags(*values: tuple[str, int | bool]) -> tuple[str, ...]:

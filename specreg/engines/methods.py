@@ -59,7 +59,9 @@ class Spelling:
 
     def is_in(self, version: str) -> bool:
         """Return whether a version of the engine has the method; True if the version is unknown."""
-        return not version or not self.until or is_older(version, self.until)
+        if not version or not self.until:
+            return True
+        return is_older(version, self.until)
 
     def render(
         self, draft: str | None, draft_tokens: int, tree: Tree | None = None
@@ -71,17 +73,15 @@ class Spelling:
             draft_tokens: The largest number of drafts that a step can accept; the depth of a tree.
             tree: How the drafts branch; None if they don't.
         """
+        # The branches of a chain aren't needed: no method without a tree has that placeholder.
         drafted_tokens = draft_tokens
+        values: dict[Setting, Setting] = {DRAFT: draft or "", DRAFT_TOKENS: draft_tokens}
         if tree is not None:
             drafted_tokens = tree.drafted_tokens
-        known: dict[Setting, Setting] = {
-            DRAFT: draft or "",
-            DRAFT_TOKENS: draft_tokens,
-            VERIFIED_TOKENS: drafted_tokens + 1,
-        }
-        if tree is not None:
-            known[BRANCHES] = tree.branches
-        return {key: known.get(value, value) for key, value in self.settings.items()}
+            values[BRANCHES] = tree.branches
+        # The target also computes the token after the last draft.
+        values[VERIFIED_TOKENS] = drafted_tokens + 1
+        return {key: values.get(value, value) for key, value in self.settings.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,10 @@ def is_older(version: str, than: str) -> bool:
     A version that can't be read counts as new. So does `0.1.dev…`, the version of a checkout
     without tags.
     """
+    if version.startswith("0.1.dev"):
+        return False
     try:
-        return Version(version) < Version(than) and not version.startswith("0.1.dev")
+        return Version(version) < Version(than)
     except InvalidVersion:
         return False
 

@@ -72,8 +72,9 @@ class ReferenceEngine(Engine):
             UnsupportedError: there is one.
         """
         if speculation:
+            first_key, _ = speculation[0]
             message = "the reference engine has no further keys of speculation; leave it out"
-            raise UnsupportedError(f"speculation.{speculation[0][0]}: {message}")
+            raise UnsupportedError(f"speculation.{first_key}: {message}")
         return {}
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
@@ -81,10 +82,12 @@ class ReferenceEngine(Engine):
         gpus = options.parallel.pipeline
         device_flags: tuple[str, ...] = ("--device", "cpu")
         if options.on_gpu and gpus > 1:
-            device_flags = ("--device", ",".join(f"cuda:{index}" for index in range(gpus)))
+            devices = [f"cuda:{index}" for index in range(gpus)]
+            device_flags = ("--device", ",".join(devices))
         elif options.on_gpu:
             # Without the flag, the engine takes the first GPU that it sees.
             device_flags = ()
+        speculation_flags = [f"--{key}={value}" for key, value in options.speculation.items()]
         return (
             *(str(python), "-m", "specreg.engines.pytorch"),
             *("--model", options.target, "--served-model-name", options.served_name),
@@ -93,13 +96,16 @@ class ReferenceEngine(Engine):
             *("--context-tokens", str(options.max_model_len_tokens)),
             *("--max-sequences", str(options.max_sequences)),
             *device_flags,
-            *(f"--{key}={value}" for key, value in options.speculation.items()),
+            *speculation_flags,
             *options.engine_args,
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Return variables with which the engine finds specreg, after the user's own modules."""
         # specreg isn't installed in the engine's environment.
-        folders = (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[2]))
-        python_path = os.pathsep.join(filter(None, folders))
+        folders = [str(Path(__file__).parents[2])]
+        users_path = os.environ.get("PYTHONPATH")
+        if users_path:
+            folders.insert(0, users_path)
+        python_path = os.pathsep.join(folders)
         return {**super().environment(options), "PYTHONPATH": python_path}

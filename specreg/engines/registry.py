@@ -30,9 +30,15 @@ def render_methods() -> str:
     """Render which engine has which method, and whether it was seen running, as Markdown."""
     rows = [("method", *ENGINES), ("---",) * (len(ENGINES) + 1)]
     for name in METHODS:
-        cells = (
-            engine.seen.get(name, "spelt") if name in engine.methods else "–"
-            for engine in ENGINES.values()
-        )
+        cells = [_evidence(engine, name) for engine in ENGINES.values()]
         rows.append((f"`{name}`", *cells))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _evidence(engine: Engine, method: str) -> str:
+    """Return how an engine was seen to run a method; a dash if it doesn't have the method."""
+    if method not in engine.methods:
+        return "–"
+    # A method that was never run is only known to have the right spelling.
+    return engine.seen.get(method, "spelt")

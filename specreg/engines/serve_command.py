@@ -137,9 +137,12 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
     # Split off the environment variables and the program.
     words = _words_of(text)
     variables = {}
-    while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
-        name, _, value = words.pop(0).partition("=")
+    while words:
+        name, equals, value = words[0].partition("=")
+        if not equals or not name.isidentifier():
+            break
         variables[name] = value
+        words.pop(0)
     engine, arguments = _split_program(words, commands)
     # Read the flags.
     command = commands[engine]
@@ -207,17 +210,17 @@ def _split_program(
         MatrixError: It starts no server of a known engine.
     """
     starts: list[tuple[int, str]] = []
+    known = []
     for engine, command in commands.items():
-        programs = [program for program in command.programs if _begins_with(words, program)]
-        starts += [(len(program), engine) for program in programs]
+        for program in command.programs:
+            known.append(f"'{' '.join(program)} …'")
+            if _begins_with(words, program):
+                starts.append((len(program), engine))
     if not starts:
-        known = ", ".join(
-            f"'{' '.join(program)} …'"
-            for command in commands.values()
-            for program in command.programs
-        )
         begin = " ".join(words[:3])
-        raise MatrixError(f"command: '{begin} …' starts no server; needed one of {known}")
+        programs = ", ".join(known)
+        raise MatrixError(f"command: '{begin} …' starts no server; needed one of {programs}")
+    # The longest beginning is the program: what follows a shorter one isn't a flag.
     length, engine = max(starts)
     return engine, list(words[length:])
 
@@ -241,9 +244,13 @@ def _flags_of(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     """
     flags: list[tuple[str, tuple[str, ...]]] = []
     for word in words:
+        # A negative number is the value of a flag.
         if word.startswith("-") and not _is_number(word):
             flag, equals, value = word.partition("=")
-            flags.append((flag, (value,) if equals else ()))
+            values: tuple[str, ...] = ()
+            if equals:
+                values = (value,)
+            flags.append((flag, values))
         elif not flags:
             raise MatrixError(f"command: '{word}' belongs to no flag; put it behind one")
         else:
@@ -309,8 +316,11 @@ def _read_setting(
     """
     name = flag.lstrip("-").replace("_", "-")
     key_of_case = command.keys.get(name)
-    switched_off = command.keys.get(name.removeprefix(_NO)) if name.startswith(_NO) else None
+    switched_off = None
+    if name.startswith(_NO):
+        switched_off = command.keys.get(name.removeprefix(_NO))
     known_key = key_of_case or switched_off
+    # The engine itself reads all flags that a case has no key for.
     if known_key is None:
         reading.engine_args += (flag, *values)
         return
@@ -319,6 +329,7 @@ def _read_setting(
             f"command: {flag} says again what {reading.flags[known_key]} says; leave out one"
         )
     reading.flags[known_key] = flag
+    # A flag that switches something off leaves the key at its default, which is off.
     if key_of_case is not None:
         reading.values[key_of_case] = values
 
@@ -332,7 +343,10 @@ def _setting_of(values: tuple[str, ...]) -> Setting:
         value = msgspec.json.decode(text)
     except UNREADABLE:
         return text
-    return value if isinstance(value, int | float) else text
+    # A list or an object stays the text that was written. The engine parses it.
+    if isinstance(value, int | float):
+        return value
+    return text
 
 
 def _object_of(flag: str, values: tuple[str, ...]) -> dict[str, Setting]:
@@ -382,12 +396,13 @@ def read_speculation(
         tree = Tree(branches=_count(settings[key]), drafted_tokens=_count(verified) - 1)
     # Without a tree, either number is enough, and both must agree.
     if verified is not None and tree is None:
-        if steps not in {None, _count(verified) - 1}:
+        drafts_by_verified = _count(verified) - 1
+        if steps not in {None, drafts_by_verified}:
             raise MatrixError(
                 f"command: the speculation drafts one branch of {steps} tokens and verifies"
                 f" {verified}, needed {_count(steps) + 1}; mend one of the two"
             )
-        steps = _count(verified) - 1
+        steps = drafts_by_verified
     if steps is None:
         needed_keys = [*_keys_of(spelling, DRAFT_TOKENS), *_keys_of(spelling, VERIFIED_TOKENS)]
         raise MatrixError(
@@ -412,8 +427,8 @@ def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling])
     agreements = {}
     for name, spelling in methods.items():
         if _fits(settings, spelling, methods):
-            own_items = spelling.settings.items()
-            agreements[name] = sum(settings.get(key) == value for key, value in own_items)
+            items_of_method = spelling.settings.items()
+            agreements[name] = sum(settings.get(key) == value for key, value in items_of_method)
     if not agreements:
         shown = msgspec.json.encode(settings).decode()
         raise MatrixError(
@@ -431,11 +446,17 @@ def _fits(
     It must have a draft and branches exactly if the method has them, and the method's texts and
     switches. Its numbers may differ.
     """
-    draft_keys = {key for method in methods.values() for key in _keys_of(method, DRAFT)}
-    has_draft = not draft_keys.isdisjoint(settings)
-    if not spelling.settings or has_draft != (DRAFT in spelling.settings.values()):
+    if not spelling.settings:
         return False
-    chain_keys = {key for method in methods.values() for key in _keys_of(method, BRANCHES)}
+    draft_keys: set[str] = set()
+    chain_keys: set[str] = set()
+    for method in methods.values():
+        draft_keys.update(_keys_of(method, DRAFT))
+        chain_keys.update(_keys_of(method, BRANCHES))
+    has_draft = not draft_keys.isdisjoint(settings)
+    needs_draft = DRAFT in spelling.settings.values()
+    if has_draft != needs_draft:
+        return False
     return all(
         _value_fits(settings.get(key), value, says_chain=key in chain_keys)
         for key, value in spelling.settings.items()

@@ -114,7 +114,10 @@ class SglangWireFormat(WireFormat, TokenApi):
 
     def path(self, ask: Ask) -> str:
         """Return OpenAI's path for a chat, and SGLang's own for any other prompt."""
-        return ask.openai_path if ask.form is Form.CHAT else _GENERATE
+        if ask.form is Form.CHAT:
+            return ask.openai_path
+        # `/generate` takes a text or token ids without a template.
+        return _GENERATE
 
     def body(self, ask: Ask) -> Body:
         """Return a body that asks for the usage in each chunk and for the record of the answer.
@@ -123,11 +126,12 @@ class SglangWireFormat(WireFormat, TokenApi):
         """
         if ask.form is Form.CHAT:
             return {**super().body(ask), "return_spec_tokens_details": True}
-        return {
-            **({"input_ids": ask.token_ids} if ask.token_ids else {"text": ask.text}),
-            "sampling_params": _sampling(ask),
-            "stream": True,
-        }
+        body: dict[str, object] = {"sampling_params": _sampling(ask), "stream": True}
+        if ask.token_ids:
+            body["input_ids"] = ask.token_ids
+        else:
+            body["text"] = ask.text
+        return body
 
     def new_parser(self, ask: Ask) -> ParseEvent:
         """Return a parser for the endpoint of the prompt.
@@ -141,9 +145,11 @@ class SglangWireFormat(WireFormat, TokenApi):
         def parse_event(event: bytes) -> StreamEvent:
             parsed = decode_event(_decoder, event)
             meta = parsed.meta_info
-            finish_reason = meta.finish_reason.type if meta.finish_reason else None
-            if finish_reason is not None:
+            finish_reason = None
+            if meta.finish_reason is not None:
+                finish_reason = meta.finish_reason.type
                 check_ended_well(finish_reason, event)
+            # An error of another form than `error` decodes as an event without any field.
             if parsed == _SAYS_NOTHING:
                 check_no_error(event)
                 return StreamEvent()
@@ -185,12 +191,13 @@ class SglangWireFormat(WireFormat, TokenApi):
 
         def parse(answer: bytes) -> Transcript:
             parsed = decode_answer(answer, _Answer)
+            output = parsed.output_ids
             tokens = parsed.meta_info.completion_tokens
-            if tokens not in {0, len(parsed.output_ids)}:
-                mismatch = f"{len(parsed.output_ids)} output_ids, where it counts {tokens} tokens"
+            # 0 is the value of an answer that doesn't count its tokens.
+            if tokens not in {0, len(output)}:
+                mismatch = f"{len(output)} output_ids, where it counts {tokens} tokens"
                 raise unreadable(mismatch, answer)
             counts = parsed.meta_info.counts
-            output = parsed.output_ids
             return Transcript(prompt=tuple(ids), output=output, counts=counts, text=parsed.text)
 
         body = {"input_ids": ids, "sampling_params": _sampling(wanted)}
@@ -202,6 +209,7 @@ class SglangWireFormat(WireFormat, TokenApi):
 
         def parse(answer: bytes) -> Scores:
             logprobs = decode_answer(answer, _Answer).meta_info.output_token_ids_logprobs
+            # The answer has one generated token, whose candidates are scored.
             first_token = logprobs[0] if logprobs else ()
             scores = {token: score for score, token, _ in first_token}
             for candidate in candidates:
@@ -213,6 +221,7 @@ class SglangWireFormat(WireFormat, TokenApi):
             "input_ids": ids,
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
             "return_logprob": True,
+            # Unlike vLLM, SGLang reports any token that it is asked for, likely or not.
             "token_ids_logprob": candidates,
         }
         return Call(path=_GENERATE, body=body, parse=parse)
@@ -220,6 +229,7 @@ class SglangWireFormat(WireFormat, TokenApi):
 
 _VERSION = "0.5.23"
 _MAX_CHARACTERS = 1024
+"""The length at which a value that a server reports about itself is cut."""
 # All of these are CUDA builds; none is of use without a GPU.
 _KERNELS = (
     *("cuda-tile", "cuda-python", "flash-attn-4", "flashinfer-python", "humming-kernels"),
@@ -347,6 +357,7 @@ class Sglang(Engine):
         """
         flags = [(key.replace("_", "-"), value) for key, value in speculation]
         for key, value in flags:
+            # This is the only flag of its speculation whose name doesn't say so.
             if "spec" not in key and key != "enable-multi-layer-eagle":
                 message = f"speculation.{key}: isn't a flag of SGLang's speculation"
                 raise UnsupportedError(f"{message}; put it into engine_args")
@@ -374,11 +385,10 @@ class Sglang(Engine):
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True if a threshold is set below 1, which accepts less likely drafts too."""
         flags = self.further_speculation(tuple(speculation.items()))
-        for name in ("speculative-accept-threshold-single", "speculative-accept-threshold-acc"):
-            threshold = float(str(flags.get(name, 1.0)))
-            if threshold < 1.0:
-                return True
-        return False
+        thresholds = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
+        # 1 is SGLang's default. A flag's value may also be a text, as TOML has it.
+        values = [float(str(flags.get(name, 1.0))) for name in thresholds]
+        return min(values) < 1.0
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Return the package `sglang`.
@@ -388,18 +398,29 @@ class Sglang(Engine):
         """
         if on_gpu:
             return Requirement(package="sglang", version=_VERSION)
+        # A platform that doesn't exist makes uv leave a package out.
+        left_out = [f"{package} ; sys_platform == 'never'" for package in _KERNELS]
         return Requirement(
             package="sglang",
             version=_VERSION,
-            overrides=(
-                *(f"{package} ; sys_platform == 'never'" for package in _KERNELS),
-                "torch==2.13.0",
-            ),
+            overrides=(*left_out, "torch==2.13.0"),
             local_torch="torch==2.13.0",
         )
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """Return the server's module, and the method's settings as flags."""
+        device_flags: tuple[str, ...] = _CPU_FLAGS
+        if options.on_gpu:
+            device_flags = _gpu_flags(options)
+        parallel = options.parallel
+        # The number of GPUs over which experts are spread is that of `tensor`.
+        expert_gpus = parallel.expert and parallel.tensor
+        flags_unless_default = given_flags(
+            ("--tp-size", parallel.tensor),
+            ("--dp-size", parallel.data),
+            ("--ep-size", expert_gpus),
+            ("--trust-remote-code", options.trust_remote_code),
+        )
         return (
             *(str(python), "-m", "sglang.launch_server"),
             *("--model-path", options.target, "--served-model-name", options.served_name),
@@ -413,14 +434,10 @@ class Sglang(Engine):
             "--disable-radix-cache",
             # With its default, the model's own generation_config.json would set the sampling.
             *("--sampling-defaults", "openai"),
-            *(_gpu_flags(options) if options.on_gpu else _CPU_FLAGS),
-            *given_flags(
-                ("--tp-size", options.parallel.tensor),
-                ("--dp-size", options.parallel.data),
-                ("--ep-size", options.parallel.expert and options.parallel.tensor),
-                ("--trust-remote-code", options.trust_remote_code),
-            ),
+            *device_flags,
+            *flags_unless_default,
             *_speculation_flags(options.speculation),
+            # The user's own flags come last, because the last of several equal flags counts.
             *options.engine_args,
         )
 
@@ -451,33 +468,41 @@ class Sglang(Engine):
             return identity
         with contextlib.suppress(*UNREADABLE):
             info = msgspec.json.decode(fetch("GET", self.version_path), type=dict[str, object])
+            target = str(info.get("model_path") or identity.target)
+            speculation = {}
+            for name, value in info.items():
+                if name.startswith("speculative_") and value is not None:
+                    flag = name.replace("_", "-")
+                    speculation[flag] = str(value)[:_MAX_CHARACTERS]
             return dataclasses.replace(
                 identity,
-                target=str(info.get("model_path") or identity.target)[:_MAX_CHARACTERS],
+                target=target[:_MAX_CHARACTERS],
                 speculates=info.get("speculative_algorithm") is not None,
-                speculation={
-                    name.replace("_", "-"): str(value)[:_MAX_CHARACTERS]
-                    for name, value in info.items()
-                    if name.startswith("speculative_") and value is not None
-                },
+                speculation=speculation,
             )
+        # A server whose settings can't be read is still identified by its list of models.
         return identity
 
 
 def _speculation_flags(speculation: Mapping[str, Setting]) -> tuple[str, ...]:
     """Return the settings of a speculation as flags. A setting that is True has no value."""
-    return tuple(
-        f"--{key}" if value is True else f"--{key}={value}" for key, value in speculation.items()
-    )
+    flags = []
+    for key, value in speculation.items():
+        flag = f"--{key}"
+        if value is not True:
+            flag = f"--{key}={value}"
+        flags.append(flag)
+    return tuple(flags)
 
 
 def _revision_flags(options: LaunchOptions) -> Sequence[str]:
     """Return the flags that choose the revisions of the models on the hub, if a case has any."""
-    revisions = {
-        "--revision": options.target_revision,
-        "--speculative-draft-model-revision": options.draft_revision,
-    }
-    return [word for flag, value in revisions.items() if value for word in (flag, value)]
+    words: list[str] = []
+    if options.target_revision:
+        words += ["--revision", options.target_revision]
+    if options.draft_revision:
+        words += ["--speculative-draft-model-revision", options.draft_revision]
+    return words
 
 
 _CPU_FLAGS = (
@@ -496,7 +521,8 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     # SGLang counts all memory taken since its own start, including what a control takes that starts
     # at the same time. So the share has to cover both servers. The cache stays as large as planned,
     # because `--max-total-tokens` fixes it.
-    share_frac = min(options.memory.share_frac + options.gpu_memory_frac, 0.95)
+    both_share_frac = options.memory.share_frac + options.gpu_memory_frac
+    share_frac = min(both_share_frac, 0.95)
     return (
         *("--max-total-tokens", str(options.memory.cache_tokens)),
         *("--mem-fraction-static", f"{share_frac:.4f}"),

@@ -23,6 +23,7 @@ from specreg.engines.wire_format import MetricsPage, WireFormat
 
 PATH = "/prometheus/metrics"
 _PREFIX = "trtllm_"
+_SPEC_DECODE = f"{_PREFIX}spec_decode_"
 _ENDED = f"{_PREFIX}request_success_total"
 
 
@@ -42,18 +43,18 @@ class TensorrtLlmWireFormat(WireFormat):
             InvalidMeasurementError: The page can't be read, or the counters are missing.
         """
         parsed = MetricsPage(page, path=PATH)
-        drafted, accepted = (
-            parsed.by_position(f"{_PREFIX}spec_decode_{kind}_tokens_total", "token_position")
-            for kind in ("drafted", "accepted")
-        )
+        drafted = parsed.by_position(f"{_SPEC_DECODE}drafted_tokens_total", "token_position")
+        accepted = parsed.by_position(f"{_SPEC_DECODE}accepted_tokens_total", "token_position")
+        # Only this counter is required: those of positions are missing until they count something.
         parsed.require(_ENDED, advice=f"start the server with {self.counters_flag}")
         depth = max(drafted, default=-1) + 1
+        position_counts = [accepted[position] for position in range(depth)]
         counts = StepCounts(
             # A step that drafts at all drafts the first position.
             steps=drafted[0],
             accepted=accepted.total(),
             proposed=drafted.total(),
-            position_counts=tuple(accepted[position] for position in range(depth)),
+            position_counts=tuple(position_counts),
         )
         return Counters(steps=counts.steps, counts=counts, requests=parsed.total(_ENDED))
 
@@ -182,21 +183,27 @@ class TensorrtLlm(Engine):
             # Without it, the counters stay at 0.
             "return_perf_metrics": True,
         }
-        return {_OPTIONS: json.dumps(_nested({**settings, **options.speculation}), indent=2)}
+        all_settings = _nested({**settings, **options.speculation})
+        return {_OPTIONS: json.dumps(all_settings, indent=2)}
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
         """Return the command `trtllm-serve` from the folder of the interpreter."""
+        program = str(python.with_name("trtllm-serve"))
+        parallel = options.parallel
+        # The number of GPUs over which experts are spread is that of `tensor`.
+        expert_gpus = parallel.expert and parallel.tensor
+        flags_unless_default = given_flags(
+            ("--tp_size", parallel.tensor),
+            ("--pp_size", parallel.pipeline),
+            ("--ep_size", expert_gpus),
+            ("--trust_remote_code", options.trust_remote_code),
+        )
         return (
-            *(str(python.with_name("trtllm-serve")), options.target),
+            *(program, options.target),
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--max_batch_size", str(options.max_sequences)),
             *("--max_seq_len", str(options.max_model_len_tokens)),
-            *given_flags(
-                ("--tp_size", options.parallel.tensor),
-                ("--pp_size", options.parallel.pipeline),
-                ("--ep_size", options.parallel.expert and options.parallel.tensor),
-                ("--trust_remote_code", options.trust_remote_code),
-            ),
+            *flags_unless_default,
             *("--extra_llm_api_options", str(options.folder / _OPTIONS)),
             *options.engine_args,
         )
@@ -206,6 +213,9 @@ def _nested(settings: Mapping[str, object]) -> dict[str, object]:
     """Nest settings by the dots in their names: `{"a.b": 1}` becomes `{"a": {"b": 1}}`."""
     sections: dict[str, dict[str, object]] = {}
     for path, value in settings.items():
-        section, _, key = path.rpartition(".")
-        sections.setdefault(section, {})[key] = value
-    return {**sections.pop("", {}), **sections}
+        section_name, _, key = path.rpartition(".")
+        section = sections.setdefault(section_name, {})
+        section[key] = value
+    # The settings without a dot belong to no section, but to the top of the file.
+    top_level = sections.pop("", {})
+    return {**top_level, **sections}

@@ -177,6 +177,7 @@ class Triton(Engine):
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """Return the model repository: the model's configuration and the engine's arguments."""
         model = options.served_name
+        # The user's own arguments come last, so that they replace those of specreg.
         further_arguments = dict(map(_parse_argument, options.engine_args))
         arguments = vllm.engine_arguments(options) | further_arguments
         return {
@@ -214,9 +215,9 @@ class Triton(Engine):
         """
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
-            models = msgspec.json.decode(
-                fetch("POST", "/v2/repository/index"), type=tuple[_Model, ...]
-            )
+            # The index also has models that are in the repository and aren't loaded.
+            index = fetch("POST", "/v2/repository/index")
+            models = msgspec.json.decode(index, type=tuple[_Model, ...])
             ready = [model.name for model in models if model.state == "READY"]
             if len(ready) != 1:
                 names = ", ".join(f"'{name}'" for name in ready) or "none"

@@ -209,13 +209,15 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
     An unknown field is kept as it is, so that answers that differ only in it count as different.
     """
     content = delta.get("content")
-    # Nearly every delta of most servers is a text alone, so the fast way for it comes first.
+    # Nearly every delta of most servers is a text alone, so the fast way for it comes first. The
+    # client must read events faster than servers send them, or its times would be its own.
     if len(delta) == 1 and isinstance(content, str):
         return content, "", ""
     text = ""
     thought = ""
     unknown_fields: dict[str, object] = {}
     for name, value in delta.items():
+        # Servers send empty fields and the role in each delta. They add nothing to the answer.
         if not value or name == "role":
             continue
         if name == "content" and isinstance(value, str):
@@ -225,17 +227,30 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
             if value != thought:
                 thought += value
         elif name == "content" and isinstance(value, list):
-            parts = [_channels_of_part(part) for part in value]
-            text = "".join(part_text for part_text, _, _ in parts)
-            thought += "".join(part_thought for _, part_thought, _ in parts)
-            if unknown := [part_json for _, _, part_json in parts if part_json]:
-                unknown_fields[name] = unknown
+            text, parts_thought, unknown_parts = _channels_of_parts(value)
+            thought += parts_thought
+            if unknown_parts:
+                unknown_fields[name] = unknown_parts
         else:
             unknown_fields[name] = value
     extra_json = ""
     if unknown_fields:
         extra_json = msgspec.json.encode(unknown_fields).decode()
     return text, thought, extra_json
+
+
+def _channels_of_parts(parts: Sequence[object]) -> tuple[str, str, list[str]]:
+    """Sort a content that is a list of parts: its text, its thought, and each unknown part."""
+    text = ""
+    thought = ""
+    unknown_parts = []
+    for part in parts:
+        part_text, part_thought, part_json = _channels_of_part(part)
+        text += part_text
+        thought += part_thought
+        if part_json:
+            unknown_parts.append(part_json)
+    return text, thought, unknown_parts
 
 
 def _channels_of_part(part: object) -> Channels:
@@ -251,9 +266,13 @@ def _channels_of_part(part: object) -> Channels:
             if name in _THOUGHT_KEYS and isinstance(value, str):
                 return "", value, ""
             if name in _THOUGHT_KEYS and isinstance(value, list):
-                inner = [_channels_of_part(inner_part) for inner_part in value]
-                return "", "".join(text + thought for text, thought, _ in inner), ""
-    return "", "", msgspec.json.encode(part).decode()
+                thoughts = []
+                for inner_part in value:
+                    inner_text, inner_thought, _ = _channels_of_part(inner_part)
+                    thoughts.append(inner_text + inner_thought)
+                return "", "".join(thoughts), ""
+    part_json = msgspec.json.encode(part).decode()
+    return "", "", part_json
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -382,7 +401,9 @@ class MetricsPage:
         except Exception as error:
             message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
-        self.samples = [sample for family in families for sample in family.samples]
+        self.samples: list[Sample] = []
+        for family in families:
+            self.samples += family.samples
         # A dictionary keeps the order of the names, which a set wouldn't.
         self.names = dict.fromkeys(sample.name for sample in self.samples)
 
@@ -416,8 +437,9 @@ class MetricsPage:
         """
         missing = [name for name in names if name not in self.names]
         if missing:
-            there = ", ".join(name for name in names if name in self.names) or "none of them"
-            message = f"looked for {', '.join(missing)}; {self._path} has {there}; {advice}"
+            there = [name for name in names if name in self.names]
+            shown = ", ".join(there) or "none of them"
+            message = f"looked for {', '.join(missing)}; {self._path} has {shown}; {advice}"
             raise InvalidMeasurementError("METRICS_MISSING", message)
 
     def total(self, name: str) -> int:
@@ -428,13 +450,17 @@ class MetricsPage:
         """Return the counts of a name by the position of the draft, from 0, which is a label."""
         counts = Counter[int]()
         for sample in self.samples:
-            if sample.name == name and _POSITION.fullmatch(sample.labels.get(label, "")):
-                counts[int(sample.labels[label])] += self._count(sample)
+            if sample.name != name:
+                continue
+            position = sample.labels.get(label, "")
+            if _POSITION.fullmatch(position):
+                counts[int(position)] += self._count(sample)
         return counts
 
     def _count(self, sample: Sample) -> int:
         # This refuses NaN and infinity too. Above 2**48 a float soon can't hold every whole number.
-        if not (0 <= sample.value <= _MAX_COUNT and float(sample.value).is_integer()):
+        is_in_range = 0 <= sample.value <= _MAX_COUNT
+        if not (is_in_range and float(sample.value).is_integer()):
             message = f"{sample.name} is {sample.value}, which is no count; look at {self._path}"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message)
         return int(sample.value)
@@ -545,8 +571,10 @@ class WireFormat:
         Raises:
             InvalidMeasurementError: There are none, or they can't be read.
         """
-        message = f"{type(self).__name__}: has no counters, and none in {len(page)} characters;"
-        message += " judge this engine by its requests"
+        message = (
+            f"{type(self).__name__}: has no counters, and none in {len(page)} characters; judge"
+            " this engine by its requests"
+        )
         raise InvalidMeasurementError("METRICS_MISSING", message)
 
 
@@ -675,6 +703,8 @@ class EventSplitter:
                     self._held = b""
                     is_whole = data.endswith(b"}") and is_json(data)
                 else:
+                    # An object in one line, as nearly all are, isn't parsed here: that would cost
+                    # as much as decoding the event does.
                     is_whole = data.endswith(b"}") or not data.startswith(b"{")
                 if not is_whole:
                     self._held = data
@@ -703,6 +733,7 @@ class EventSplitter:
             if self._is_error and self._last:
                 raise _error_event(self._last)
         elif line and not line.startswith(_OTHER_FIELDS):
+            # The beginning is enough to quote, and a server can send lines without end.
             if len(self._stray) < _MAX_STRAY_BYTES:
                 self._stray += line + b"\n"
         elif not line:

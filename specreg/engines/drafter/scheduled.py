@@ -25,10 +25,12 @@ def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:
             denominator is at most `_MAX_CYCLE_STEPS`.
         draft_tokens: The number of tokens that a step drafts.
     """
+    # AL counts the target's own token of each step, which isn't drafted.
     accepted_tokens = min(length_tokens - 1, draft_tokens)
     accepted_a_step = Fraction(accepted_tokens).limit_denominator(_MAX_CYCLE_STEPS)
     steps = accepted_a_step.denominator
     accepted = accepted_a_step.numerator
+    # Rounding the sum down at each step spreads the accepted drafts evenly over the cycle.
     totals = [step * accepted // steps for step in range(steps + 1)]
     return tuple(after - before for before, after in itertools.pairwise(totals))
 
@@ -42,7 +44,9 @@ class ScheduledDrafter:
     def __init__(self, vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's own
         self._draft_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
-        self._schedule = tuple(map(int, os.environ["SCHEDULED_ACCEPTED"].split(",")))
+
+        schedule = os.environ["SCHEDULED_ACCEPTED"].split(",")
+        self._schedule = tuple(map(int, schedule))
         # The answers so far by prompt, and the length of the prompt by prompt and answer so far.
         self._answers: dict[tuple[int, ...], list[int]] = {}
         self._prompt_tokens: dict[tuple[int, ...], int] = {}
@@ -90,9 +94,11 @@ class ScheduledDrafter:
         if emitted_tokens > len(answer):
             answer[:] = text[prompt_tokens:]
         # Draft how it goes on, with wrong tokens after those that shall be accepted.
-        drafts = answer[emitted_tokens : emitted_tokens + self._draft_tokens]
+        end = emitted_tokens + self._draft_tokens
+        drafts = answer[emitted_tokens:end]
         step = step_after(emitted_tokens, self._schedule)
         accepted = self._schedule[step % len(self._schedule)]
+        # The neighbouring id is certainly another token than the target's.
         spoiled = [(token_id + 1) % self._vocabulary for token_id in drafts[accepted:]]
         return [*drafts[:accepted], *spoiled]
 

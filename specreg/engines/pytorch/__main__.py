@@ -24,8 +24,9 @@ def parse_devices(text: str) -> Devices:
         ArgumentTypeError: Several devices aren't different GPUs; argparse prints the message.
     """
     devices = tuple(text.split(","))
-    are_gpus = re.fullmatch(r"(cuda:\d+,)+cuda:\d+", text)
-    if len(devices) > 1 and not (are_gpus and len(devices) == len(set(devices))):
+    are_gpus = re.fullmatch(r"(cuda:\d+,)+cuda:\d+", text) is not None
+    are_different = len(devices) == len(set(devices))
+    if len(devices) > 1 and not (are_gpus and are_different):
         message = f"several devices are GPUs of their own, each once: cuda:0,cuda:1; got '{text}'"
         raise argparse.ArgumentTypeError(message)
     return devices
@@ -69,12 +70,15 @@ def divide_devices(
             " --device, or say parallel.pipeline in the matrix"
         )
         raise UnsupportedError(message)
+    most_devices = len(devices) - 1
     if placement == "separate":
-        target_devices = len(devices) - 1
+        target_devices = most_devices
     else:
         target_share, draft_share = ratio or sizes()
-        target_devices = round(len(devices) * target_share / (target_share + draft_share))
-        target_devices = min(max(target_devices, 1), len(devices) - 1)
+        share_frac = target_share / (target_share + draft_share)
+        # Each model gets at least one device, however small it is.
+        target_devices = max(round(len(devices) * share_frac), 1)
+        target_devices = min(target_devices, most_devices)
     return tuple(devices[:target_devices]), tuple(devices[target_devices:])
 
 

@@ -88,9 +88,12 @@ class _Totals:
             else:
                 self.later_steps += steps.values()
             for index, step in steps.items():
-                tokens[index] = tokens.get(index, 0) + len(step.token_ids)
-                if step.finish_reason is not None and tokens[index] > 1:
-                    self.itls_ns.append((end_ns - first_ns) / (tokens[index] - 1))
+                answer_tokens = tokens.get(index, 0) + len(step.token_ids)
+                tokens[index] = answer_tokens
+                # An answer of one token has no time between tokens.
+                if step.finish_reason is not None and answer_tokens > 1:
+                    itl_ns = (end_ns - first_ns) / (answer_tokens - 1)
+                    self.itls_ns.append(itl_ns)
         self.ttfts_ns += [first_ns - start_ns] * len(tokens)
         self.duration_ns += end_ns - start_ns
         self.energy_j += end_j - start_j
@@ -136,14 +139,16 @@ def measure(
     power_w = None
     if totals.energy_j > 0:
         power_w = totals.energy_j / seconds
+    draft_times_ns = [step.draft_ns for step in totals.later_steps]
+    target_times_ns = [step.target_ns for step in totals.later_steps]
     return {
         "ttft_p50_ms": _average_ms(statistics.median, totals.ttfts_ns),
         "itl_p50_ms": _average_ms(statistics.median, totals.itls_ns),
         "throughput_tokens_per_s": emitted_tokens / seconds,
         "acceptance_length_tokens": acceptance_length_tokens,
         "acceptance_rate_frac": acceptance_rate_frac,
-        "draft_ms": _average_ms(statistics.mean, [step.draft_ns for step in totals.later_steps]),
-        "target_ms": _average_ms(statistics.mean, [step.target_ns for step in totals.later_steps]),
+        "draft_ms": _average_ms(statistics.mean, draft_times_ns),
+        "target_ms": _average_ms(statistics.mean, target_times_ns),
         "power_w": power_w,
     }
 
@@ -169,7 +174,8 @@ def render(rows: Sequence[tuple[str, int, Figures]]) -> str:
         for name, value in figures.items():
             cell = "–"
             if value is not None:
-                cell = f"{value:.{_DIGITS.get(name, 1)}f}"
+                digits = _DIGITS.get(name, 1)
+                cell = f"{value:.{digits}f}"
             cells.append(cell)
         lines.append(f"| {' | '.join(cells)} |")
     if all(figures["power_w"] is None for *_, figures in rows):
@@ -191,7 +197,8 @@ def gpu_energy_j(devices: Sequence[str]) -> Iterator[float]:
         before_ns = reading_ns
         reading_ns = time.monotonic_ns()
         power_mw = sum(torch.cuda.power_draw(device) for device in devices)
-        energy_j += power_mw / 1000 * (reading_ns - before_ns) / _NS_PER_S
+        elapsed_s = (reading_ns - before_ns) / _NS_PER_S
+        energy_j += power_mw / 1000 * elapsed_s
         yield energy_j
 
 
@@ -201,19 +208,22 @@ def cpu_energy_j(folder: Path = Path("/sys/class/powercap")) -> Iterator[float]:
     A counter that is lower than before has wrapped around at its range. It is assumed to do so at
     most once between two readings. Yields nothing if no counter can be read.
     """
-    zones = [
-        name.parent for name in folder.glob("intel-rapl:*/name") if "package" in name.read_text()
-    ]
+    # Zones of cores and memory are parts of a package's zone, and would be counted twice.
+    zone_names = folder.glob("intel-rapl:*/name")
+    zones = [name.parent for name in zone_names if "package" in name.read_text()]
     counters = [zone / "energy_uj" for zone in zones]
     before_uj = [0] * len(zones)
     wrapped_uj = 0
+    # Many kernels let only root read these counters, because they can reveal what is computed.
     while counters and all(os.access(counter, os.R_OK) for counter in counters):
         reading_uj = [int(counter.read_text()) for counter in counters]
         for zone, zone_uj, zone_before_uj in zip(zones, reading_uj, before_uj, strict=True):
             if zone_uj < zone_before_uj:
-                wrapped_uj += int((zone / "max_energy_range_uj").read_text())
+                range_uj = int((zone / "max_energy_range_uj").read_text())
+                wrapped_uj += range_uj
         before_uj = reading_uj
-        yield (sum(reading_uj) + wrapped_uj) / 10**6
+        total_uj = sum(reading_uj) + wrapped_uj
+        yield total_uj / 10**6
 
 
 class _Prompt(msgspec.Struct):

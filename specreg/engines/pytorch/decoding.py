@@ -56,15 +56,20 @@ class Reader:
         # Pad the rows on the right, so that each padded position has a token of its row before it.
         # A position without one computes NaN, which a mask doesn't keep away from other rows.
         width = max(map(len, texts))
-        padded = [[*text, *[0] * (width - len(text))] for text in texts]
-        is_new = torch.arange(width) < torch.tensor([[len(text)] for text in texts])
-        positions = torch.tensor(self.lengths)[:, None] + torch.arange(width)
+        padded = []
+        for text in texts:
+            padding = [0] * (width - len(text))
+            padded.append([*text, *padding])
+        columns = torch.arange(width)
+        new_tokens = torch.tensor([[len(text)] for text in texts])
+        is_new = columns < new_tokens
+        # The rows differ in length, so a column isn't the same position of each text.
+        positions = torch.tensor(self.lengths)[:, None] + columns
         self._is_held = torch.cat((self._is_held, is_new), dim=1)
         # Have the model compute logits only in the columns in which a row needs them.
-        wanted_columns = [
-            range(len(text) - wanted, len(text))
-            for text, wanted in zip(texts, logits_wanted, strict=True)
-        ]
+        wanted_columns = []
+        for text, wanted in zip(texts, logits_wanted, strict=True):
+            wanted_columns.append(range(len(text) - wanted, len(text)))
         computed_columns = sorted(set().union(*wanted_columns))
         with torch.inference_mode():
             output = self._model(
@@ -77,14 +82,13 @@ class Reader:
                 # the last layer.
                 logits_to_keep=computed_columns,
             )
+        for row, text in enumerate(texts):
+            self.lengths[row] += len(text)
         # Give each row its own logits.
         logits = output.logits.float().cpu().numpy()
-        self.lengths = [
-            length + len(text) for length, text in zip(self.lengths, texts, strict=True)
-        ]
         row_logits = []
-        for row, columns in enumerate(wanted_columns):
-            indices = [computed_columns.index(column) for column in columns]
+        for row, row_columns in enumerate(wanted_columns):
+            indices = [computed_columns.index(column) for column in row_columns]
             row_logits.append(logits[row, indices])
         return row_logits
 
@@ -96,13 +100,16 @@ class Reader:
         """
         for row, count in enumerate(tokens):
             columns = self._is_held[row].nonzero().flatten()
-            self._is_held[row, columns[len(columns) - count :]] = False
-        self.lengths = [length - count for length, count in zip(self.lengths, tokens, strict=True)]
+            # Not `columns[-count:]`, which would be all of them for a row that forgets nothing.
+            forgotten = columns[len(columns) - count :]
+            self._is_held[row, forgotten] = False
+            self.lengths[row] -= count
         # The columns at the end that no row holds any more are dropped from the cache.
         columns_in_use = self._is_held.any(dim=0).nonzero().flatten()
         width = 0
         if len(columns_in_use):
             width = int(columns_in_use[-1]) + 1
+        # With a negative number, `crop` removes as many columns as that.
         self._cache.crop(width - self._is_held.shape[1])
         self._is_held = self._is_held[:, :width]
 
@@ -142,7 +149,8 @@ class Row:
     @property
     def max_drafts(self) -> int:
         """The largest number of tokens that the next step may draft: the context must hold them."""
-        return min(self.models.draft_tokens, self.models.context_tokens - len(self.context))
+        tokens_left = self.models.context_tokens - len(self.context)
+        return min(self.models.draft_tokens, tokens_left)
 
     def take(self, draft: Draft, verified: speculation.Verified, logits: Floats) -> DecodedStep:
         """Add the verified tokens to the text, and return the step.
@@ -166,7 +174,7 @@ class Row:
                 finish_reason = "stop"
                 break
         # Only the delivered tokens are cut at the end. The step counts all accepted drafts, as in
-        # vLLM.
+        # vLLM, so that both have the verifier's view of acceptance.
         self.context.extend(new_ids)
         self.is_finished = finish_reason is not None
         logprobs: tuple[Mapping[int, float], ...] = ()
@@ -209,7 +217,11 @@ class LookupDrafter(Drafter):
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
         """Draft the tokens that followed the last tokens of a row at an earlier occurrence."""
-        return [Draft(token_ids=self._propose(row.context, row.max_drafts)) for row in rows]
+        drafts = []
+        for row in rows:
+            token_ids = self._propose(row.context, row.max_drafts)
+            drafts.append(Draft(token_ids=token_ids))
+        return drafts
 
 
 class AdaptiveDrafter(LookupDrafter):
@@ -231,13 +243,16 @@ class AdaptiveDrafter(LookupDrafter):
             learnt_tokens = self._learnt_tokens[index]
             # The target computes no logits for the tokens of the prompt.
             first_with_logits = max(learnt_tokens, len(row.job.prompt))
-            for position in range(max(1, learnt_tokens), len(text)):
+            # Nothing comes before the first token of a text, so it isn't learnt.
+            first = max(1, learnt_tokens)
+            for position in range(first, len(text)):
                 candidates: list[int] = []
                 if position >= first_with_logits:
                     position_logits = row_logits[position - first_with_logits]
                     candidates = speculation.likeliest(position_logits, _LEARNT_CANDIDATES)
-                before = text[max(0, position - speculation.LONGEST_TOKENS) : position]
-                self._store.learn(before, (*candidates, text[position]))
+                start = max(0, position - speculation.LONGEST_TOKENS)
+                # The text's own token comes last, because the last one wins a tie.
+                self._store.learn(text[start:position], (*candidates, text[position]))
             self._learnt_tokens[index] = len(text)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -257,16 +272,18 @@ class ModelDrafter(Drafter):
         # Prepare the ids of each row that the model hasn't read yet.
         limits = [row.max_drafts for row in rows]
         self._forget_wrong_tokens(rows)
-        unread = [
-            row.context[len(read_ids) :] for row, read_ids in zip(rows, self._read_ids, strict=True)
-        ]
+        unread = []
+        for row, read_ids in zip(rows, self._read_ids, strict=True):
+            unread.append(row.context[len(read_ids) :])
         # Draft a token of each row in each pass of the model.
         drafted: list[list[int]] = [[] for _ in rows]
         drawn_from: list[list[Floats]] = [[] for _ in rows]
         for depth in range(max(limits)):
             for read_ids, ids in zip(self._read_ids, unread, strict=True):
                 read_ids.extend(ids)
-            logits = self._reader.read(unread, [min(1, len(ids)) for ids in unread])
+            # Only the logits after the last id are needed, and none of a row that waits.
+            logits_wanted = [min(1, len(ids)) for ids in unread]
+            logits = self._reader.read(unread, logits_wanted)
             for index, row in enumerate(rows):
                 if depth >= limits[index]:
                     continue
@@ -294,7 +311,9 @@ class ModelDrafter(Drafter):
         wrong_tokens = []
         for row, read_ids in zip(rows, self._read_ids, strict=True):
             # The last token is always read again, because the next draft needs the logits after it.
-            is_equal = map(int.__eq__, read_ids, row.context[:-1])
+            known_ids = row.context[:-1]
+            # A token is right only if all tokens before it are, because the model has read them.
+            is_equal = map(int.__eq__, read_ids, known_ids)
             right_tokens = sum(itertools.takewhile(bool, is_equal))
             wrong_tokens.append(len(read_ids) - right_tokens)
             del read_ids[right_tokens:]
@@ -348,21 +367,21 @@ def decode(
     while True:
         # The target reads what it hasn't read yet and the drafts, which are verified.
         start_ns = clock()
-        unread = [
-            (*row.context[length:], *draft.token_ids)
-            for row, length, draft in zip(rows, reader.lengths, drafts, strict=True)
-        ]
-        logits = reader.read(unread, [len(draft.token_ids) + 1 for draft in drafts])
-        verified = [
+        unread = []
+        for row, length, draft in zip(rows, reader.lengths, drafts, strict=True):
+            unread.append((*row.context[length:], *draft.token_ids))
+        # One more than the drafts, for the token after the last accepted one.
+        logits_wanted = [len(draft.token_ids) + 1 for draft in drafts]
+        logits = reader.read(unread, logits_wanted)
+        verified = []
+        rejected_tokens = []
+        for row, draft, row_logits in zip(rows, drafts, logits, strict=True):
             # By the module's name, so that a fault can be planted there.
-            speculation.verify(draft, row_logits, row.job.sampling, row.random)
-            for row, draft, row_logits in zip(rows, drafts, logits, strict=True)
-        ]
-        rejected_tokens = [
-            len(draft.token_ids) - row_verified.accepted
-            for draft, row_verified in zip(drafts, verified, strict=True)
-        ]
+            row_verified = speculation.verify(draft, row_logits, row.job.sampling, row.random)
+            verified.append(row_verified)
+            rejected_tokens.append(len(draft.token_ids) - row_verified.accepted)
         reader.forget(rejected_tokens)
+        # Reading back the logits has waited for the device, so the time includes its work.
         target_ns = clock() - start_ns
 
         steps = {}
@@ -392,6 +411,9 @@ def _likeliest(logits: Floats, count: int) -> tuple[Mapping[int, float], ...]:
     The likeliest token comes first.
     """
     logprobs = torch.from_numpy(logits).double().log_softmax(-1)
-    values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
-    rows = zip(ids.tolist(), values.tolist(), strict=True)
-    return tuple(dict(zip(row_ids, row_values, strict=True)) for row_ids, row_values in rows)
+    vocabulary = logprobs.shape[-1]
+    values, ids = logprobs.topk(min(count, vocabulary))
+    rows = []
+    for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True):
+        rows.append(dict(zip(row_ids, row_values, strict=True)))
+    return tuple(rows)

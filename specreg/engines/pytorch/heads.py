@@ -114,10 +114,14 @@ def rotate(states: Tensor, positions: Tensor, base: float) -> Tensor:
     """
     channels = states.shape[-1]
     evens = torch.arange(0, channels, 2, device=states.device)
-    frequencies = 1 / (base ** (evens.float() / channels))
-    angles = (positions[:, None].float() * frequencies[None]).repeat(1, 2)
+    exponents = evens.float() / channels
+    frequencies = 1 / base**exponents
+    half_angles = positions[:, None].float() * frequencies[None]
+    # As in Llama, channel i is turned together with channel i + channels / 2.
+    angles = half_angles.repeat(1, 2)
     first, second = states.chunk(2, -1)
-    turned = states * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+    partners = torch.cat([-second, first], -1)
+    turned = states * angles.cos() + partners * angles.sin()
     return turned.to(states.dtype)
 
 
@@ -161,7 +165,8 @@ class Attention(nn.Module):
 
     def _split_heads(self, states: Tensor) -> Tensor:
         """Turn `[rows, anchors, heads * head_dim]` into `[rows, heads, anchors, head_dim]`."""
-        return states.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+        heads = states.unflatten(-1, (-1, self.config.head_dim))
+        return heads.transpose(1, 2)
 
     def read(self, query: Tensor, unrolled: Unrolled) -> Tensor:
         """Attend to the anchors of step 0 up to the own one, and to the own anchor's later steps.
@@ -178,15 +183,22 @@ class Attention(nn.Module):
         anchors = query.shape[-2]
         scale = math.sqrt(query.shape[-1])
         # Of step 0 an anchor reads all anchors up to itself; of a later step it reads only itself.
-        mask = torch.triu(query.new_full((anchors, anchors), _MASKED_SCORE), 1)
+        masked = query.new_full((anchors, anchors), _MASKED_SCORE)
+        mask = torch.triu(masked, 1)
         past_scores = query @ first_key.transpose(-1, -2) / scale + mask
-        later_scores = [(query * key).sum(-1, keepdim=True) / scale for key, _ in later_steps]
-        weights = torch.softmax(torch.cat([past_scores, *later_scores], -1), -1)
-        past_weights, *later_weights = weights.split([anchors, *[1] * len(later_steps)], -1)
+        all_scores = [past_scores]
+        for key, _ in later_steps:
+            products = query * key
+            all_scores.append(products.sum(-1, keepdim=True) / scale)
+        # One softmax over both kinds of scores: the weights of an anchor add up to 1.
+        weights = torch.softmax(torch.cat(all_scores, -1), -1)
+        widths = [anchors, *[1] * len(later_steps)]
+        past_weights, *later_weights = weights.split(widths, -1)
         attended = past_weights @ first_value
         for weight, (_, value) in zip(later_weights, later_steps, strict=True):
             attended = attended + weight * value
-        return self.o_proj(attended.transpose(1, 2).flatten(2))
+        joined_heads = attended.transpose(1, 2).flatten(2)
+        return self.o_proj(joined_heads)
 
 
 class Layer(nn.Module):
@@ -211,9 +223,11 @@ class Layer(nn.Module):
         """
         positions = torch.arange(hidden.shape[1], device=hidden.device) + start
         query, key_and_value = self.self_attn.project(states, positions)
+        # The state reads itself too, so its own keys and values come first.
         unrolled.append(key_and_value)
         hidden = hidden + self.self_attn.read(query, unrolled)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        normed = self.post_attention_layernorm(hidden)
+        return hidden + self.mlp(normed)
 
 
 class Head(nn.Module):
@@ -243,8 +257,11 @@ class Head(nn.Module):
         """
         unrolled: Unrolled = []
         states = []
+        anchors = hidden.shape[1]
         for step in range(drafted):
-            after = embeddings[:, step : step + hidden.shape[1]]
+            # All anchors draft at once, and read the text's next tokens in place of their drafts.
+            # A draft after one that isn't the text's is never accepted, so it doesn't matter.
+            after = embeddings[:, step : step + anchors]
             hidden = self.step(after, hidden, step, unrolled)
             states.append(hidden)
         return states
@@ -284,7 +301,9 @@ class Eagle3Head(Head):
     def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
         """Read the embedding and the hidden state, concatenated."""
         layer = self.midlayer
-        both = torch.cat([layer.input_layernorm(after), layer.hidden_norm(hidden)], -1)
+        normed_embedding = layer.input_layernorm(after)
+        normed_hidden = layer.hidden_norm(hidden)
+        both = torch.cat([normed_embedding, normed_hidden], -1)
         return layer(both, hidden, start, unrolled)
 
 
@@ -308,7 +327,9 @@ class ParallelEagle3Head(Eagle3Head):
         """Return each step's logits; three residual streams of the target are side by side."""
         first = embeddings[:, : hidden.shape[1]]
         unrolled: Unrolled = []
+        # Step 0 reads what EAGLE-3 reads there.
         states = [self.step(first, self.fc(hidden), 0, unrolled)]
+        # The later steps read nothing that has been drafted.
         masks = self.mask.expand_as(first)
         unknown = self.fc(self.mask_hidden).expand_as(first)
         states += [self.step(masks, unknown, step, unrolled) for step in range(1, drafted)]
@@ -321,12 +342,15 @@ class EagleHead(Head):
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.layers = nn.ModuleList([Layer(Attention(config))])
-        self.layers[0].input_layernorm = nn.Identity()
+        layer = Layer(Attention(config))
+        # What the layer reads comes from `fc` and isn't normed before.
+        layer.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([layer])
 
     def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
         """Fuse the embedding and the hidden state, and run the layer."""
-        fused = self.fc(torch.cat([after, hidden], -1))
+        both = torch.cat([after, hidden], -1)
+        fused = self.fc(both)
         return self.layers[0](fused, fused, start, unrolled)
 
 
@@ -352,10 +376,13 @@ class MtpHead(Head):
         if start == 0:
             # MiMo's layer gets zeros instead of an embedding at the first position of a text.
             after = nn.functional.pad(after[:, 1:], (0, 0, 1, 0))
-        both = torch.cat([self.hidden_layernorm(hidden), self.token_layernorm(after)], -1)
+        normed_hidden = self.hidden_layernorm(hidden)
+        normed_embedding = self.token_layernorm(after)
+        both = torch.cat([normed_hidden, normed_embedding], -1)
         fused = self.input_proj(both)
         states = self.block.input_layernorm(fused)
-        return self.final_layernorm(self.block(states, fused, start, unrolled))
+        output = self.block(states, fused, start, unrolled)
+        return self.final_layernorm(output)
 
 
 class MedusaHead(Head):
@@ -375,7 +402,11 @@ class MedusaHead(Head):
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
         """Return the states of each block, which all read the same states of the target."""
         del embeddings
-        return [hidden + nn.functional.silu(block(hidden)) for block in self.blocks[:drafted]]
+        states = []
+        for block in self.blocks[:drafted]:
+            update = nn.functional.silu(block(hidden))
+            states.append(hidden + update)
+        return states
 
 
 class DFlashHead(Head):
@@ -389,12 +420,10 @@ class DFlashHead(Head):
         super().__init__()
         # The configuration counts layers from 0; `layers_read` counts those that have been run.
         self.layers_read = [layer + 1 for layer in config.dflash_config.target_layer_ids]
-        self.fc = nn.Linear(
-            len(self.layers_read) * config.hidden_size, config.hidden_size, bias=False
-        )
-        self.layers = nn.ModuleList(
-            Layer(Attention(config, norms=True)) for _ in range(config.num_hidden_layers)
-        )
+        width_read = len(self.layers_read) * config.hidden_size
+        self.fc = nn.Linear(width_read, config.hidden_size, bias=False)
+        layers = [Layer(Attention(config, norms=True)) for _ in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         mask = embeddings[config.dflash_config.mask_token_id].detach().clone()
@@ -413,16 +442,22 @@ class DFlashHead(Head):
         block = [next_tokens, *masks]
         for layer in self.layers:
             attention = layer.self_attn
-            projections = [
-                attention.project(layer.input_layernorm(states), anchors + offset)
-                for offset, states in enumerate(block, 1)
-            ]
             # Each state of a block reads the context and all states of the block.
             _, context_keys = attention.project(context, anchors)
-            keys = [context_keys, *(state_keys for _, state_keys in projections)]
-            attended = [attention.read(query, keys) for query, _ in projections]
-            block = [states + update for states, update in zip(block, attended, strict=True)]
-            block = [states + layer.mlp(layer.post_attention_layernorm(states)) for states in block]
+            keys = [context_keys]
+            queries = []
+            for offset, states in enumerate(block, 1):
+                normed = layer.input_layernorm(states)
+                query, state_keys = attention.project(normed, anchors + offset)
+                queries.append(query)
+                keys.append(state_keys)
+            next_block = []
+            for query, states in zip(queries, block, strict=True):
+                attended = states + attention.read(query, keys)
+                normed = layer.post_attention_layernorm(attended)
+                next_block.append(attended + layer.mlp(normed))
+            block = next_block
+        # The token after the anchor isn't drafted, so its state isn't returned.
         return [self.norm(states) for states in block[1:]]
 
 

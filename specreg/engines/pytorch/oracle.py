@@ -99,7 +99,10 @@ def _gap_nats(logits: Tensor, text: Text) -> float:
         return 0.0
     # The logits at a position are those for the token at the next position.
     answer_logits = logits[answer_start - 1 : answer_end - 1].double()
-    gaps = answer_logits.max(-1).values - answer_logits.gather(-1, answer[:, None])[:, 0]
+    best_logits = answer_logits.max(-1).values
+    answered_logits = answer_logits.gather(-1, answer[:, None])[:, 0]
+    # A difference of logits at one position is one of log-probabilities: the sum cancels out.
+    gaps = best_logits - answered_logits
     return float(gaps.max())
 
 
@@ -128,13 +131,12 @@ def _draft_model_reader(question: Question, target: Model) -> Read:
             return logits, _walk_trees(draft_next, ids, text, question)
         # After a token the model always drafts the same next token, in whichever step that is.
         choices = draft(input_ids=ids[:, first:]).logits.argmax(-1)
+        is_right = choices[0, :-1] == ids[0, first + 1 :]
+        # Nothing is drafted for the tokens that the draft never sees, nor for the first that it
+        # does see.
         hits = [False] * (first + 1)
-        hits += (choices[0, :-1] == ids[0, first + 1 :]).tolist()
-        accepted = [
-            _accepted_drafts(hits[position : position + question.draft_tokens])
-            for position in range(len(hits))
-        ]
-        return logits, tuple(accepted)
+        hits += is_right.tolist()
+        return logits, _accepted_by_position(hits, question.draft_tokens)
 
     return read
 
@@ -154,12 +156,9 @@ def _other_vocabulary_reader(question: Question, target: Model) -> Read:
         logits = target(input_ids=ids).logits
         draft_ids = shared.draft_ids.to(ids.device)[ids]
         choices = shared.choose(draft(input_ids=draft_ids).logits)
-        hits = [False, *(choices[0, :-1] == ids[0, 1:]).tolist()]
-        accepted = [
-            _accepted_drafts(hits[position : position + question.draft_tokens])
-            for position in range(len(hits))
-        ]
-        return logits, tuple(accepted)
+        is_right = choices[0, :-1] == ids[0, 1:]
+        hits = [False, *is_right.tolist()]
+        return logits, _accepted_by_position(hits, question.draft_tokens)
 
     return read
 
@@ -172,6 +171,7 @@ def _parallel_model_reader(question: Question, target: Model) -> Read:
     """
     draft = load_model(question.draft, question.dtype, str(target.device))
     mask_id = getattr(draft.config, "pard_token", None)
+
     if not isinstance(mask_id, int) or not 0 <= mask_id < draft.config.vocab_size:
         fault = f"its config.json names no token of its own as pard_token, got {mask_id}"
         raise ModelError(f"draft '{question.draft}': {fault}; choose one that PARD trained")
@@ -183,9 +183,12 @@ def _parallel_model_reader(question: Question, target: Model) -> Read:
         hits = []
         for depth, draft_logits in enumerate(drafts):
             choices = draft_logits[0].argmax(-1)
-            hits.append((choices == ids[0, 1 + depth : 1 + depth + anchors]).tolist())
+            first = 1 + depth
+            is_right = choices == ids[0, first : first + anchors]
+            hits.append(is_right.tolist())
         # The anchor of a step is the token before the position at which the step begins.
-        return logits, (0, *map(_accepted_drafts, zip(*hits, strict=True)))
+        accepted = map(_accepted_drafts, zip(*hits, strict=True))
+        return logits, (0, *accepted)
 
     return read
 
@@ -211,14 +214,19 @@ def _head_reader(question: Question, target: Model) -> Read:
 
         if question.branches:
             return logits, _walk_trees(draft_next, ids, text, question)
+        # The last anchors are left out, because the text ends before their drafts do.
         anchors = ids.shape[1] - question.draft_tokens - 1
-        drafted_states = head.unroll(hidden[:, :anchors], embeddings[:, 1:], question.draft_tokens)
+        anchor_states = hidden[:, :anchors]
+        next_embeddings = embeddings[:, 1:]
+        drafted_states = head.unroll(anchor_states, next_embeddings, question.draft_tokens)
         # The anchor of a step is two positions before the one at which the step begins, because a
         # head makes the first draft from the anchor's state and the token after the anchor.
         hits = []
         for depth, states in enumerate(drafted_states):
             drafts = output(states)[0].argmax(-1)
-            hits.append((drafts == ids[0, 2 + depth : 2 + depth + anchors]).tolist())
+            first = 2 + depth
+            is_right = drafts == ids[0, first : first + anchors]
+            hits.append(is_right.tolist())
         accepted = map(_accepted_drafts, zip(*hits, strict=True))
         return logits, (0, 0, *accepted)
 
@@ -228,6 +236,21 @@ def _head_reader(question: Question, target: Model) -> Read:
 def _accepted_drafts(hits: Sequence[bool]) -> int:
     """Return the number of accepted drafts of a step: those up to the first that isn't the text."""
     return sum(itertools.takewhile(bool, hits))
+
+
+def _accepted_by_position(hits: Sequence[bool], draft_tokens: int) -> tuple[int, ...]:
+    """Return the number of accepted drafts of a step that begins at each position.
+
+    Args:
+        hits: For each position of the text, whether the draft for it is right. It doesn't depend
+            on the step in which it is drafted.
+        draft_tokens: The number of tokens that a step drafts.
+    """
+    accepted = []
+    for start in range(len(hits)):
+        hits_of_step = hits[start : start + draft_tokens]
+        accepted.append(_accepted_drafts(hits_of_step))
+    return tuple(accepted)
 
 
 def _walk_trees(
@@ -240,13 +263,18 @@ def _walk_trees(
         the answer begins.
     """
     accepted = [0] * len(text.ids)
+    # The prefill emits the first token of the answer, without drafts.
     position = text.prompt_tokens + 1
-    while position < text.prompt_tokens + text.output_tokens:
+    answer_end = text.prompt_tokens + text.output_tokens
+    while position < answer_end:
         nodes = _draft_tree(draft_next, ids[:, :position], question)
         coming = text.ids[position : position + question.draft_tokens]
+        # The parent of a node is a node too, so the right ones are all paths up to some depth.
         paths = [coming[:depth] for depth in range(1, len(coming) + 1)]
-        accepted[position] = sum(path in nodes for path in paths)
-        position += accepted[position] + 1
+        right_drafts = sum(path in nodes for path in paths)
+        accepted[position] = right_drafts
+        # The target adds a token of its own after the accepted drafts.
+        position += right_drafts + 1
     return tuple(accepted)
 
 
@@ -271,8 +299,11 @@ def _draft_tree(
         # Each branch grows by its likeliest tokens, and the likeliest of all branches stay.
         scores = (scores[:, None] * likeliest.values).flatten()
         parents = branches.repeat_interleave(question.branches, 0)
-        branches = torch.cat([parents, likeliest.indices.reshape(-1, 1)], 1)
-        candidates += zip(scores.tolist(), map(tuple, branches.tolist()), strict=True)
+        new_tokens = likeliest.indices.reshape(-1, 1)
+        branches = torch.cat([parents, new_tokens], 1)
+        nodes = map(tuple, branches.tolist())
+        # Candidates that don't survive stay in this list: the tree is chosen from all of them.
+        candidates += zip(scores.tolist(), nodes, strict=True)
         best = scores.topk(question.branches).indices
         branches = branches[best]
         scores = scores[best]
@@ -292,8 +323,9 @@ def load_head(question: Question, target: Model) -> Head:
     config, weights = _load_checkpoint(name, question, target)
     head = _build_head(name, question, target, config, weights)
     keys = {head.checkpoint_name(key): key for key in head.state_dict()}
+    renamed = {keys.get(key, key): tensor for key, tensor in weights.items()}
     try:
-        head.load_state_dict({keys.get(key, key): tensor for key, tensor in weights.items()})
+        head.load_state_dict(renamed)
     except RuntimeError as error:
         fault = "has other tensors than one of this target with as many keys as queries,"
         details = " ".join(str(error).split())[:_ERROR_CHARACTERS]
@@ -318,6 +350,7 @@ def _build_head(
     if isinstance(config, heads.HeadConfig):
         return _build_eagle3_head(name, config, target)
     if isinstance(config, MedusaConfig):
+        # The heads use the target's output matrix, so a head trained with another one can't run.
         target_output = target.lm_head.weight.cpu()
         output = weights.pop(heads.MEDUSA_OUTPUT, None)
         if output is None or not torch.equal(output.to(target_output.dtype), target_output):
@@ -330,11 +363,13 @@ def _build_head(
         return heads.DFlashHead(config, target.model.embed_tokens.weight)
     if question.method == "mtp":
         # The layer is in the target's own file, beside the target's weights.
-        for key in [key for key in weights if not key.startswith(heads.MTP_LAYER)]:
+        targets_keys = [key for key in weights if not key.startswith(heads.MTP_LAYER)]
+        for key in targets_keys:
             del weights[key]
         return heads.MtpHead(config)
     if "fc.bias" in weights and not weights["fc.bias"].any():
-        del weights["fc.bias"]  # SGLang's class has one, random if a file has none
+        # SGLang's class has a bias, which is random if a file has none. So a file may have zeros.
+        del weights["fc.bias"]
     return heads.EagleHead(config)
 
 
@@ -369,10 +404,13 @@ def _load_checkpoint(
         "medusa": MedusaConfig,
         "dflash": heads.DFlashConfig,
     }
-    kind = configs.get(question.method.removesuffix("_tree"), LayerConfig)
+    method = question.method.removesuffix("_tree")
+    kind = configs.get(method, LayerConfig)
+    folder = Path(name)
     try:
-        config = msgspec.json.decode((Path(name) / "config.json").read_bytes(), type=kind)
-        weights = load_file(Path(name) / "model.safetensors")
+        raw_config = (folder / "config.json").read_bytes()
+        config = msgspec.json.decode(raw_config, type=kind)
+        weights = load_file(folder / "model.safetensors")
     except (OSError, msgspec.DecodeError, SafetensorError) as error:
         message = (
             f"head '{name}': can't be replayed, {error}; choose a folder like those of"
@@ -386,7 +424,8 @@ def _load_checkpoint(
     if sizes != target_sizes:
         fault = f"its hidden and vocabulary sizes, {sizes}, aren't the target's, {target_sizes}"
         raise _misfit(name, fault)
-    check_context(name, config, max(len(text.ids) for text in question.texts))
+    longest_tokens = max(len(text.ids) for text in question.texts)
+    check_context(name, config, longest_tokens)
     return config, weights
 
 

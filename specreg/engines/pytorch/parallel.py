@@ -29,13 +29,14 @@ def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> 
     rows, tokens = ids.shape
     text_positions = torch.arange(tokens, device=ids.device)
     masks = ids.new_full((rows, tokens * (drafted - 1)), mask_id)
+    # The masks of a step are one position further in the text than those of the step before.
     positions = torch.cat([text_positions + step for step in range(drafted)])
-    logits = draft(
+    output = draft(
         input_ids=torch.cat([ids, masks], 1),
         position_ids=positions.expand(rows, -1),
         attention_mask=_visible(tokens, drafted, draft.dtype, ids.device),
-    ).logits
-    return list(logits.split(tokens, 1))
+    )
+    return list(output.logits.split(tokens, 1))
 
 
 def _visible(tokens: int, drafted: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -48,6 +49,8 @@ def _visible(tokens: int, drafted: int, dtype: torch.dtype, device: torch.device
     has_same_anchor = anchors[None, :] == anchors[:, None]
     is_not_later = steps[None, :] <= steps[:, None]
     reads_masks = ~is_text & has_same_anchor & is_not_later
+    reads = reads_text | reads_masks
     hidden = torch.finfo(dtype).min
     zeros = torch.zeros((), dtype=dtype, device=device)
-    return torch.where(reads_text | reads_masks, zeros, hidden)[None, None].to(dtype)
+    mask = torch.where(reads, zeros, hidden).to(dtype)
+    return mask[None, None]

@@ -99,10 +99,13 @@ class App:
     async def _work(self) -> None:
         """Answer batch after batch, until it is cancelled."""
         while True:
+            # A batch takes the jobs that wait already. A job that comes later isn't added to it,
+            # but to the next one.
             batch = [await self._waiting.get()]
             while len(batch) < self._options.max_sequences and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
-            decoded = decode(self._models, [job for job, _ in batch])
+            jobs = [job for job, _ in batch]
+            decoded = decode(self._models, jobs)
             try:
                 # In a thread, so that the server goes on listening.
                 while added := await asyncio.to_thread(next, decoded, None):
@@ -122,11 +125,17 @@ async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.Stre
     await response.prepare(request)
     try:
         async for event in events:
-            await response.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
+            await response.write(_event_bytes(event))
     except ServerError as error:
-        await response.write(b"data: " + msgspec.json.encode(_error(error)) + b"\n\n")
+        # The status has been sent already, so it can't say that the answer failed.
+        await response.write(_event_bytes(_error(error)))
     await response.write(b"data: [DONE]\n\n")
     return response
+
+
+def _event_bytes(event: Json) -> bytes:
+    """Return an event as a server sends it."""
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def _always(body: Json) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -161,6 +170,8 @@ class Answer:
         """
         self._steps.append(step)
         self._ids.extend(step.token_ids)
+        # The whole answer is decoded each time, because the text of a token may depend on those
+        # before it.
         text = self._models.tokenizer.decode(self._ids, skip_special_tokens=True)
         added_text = ""
         if step.finish_reason is not None or not text.endswith("\ufffd"):
@@ -200,7 +211,9 @@ class Answer:
             return {"usage": usage}
         histogram = [0] * (self._models.draft_tokens + 1)
         for step in self._steps:
-            histogram[step.accepted] += step.drafted > 0
+            # vLLM doesn't count a step either in which nothing was drafted, such as the prefill.
+            if step.drafted > 0:
+                histogram[step.accepted] += 1
         drafted = sum(step.drafted for step in self._steps)
         counted = {"acceptance_histogram": histogram, "num_draft_tokens": drafted}
         return {"usage": usage, "metrics": {"speculative_decoding": counted}}

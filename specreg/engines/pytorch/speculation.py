@@ -30,7 +30,8 @@ def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
     """
     # The ids become a string, because str has a fast search. An id is a code point, < 0x110000.
     text = "".join(map(chr, context))
-    for tokens in range(min(LONGEST_TOKENS, len(text) - 1), SHORTEST_TOKENS - 1, -1):
+    longest = min(LONGEST_TOKENS, len(text) - 1)
+    for tokens in range(longest, SHORTEST_TOKENS - 1, -1):
         # The search ends before the last token: the end of the text isn't an earlier occurrence,
         # but may overlap with one.
         occurrence = text.find(text[-tokens:], 0, len(text) - 1)
@@ -51,7 +52,8 @@ def propose_padded(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]
     """
     text = "".join(map(chr, context))
     padded: tuple[int, ...] = ()
-    for tokens in range(min(LONGEST_TOKENS, len(text) - 1), SHORTEST_TOKENS - 1, -1):
+    longest = min(LONGEST_TOKENS, len(text) - 1)
+    for tokens in range(longest, SHORTEST_TOKENS - 1, -1):
         occurrence = text.rfind(text[-tokens:], 0, len(text) - 1)
         if occurrence >= 0:
             start = occurrence + tokens
@@ -73,11 +75,14 @@ class NGramStore:
 
     def learn(self, context: Sequence[int], token_ids: Sequence[int]) -> None:
         """Count each of some tokens once as one that follows a text, the best of them last."""
-        for tokens in range(1, min(LONGEST_TOKENS, len(context)) + 1):
+        longest = min(LONGEST_TOKENS, len(context))
+        for tokens in range(1, longest + 1):
             run = tuple(context[-tokens:])
             counts = self._counts.setdefault(run, {})
             for token_id in token_ids:
-                counts[token_id] = counts.pop(token_id, 0) + 1
+                # Removing the count first moves the token to the end: the last learnt comes last.
+                count = counts.pop(token_id, 0)
+                counts[token_id] = count + 1
             self._counts.move_to_end(run)
         while len(self._counts) > self._max_runs:
             self._counts.popitem(last=False)
@@ -93,13 +98,23 @@ class NGramStore:
         text = list(context[-LONGEST_TOKENS:])
         drafted: list[int] = []
         while len(drafted) < draft_tokens:
-            runs = (tuple(text[start:]) for start in range(-min(LONGEST_TOKENS, len(text)), 0))
-            counts = next((self._counts[run] for run in runs if run in self._counts), None)
+            counts = self._counts_after(text)
             if counts is None:
                 break
-            drafted.append(max(reversed(counts), key=counts.__getitem__))
-            text.append(drafted[-1])
+            # `max` returns the first of equal counts, and reversed, that is the last learnt.
+            token_id = max(reversed(counts), key=counts.__getitem__)
+            drafted.append(token_id)
+            text.append(token_id)
         return tuple(drafted)
+
+    def _counts_after(self, text: Sequence[int]) -> dict[int, int] | None:
+        """Return the counts after the longest known run of last tokens; None if none is known."""
+        longest = min(LONGEST_TOKENS, len(text))
+        for tokens in range(longest, 0, -1):
+            run = tuple(text[-tokens:])
+            if run in self._counts:
+                return self._counts[run]
+        return None
 
 
 def likeliest(logits: Floats, count: int) -> list[int]:
@@ -213,19 +228,26 @@ def verify_sampled(draft: Draft, target: Floats, random: np.random.Generator) ->
     for index, token_id in enumerate(draft.token_ids):
         p = target[index]
         if draft.distributions is None:
+            # A draft that was certain was drawn from a distribution with all weight on it.
             q: Floats = np.zeros(len(p))
             q[token_id] = 1.0
         else:
             q = draft.distributions[index]
-        if random.random() * q[token_id] >= p[token_id]:
-            return Verified(accepted=index, next_id=sample(_remainder(p, q), random))
-    return Verified(accepted=len(draft.token_ids), next_id=sample(target[-1], random))
+        # The same as `random >= p / q`, without a division by a q of 0.
+        is_rejected = random.random() * q[token_id] >= p[token_id]
+        if is_rejected:
+            next_id = sample(_remainder(p, q), random)
+            return Verified(accepted=index, next_id=next_id)
+    next_id = sample(target[-1], random)
+    return Verified(accepted=len(draft.token_ids), next_id=next_id)
 
 
 def distributions(logits: Floats, temperature: float) -> Floats:
     """Return softmax(logits / temperature) over the last axis, in float64; temperature > 0."""
     scaled = logits.astype(np.float64) / temperature
-    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    # The largest logit is subtracted, because the exponential of a large number overflows.
+    largest = scaled.max(axis=-1, keepdims=True)
+    weights = np.exp(scaled - largest)
     normalized: Floats = weights / weights.sum(axis=-1, keepdims=True)
     return normalized
 
@@ -234,7 +256,8 @@ def sample(distribution: Floats, random: np.random.Generator) -> int:
     """Draw a token id from weights of shape [V] that need not add up to 1."""
     # With "right" the search ends behind equal sums, so a token of weight 0 is never drawn.
     cumulated = distribution.cumsum()
-    return int(np.searchsorted(cumulated, random.random() * cumulated[-1], side="right"))
+    drawn = random.random() * cumulated[-1]
+    return int(np.searchsorted(cumulated, drawn, side="right"))
 
 
 def _remainder(p: Floats, q: Floats) -> Floats:
