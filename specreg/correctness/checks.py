@@ -86,7 +86,8 @@ def ask_greedy(
     """
     request = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
     requests = [request] * len(texts)
-    return complete(server.endpoint, texts, requests, in_flight=in_flight or case.in_flight)
+    batch = in_flight or case.in_flight
+    return complete(server.endpoint, texts, requests, in_flight=batch)
 
 
 def other_batch(case: Case) -> int:
@@ -118,10 +119,12 @@ def check_answers(running: RunningCase) -> Verdict:
     equal_prompts = [prompt for prompt in running.prompts if were_equal(running.replay, prompt)]
     prompts = [prompt for prompt in running.prompts if prompt not in equal_prompts]
     if running.prompts and not prompts:
+        # All prompts have been compared already, so nothing needs to be sent again.
         return Verdict(case_id=case.id, metric=LOSSLESS, outcome=Outcome.PASS, value=1.0)
 
     def ask_control(texts: Sequence[tuple[int, ...]], in_flight: int) -> tuple[Transcript, ...]:
         """Return the control's answers. Cases with the same requests share them."""
+        # The address belongs to the key, because the answers are those of one running server.
         request = (tuple(texts), case.output_cap_tokens, case.ignore_eos, in_flight)
         key = (control.spec, control.base_url, *request)
         if key not in running.control_answers:
@@ -139,14 +142,16 @@ def check_answers(running: RunningCase) -> Verdict:
     if batch:
         regenerate_plain = functools.partial(ask_control, texts, batch)
     # Compare the answers. If some differ, the control answers again and scores both tokens.
+    speculative_answers = ask_greedy(case, running.server, texts)
+    known_equal = sum(turns_of(case, prompt) for prompt in equal_prompts)
     losslessness = check_lossless(
         names,
         plain_answers,
-        ask_greedy(case, running.server, texts),
+        speculative_answers,
         regenerate_plain,
         functools.partial(score, control.endpoint),
         rounding_nats=case.rounding_nats,
-        known_equal=sum(turns_of(case, prompt) for prompt in equal_prompts),
+        known_equal=known_equal,
     )
     # Judge the differences.
     outcome = Outcome.PASS
@@ -180,19 +185,23 @@ def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
         return False
     answers = _answers_to(prompt, replay.rounds)
     control_answers = _answers_to(prompt, replay.control_rounds)
+    # Two prompts without answers would be equal, and show nothing.
+    if not answers:
+        return False
     # The digest is empty if the server left out a part of the text.
     are_whole = all(digest for _, digest, _, _ in answers)
-    return bool(answers) and answers == control_answers and are_whole
+    return are_whole and answers == control_answers
 
 
 def _answers_to(prompt: Prompt, rounds: Sequence[Round]) -> set[tuple[int, str, int, str | None]]:
     """Return the turn, digest, token count and finish reason of each answer to a prompt."""
-    traces = itertools.chain.from_iterable(part.traces for part in rounds)
-    return {
-        (trace.turn, trace.answer_sha256, trace.tokens, trace.finish_reason)
-        for trace in traces
-        if trace.prompt_id == prompt.id
-    }
+    # A set, because a prompt is answered once in each round: equal answers count once.
+    answers = set()
+    for trace in itertools.chain.from_iterable(part.traces for part in rounds):
+        if trace.prompt_id == prompt.id:
+            answer = (trace.turn, trace.answer_sha256, trace.tokens, trace.finish_reason)
+            answers.add(answer)
+    return answers
 
 
 def check_sampling(running: RunningCase) -> Verdict:
@@ -201,7 +210,8 @@ def check_sampling(running: RunningCase) -> Verdict:
     Raises:
         InvalidMeasurementError: A server didn't answer in ids.
     """
-    # Draw answers from both servers, with different seeds.
+    # Draw answers from both servers. Their seeds differ, because the test below takes the draws of
+    # the two servers to be independent.
     case = running.case
     control = _control(running)
     texts = encode_prompts(control.endpoint, case, running.prompts[:_DRAWN_PROMPTS])
@@ -211,7 +221,8 @@ def check_sampling(running: RunningCase) -> Verdict:
     pairs = list(zip(drawn, drawn_by_control, strict=True))
     chances = [chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
     # Bonferroni's bound: the smallest p-value is multiplied by the number of lengths.
-    chance = min(1.0, min(chances) * len(chances))
+    bound = min(chances) * len(chances)
+    chance = min(1.0, bound)
     if chance >= LEVEL:
         return Verdict(case_id=case.id, metric=SAMPLING, outcome=Outcome.PASS, value=chance)
     reason = Reason(
@@ -238,11 +249,13 @@ def _draw(
     requests = [dataclasses.replace(request, seed=seed) for seed in seeds]
     # All draws of a text follow each other, so that the answers can be divided by text below.
     repeated_texts = [text for text in texts for _ in requests]
+    # As many at once as the server takes, because nothing is timed here.
     transcripts = complete(
         endpoint, repeated_texts, requests * len(texts), in_flight=case.server.max_sequences
     )
     answers = [transcript.output for transcript in transcripts]
-    return [answers[start : start + _DRAWS] for start in range(0, len(answers), _DRAWS)]
+    starts = range(0, len(answers), _DRAWS)
+    return [answers[start : start + _DRAWS] for start in starts]
 
 
 def check_steps(running: RunningCase) -> Verdict:
@@ -327,11 +340,13 @@ def _other_steps(
     prompts: Sequence[Prompt], counted: Sequence[StepCounts], expected: Sequence[StepCounts]
 ) -> list[str]:
     """Return the prompts whose answers took other steps than expected, with both counts."""
-    return [
-        f"'{prompt.id}' {_describe_counts(counts)} instead of {_describe_counts(expected_counts)}"
-        for prompt, counts, expected_counts in zip(prompts, counted, expected, strict=True)
-        if counts != expected_counts
-    ]
+    descriptions = []
+    for prompt, counts, expected_counts in zip(prompts, counted, expected, strict=True):
+        if counts != expected_counts:
+            shown = _describe_counts(counts)
+            shown_expected = _describe_counts(expected_counts)
+            descriptions.append(f"'{prompt.id}' {shown} instead of {shown_expected}")
+    return descriptions
 
 
 def _unlikely_tokens(
@@ -391,11 +406,13 @@ def _differs(total: StepCounts, expected: StepCounts, change_frac: float) -> boo
     # Acceptance per step alone isn't enough: a drafter that skips every second step keeps it.
     if abs(change_frac) > _ORACLE_FRAC:
         return True
-    if abs(total.steps - expected.steps) > _ORACLE_FRAC * expected.steps:
+    missing_steps = abs(total.steps - expected.steps)
+    if missing_steps > _ORACLE_FRAC * expected.steps:
         return True
     if total.proposed is None or expected.proposed is None:
         return False
-    return abs(total.proposed - expected.proposed) > _ORACLE_FRAC * expected.proposed
+    excess = abs(total.proposed - expected.proposed)
+    return excess > _ORACLE_FRAC * expected.proposed
 
 
 def _control(running: RunningCase) -> Server:
@@ -427,8 +444,10 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
         case: The case.
         with_torch: True to include the check that runs the models, which needs torch.
     """
+    # All checks need answers in token ids: two tokens may have the same text.
     if not case.speculates or engine_named(case.server.engine).token_api is None:
         return ()
+    # A verifier that accepts other tokens by design would always be WRONG.
     if not case.server.is_lossless:
         return ()
     is_greedy = case.temperature == 0

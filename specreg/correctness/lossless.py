@@ -83,14 +83,17 @@ class Losslessness:
     @property
     def failures(self) -> tuple[Parting, ...]:
         """The differences that rounding doesn't explain."""
+        # A case that demands equal tokens excuses none, however noisy its control is.
         if not self.rounding_nats:
             return self.partings
         bound_nats = self.bound_nats
-        return tuple(
+        # An answer that has ended has no token whose probability could be compared.
+        failures = [
             parting
             for parting in self.partings
             if parting.gap_nats is None or abs(parting.gap_nats) > bound_nats
-        )
+        ]
+        return tuple(failures)
 
     @property
     def equal_frac(self) -> float:
@@ -129,9 +132,8 @@ class Losslessness:
         if rounded:
             bound = f"up to {self.bound_nats:.2f} nats"
             clauses.append(f"differences that rounding explains ({bound}): {rounded}")
-        clauses += [
-            _describe_failure(failure, plain, speculative) for failure in self.failures[:_MAX_NAMED]
-        ]
+        shown_failures = self.failures[:_MAX_NAMED]
+        clauses += [_describe_failure(failure, plain, speculative) for failure in shown_failures]
         return "; ".join(clauses)
 
 
@@ -199,11 +201,11 @@ def score_partings(partings: Sequence[Parting], score: Score) -> tuple[Parting, 
 
     A parting has no gap if one of its answers has ended.
     """
-    questions = [
-        (parting.text, (parting.plain, parting.speculative))
-        for parting in partings
-        if parting.plain is not None and parting.speculative is not None
-    ]
+    questions = []
+    for parting in partings:
+        if parting.plain is not None and parting.speculative is not None:
+            candidates = (parting.plain, parting.speculative)
+            questions.append((parting.text, candidates))
     answers: Sequence[Sequence[float]] = ()
     if questions:
         answers = score(questions)
@@ -239,6 +241,8 @@ def _partings(
         for position, (plain_token, token) in enumerate(tokens):
             if plain_token != token:
                 text = (*plain_answer.prompt, *plain_answer.output[:position])
-                partings.append(Parting(prompt_id, position, plain_token, token, text))
+                parting = Parting(prompt_id, position, plain_token, token, text)
+                partings.append(parting)
+                # What follows continues two different texts, and can't be compared.
                 break
     return score_partings(partings, score)

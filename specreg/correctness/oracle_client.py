@@ -84,7 +84,8 @@ def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
     while index < end:
         proposed, accepted = drafts_at(index)
         if proposed:
-            histogram = [int(accepted == bucket) for bucket in range(width + 1)]
+            histogram = [0] * (width + 1)
+            histogram[accepted] = 1
             counts += StepCounts.from_histogram(histogram, proposed)
         index += accepted + 1
     return counts
@@ -125,6 +126,7 @@ def padded_drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) 
 def has_oracle(case: Case) -> bool:
     """Return whether the oracle knows the rule by which a case's engine drafts."""
     further_keys = {key for key, _ in case.server.speculation}
+    # Any other key may change what is drafted in a way that the oracle doesn't imitate.
     return _drafter(case) in _UNSEEN_TOKENS and further_keys <= _KEYS_WITHOUT_EFFECT
 
 
@@ -162,20 +164,19 @@ def walk_answers(
             " output_cap_tokens or raise max_model_len_tokens in the matrix"
         )
         raise InvalidMeasurementError("CONTEXT_FULL", message)
-    tails = complete(
-        endpoint,
-        [(*answer.prompt, *answer.output) for answer in answers],
-        [Wanted(output_cap_tokens=spec.draft_tokens, ignore_eos=True)] * len(answers),
-        in_flight=case.in_flight,
-    )
-    texts = tuple(
-        Text(
-            ids=(*answer.prompt, *answer.output, *tail.output),
+    answered_texts = [(*answer.prompt, *answer.output) for answer in answers]
+    # The drafter doesn't stop at the end of the text, so neither does the continuation.
+    request = Wanted(output_cap_tokens=spec.draft_tokens, ignore_eos=True)
+    requests = [request] * len(answers)
+    tails = complete(endpoint, answered_texts, requests, in_flight=case.in_flight)
+    texts = []
+    for answer, answered_text, tail in zip(answers, answered_texts, tails, strict=True):
+        text = Text(
+            ids=(*answered_text, *tail.output),
             prompt_tokens=len(answer.prompt),
             output_tokens=len(answer.output),
         )
-        for answer, tail in zip(answers, tails, strict=True)
-    )
+        texts.append(text)
     # Run the models on them.
     target, draft = models
     branches = 0
@@ -194,7 +195,7 @@ def walk_answers(
         # SGLang's MTP layer gets the target's hidden state after the final norm. vLLM's layer gets
         # it before, and applies the norm only when it predicts.
         normed=drafter == ("sglang", "mtp"),
-        texts=texts,
+        texts=tuple(texts),
     )
     predicted = predict_drafts(question)
     # Count the steps. The drafts of n-gram lookup follow from the text alone.
@@ -210,10 +211,10 @@ def walk_answers(
             return walk(drafts_at, text, spec.draft_tokens)
         return walk(lambda index: (spec.drafted_tokens, accepted[index]), text, spec.draft_tokens)
 
-    steps = tuple(
-        steps_of(text, accepted) for text, accepted in zip(texts, predicted.accepted, strict=True)
-    )
-    return steps, predicted.gaps_nats
+    steps = []
+    for text, accepted in zip(texts, predicted.accepted, strict=True):
+        steps.append(steps_of(text, accepted))
+    return tuple(steps), predicted.gaps_nats
 
 
 def _drafter(case: Case) -> tuple[str, str]:
@@ -246,6 +247,7 @@ def predict_drafts(
         command.append("cpu")
     models = (question.target, question.draft)
     variables = {**os.environ, "PYTHONPATH": _SPECREG_PARENT}
+    # Nothing needs to be fetched then, so this works on a machine without a network too.
     if all(Path(model).is_dir() for model in models if model):
         variables["HF_HUB_OFFLINE"] = "1"
     temporary = new_temporary()
@@ -260,7 +262,8 @@ def predict_drafts(
             ending = f"its process ended with status {status}"
             if status == -signal.SIGKILL:
                 ending += ", killed, as happens when memory runs out"
-            last_lines = "\n".join(child.last_lines().splitlines()[-_MAX_LOG_LINES:])
+            log_lines = child.last_lines().splitlines()
+            last_lines = "\n".join(log_lines[-_MAX_LOG_LINES:])
             answer = OracleAnswer(refusal=f"{ending}; the last lines of its log:\n{last_lines}")
     if answer.refusal:
         message = f"oracle of method '{question.method}': {answer.refusal}"
