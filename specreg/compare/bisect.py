@@ -144,7 +144,8 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
         raise UnsupportedError(f"{error}; give versions as 0.31.0") from error
     for version in (first, last):
         if version not in texts:
-            newest = ", ".join(str(version) for version in sorted(texts)[-_MAX_NAMED:])
+            newest_versions = sorted(texts)[-_MAX_NAMED:]
+            newest = ", ".join(map(str, newest_versions))
             message = f"version '{version}': was never released; the last ones are {newest}"
             raise UnsupportedError(message)
     if not first < last:
@@ -221,9 +222,8 @@ class _Search:
             reason = "; ".join(self._reasons(state, decision))
             if state is VersionState.BAD and self.lost is None:
                 # The first gate judges the last version. Only the metrics that it lost matter.
-                self.lost = frozenset(
-                    verdict.metric for verdict in decision.verdicts if verdict.outcome in _WORSE
-                )
+                losses = [verdict for verdict in decision.verdicts if verdict.outcome in _WORSE]
+                self.lost = frozenset(loss.metric for loss in losses)
         line = f"{version}: {state}"
         if reason:
             line = f"{line}, {reason}"
@@ -236,9 +236,8 @@ class _Search:
             return decision.reasons
         if state is VersionState.GOOD:
             return ()
-        unclear = [
-            verdict for verdict in _searched(decision, self.lost) if verdict.outcome in _UNCLEAR
-        ]
+        searched = _searched(decision, self.lost)
+        unclear = [verdict for verdict in searched if verdict.outcome in _UNCLEAR]
         return [f"{verdict.metric}: {verdict.explanation}" for verdict in unclear]
 
     def _gate_against(self, version: str) -> Decision:
@@ -253,15 +252,17 @@ class _Search:
         fingerprint = hashlib.sha256(settings.encode()).hexdigest()[:8]
         folder = options.folder / f"{self.good}..{version}-{fingerprint}"
         set_aside(folder)
-        shared = {
+        shared_options = {
             field.name: getattr(options, field.name)
             for field in dataclasses.fields(ComparisonOptions)
         }
+        shared_options["out"] = folder
         gate_options = GateOptions(
-            **{**shared, "out": folder},
+            **shared_options,
             a=f"{self.engine}=={self.good}",
             b=f"{self.engine}=={version}",
             case_ids=[self.case.id],
+            # A gate that ends undecided would leave its version out of the search.
             minutes=math.inf,
             resume=(folder / JOURNAL).exists(),
         )
@@ -269,10 +270,12 @@ class _Search:
         try:
             decision = gate.measure(functools.partial(self._is_decided, gate))
         finally:
+            # Also a gate that was interrupted leaves a report of what it measured.
             status = None
             if not gate.finished:
                 status = _CUT_SHORT_STATUS
-            record_gate(gate, command=specreg_command("bisect", self.case.id), status=status)
+            command = specreg_command("bisect", self.case.id)
+            record_gate(gate, command=command, status=status)
             gate.journal.close()
         broken = why_broken(gate.launches, Side.A)
         if broken is not None and state_of(decision, self.lost) is VersionState.UNKNOWN:
@@ -290,7 +293,6 @@ class _Search:
         """
         if self.lost is not None and state_of(decision, self.lost) is not VersionState.UNKNOWN:
             return True
-        is_unclear = any(
-            verdict.outcome is Outcome.INCONCLUSIVE for verdict in _searched(decision, self.lost)
-        )
+        searched = _searched(decision, self.lost)
+        is_unclear = any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in searched)
         return not is_unclear and not gate.answers.wants(gate.pairs)

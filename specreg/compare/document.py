@@ -55,27 +55,29 @@ def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None
     options = gate.options
     decision = gate.decide()
     tone, text = _HEADLINES[decision.answer]
-    answer = Headline(
-        subject=decision.answer.upper(), tone=tone, text="; ".join((text, *decision.reasons))
-    )
+    explanation = "; ".join((text, *decision.reasons))
+    answer = Headline(subject=decision.answer.upper(), tone=tone, text=explanation)
     if status is None:
         status = exit_status(decision.verdicts)
+    run = RunVerdict(
+        run=gate.folder.name,
+        tier=gate.tier.name,
+        environment=gate.environment.name,
+        complete=gate.finished,
+        exit_status=status,
+        outcomes=count_outcomes(decision.verdicts),
+        verdicts=decision.verdicts,
+    )
+    cases = [_case_report(gate, pair, decision, command) for pair in gate.pairs]
+    ended_at = dt.datetime.now(tz=dt.UTC)
     report = Report(
-        run=RunVerdict(
-            run=gate.folder.name,
-            tier=gate.tier.name,
-            environment=gate.environment.name,
-            complete=gate.finished,
-            exit_status=status,
-            outcomes=count_outcomes(decision.verdicts),
-            verdicts=decision.verdicts,
-        ),
+        run=run,
         machine=gate.environment,
         origin=origin_of(options.root, command),
-        cases=tuple(_case_report(gate, pair, decision, command) for pair in gate.pairs),
+        cases=tuple(cases),
         tier_cases=tuple(case.id for case in gate.tier.cases),
         remarks=tuple(_remarks(gate)),
-        ended_at=dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
+        ended_at=ended_at.isoformat(timespec="seconds"),
         title=f"May B take the place of A? Tier {gate.tier.name} on {gate.environment.name}",
         answers=(answer,),
         arms=tuple(_arm_report(gate, side) for side in COMPARED),
@@ -110,11 +112,25 @@ def _arm_report(gate: Gate, side: Side) -> ArmReport:
 def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> CaseReport:
     """Describe a pair, with B's figures as those of a run and A's figures as the expected ones."""
     case = pair.b
-    verdicts = [verdict for verdict in decision.verdicts if verdict.case_id == pair.id]
+    values_of_a = {}
+    for verdict in decision.verdicts:
+        expected = verdict.comparison.expected
+        if verdict.case_id == pair.id and expected is not None:
+            values_of_a[verdict.metric] = expected
     marginal_frac_of_a: tuple[float, ...] = ()
     figures_of_a = _last_figures(gate, pair, Side.A)
     if figures_of_a is not None and figures_of_a.acceptance is not None:
         marginal_frac_of_a = figures_of_a.acceptance.total.marginal_frac
+    # Side A takes the place that the baseline has in the report of a run.
+    today = dt.datetime.now(tz=dt.UTC).date()
+    expected_by_a = Expected(
+        environment="side A",
+        recorded_on=today.isoformat(),
+        engine_version=", ".join(gate.versions(Side.A)),
+        reason=gate.installed[0],
+        values=values_of_a,
+        marginal_frac=marginal_frac_of_a,
+    )
     return CaseReport(
         case_id=pair.id,
         engine=case.server.engine,
@@ -125,18 +141,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         draft=case.server.draft or "",
         settings=None,
         figures=_last_figures(gate, pair, Side.B),
-        expected=Expected(
-            environment="side A",
-            recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-            engine_version=", ".join(gate.versions(Side.A)),
-            reason=gate.installed[0],
-            values={
-                verdict.metric: verdict.comparison.expected
-                for verdict in verdicts
-                if verdict.comparison.expected is not None
-            },
-            marginal_frac=marginal_frac_of_a,
-        ),
+        expected=expected_by_a,
         history=(),
         reproduce=command,
     )
@@ -146,6 +151,7 @@ def _differing_packages(gate: Gate) -> Iterator[str]:
     """Yield a remark for each pair whose sides have the same engine version but other packages."""
     for pair in gate.pairs:
         a, b = (_last_measurement(gate, pair, side) for side in COMPARED)
+        # Two versions differ in their packages by design, and that is no remark.
         if a is None or b is None or a.engine_version != b.engine_version:
             continue
         changes = render_differences(a.packages, b.packages)
@@ -174,7 +180,8 @@ def _differing_facts(gate: Gate) -> Iterator[str]:
             continue
         remark = f"{pair.id}: from A to B, {changes}"
         records = (a.acceptance, b.acceptance)
-        if len({record.counted for record in records if record is not None}) > 1:
+        rules = {record.counted for record in records if record is not None}
+        if len(rules) > 1:
             remark += (
                 "; one counts the steps that found a draft, the other all steps, so acceptance is"
                 " compared over all steps"
@@ -185,7 +192,8 @@ def _differing_facts(gate: Gate) -> Iterator[str]:
 def _last_measurement(gate: Gate, pair: Pair, side: Side) -> Measurement | None:
     """Return the last measurement of a side; None if there is none."""
     for launch in reversed(gate.launches):
-        if (launch.pair_id, launch.side) == (pair.id, side) and launch.measurement is not None:
+        is_of_side = (launch.pair_id, launch.side) == (pair.id, side)
+        if is_of_side and launch.measurement is not None:
             return launch.measurement
     return None
 
@@ -215,10 +223,11 @@ def _remarks(gate: Gate) -> Iterator[str]:
     options = gate.options
     rules = gate.rules
     order = "at the same time" if gate.together else "one at a time"
+    looks = ", ".join(map(str, rules.looks))
     yield (
         f"the servers of both sides were up {order},"
         f" up to {rules.launches} times each, each asked for {options.least_s:g} s at least; looks"
-        f" after {', '.join(map(str, rules.looks))} launches share 1 %, most of which the last look"
+        f" after {looks} launches share 1 %, most of which the last look"
         f" has at speeds and the first at acceptance; a loss has one of {rules.figures} parts of it"
     )
     unhidden = render_unhidden()

@@ -131,11 +131,11 @@ class Gate:
             UnsupportedError: the folder belongs to another gate.
         """
         # The journal must contain launches of this gate's pairs only. Their keys have no number.
-        arms = {
-            self._key(pair, side, 0): (pair.id, side)
-            for pair, side in itertools.product(self.pairs, Side)
-        }
-        for key, measurement in load_journal(self.journal.path, last=True).items():
+        arms = {}
+        for pair, side in itertools.product(self.pairs, Side):
+            arms[self._key(pair, side, 0)] = (pair.id, side)
+        recorded = load_journal(self.journal.path, last=True)
+        for key, measurement in recorded.items():
             arm = arms.get(msgspec.structs.replace(key, launch=0))
             if arm is None:
                 message = (
@@ -178,9 +178,11 @@ class Gate:
         def is_wanted(group: Group) -> bool:
             return goes_on_until_done or self.answers.wants(group)
 
-        for group, number, sides in plan_launches(
+        launches = plan_launches(
             self.groups, self.rules, self.decide, is_done or is_lost, is_wanted
-        ):
+        )
+        for group, number, sides in launches:
+            # A resumed gate has measured some of them before.
             pairs = self._unmeasured(group, number, sides)
             if not pairs:
                 continue
@@ -238,14 +240,17 @@ class Gate:
             launch for launch in self.launches if launch.number == number and launch.failed is None
         ]
         measured_arms = {(launch.pair_id, launch.side) for launch in measured}
-        unmeasured = tuple(
-            pair for pair in group if not {(pair.id, side) for side in sides} <= measured_arms
-        )
-        arms_to_measure = set(itertools.product((pair.id for pair in unmeasured), sides))
+        unmeasured = []
+        arms_to_measure: set[tuple[str, Side]] = set()
+        for pair in group:
+            arms = {(pair.id, side) for side in sides}
+            if not arms <= measured_arms:
+                unmeasured.append(pair)
+                arms_to_measure |= arms
         for launch in measured:
             if (launch.pair_id, launch.side) in arms_to_measure:
                 self.launches.remove(launch)
-        return unmeasured
+        return tuple(unmeasured)
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
         """Start the servers of these sides, and measure all pairs of a group on them.
@@ -258,7 +263,9 @@ class Gate:
         side_names = f"sides {', '.join(sides)}"
         if len(sides) == 1:
             side_names = f"side {sides[0]}"
-        server_ids = dict.fromkeys((group[0].a.server.id, group[0].b.server.id))
+        # All pairs of a group share their servers. The two ids are equal if no setting differs.
+        first_pair = group[0]
+        server_ids = dict.fromkeys((first_pair.a.server.id, first_pair.b.server.id))
         self.options.show(f"launch {number}, {side_names}: {' > '.join(server_ids)}")
         starts: dict[Side, ServerStart] = {}
         servers: dict[Side, StartedServer] = {}
@@ -267,7 +274,7 @@ class Gate:
                 # Start all servers before waiting for one, so that they load at the same time.
                 for side in sides:
                     with _blaming(side, self.options):
-                        start = self._start_of(group[0], side, number)
+                        start = self._start_of(first_pair, side, number)
                         starts[side] = stack.enter_context(start.begin())
                 for side, start in starts.items():
                     with _blaming(side, self.options):
@@ -276,6 +283,7 @@ class Gate:
                     for pair in group:
                         self._measure(pair, number, servers)
             except SideError as error:
+                # A server that has started before can do so again; one that never has, can't.
                 if not error.started and not self._has_started(error.side, group):
                     raise
                 self.options.show(f"launch {number}, side {error.side}: {error}")
@@ -304,15 +312,14 @@ class Gate:
 
     def _note_failure(self, error: SideError, group: Group, number: int) -> None:
         """Record a failed launch for the pairs that the side hadn't measured before it failed."""
-        recorded_ids = {
-            launch.pair_id
-            for launch in self.launches
-            if launch.side is error.side and launch.number == number
-        }
-        for pair_id in dict.fromkeys(pair.id for pair in group):
+        of_side = [launch for launch in self.launches if launch.side is error.side]
+        recorded_ids = {launch.pair_id for launch in of_side if launch.number == number}
+        pair_ids = dict.fromkeys(pair.id for pair in group)
+        reason = Reason(text=str(error))
+        for pair_id in pair_ids:
             if pair_id not in recorded_ids:
-                reason = Reason(text=str(error))
-                self.launches.append(SideLaunch(pair_id, error.side, number, failed=reason))
+                failed_launch = SideLaunch(pair_id, error.side, number, failed=reason)
+                self.launches.append(failed_launch)
 
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
         """Measure a pair on the running servers, and compare its answers.
@@ -337,8 +344,9 @@ class Gate:
 
         # Record sides that measured nothing as failed launches.
         measured = []
+        measured_sides = tuple(servers)
         for side, measurement, arm_requests in zip(
-            tuple(servers), measurements, requests, strict=True
+            measured_sides, measurements, requests, strict=True
         ):
             if measurement.replay is not None:
                 measured.append((side, measurement, arm_requests))
@@ -347,6 +355,7 @@ class Gate:
             reason = next(iter(invalidities), Reason(text="nothing was measured"))
             options.show(f"launch {number}, side {side}, {pair.id}: {reason}")
             self.launches.append(SideLaunch(pair.id, side, number, failed=reason))
+            # A server that hangs would hang on the pairs that are still to come.
             if reason.code == HungError.code:
                 raise SideError(side, str(reason))
 
@@ -368,8 +377,10 @@ class Gate:
         root = self.options.root
         models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
         models_sha256 = [model_sha256(model) for model in models]
-        checksums = [prompts_sha256(load_case_prompts(root, case)), *models_sha256]
+        prompts = load_case_prompts(root, case)
+        checksums = [prompts_sha256(prompts), *models_sha256]
         order = "together" if self.together else "in turn"
+        packages = self.sources[side.is_b].packages(spec)
         return Key(
             case=case.key,
             case_id=pair.id,
@@ -378,7 +389,7 @@ class Gate:
             environment=self.environment.name,
             engine=self.installed[side.is_b],
             files_sha256=" ".join(checksums),
-            packages_sha256=packages_sha256(self.sources[side.is_b].packages(spec)),
+            packages_sha256=packages_sha256(packages),
         )
 
 
@@ -439,15 +450,11 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         pairs = tuple(_with_more_prompts(root, pair) for pair in pairs)
     if options.pin_length_tokens is not None:
         pairs += pinned_pairs(pairs, options.pin_length_tokens, on_gpu=on_gpu)
-    rules = rules_of(options, figures=sum(len(pair.deciding) for pair in pairs))
+    figures = sum(len(pair.deciding) for pair in pairs)
+    rules = rules_of(options, figures=figures)
 
     # Check that their models and prompts are there, and install both sides.
-    for spec in {case.server for pair in pairs for case in (pair.a, pair.b)}:
-        served_models(root, spec)
-    for pair in pairs:
-        if load_case_prompts(root, pair.a) != load_case_prompts(root, pair.b):
-            what = "the sides' targets would be asked other prompts; choose a dataset of texts"
-            raise DatasetError(f"'{pair.id}': {what}")
+    _check_models_and_prompts(root, pairs)
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
 
     # Open the journal, which another gate may not use at the same time.
@@ -456,6 +463,14 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     if journal.path.exists() and not options.resume:
         message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
         raise SpecregError(message)
+    # Two servers on one GPU would share its time, so there they run in turn.
+    together = options.together
+    if together is None:
+        together = not on_gpu
+    gpus_used = tier.gpus_used(find_gpus().memory_gib)
+    answers = AnswerComparison(
+        pairs=pairs, root=root, path=folder / "answers.json", show=options.show
+    )
     gate = Gate(
         options=options,
         tier=tier,
@@ -463,17 +478,32 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         sources=sources,
         installed=installed,
         groups=groups_of(pairs),
-        together=not on_gpu if options.together is None else options.together,
-        environment=current_environment(needs_gpus=tier.gpus_used(find_gpus().memory_gib)),
+        together=together,
+        environment=current_environment(needs_gpus=gpus_used),
         rules=rules,
         journal=journal,
-        answers=AnswerComparison(
-            pairs=pairs, root=root, path=folder / "answers.json", show=options.show
-        ),
+        answers=answers,
     )
     if journal.path.exists():
         gate.take_over()
     return gate
+
+
+def _check_models_and_prompts(root: Path, pairs: Sequence[Pair]) -> None:
+    """Check that the models and prompts of pairs are there, and the prompts of both sides equal.
+
+    Raises:
+        ModelError: a model isn't there.
+        DatasetError: prompts aren't there, or the sides have different ones.
+    """
+    specs = {pair.a.server for pair in pairs} | {pair.b.server for pair in pairs}
+    for spec in specs:
+        served_models(root, spec)
+    for pair in pairs:
+        # Prompts in token ids belong to a tokenizer, and two targets may have different ones.
+        if load_case_prompts(root, pair.a) != load_case_prompts(root, pair.b):
+            problem = "the sides' targets would be asked other prompts; choose a dataset of texts"
+            raise DatasetError(f"'{pair.id}': {problem}")
 
 
 def _with_more_prompts(root: Path, pair: Pair) -> Pair:
@@ -505,6 +535,7 @@ def _sides(
             )
             sources.append(source)
             check_contexts(options.root, cases)
+    # Install only after both sides were checked, because an installation takes minutes.
     for side, source in zip(COMPARED, sources, strict=True):
         with _blaming(side, options, kinds):
             packages = dict.fromkeys(source.installed(pair.of(side)) for pair in pairs)

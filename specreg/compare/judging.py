@@ -5,6 +5,7 @@ significance, so that all looks together are wrong no more often than a single o
 look decides a metric, the metric stays decided.
 """
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -113,7 +114,8 @@ class Rules:
         They double each time. More looks would spend more of the level on early, noisy figures.
         """
         doublings = (self.launches - 1).bit_length()
-        return (*(2**exponent for exponent in range(doublings)), self.launches)
+        powers_of_2 = [2**exponent for exponent in range(doublings)]
+        return (*powers_of_2, self.launches)
 
     def level_after(self, launches: int, metric: Metric) -> float:
         """Return the level of a look: the probability that it decides a metric wrongly.
@@ -127,16 +129,22 @@ class Rules:
             launches: how many launches of each side the look judges.
             metric: the metric that it judges.
         """
-        earlier = max((look for look in self.looks if look < launches), default=0)
-        level = self._spent_after(launches) - self._spent_after(earlier)
+        earlier_looks = [look for look in self.looks if look < launches]
+        last_earlier = max(earlier_looks, default=0)
+        level = self._spent_after(launches) - self._spent_after(last_earlier)
         if metric.by_launch:
             return level
-        first_level = 0.0 if earlier else LEVEL * _FIRST_LOOK_FRAC
-        return first_level + level * (1 - _FIRST_LOOK_FRAC)
+        # The first look at acceptance gets its share in addition, and all looks divide the rest as
+        # those at a speed do.
+        level *= 1 - _FIRST_LOOK_FRAC
+        if not earlier_looks:
+            level += LEVEL * _FIRST_LOOK_FRAC
+        return level
 
     def _spent_after(self, launches: int) -> float:
         """Return the part of the level that all looks up to this number of launches spend."""
-        return LEVEL * min(launches / self.launches, 1.0) ** _SPENT_EXPONENT
+        share_frac = min(launches / self.launches, 1.0)
+        return LEVEL * share_frac**_SPENT_EXPONENT
 
 
 def rules_of(options: ComparisonOptions, *, figures: int) -> Rules:
@@ -224,13 +232,12 @@ def decide(
     """
     # Judge each metric. A loss of speed may also come from the machine, so it is compared with how
     # much side A differs from itself.
-    first_verdicts = list(
-        itertools.chain.from_iterable(judge_pair(pair, launches, rules) for pair in pairs)
-    )
+    first_verdicts: list[Verdict] = []
+    for pair in pairs:
+        first_verdicts += judge_pair(pair, launches, rules)
     has_wrong_answers = any(verdict.outcome is Outcome.WRONG for verdict in answers)
-    has_lost_acceptance = any(
-        _is_lost(verdict) and not _is_speed(verdict) for verdict in first_verdicts
-    )
+    losses = [verdict for verdict in first_verdicts if _is_lost(verdict)]
+    has_lost_acceptance = any(not _is_speed(loss) for loss in losses)
     is_worse_anyway = has_wrong_answers or has_lost_acceptance
     verdicts = [
         _against_control(verdict, launches, is_worse_anyway=is_worse_anyway)
@@ -241,17 +248,21 @@ def decide(
     lost = [verdict for verdict in verdicts if _is_lost(verdict)]
     all_verdicts = (*verdicts, *answers)
     answer = _ANSWERS[exit_status(all_verdicts)]
+    # What is undecided matters only if it decides the answer. A lost gate stays lost.
     unclear: list[Verdict] = []
     if answer is GateAnswer.UNDECIDED:
         unclear = [verdict for verdict in all_verdicts if verdict.fails]
+    unclear_lines = []
+    needed_launches = 0
+    for verdict in unclear:
+        explanation = verdict.explanation or "no telling"
+        unclear_lines.append(f"{verdict.case_id}: {explanation} ({verdict.metric})")
+        needed_launches = max(needed_launches, verdict.needed_launches or 0)
     return Decision(
         answer=answer,
         reasons=(*_reasons(answers, lost), *_bounds(unclear)),
-        unclear=tuple(
-            f"{verdict.case_id}: {verdict.explanation or 'no telling'} ({verdict.metric})"
-            for verdict in unclear
-        ),
-        needed_launches=max((verdict.needed_launches or 0 for verdict in unclear), default=0),
+        unclear=tuple(unclear_lines),
+        needed_launches=needed_launches,
         verdicts=all_verdicts,
         control=tuple(_control_verdicts(pairs, launches, rules)),
     )
@@ -261,12 +272,12 @@ def _control_verdicts(
     pairs: Sequence[Pair], launches: Sequence[SideLaunch], rules: Rules
 ) -> Iterator[Verdict]:
     """Yield the verdicts on the speeds of side A against itself, for the pairs that measured it."""
-    controlled = {launch.pair_id for launch in launches if launch.side in CONTROL}
-    for pair in pairs:
-        if pair.id in controlled:
-            for verdict in judge_pair(pair, launches, rules, CONTROL):
-                if _is_speed(verdict):
-                    yield verdict
+    controlled_ids = {launch.pair_id for launch in launches if launch.side in CONTROL}
+    controlled_pairs = [pair for pair in pairs if pair.id in controlled_ids]
+    for pair in controlled_pairs:
+        verdicts = judge_pair(pair, launches, rules, CONTROL)
+        # Acceptance hardly varies with the launch, so only speeds are compared with a control.
+        yield from (verdict for verdict in verdicts if _is_speed(verdict))
 
 
 def plan_launches(
@@ -362,6 +373,8 @@ def _against_control(
         if is_worse_anyway:
             outcome = Outcome.REGRESSED
         return dataclasses.replace(verdict, outcome=outcome, reason=reason)
+    # Both changes are estimates, so the variance of their difference is the sum of their variances.
+    # The smaller number of degrees of freedom gives the wider interval.
     beyond_control = Effect(
         estimate_frac=change.estimate_frac - control_change.estimate_frac,
         error_frac=math.hypot(change.error_frac, control_change.error_frac),
@@ -370,9 +383,11 @@ def _against_control(
     _, high = beyond_control.bounds(LEVEL)
     if high < 0:
         return verdict
+    # The estimate is a difference of logarithms, and shown as a ratio.
+    control_change_frac = math.expm1(control_change.estimate_frac)
     reason = Reason(
         code=MACHINE_MOVED,
-        text=f"side A differs from itself by {math.expm1(control_change.estimate_frac):+.1%}",
+        text=f"side A differs from itself by {control_change_frac:+.1%}",
         remedy="quieten the machine, and run again",
     )
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
@@ -390,12 +405,11 @@ def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[st
         few_are_equal = verdict.value is not None and verdict.value < _FEW_EQUAL_FRAC
         if few_are_equal or verdict.outcome in {Outcome.WRONG, Outcome.INVALID}:
             yield f"{verdict.case_id}: {verdict.explanation}"
-    for case_id in dict.fromkeys(verdict.case_id for verdict in lost):
+    case_ids = dict.fromkeys(verdict.case_id for verdict in lost)
+    for case_id in case_ids:
         losses = [verdict for verdict in lost if verdict.case_id == case_id]
-        figures = ", ".join(
-            f"{verdict.metric} {verdict.comparison.change_frac:+.1%}" for verdict in losses
-        )
-        yield f"{case_id} is worse by {_causes(losses)}: {figures}"
+        changes = [f"{loss.metric} {loss.comparison.change_frac:+.1%}" for loss in losses]
+        yield f"{case_id} is worse by {_causes(losses)}: {', '.join(changes)}"
 
 
 def _causes(losses: Sequence[Verdict]) -> str:
@@ -407,8 +421,11 @@ def _causes(losses: Sequence[Verdict]) -> str:
     proven = [GATE_METRICS[loss.metric].cause for loss in losses if loss.metric != OUTPUT]
     if proven:
         return ", ".join(proven)
-    parts = [loss.cause.parts[0][0] for loss in losses if loss.cause is not None]
-    return parts[0] if parts else "output"
+    for loss in losses:
+        if loss.cause is not None:
+            worst_part, _ = loss.cause.parts[0]
+            return worst_part
+    return "output"
 
 
 def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
@@ -435,20 +452,17 @@ def is_settled(group: Group, decision: Decision) -> bool:
     pair_ids = {pair.id for pair in group}
     draft_ids = {pair.id for pair in group if pair.compares_drafts}
     verdicts = [verdict for verdict in decision.verdicts if verdict.case_id in pair_ids]
-    lost_ids = {
-        verdict.case_id
-        for verdict in verdicts
-        if verdict.outcome is Outcome.WRONG or (_is_lost(verdict) and verdict.metric != OUTPUT)
-    }
     unclear = [verdict for verdict in verdicts if verdict.outcome is Outcome.INCONCLUSIVE]
-    stuck_ids = {
-        verdict.case_id
-        for verdict in unclear
-        if verdict.metric == ACCEPTANCE
-        and verdict.needed_launches == 0
-        and verdict.case_id in draft_ids
-    }
-    answered_ids = lost_ids | stuck_ids
+    answered_ids = set()
+    for verdict in verdicts:
+        is_lost_by_part = _is_lost(verdict) and verdict.metric != OUTPUT
+        if verdict.outcome is Outcome.WRONG or is_lost_by_part:
+            answered_ids.add(verdict.case_id)
+    for verdict in unclear:
+        # Further launches replay the same prompts, so they don't decide an acceptance.
+        is_stuck = verdict.metric == ACCEPTANCE and verdict.needed_launches == 0
+        if is_stuck and verdict.case_id in draft_ids:
+            answered_ids.add(verdict.case_id)
     return all(
         verdict.case_id in answered_ids and verdict.comparison.low_frac is not None
         for verdict in unclear
@@ -469,6 +483,7 @@ def judge_pair(
     verdicts = []
     for metric in pair.metrics:
         verdict = _judge(_Figure(metric, pair.id, sides), launches, rules)
+        # The metrics that don't decide explain the others. A control shows what the machine does.
         if metric.name not in pair.deciding or sides is CONTROL:
             verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason=None)
         verdicts.append(verdict)
@@ -485,12 +500,9 @@ def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Ver
     earlier_looks = [number for number in rules.looks if number < last_number]
 
     def verdict_at(look: int) -> Verdict:
-        seen = [
-            launch
-            for launch, highest_number in zip(launches, highest_numbers, strict=True)
-            if highest_number <= look
-        ]
-        return _look(figure, seen, rules, look)
+        # The highest number never falls, so the launches of a look are a beginning of all launches.
+        launches_of_look = bisect.bisect_right(highest_numbers, look)
+        return _look(figure, launches[:launches_of_look], rules, look)
 
     first_look, *later_looks = [*earlier_looks, last_number]
     decided = verdict_at(first_look)
@@ -610,14 +622,16 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     # Collect the valid measurements of both sides.
     metric, pair_id, (first_side, second_side) = figure
     pair_launches = [launch for launch in launches if launch.pair_id == pair_id]
-    first, second = counted_equally(
-        _measured(metric, first_side, pair_launches), _measured(metric, second_side, pair_launches)
-    )
+    first_measurements = _measured(metric, first_side, pair_launches)
+    second_measurements = _measured(metric, second_side, pair_launches)
+    # vLLM's two model runners count other steps of `ngram`, so both sides are brought to one rule.
+    first, second = counted_equally(first_measurements, second_measurements)
+    default_tolerance_frac = metric.gate_tolerance_frac or 0.0
     sides = _Sides(
         figure=figure,
         first=first,
         second=second,
-        tolerance_frac=rules.tolerances.get(metric.name, metric.gate_tolerance_frac or 0.0),
+        tolerance_frac=rules.tolerances.get(metric.name, default_tolerance_frac),
         rules=rules,
         level=rules.level_after(look, metric),
     )
@@ -670,9 +684,11 @@ def _shows_alone(verdict: Verdict, alone: Effect | None, sides: _Sides) -> bool:
     if alone is None:
         return False
     if _is_lost(verdict):
-        return alone.bounds(_OWN_LOSS_LEVEL)[1] < 0
+        _, high = alone.bounds(_OWN_LOSS_LEVEL)
+        return high < 0
     low, _ = alone.bounds(_OWN_PASS_LEVEL)
-    return to_frac(sides.figure.metric, low) > -sides.tolerance_frac
+    largest_loss_frac = -to_frac(sides.figure.metric, low)
+    return largest_loss_frac < sides.tolerance_frac
 
 
 def _judge_acceptance(sides: _Sides) -> Verdict:
@@ -684,7 +700,8 @@ def _judge_acceptance(sides: _Sides) -> Verdict:
     changes = changed_lengths(counts.measured, counts.reference)
     if not changes:
         return verdict
-    unchanged_prompts = counts.without({change.prompt_id for change in changes})
+    changed_ids = {change.prompt_id for change in changes}
+    unchanged_prompts = counts.without(changed_ids)
     verdict_on_unchanged = _judge_counts(sides, unchanged_prompts)
     prompts = len(counts.measured.prompt_ids)
     return weigh_changed_lengths(verdict, verdict_on_unchanged, changes, prompts)
@@ -704,12 +721,12 @@ def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> lis
 
     If a launch was repeated, the last one with its number counts.
     """
-    by_number = {
-        launch.number: launch.measurement
-        for launch in launches
-        if launch.side is side and launch.measurement is not None
-        if launch.why_invalid(metric) is None
-    }
+    by_number = {}
+    for launch in launches:
+        if launch.side is not side or launch.why_invalid(metric) is not None:
+            continue
+        if launch.measurement is not None:
+            by_number[launch.number] = launch.measurement
     return list(by_number.values())
 
 
@@ -728,19 +745,23 @@ def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
         other_figure = _Figure(figure.metric, pair_id, sides)
         if other_figure != figure:
             other_differences.append(_differences(other_figure, launches))
-    return change_of_pairs(_differences(figure, launches), other_differences)
+    differences = _differences(figure, launches)
+    return change_of_pairs(differences, other_differences)
 
 
 def _differences(figure: _Figure, launches: Sequence[SideLaunch]) -> list[float]:
     """Return for each launch how much better a speed is on the second side, in logarithms."""
-    first_logs = _logs_by_number(figure, figure.sides[0], launches)
-    second_logs = _logs_by_number(figure, figure.sides[1], launches)
+    first_side, second_side = figure.sides
+    first_logs = _logs_by_number(figure, first_side, launches)
+    second_logs = _logs_by_number(figure, second_side, launches)
     sign = figure.metric.sign
-    return [
-        sign * (second_log - first_logs[number])
-        for number, second_log in second_logs.items()
-        if number in first_logs
-    ]
+    differences = []
+    # The two launches of one number were made next to each other, so what the machine did at that
+    # hour cancels out in their difference.
+    for number, second_log in second_logs.items():
+        if number in first_logs:
+            differences.append(sign * (second_log - first_logs[number]))
+    return differences
 
 
 def _logs_by_number(
@@ -766,7 +787,9 @@ def _log(name: str, launch: SideLaunch) -> float | None:
     if launch.why_invalid(metric) is not None:
         return None
     value = metric.value_of(measurement.replay)
-    return math.log(value) if value else None
+    if not value:
+        return None
+    return math.log(value)
 
 
 def _needed_count(
@@ -803,9 +826,11 @@ def _needed_count(
         level = planned.level_after(look, metric)
         if not is_within:
             level /= rules.figures
+        # The degrees of freedom grow with the number, and the standard error falls with its root.
         freedom = max(effect.freedom * count / present_count, 1)
         error_frac = effect.error_frac * math.sqrt(present_count / count)
-        if t_quantile(level, freedom) * error_frac < needed_reach_frac:
+        reach_frac = t_quantile(level, freedom) * error_frac
+        if reach_frac < needed_reach_frac:
             return count
     return None
 
@@ -822,13 +847,16 @@ def why_broken(
         side: the side.
         metric: if set, a launch without a valid value of this metric counts as failed.
     """
-    reasons = [
-        launch.failed if metric is None else launch.why_invalid(metric)
-        for launch in launches
-        if launch.side is side
-    ]
-    failures = [reason for reason in reasons if reason is not None]
-    successes = len(reasons) - len(failures)
+    failures = []
+    successes = 0
+    for launch in launches:
+        if launch.side is not side:
+            continue
+        reason = launch.failed if metric is None else launch.why_invalid(metric)
+        if reason is None:
+            successes += 1
+        else:
+            failures.append(reason)
     if len(failures) < max(_FAILED_LAUNCHES_TO_GIVE_UP, successes):
         return None
     return Reason(text=f"side {side}: {failures[-1]}")
@@ -843,11 +871,14 @@ def _value(metric: Metric, measurements: Sequence[Measurement]) -> float | None:
     """
     if metric.by_launch:
         return _mean_of(metric.value_of, measurements)
-    counts = [
-        measurement.acceptance.total for measurement in measurements if measurement.acceptance
-    ]
-    total = sum(counts, NO_STEPS)
-    return metric.origin + total.accepted / total.steps if total.steps else None
+    # All steps of all launches count equally, as in the acceptance length of a single launch.
+    total = NO_STEPS
+    for measurement in measurements:
+        if measurement.acceptance is not None:
+            total += measurement.acceptance.total
+    if not total.steps:
+        return None
+    return metric.origin + total.accepted / total.steps
 
 
 def _mean_of(
@@ -858,7 +889,9 @@ def _mean_of(
     values = [function(replay) for replay in replays]
     # A value of 0 has no place in a geometric mean.
     positive_values = [value for value in values if value]
-    return statistics.geometric_mean(positive_values) if positive_values else None
+    if not positive_values:
+        return None
+    return statistics.geometric_mean(positive_values)
 
 
 def _parts_of_output(second: Sequence[Measurement], first: Sequence[Measurement]) -> Cause | None:
@@ -874,17 +907,21 @@ def _parts_of_output(second: Sequence[Measurement], first: Sequence[Measurement]
         None if a part is unknown.
     """
     log_changes = []
-    for function in (GATE_METRICS[OUTPUT].value_of, tokens_per_step, GATE_METRICS[STEP].value_of):
+    output_of = GATE_METRICS[OUTPUT].value_of
+    step_time_of = GATE_METRICS[STEP].value_of
+    for function in (output_of, tokens_per_step, step_time_of):
         value = _mean_of(function, second)
         expected = _mean_of(function, first)
         if not value or not expected:
             return None
         log_changes.append(math.log(value / expected))
     output, tokens, step = log_changes
+    remainder = output - tokens + step
     log_parts = [
         (GATE_METRICS[ACCEPTANCE].cause, tokens),
         (GATE_METRICS[STEP].cause, -step),
-        ("prefill and the rest", output - tokens + step),
+        ("prefill and the rest", remainder),
     ]
     log_parts.sort(key=lambda part: part[1])
-    return Cause(parts=tuple((name, math.expm1(change)) for name, change in log_parts))
+    parts = [(name, math.expm1(log_change)) for name, log_change in log_parts]
+    return Cause(parts=tuple(parts))

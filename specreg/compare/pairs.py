@@ -311,7 +311,10 @@ def _overridden_cases(
         UnsupportedError: the side has overrides and they change none of the cases.
     """
     changed = [overridden(case, overrides, drafts[case.server.models]) for case in cases]
-    if overrides and [case.server for case in changed] == [case.server for case in cases]:
+    servers_before = [case.server for case in cases]
+    servers = [case.server for case in changed]
+    # Two equal sides would be compared for minutes, and the answer would mean nothing.
+    if overrides and servers == servers_before:
         keys = ", ".join(dict.fromkeys(override.key for override in overrides))
         message = (
             f"{option} {keys}: changes none of {len(cases)} cases, which are so already or have no"

@@ -218,11 +218,12 @@ class Soak:
             if not self.segments:
                 for remark in workload_remarks(figures_of(measurement, launch=1)):
                     self.options.show(remark)
-            # Record the segment.
+            # Record the segment at once, so that a soak that is cut short keeps it.
             replay = measurement.replay
             started_ns = started_ns or replay.rounds[0].started_ns
-            self.segments.append(self._segment(replay, measurement.invalid, server, started_ns))
-            line = msgspec.json.encode(hide_values(self.segments[-1]))
+            segment = self._segment(replay, measurement.invalid, server, started_ns)
+            self.segments.append(segment)
+            line = msgspec.json.encode(hide_values(segment))
             append_lines(self.path, line + b"\n")
             if len(self.segments) == FORECAST_SEGMENTS:
                 for sentence in self.forecast():
@@ -253,10 +254,11 @@ class Soak:
             gpus = server.spec.parallel.gpus
             gpu_memory_bytes = held_bytes(gpus, variables, server.pids())
         middle_ns = (segment_round.started_ns + segment_round.ended_ns) / 2
+        duration_ns = segment_round.ended_ns - segment_round.started_ns
         return Segment(
             number=len(self.segments) + 1,
             at_s=(middle_ns - started_ns) / _NS_PER_S,
-            lasted_s=(segment_round.ended_ns - segment_round.started_ns) / _NS_PER_S,
+            lasted_s=duration_ns / _NS_PER_S,
             requests=len(segment_round.traces),
             acceptance_length_tokens=length_tokens,
             step_ms=step_ms,
@@ -298,9 +300,11 @@ class Soak:
         times = times_to_find(trend, level, tolerance_frac)
         if times is not None:
             enough_minutes = times * part_minutes
+        # The last segment may end after the planned time.
+        growth_ratio = max(minutes / part_minutes, 1.0)
         return Sight(
             minutes=minutes,
-            found_frac=detectable_frac(trend, level, max(minutes / part_minutes, 1.0)),
+            found_frac=detectable_frac(trend, level, growth_ratio),
             tolerance_frac=tolerance_frac,
             enough_minutes=enough_minutes,
         )
@@ -318,7 +322,9 @@ class Soak:
             level: the probability that any figure of a steady server raises an alarm, 0..1.
         """
         figures = tuple(self._figures())
-        verdicts = [self._judge(figure, level / len(figures)) for figure in figures]
+        # Any of the figures may raise the alarm, so the level is divided by their number.
+        level_of_figure = level / len(figures)
+        verdicts = [self._judge(figure, level_of_figure) for figure in figures]
         for verdict in verdicts:
             if verdict.outcome is Outcome.REGRESSED and verdict.metric not in self.alarms:
                 self.alarms[verdict.metric] = verdict
@@ -361,6 +367,7 @@ class Soak:
             return self._undecided(figure, reason)
         hours, values = zip(*points, strict=True)
         means = part_means(values)
+        # AL is judged as AL - 1, because even a drafter without any use has an AL of 1.
         beyond = float(means[0]) - figure.origin
         if beyond <= 0:
             reason = Reason(
