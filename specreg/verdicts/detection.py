@@ -52,14 +52,15 @@ def detectable(
         spread: how launches and nights vary.
         kind: the kind of machine, "cpu" or "gpu".
     """
-    mde_frac_by_launches = {
-        launches: mde_of_launches(metric, launches, recorded, spread)
-        for launches in range(1, MAX_LAUNCHES + 1)
-    }
+    mde_frac_by_launches = {}
+    for launches in range(1, MAX_LAUNCHES + 1):
+        mde_frac_by_launches[launches] = mde_of_launches(metric, launches, recorded, spread)
     launch = Variance(value=spread.within_frac**2, freedom=spread.freedom)
     # A machine without a history is assumed to vary as much as usual for its kind.
     between_frac = spread.between_frac or usual_night_frac(metric, kind)
-    between = Variance(value=between_frac**2, freedom=spread.between_freedom or spread.freedom)
+    between_freedom = spread.between_freedom or spread.freedom
+    between = Variance(value=between_frac**2, freedom=between_freedom)
+    # Two nights differ by what the hour does and by what the launch does.
     night_spread = NightSpread(night=sum_of(launch, between), launch=launch)
     nights = nights_to_hold(metric, allowed_frac, night_spread)
     return Detectable.of(mde_frac_by_launches, allowed_frac, RUN_LAUNCHES, nights)
@@ -115,29 +116,32 @@ def detectable_acceptance(
     Returns:
         None with fewer than two launches, or if they share too few prompts.
     """
-    changes = [
-        change_of_acceptance(metric, first, second)
-        for first, second in itertools.pairwise(launches)
-    ]
-    known_changes = [change for change in changes if change is not None]
-    if not known_changes:
+    changes = []
+    for first, second in itertools.pairwise(launches):
+        change = change_of_acceptance(metric, first, second)
+        if change is not None:
+            changes.append(change)
+    if not changes:
         return None
-    freedom = statistics.fmean(change.freedom for change in known_changes)
+    freedom = statistics.fmean(change.freedom for change in changes)
     # The difference of two launches has twice the variance of one launch.
-    variance = statistics.fmean(change.error_frac**2 for change in known_changes) / 2
+    variance = statistics.fmean(change.error_frac**2 for change in changes) / 2
     # A run has one launch, and is compared with the mean of the recorded launches.
     error = math.sqrt(variance * (1 + 1 / len(launches)))
-    change = Effect(estimate_frac=0.0, error_frac=error, freedom=freedom)
+    unchanged = Effect(estimate_frac=0.0, error_frac=error, freedom=freedom)
     # Launches that differ were recorded on all prompts, the extension's among them.
-    mde = mde_frac(metric, change, LEVELS[Look.EXTENDED])
+    mde = mde_frac(metric, unchanged, LEVELS[Look.EXTENDED])
+    # Acceptance hardly depends on the night, so a night varies as a launch does.
     of_launch = Variance(value=variance, freedom=freedom)
+    night_spread = NightSpread(night=of_launch, launch=of_launch)
     decides = mde <= allowed_frac
     return Detectable(
         decides=decides,
         mde_frac=mde,
         tolerance_frac=allowed_frac,
+        # Further launches replay the same prompts, so one launch decides or no number does.
         launches=int(decides),
-        nights=nights_to_hold(metric, allowed_frac, NightSpread(night=of_launch, launch=of_launch)),
+        nights=nights_to_hold(metric, allowed_frac, night_spread),
     )
 
 
@@ -174,11 +178,15 @@ def nights_to_hold(metric: Metric, tolerance_frac: float, spread: NightSpread) -
         error = math.sqrt(spread.of(1) * (1 / last + 1 / first))
         freedom = round(spread.night.freedom + DIFFERENCE_FREEDOM * nights)
         reach = t_quantile(LEVEL, freedom)
-        return -to_frac(metric, -reach * error) <= tolerance_frac
+        largest_loss_frac = -to_frac(metric, -reach * error)
+        return largest_loss_frac <= tolerance_frac
 
     counts = range(2, MAX_NIGHTS_TO_HOLD + 1)
+    # If some nights are enough, more are too. So the fewest are found by bisection.
     row = bisect.bisect_left(counts, True, key=are_enough)  # noqa: FBT003 - False before True
-    return counts[row] if row < len(counts) else 0
+    if row == len(counts):
+        return 0
+    return counts[row]
 
 
 def launches_to_hold(
@@ -200,7 +208,8 @@ def launches_to_hold(
     reference_variance = max(nights.effect.error_frac**2 - nights.spread.of(launches), 0.0)
     for count in range(launches + 1, MAX_LAUNCHES + 1):
         error = math.sqrt(nights.spread.of(count) + reference_variance)
-        if -to_frac(metric, -reach * error) <= tolerance_frac:
+        largest_loss_frac = -to_frac(metric, -reach * error)
+        if largest_loss_frac <= tolerance_frac:
             return count
     return 0
 
@@ -216,7 +225,10 @@ def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
     Returns:
         A relative loss, 0 or more.
     """
-    reach = t_quantile(level, effect.freedom) + t_quantile(_POWER_LEVEL, effect.freedom)
+    # The estimate varies by the second quantile, and what is left must still exceed the first.
+    proven_reach = t_quantile(level, effect.freedom)
+    missed_reach = t_quantile(_POWER_LEVEL, effect.freedom)
+    reach = proven_reach + missed_reach
     return -to_frac(metric, -reach * effect.error_frac)
 
 
@@ -226,4 +238,6 @@ def to_frac(metric: Metric, change: float) -> float:
     The change of a time is relative to the time itself: -0.1 means that it became 10 % longer.
     """
     change = min(max(change, -_FURTHEST), _FURTHEST)
-    return math.expm1(change) if metric.sign > 0 else -math.expm1(-change)
+    if metric.sign > 0:
+        return math.expm1(change)
+    return -math.expm1(-change)

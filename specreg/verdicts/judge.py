@@ -120,11 +120,18 @@ def outcome_of(
         proven to be larger than it. REGRESSED if a loss is proven and its estimate is larger than
         the tolerance; for a two-sided metric, a gain counts as a loss. INCONCLUSIVE otherwise.
     """
-    if low_frac > -tolerance and (not two_sided or high_frac < tolerance):
-        return Outcome.IMPROVED if low_frac > tolerance else Outcome.PASS
+    excludes_loss = low_frac > -tolerance
+    excludes_gain = high_frac < tolerance
+    if excludes_loss and (excludes_gain or not two_sided):
+        if low_frac > tolerance:
+            return Outcome.IMPROVED
+        return Outcome.PASS
+    # A proven loss that is smaller than the tolerance is tolerated, so the estimate counts too.
     has_lost = high_frac < 0 and change_frac < -tolerance
     has_gained = two_sided and low_frac > 0 and change_frac > tolerance
-    return Outcome.REGRESSED if has_lost or has_gained else Outcome.INCONCLUSIVE
+    if has_lost or has_gained:
+        return Outcome.REGRESSED
+    return Outcome.INCONCLUSIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +227,12 @@ def tolerance_of(metric: Metric, case: Case, baselines: CaseBaselines) -> float:
     return max(wider_frac, converted_frac)
 
 
-_ABSENT = dict.fromkeys(
-    Family,
+_ABSENT_TIME = (
     "no value, as no answer had two chunks or more, or the server beside it has none; raise"
-    " output_cap_tokens",
-) | {
+    " output_cap_tokens"
+)
+_ABSENT = {
+    **dict.fromkeys(Family, _ABSENT_TIME),
     Family.ACCEPTANCE: "no value, as this source doesn't tell it; name it under shown in the"
     " matrix",
     Family.POWER: "no value, as no device's counter moved; look at power/ in the run's folder",
@@ -431,7 +439,8 @@ def _judge_acceptance(
     changes = evidence.length_changes
     if evidence.measured is None or not changes:
         return verdict
-    unchanged_prompts = evidence.without({change.prompt_id for change in changes})
+    changed_ids = {change.prompt_id for change in changes}
+    unchanged_prompts = evidence.without(changed_ids)
     verdict_on_unchanged = _judge_ratio(metric, unchanged_prompts, look, judged_by)
     prompts = len(evidence.measured.prompt_ids)
     return weigh_changed_lengths(verdict, verdict_on_unchanged, changes, prompts)
@@ -465,9 +474,8 @@ def _judge_ratio(
     # Judge the change of tonight.
     reference = dataclasses.replace(reference, expected=change.expected)
     level = LEVELS[look]
-    outcome, comparison = judge_effect(
-        metric, change.effect, reference, level, level / judged_by.cases
-    )
+    loss_level = level / judged_by.cases
+    outcome, comparison = judge_effect(metric, change.effect, reference, level, loss_level)
     prompt_ids = evidence.measured.prompt_ids if evidence.measured is not None else ()
     verdict = Verdict(
         case_id=case.id,
@@ -507,9 +515,9 @@ def _undecided_acceptance(
         text=f"{_describe_resolution(comparison)} with {prompts} prompts",
         remedy=f"raise prompts in the matrix to about {needed_prompts:.0f}",
     )
-    return hold_by_nights(
-        metric, dataclasses.replace(verdict, reason=reason, needed_launches=0), nights
-    )
+    # Further launches replay the same prompts, so no number of them would decide.
+    undecided = dataclasses.replace(verdict, reason=reason, needed_launches=0)
+    return hold_by_nights(metric, undecided, nights)
 
 
 def _counted_otherwise(evidence: BaselineComparison) -> str:
@@ -543,9 +551,8 @@ def _judge_speed(
     # Judge the change of tonight from the nights before.
     reference = Reference(_geometric_mean(recorded), _against(baselines), tolerance_frac)
     level = LEVELS[look]
-    outcome, comparison = judge_effect(
-        metric, nights.effect, reference, level, level / judged_by.cases
-    )
+    loss_level = level / judged_by.cases
+    outcome, comparison = judge_effect(metric, nights.effect, reference, level, loss_level)
     verdict = Verdict(
         case_id=case.id,
         metric=metric.name,
@@ -671,27 +678,31 @@ def _where_lost(
         new_value = acceptance_value(metric, record)
         if old_value is not None and new_value is not None:
             digits = 3 if old_value >= _NEAR_ONE else 5
-            by_category.append(f"{category} {old_value:.{digits}g} -> {new_value:.{digits}g}")
+            old_text = f"{old_value:.{digits}g}"
+            new_text = f"{new_value:.{digits}g}"
+            by_category.append(f"{category} {old_text} -> {new_text}")
     if by_category:
         parts.append(f"by category: {', '.join(by_category)}")
     if not metric.follows:
         # A draft is accepted only after all drafts before it, so a worse draft lowers the marginal
         # acceptance of all later positions too. The conditional acceptance falls only for the draft
         # that became worse.
-        conditional_fracs = zip(
-            recorded.total.conditional_acceptance,
-            measured.total.conditional_acceptance,
-            strict=False,
-        )
-        by_draft = ", ".join(
-            f"no. {number} {before:.1%} -> {now:.1%}"
-            for number, (before, now) in enumerate(conditional_fracs, start=1)
-        )
+        old_fracs = recorded.total.conditional_acceptance
+        new_fracs = measured.total.conditional_acceptance
+        by_draft = []
+        # A position that no step has reached has no share, so one of the two may be shorter.
+        for number, (old_frac, new_frac) in enumerate(zip(old_fracs, new_fracs, strict=False), 1):
+            by_draft.append(f"no. {number} {old_frac:.1%} -> {new_frac:.1%}")
         if by_draft:
-            parts.append(f"by draft, where those before it were accepted: {by_draft}")
-    return Reason(text="; ".join(parts)) if parts else None
+            listed = ", ".join(by_draft)
+            parts.append(f"by draft, where those before it were accepted: {listed}")
+    if not parts:
+        return None
+    return Reason(text="; ".join(parts))
 
 
 def _geometric_mean(values: tuple[float, ...]) -> float:
     # The geometric mean of a single value would differ from it by rounding.
-    return statistics.geometric_mean(values) if len(values) > 1 else values[0]
+    if len(values) == 1:
+        return values[0]
+    return statistics.geometric_mean(values)

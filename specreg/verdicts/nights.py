@@ -342,19 +342,12 @@ class MetricNights:
             least_frac: the smallest lasting loss that is reported.
         """
         past = [
-            NightLevel(
-                run=run,
-                level=statistics.median(deviations),
-                noise=self._noise_of_median(len(deviations)),
-            )
+            self._common_level(run, deviations)
             for run, deviations in sorted(self._deviations.items())
+            # The deviations of a past night include that of the case itself.
             if len(deviations) > FEWEST_OTHERS
         ]
-        tonight = NightLevel(
-            run=_TONIGHT,
-            level=statistics.median(deviations_tonight),
-            noise=self._noise_of_median(len(deviations_tonight)),
-        )
+        tonight = self._common_level(_TONIGHT, deviations_tonight)
         nights = [*past, tonight]
         # A single series estimates its own spread badly, and a common loss fails many tests at
         # once. So the prior always counts, with all of its degrees of freedom.
@@ -370,6 +363,11 @@ class MetricNights:
             nights=len(past) - 1,
             cases=len(deviations_tonight),
         )
+
+    def _common_level(self, run: str, deviations: Sequence[float]) -> NightLevel:
+        """Return the level of a night that all cases share: the median of their deviations."""
+        noise = self._noise_of_median(len(deviations))
+        return NightLevel(run=run, level=statistics.median(deviations), noise=noise)
 
     def _lasting(
         self, series: Sequence[NightLevel], spread: NightSpread, level: float, least_frac: float
@@ -466,9 +464,11 @@ class MachineNights:
         self.baselines = {**self.baselines, case_id: baseline}
         # All spreads depend on the baselines. Derive them anew, and keep tonight's levels.
         tonight = {name: nights.tonight for name, nights in self._by_metric.items()}
-        self._by_metric = {name: self._load(METRICS[name]) for name in tonight}
+        self._by_metric = {}
         for name, levels in tonight.items():
-            self._by_metric[name].tonight.update(levels)
+            nights = self._load(METRICS[name])
+            nights.tonight.update(levels)
+            self._by_metric[name] = nights
 
     def add(self, case_id: str, metric: Metric, values: Sequence[float]) -> None:
         """Store what was measured tonight.
@@ -592,12 +592,16 @@ class MachineNights:
         if lasting.since not in runs:
             return lasting
         row = runs.index(lasting.since)
+        # The night before the first run is the baseline.
         baseline = self.baselines.get(case_id)
-        before = baseline.provenance.engine_version if baseline is not None else ""
+        before = ""
+        if baseline is not None:
+            before = baseline.provenance.engine_version
         if row:
-            before = self._versions.get((case_id, runs[row - 1]), before)
-        versions = (before, self._versions.get((case_id, lasting.since), ""))
-        return dataclasses.replace(lasting, versions=versions)
+            run_before = runs[row - 1]
+            before = self._versions.get((case_id, run_before), before)
+        first = self._versions.get((case_id, lasting.since), "")
+        return dataclasses.replace(lasting, versions=(before, first))
 
 
 def _nights(
@@ -620,14 +624,14 @@ def _nights(
         # it were, the next night with the same engine would look usual.
         if level is None or outcome in _SPOILED or metric.name in record.lost_by_engine:
             continue
-        nights.append(
-            NightLevel(
-                run=record.night,
-                level=level,
-                launches=record.launches_of(metric.name),
-                stands=outcome != Outcome.REGRESSED,
-            )
+        night = NightLevel(
+            run=record.night,
+            level=level,
+            launches=record.launches_of(metric.name),
+            # A night with a loss isn't compared with, or the loss would become the usual level.
+            stands=outcome != Outcome.REGRESSED,
         )
+        nights.append(night)
     return tuple(nights)
 
 
@@ -638,8 +642,12 @@ def _recorded_values(metric: Metric, baseline: Baseline) -> Sequence[float]:
     record = load_acceptance(baseline.acceptance)
     if record is None:
         return ()
-    value = acceptance_value(metric, without_extension(record, baseline.case.prompts))
-    return () if value is None else (value,)
+    # A run measures the case's own prompts, and the further ones only if these don't decide.
+    usual_prompts = without_extension(record, baseline.case.prompts)
+    value = acceptance_value(metric, usual_prompts)
+    if value is None:
+        return ()
+    return (value,)
 
 
 def _level(metric: Metric, values: Iterable[float]) -> float | None:
@@ -651,7 +659,8 @@ def _level(metric: Metric, values: Iterable[float]) -> float | None:
     excesses = [value - metric.origin for value in values]
     if not excesses or min(excesses) <= 0:
         return None
-    return metric.sign * math.fsum(map(math.log, excesses)) / len(excesses)
+    sum_of_logs = math.fsum(map(math.log, excesses))
+    return metric.sign * sum_of_logs / len(excesses)
 
 
 def _variance_within(samples: Sequence[Sequence[float]]) -> Variance | None:
@@ -667,14 +676,13 @@ def _variance_within(samples: Sequence[Sequence[float]]) -> Variance | None:
 
 def _noise(metric: Metric, baselines: Iterable[Baseline]) -> Variance | None:
     """Return how identical runs of a machine varied, according to its baselines."""
-    noises = [
-        baseline.noise[metric.name] for baseline in baselines if metric.name in baseline.noise
-    ]
-    variances = [
-        Variance(value=noise.between_frac**2, freedom=noise.runs - 1)
-        for noise in noises
-        if noise.runs > 1
-    ]
+    variances = []
+    for baseline in baselines:
+        noise = baseline.noise.get(metric.name)
+        # A single run shows no spread.
+        if noise is not None and noise.runs > 1:
+            variance = Variance(value=noise.between_frac**2, freedom=noise.runs - 1)
+            variances.append(variance)
     pooled_variance = pooled(variances)
     if pooled_variance is None or not pooled_variance.value:
         return None

@@ -143,11 +143,15 @@ class Nights:
         """Return the share of its throughput that the first case has left on a night, 0..1."""
         if self.drift_frac:
             return (1 - self.drift_frac) ** night
-        return 1 - self.loss_frac if night >= self.since else 1.0
+        if night < self.since:
+            return 1.0
+        return 1 - self.loss_frac
 
     def all_left_frac(self, night: int) -> float:
         """Return the share of their throughput that all cases have left on a night, 0..1."""
-        return 1 - self.everything_frac if night >= self.since else 1.0
+        if night < self.since:
+            return 1.0
+        return 1 - self.everything_frac
 
 
 IDENTICAL = (
@@ -239,7 +243,8 @@ class NightCounts:
 
     def named_by(self, night: int) -> float:
         """Return the share of the series in which the loss was found by a night, 0..1."""
-        return sum(named <= night for named in self.named_on) / max(self.series, 1)
+        named_series = sum(named <= night for named in self.named_on)
+        return named_series / max(self.series, 1)
 
 
 def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[str, bool]:
@@ -253,12 +258,14 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
     Returns:
         The table, and whether all error rates are within their limits.
     """
+    is_within = True
     # Losses of acceptance.
     lines = [f"{'planted':44}{'PASS':>7}{'undecided':>14}{'REGRESSED':>11}{'prompts':>9}"]
-    is_within = True
     for seed, loss in enumerate(LOSSES, start=1):
+        # Each loss has a seed of its own, so that adding one leaves the rates of the others alone.
         outcomes, used_frac = try_loss(loss, trials, World(seed))
-        is_within = is_within and is_kept(loss, outcomes, used_frac)
+        if not is_kept(loss, outcomes, used_frac):
+            is_within = False
         passed, undecided, regressed = (count / trials for count in _counts(outcomes))
         lines.append(
             f"{loss.name:44}{passed:>7.1%}{undecided:>14.1%}{regressed:>11.1%}{used_frac:>9.0%}"
@@ -268,11 +275,12 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
     lines += ["", f"{'identical nights':44}{'nights':>7}{'red':>14}{'REGRESSED':>11}"]
     for nights in IDENTICAL:
         counts = try_nights(nights, series, cases=cases)
-        is_within = is_within and counts.red <= most_by_chance(counts.nights, nights.most_red_frac)
-        lines.append(
-            f"{nights.name:44}{counts.nights:>7}{counts.red / counts.nights:>14.1%}"
-            f"{counts.regressed / counts.nights:>11.1%}"
-        )
+        most_red = most_by_chance(counts.nights, nights.most_red_frac)
+        if counts.red > most_red:
+            is_within = False
+        red_frac = counts.red / counts.nights
+        regressed_frac = counts.regressed / counts.nights
+        lines.append(f"{nights.name:44}{counts.nights:>7}{red_frac:>14.1%}{regressed_frac:>11.1%}")
 
     # Losses of speed.
     column_titles = f"{'series':>7}{'named':>14}{'dated':>11}{'by night':>9}"
@@ -282,12 +290,17 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
         named_frac = counts.named_by(nights.named_by)
         missed = counts.series - round(named_frac * counts.series)
         most_missed = most_by_chance(counts.series, 1 - nights.least_named_frac)
-        is_within = is_within and missed <= most_missed
+        if missed > most_missed:
+            is_within = False
+        dated_frac = counts.dated / counts.series
         lines.append(
             f"{nights.name:44}{counts.series:>7}{named_frac:>14.0%}"
-            f"{counts.dated / counts.series:>11.0%}{nights.named_by:>9}"
+            f"{dated_frac:>11.0%}{nights.named_by:>9}"
         )
-    lines.append("the error rates are kept" if is_within else "THE ERROR RATES ARE NOT KEPT")
+    conclusion = "THE ERROR RATES ARE NOT KEPT"
+    if is_within:
+        conclusion = "the error rates are kept"
+    lines.append(conclusion)
     return "\n".join(lines), is_within
 
 
@@ -311,7 +324,9 @@ def is_kept(loss: AcceptanceLoss, outcomes: Mapping[Outcome, int], used_frac: fl
         (extended, max(loss.most_used_frac - 1, 0.0)),
     )
     is_within = all(count <= most_by_chance(trials, frac) for count, frac in counts_and_limits)
-    return is_within and (loss.most_used_frac > 1 or used_frac <= loss.most_used_frac)
+    # A limit above 1 is one of extended cases, which the counts above include already.
+    uses_few_prompts = loss.most_used_frac > 1 or used_frac <= loss.most_used_frac
+    return is_within and uses_few_prompts
 
 
 def most_by_chance(trials: int, frac: float) -> int:
@@ -325,7 +340,8 @@ def most_by_chance(trials: int, frac: float) -> int:
     below = 0.0
     for hits in range(trials):
         misses = trials - hits
-        below += math.comb(trials, hits) * frac**hits * (1 - frac) ** misses
+        ways = math.comb(trials, hits)
+        below += ways * frac**hits * (1 - frac) ** misses
         if below >= 1 - _ONCE_IN_A_THOUSAND:
             return hits
     return trials
@@ -356,7 +372,8 @@ def try_loss(loss: AcceptanceLoss, trials: int, world: "World") -> tuple[Counter
         case = simulated_case(number)
         baselines = world.baselines_of(case)
         launch = world.launch(case, baselines, loss)
-        used_frac += len(launch.acceptance.prompts if launch.acceptance else ()) / case.prompts
+        if launch.acceptance is not None:
+            used_frac += len(launch.acceptance.prompts) / case.prompts
         verdict = world.judged(launch, baselines)
         outcomes[verdict.outcome] += 1
     return outcomes, used_frac / trials
@@ -401,6 +418,7 @@ class Machine:
 
     def _recorded_launches(self, own_frac: float) -> tuple[dict[str, float], ...]:
         """Draw the launches of a baseline, which are all measured in one night."""
+        # The launches share what that night did to the case, so the baseline carries it.
         level = math.exp(self._random.normal(0, own_frac))
         return tuple(self._speeds(level) for _ in range(_BASELINE_LAUNCHES))
 
@@ -425,14 +443,14 @@ class Machine:
             return measurement
 
         # Judge each case as a run does, with fresh launches for losses.
+        history = History({key: tuple(rows) for key, rows in self._records.items()})
+        machine_nights = MachineNights(
+            baselines=self._baselines, history=history, cases=len(self.cases)
+        )
         confirmation = Confirmation(
             baselines_of=self._baselines_of,
             measure_afresh=lambda cases, _number: {case.id: measure(case) for case in cases},
-            nights=MachineNights(
-                baselines=self._baselines,
-                history=History({key: tuple(rows) for key, rows in self._records.items()}),
-                cases=len(self.cases),
-            ),
+            nights=machine_nights,
         )
         for case in self.cases:
             first = measure(case)
@@ -471,8 +489,11 @@ class Machine:
 
         A loss of a single night isn't dated by its verdict. It began on that night.
         """
-        since = int(verdict.since) if verdict.since.isdigit() else night
-        return abs(since - self.nights.since) <= _DATED_WITHIN_NIGHTS
+        since = night
+        if verdict.since.isdigit():
+            since = int(verdict.since)
+        nights_off = abs(since - self.nights.since)
+        return nights_off <= _DATED_WITHIN_NIGHTS
 
     def _baselines_of(self, case: Case) -> CaseBaselines:
         return CaseBaselines(
@@ -542,7 +563,8 @@ class World:
         look = Look.EXTENDED
         for part in range(1, PARTS + 1):
             part_look = Look.FULL if part == PARTS else Look.EARLY
-            part_record = _record(record.prompts[: case.prompts * part // PARTS])
+            part_prompts = case.prompts * part // PARTS
+            part_record = _record(record.prompts[:part_prompts])
             if is_enough(part_record, part_look):
                 look = part_look
                 record = part_record
@@ -572,34 +594,38 @@ class World:
         # The steps that have accepted all drafts so far.
         alive = np.full(len(hardness), STEPS)
         for rate in RATES:
+            # A draft can only be accepted in a step that has accepted all drafts before it.
             alive = self._random.binomial(alive, accepted_frac(rate, hardness, shift))
             columns.append(alive.tolist())
-        prompts = [
-            PromptAcceptance(
+        prompts = []
+        for number, position_counts in enumerate(zip(*columns, strict=True)):
+            prompt = PromptAcceptance(
                 prompt_id=f"prompt-{number}",
                 category="",
-                counts=_step_counts(row, prompts=1),
-                completion_tokens=1 + STEPS + sum(row),
+                counts=_step_counts(position_counts, prompts=1),
+                # The prefill's token, the target's token of each step, and the accepted drafts.
+                completion_tokens=1 + STEPS + sum(position_counts),
             )
-            for number, row in enumerate(zip(*columns, strict=True))
-        ]
+            prompts.append(prompt)
         return _record(prompts)
 
 
 def _record(prompts: Sequence[PromptAcceptance]) -> AcceptanceRecord:
-    columns = zip(*(prompt.counts.position_counts for prompt in prompts), strict=True)
+    counts_by_prompt = [prompt.counts.position_counts for prompt in prompts]
+    totals = [sum(column) for column in zip(*counts_by_prompt, strict=True)]
     return AcceptanceRecord(
         source=Source.VLLM_REQUEST,
         view=View.VERIFIER,
-        total=_step_counts(tuple(map(sum, columns)), prompts=len(prompts)),
+        total=_step_counts(tuple(totals), prompts=len(prompts)),
         prompts=tuple(prompts),
     )
 
 
 def _step_counts(positions: tuple[int, ...], *, prompts: int) -> StepCounts:
     steps = prompts * STEPS
+    proposed = steps * len(RATES)
     return StepCounts(
-        steps=steps, accepted=sum(positions), proposed=steps * len(RATES), position_counts=positions
+        steps=steps, accepted=sum(positions), proposed=proposed, position_counts=positions
     )
 
 
@@ -611,7 +637,8 @@ def accepted_frac(rate: float, hardness: Column, shift: float) -> Column:
         hardness: by how much the logit of each prompt differs from the usual one.
         shift: by how much all logits differ.
     """
-    logits = math.log(rate / (1 - rate)) + hardness + shift
+    usual_logit = math.log(rate / (1 - rate))
+    logits = usual_logit + hardness + shift
     return np.asarray(1 / (1 + np.exp(-logits)))
 
 
@@ -625,19 +652,28 @@ def shift_of(loss_frac: float) -> float:
     Returns:
         The change, 0 or less, found by bisection.
     """
-    # The prompts of an average population.
+    # The prompts of an average population: the middles of equally likely parts, instead of draws.
     levels = (np.arange(2000) + 0.5) / 2000
-    hardness = np.array([NormalDist(0, PROMPT_SPREAD).inv_cdf(level) for level in levels])
+    distribution = NormalDist(0, PROMPT_SPREAD)
+    hardness = np.array([distribution.inv_cdf(level) for level in levels])
 
     def accepted(shift: float) -> float:
-        alive = [accepted_frac(rate, hardness, shift) for rate in RATES]
-        return float(sum(np.mean(np.prod(alive[:k], axis=0)) for k in range(1, len(alive) + 1)))
+        """Return AL - 1, the sum of the marginal acceptance of all positions."""
+        conditional = [accepted_frac(rate, hardness, shift) for rate in RATES]
+        total = 0.0
+        for position in range(1, len(conditional) + 1):
+            # A draft is accepted if all drafts up to it are.
+            marginal = np.prod(conditional[:position], axis=0)
+            total += np.mean(marginal)
+        return float(total)
 
     low = -5.0
     high = 0.0
+    # Each of the 50 steps halves the interval, so its ends differ by less than 1e-14 in the end.
     for _ in range(50):
         middle = (low + high) / 2
-        if accepted(middle) / accepted(0.0) > 1 - loss_frac:
+        left_frac = accepted(middle) / accepted(0.0)
+        if left_frac > 1 - loss_frac:
             high = middle
         else:
             low = middle
