@@ -122,21 +122,27 @@ def change_of_ratio(
         recorded: x and y of the baseline for the same prompts; None if only their ratio is known.
         expected: R, above 0.
     """
+    numerators, denominators = measured
+    numerator_sum = numerators.sum()
+    denominator_sum = denominators.sum()
     # With two sides, the share of a prompt is the mean of its shares on both.
-    shares = measured[1] / measured[1].sum()
+    shares = denominators / denominator_sum
     recorded_deviations = np.zeros_like(shares)
     if recorded is not None:
-        recorded_shares = recorded[1] / recorded[1].sum()
+        _, recorded_denominators = recorded
+        recorded_shares = recorded_denominators / recorded_denominators.sum()
         shares = (shares + recorded_shares) / 2
         recorded_deviations = _deviations(*recorded, expected)
     remainders = np.maximum(1 - shares, _LEAST_REMAINDER)
-    freedom = max(1 / float(np.dot(shares, shares)) - 1, 1.0)
-    ratio = float(measured[0].sum() / measured[1].sum())
+    sum_of_squares = float(np.dot(shares, shares))
+    freedom = max(1 / sum_of_squares - 1, 1.0)
+    ratio = float(numerator_sum / denominator_sum)
     if not ratio:
         recorded_error = float(np.linalg.norm(recorded_deviations / remainders))
-        expected_count = expected * float(measured[1].sum())
+        expected_count = expected * float(denominator_sum)
         return _change_to_nothing(expected_count, recorded_error, freedom)
-    deviations = _deviations(*measured, ratio) - recorded_deviations
+    # The error is that of the difference, in which what both sides share has cancelled.
+    deviations = _deviations(numerators, denominators, ratio) - recorded_deviations
     error = float(np.linalg.norm(deviations / remainders))
     return Effect(
         estimate_frac=_without_rounding(math.log(ratio / expected)),
@@ -172,7 +178,9 @@ def _change_to_nothing(expected_count: float, recorded_error: float, freedom: fl
 
 def _without_rounding(value: float) -> float:
     """Return the value, or 0 if it is a rounding error. Two equal runs leave about 1e-17."""
-    return value if abs(value) > _TINY else 0.0
+    if abs(value) <= _TINY:
+        return 0.0
+    return value
 
 
 def _deviations(numerators: Column, denominators: Column, ratio: float) -> Column:
@@ -260,9 +268,10 @@ def change_of_pairs(
     mean = math.fsum(differences) / len(differences)
     # Both arms of a difference are rounded to a bucket, whose width is 1 / PER_E.
     rounding_variance = 2 / (12 * PER_E**2)
+    variance_of_launch = moderated.value + rounding_variance
     return Effect(
         estimate_frac=_without_rounding(mean),
-        error_frac=math.sqrt((moderated.value + rounding_variance) / len(differences)),
+        error_frac=math.sqrt(variance_of_launch / len(differences)),
         freedom=moderated.freedom,
     )
 
@@ -278,11 +287,13 @@ def t_tail(t: float, freedom: float) -> float:
     if t < 0:
         return 1 - t_tail(-t, freedom)
     start = math.atan(t / math.sqrt(freedom))
-    # Gauss-Legendre quadrature over the interval from `start` to π/2.
+    # Gauss-Legendre quadrature over the interval from `start` to π/2. Its nodes lie in -1..1.
     nodes, weights = _gauss()
     half_width = (math.pi / 2 - start) / 2
     angles = start + half_width * (nodes + 1)
-    integral = half_width * float(np.dot(weights, np.cos(angles) ** (freedom - 1)))
+    heights = np.cos(angles) ** (freedom - 1)
+    integral = half_width * float(np.dot(weights, heights))
+    # The logarithm, because the gamma function of many degrees of freedom overflows.
     log_beta = math.lgamma(freedom / 2) + math.lgamma(0.5) - math.lgamma((freedom + 1) / 2)
     return integral / math.exp(log_beta)
 
@@ -295,19 +306,23 @@ def t_quantile(level: float, freedom: float) -> float:
         level: the probability, 0..0.5.
         freedom: the degrees of freedom, above 0.
     """
-    # Bisection over the angle atan(t/√n), which is finite for all t.
+    # Bisection over the angle atan(t/√n), which is finite for all t. A double has 53 bits, so 60
+    # halvings leave nothing to halve.
+    scale = math.sqrt(freedom)
     low = 0.0
     high = math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
-        if t_tail(math.sqrt(freedom) * math.tan(middle), freedom) > level:
+        tail = t_tail(scale * math.tan(middle), freedom)
+        if tail > level:
             low = middle
         else:
             high = middle
-    return math.sqrt(freedom) * math.tan(low)
+    return scale * math.tan(low)
 
 
 @functools.cache
 def _gauss() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the nodes and weights of Gauss-Legendre quadrature."""
+    # They are the same for each integral, and computing them takes longer than the integral.
     return np.polynomial.legendre.leggauss(200)

@@ -138,9 +138,11 @@ def mean_of_last(
         spread: how the levels vary.
         reference: how many of the first nights are taken together.
     """
-    last = slice(len(series) - nights, len(series))
+    levels = _levels(series)
+    weights = _weights(series, spread)
     first = slice(0, reference)
-    return _change(_levels(series), _weights(series, spread), first, last, spread.night.freedom)
+    last = slice(len(series) - nights, len(series))
+    return _change(levels, weights, first, last, spread.night.freedom)
 
 
 def lasting_loss(
@@ -164,9 +166,12 @@ def lasting_loss(
     clearest_t = 0.0
     clearest_step_t = 0.0
     first_night = 0
-    for start in range(max(1, count - MAX_NIGHTS), count - _FEWEST_LAST + 1):
+    earliest_start = max(1, count - MAX_NIGHTS)
+    latest_start = count - _FEWEST_LAST
+    for start in range(earliest_start, latest_start + 1):
         # Compare each number of first nights with all nights from `start` on.
-        firsts = np.arange(1, min(start, MAX_NIGHTS) + 1)
+        most_firsts = min(start, MAX_NIGHTS)
+        firsts = np.arange(1, most_firsts + 1)
         last_mean, last_weight = _mean_since(start, means, weights)
         changes = last_mean - means[firsts]
         errors = np.sqrt(1 / weights[firsts] + 1 / last_weight)
@@ -226,7 +231,10 @@ def start_of_gain(
                 clearest_t = float(t_value)
                 split = candidate
         has_lasted = len(nights) - split >= _FEWEST_GAINED
-        if not split or not has_lasted or t_tail(clearest_t, spread.night.freedom) > level:
+        if not split or not has_lasted:
+            return start
+        chance = t_tail(clearest_t, spread.night.freedom)
+        if chance > level:
             return start
         # Look for a further gain in the nights after this one.
         start += split
@@ -238,9 +246,12 @@ def _running_means(
     """Return the weighted mean and the weight of the first 0, 1, 2, … nights."""
     levels = _levels(series)
     weights = _weights(series, spread)
+    # With these sums, the mean of any part of the series is a difference and a division.
     sums = np.concatenate(([0.0], np.cumsum(weights)))
     products = np.concatenate(([0.0], np.cumsum(weights * levels)))
-    means = products / np.where(sums > 0, sums, 1.0)
+    # The mean of no nights is 0, and isn't used.
+    divisors = np.where(sums > 0, sums, 1.0)
+    means = products / divisors
     return means, sums
 
 
@@ -259,7 +270,9 @@ def _levels(series: Sequence[NightLevel]) -> NDArray[np.float64]:
 
 
 def _weights(series: Sequence[NightLevel], spread: NightSpread) -> NDArray[np.float64]:
-    return np.array([1 / (spread.of(night.launches) + night.noise) for night in series])
+    """Return the inverse of each night's variance, with which the mean has the least error."""
+    variances = [spread.of(night.launches) + night.noise for night in series]
+    return np.array([1 / variance for variance in variances])
 
 
 def _change(

@@ -40,15 +40,21 @@ def chance_of_alike(
     statistic = 0.0
     shuffled_statistics = np.zeros(shuffles)
     for draws, control_draws in drawn:
-        codes = _codes_of([tuple(draw[:tokens]) for draw in (*draws, *control_draws)])
+        all_draws = (*draws, *control_draws)
+        beginnings = [tuple(draw[:tokens]) for draw in all_draws]
+        codes = _codes_of(beginnings)
         totals = np.bincount(codes)
-        counts = np.bincount(codes[: len(draws)], minlength=len(totals))
+        # A beginning that the first server never drew has the count 0.
+        first_codes = codes[: len(draws)]
+        counts = np.bincount(first_codes, minlength=len(totals))
         statistic += float(_statistic(counts, totals))
         # Shuffling draws and servers gives each beginning a hypergeometric count on one server.
         shuffled = random.multivariate_hypergeometric(totals, len(draws), shuffles, method="count")
         shuffled_statistics += _statistic(shuffled, totals)
     # Shuffles with the same table may differ from the statistic by rounding.
-    as_large = int((shuffled_statistics >= statistic - 1e-9).sum())
+    is_as_large = shuffled_statistics >= statistic - 1e-9
+    as_large = int(is_as_large.sum())
+    # The draws themselves count as one of the shuffles, so the probability is never 0.
     return (as_large + 1) / (shuffles + 1)
 
 
@@ -67,5 +73,6 @@ def _statistic(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """
     share = counts.sum(-1, keepdims=True) / totals.sum()
     # The deviations of the two servers are opposite, so their two terms share a numerator.
-    terms = (counts - share * totals) ** 2 / totals / (share * (1 - share))
+    squares = (counts - share * totals) ** 2
+    terms = squares / totals / (share * (1 - share))
     return np.asarray(terms.sum(-1))
