@@ -56,7 +56,8 @@ def _records_of(
     counts_by_turn: dict[tuple[str, int], list[StepCounts]] = {}
     if measurement.acceptance is not None:
         for prompt in measurement.acceptance.prompts:
-            counts_by_turn.setdefault((prompt.prompt_id, prompt.turn), []).append(prompt.counts)
+            counts_of_turn = counts_by_turn.setdefault((prompt.prompt_id, prompt.turn), [])
+            counts_of_turn.append(prompt.counts)
     # A prompt that is replayed again is a new session, and gets the next counts of its turn.
     replays = Counter[tuple[str, int]]()
     session_numbers: dict[tuple[str, int], int] = {}
@@ -85,13 +86,15 @@ def _metadata(trace: RequestTrace, session: int, shift_ns: int) -> Mapping[str, 
         session: the number of its session.
         shift_ns: the difference between the time since the epoch and the clock of the trace.
     """
+    # A request without a token ended, as far as is known, when it was sent.
+    ended_ns = trace.last_ns or trace.sent_ns
     return {
         "session_num": session,
         "conversation_id": trace.prompt_id,
         "turn_index": trace.turn - 1,
         "credit_issued_ns": trace.planned_ns + shift_ns,
         "request_start_ns": trace.sent_ns + shift_ns,
-        "request_end_ns": (trace.last_ns or trace.sent_ns) + shift_ns,
+        "request_end_ns": ended_ns + shift_ns,
         "worker_id": "specreg",
         "record_processor_id": "specreg",
         "benchmark_phase": "profiling",
@@ -123,13 +126,16 @@ def _acceptance(
     draft_tokens = None
     if case.settings is not None:
         draft_tokens = case.settings.draft_tokens
+    # The keys of an object in JSON are texts.
+    histogram = {}
+    for accepted, steps in enumerate(counts.histogram):
+        if steps:
+            histogram[str(accepted)] = steps
     return {
         "engine": case.engine,
         "mean_acceptance_length": counts.acceptance_length,
         "draft_acceptance_rate": counts.acceptance_rate,
-        "acceptance_histogram": {
-            str(accepted): steps for accepted, steps in enumerate(counts.histogram) if steps
-        },
+        "acceptance_histogram": histogram,
         "num_accepted_draft_tokens": counts.accepted,
         "num_draft_tokens": counts.proposed,
         "num_spec_steps": counts.steps,

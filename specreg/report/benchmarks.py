@@ -41,7 +41,9 @@ def times_of(measurement: Measurement) -> tuple[float, ...]:
     if replay is None or not _SPEEDS.isdisjoint(measurement.invalid):
         return ()
     median_ms = METRICS["tpot_p50_ms"].value_of
-    medians_ms = [median_ms(Replay(rounds=(replay_round,))) for replay_round in replay.rounds]
+    # A replay of one round has the figures of this round.
+    replays = [Replay(rounds=(replay_round,)) for replay_round in replay.rounds]
+    medians_ms = [median_ms(replay_of_round) for replay_of_round in replays]
     return tuple(median / _MS_PER_S for median in medians_ms if median is not None)
 
 
@@ -60,9 +62,10 @@ def benchmark_of(measurement: Measurement, verdicts: Iterable[Verdict]) -> Mappi
     }
     outcomes = [verdict.outcome for verdict in last_words(verdicts) if verdict.case_id == case.id]
     worst = min(outcomes, key=list(OUTCOMES).index, default="")
+    # The methods of a group can be compared with each other.
+    shared_params = [value for name, value in params.items() if name != "method"]
     return {
-        # The methods of a group can be compared with each other.
-        "group": " ".join(value for name, value in params.items() if name != "method"),
+        "group": " ".join(shared_params),
         "params": params,
         "extra_info": {**measurement.values, "outcome": str(worst)},
         "options": {"timer": RECORDED.name},  # pytest-benchmark's own choose no rounds here
@@ -110,7 +113,8 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
         "datetime": report.ended_at,
         "version": f"specreg {report.origin.specreg_version}",
     }
-    return {BENCHMARKS: json.dumps(readable_values(content), indent=4) + "\n"}
+    text = json.dumps(readable_values(content), indent=4)
+    return {BENCHMARKS: f"{text}\n"}
 
 
 def _statistics(times_s: Sequence[float]) -> Mapping[str, object]:
@@ -126,7 +130,9 @@ def _statistics(times_s: Sequence[float]) -> Mapping[str, object]:
     # Hazen's definition of quantiles is the one that pytest-benchmark uses.
     q1, median, q3 = map(float, np.quantile(times_s, (0.25, 0.5, 0.75), method="hazen"))
     iqr = q3 - q1
-    inside_fences = [time for time in times_s if q1 - 1.5 * iqr <= time <= q3 + 1.5 * iqr]
+    low_fence = q1 - 1.5 * iqr
+    high_fence = q3 + 1.5 * iqr
+    inside_fences = [time for time in times_s if low_fence <= time <= high_fence]
     iqr_outliers = rounds - len(inside_fences)
     stddev_outliers = sum(abs(time - mean) > stddev for time in times_s)
     return {

@@ -123,8 +123,9 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
     # A change is relative to the distance from the metric's origin: for AL, to AL - 1. Its sign is
     # such that better is positive, so the ends of the interval of a time change places.
     base = metric.sign * (expected - metric.origin)
-    ends = (expected + base * comparison.low_frac, expected + base * comparison.high_frac)
-    return min(ends), max(ends)
+    worse_end = expected + base * comparison.low_frac
+    better_end = expected + base * comparison.high_frac
+    return min(worse_end, better_end), max(worse_end, better_end)
 
 
 def change_pictures(report: Report) -> Iterator[IntervalPicture]:
@@ -141,7 +142,9 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
         text = render_change(change_frac)
         if comparison.low_frac is not None and comparison.high_frac is not None:
             interval = (100 * comparison.low_frac, 100 * comparison.high_frac)
-            text += f" ({render_interval(comparison.low_frac, comparison.high_frac)})"
+            interval_text = render_interval(comparison.low_frac, comparison.high_frac)
+            text += f" ({interval_text})"
+        # A row links to its case, unless the report of the case is missing.
         target = ""
         if verdict.case_id in case_ids:
             target = verdict.case_id
@@ -269,16 +272,18 @@ def _case_history_of(
 ) -> _CaseHistory | None:
     """Return the history of a case's metric over these nights; None with too few runs."""
     judged = comparable(case.history, metric.name)
+    # The newest nights of all cases are shown, so an old case may have none among them.
     runs = [run for run in judged if run.run in nights and metric.name in run.values]
     if len(runs) < _FEWEST_RUNS:
         return None
     base = runs[0].values[metric.name]
     if case.expected is not None:
         base = case.expected.values.get(metric.name, base)
+    change_fracs = [better_frac(metric, run.values[metric.name], base) for run in runs]
     return _CaseHistory(
         case=case,
         runs=runs,
-        changes=[100 * better_frac(metric, run.values[metric.name], base) for run in runs],
+        changes=[100 * change_frac for change_frac in change_fracs],
         first_bad=first_bad(runs, metric.name),
     )
 
@@ -314,26 +319,24 @@ def _figure_history(
             fine_lines.append(line)
             continue
         bad_points = line[history.first_bad :]
-        curves.append(
-            Curve(
-                name=case_id,
-                color=colors.get(case_id, "bad"),
-                path=plot.path(line),
-                dots=[
-                    (plot.x(number), plot.height(change), "bad") for number, change in bad_points
-                ],
-            )
+        dots = [(plot.x(number), plot.height(change), "bad") for number, change in bad_points]
+        curve = Curve(
+            name=case_id, color=colors.get(case_id, "bad"), path=plot.path(line), dots=dots
         )
+        curves.append(curve)
 
     # Explain the bad lines, the band, and where the engine's version changed.
     notes = list(_bad_notes(bad_runs))
     if fine_lines:
         notes.insert(0, f"The band holds the {len(fine_lines)} cases that are fine.")
-    versions = _version_starts(
-        (numbers[run.run], f"{history.case.engine} {run.engine_version}")
-        for history in histories
-        for run in history.runs
-    )
+    versions_by_night = []
+    for history in histories:
+        engine = history.case.engine
+        versions_by_night += [
+            (numbers[run.run], f"{engine} {run.engine_version}") for run in history.runs
+        ]
+    versions = _version_starts(versions_by_night)
+    bad_nights = {numbers[run.run] for run in bad_runs.values()}
     return CurvePicture(
         title=f"History of {label_of(metric.name)}",
         note=" ".join(notes),
@@ -343,7 +346,7 @@ def _figure_history(
         band=plot.band(fine_lines),
         reference=plot.height(0.0),
         versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
-        bad=sorted({plot.x(numbers[run.run]) for run in bad_runs.values()}),
+        bad=sorted({plot.x(number) for number in bad_nights}),
     )
 
 
@@ -456,11 +459,15 @@ def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
     Args:
         loads: the requests in flight and the gain of one load or more, the lightest load first.
     """
-    return [
-        light * (heavy / light) ** ((gain - 1) / (gain - next_gain))
-        for (light, gain), (heavy, next_gain) in itertools.pairwise(loads)
-        if (gain >= 1) != (next_gain >= 1)
-    ]
+    crossed = []
+    for (light, gain), (heavy, next_gain) in itertools.pairwise(loads):
+        pays = gain >= 1
+        pays_next = next_gain >= 1
+        if pays != pays_next:
+            # How far between the two loads the line is at 1.
+            share_frac = (gain - 1) / (gain - next_gain)
+            crossed.append(light * (heavy / light) ** share_frac)
+    return crossed
 
 
 def break_even(loads: Sequence[tuple[int, float]]) -> str:
@@ -474,7 +481,9 @@ def break_even(loads: Sequence[tuple[int, float]]) -> str:
     costing = [load for load, gain in loads if gain < 1]
     if not crossed:
         pays = "pays" if paying else "never pays"
-        return f"{pays} at {loads[0][0]} to {loads[-1][0]} in flight"
+        lightest, _ = loads[0]
+        heaviest, _ = loads[-1]
+        return f"{pays} at {lightest} to {heaviest} in flight"
     if len(crossed) == 1:
         pays = "pays up to about" if paying[0] < costing[0] else "pays from about"
         return f"{pays} {crossed[0]:.2g} in flight"
@@ -515,11 +524,15 @@ def _gain_pictures(
         if gain is None or case.settings is None or not case.settings.concurrency:
             continue
         subject = f"{case.engine}, {case.models}, {case.dataset}"
+        # Cases that are equal but for their load are points of one line.
         line_settings = dataclasses.replace(case.settings, **_OF_LOAD)
-        line = lines_by_subject.setdefault(subject, {}).setdefault(line_settings, {})
+        lines = lines_by_subject.setdefault(subject, {})
+        line = lines.setdefault(line_settings, {})
         line[case.settings.concurrency] = gain
     for subject, lines in lines_by_subject.items():
-        loads = {load for line in lines.values() for load in line}
+        loads: set[int] = set()
+        for line in lines.values():
+            loads.update(line)
         if len(loads) >= _FEWEST_LOADS:
             yield _load_picture(f"{title}: {subject}", formula, _named(lines), sorted(loads))
 
@@ -535,7 +548,8 @@ def _named(
     named = {}
     for settings, line in lines.items():
         name = f"{settings.method}-k{settings.draft_tokens}"
-        difference = differing_settings(first_settings.setdefault(name, settings), settings)
+        first = first_settings.setdefault(name, settings)
+        difference = differing_settings(first, settings)
         if difference:
             name = f"{name} ({difference})"
         named[name] = sorted(line.items())
@@ -559,16 +573,11 @@ def _load_picture(
             crossed = crossings(line)
             findings.append(f"{name} {break_even(line)}")
         color = _LINE_COLORS[index % len(_LINE_COLORS)]
-        places = [(math.log2(load), gain) for load, gain in line]
-        curves.append(
-            Curve(
-                name=name,
-                color=color,
-                path=plot.path(places),
-                dots=[(plot.x(load), plot.height(gain), color) for load, gain in places],
-                diamonds=[(plot.x(math.log2(load)), plot.height(1.0)) for load in crossed],
-            )
-        )
+        points = [(math.log2(load), gain) for load, gain in line]
+        dots = [(plot.x(log_load), plot.height(gain), color) for log_load, gain in points]
+        diamonds = [(plot.x(math.log2(load)), plot.height(1.0)) for load in crossed]
+        curve = Curve(name=name, color=color, path=plot.path(points), dots=dots, diamonds=diamonds)
+        curves.append(curve)
     note = (
         f"{formula}, by requests in flight. Below the dashed line, at 1, speculation costs more"
         " than it gains; a diamond is where it crosses."

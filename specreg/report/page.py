@@ -124,6 +124,14 @@ def render_page(report: Report, in_progress: str = "") -> str:
     if not next_steps and again:
         next_steps = f"{_nothing_to_do(report)}the same again:\n  {again}"
     gains = [speedups] if speedups is not None else list(change_pictures(report))
+    picture_rows = sum(len(picture.rows) for picture in gains)
+    rows = []
+    for case_id, case_verdicts in verdicts_by_case.items():
+        rows.append((case_id, _worst(case_verdicts, columns)))
+    # A colour stands for the same case in each picture.
+    line_names = {color: case_id for case_id, color in case_colors(report.cases).items()}
+    # The details begin with the cases that failed.
+    ids_in_order = (*dict(red_first), *verdicts_by_case, *case_by_id)
     page = TEMPLATES.get_template("page.html.jinja").render(
         report=report,
         secrets=known_secrets(),
@@ -139,20 +147,17 @@ def render_page(report: Report, in_progress: str = "") -> str:
         found={verdict.outcome for verdict in verdicts},
         known=case_by_id,
         columns=columns,
-        rows=[
-            (case_id, _worst(case_verdicts, columns))
-            for case_id, case_verdicts in verdicts_by_case.items()
-        ],
+        rows=rows,
         in_progress=in_progress,
         gains=gains,
-        has_many=sum(len(picture.rows) for picture in gains) > _MANY_ROWS,
+        has_many=picture_rows > _MANY_ROWS,
         positions=positions_by_method(report.cases),
         histories=histories,
-        line_names={color: case_id for case_id, color in case_colors(report.cases).items()},
+        line_names=line_names,
         loads=list(gains_over_load(report.cases)),
         notes=render_notes(passing, environment),
         next_steps=next_steps,
-        cases=_in_order(case_by_id, (*dict(red_first), *verdicts_by_case, *case_by_id)),
+        cases=_in_order(case_by_id, ids_in_order),
     )
     return _OPTIONAL_TAGS.sub("", page)
 
@@ -166,7 +171,9 @@ def _nothing_to_do(report: Report) -> str:
 
 def _in_order(case_by_id: dict[str, CaseReport], case_ids: Sequence[str]) -> list[CaseReport]:
     """Return the cases in the order in which their ids appear first."""
-    return [case_by_id[case_id] for case_id in dict.fromkeys(case_ids) if case_id in case_by_id]
+    different_ids = dict.fromkeys(case_ids)
+    # A verdict may be on a case without a report of its own.
+    return [case_by_id[case_id] for case_id in different_ids if case_id in case_by_id]
 
 
 def render_markdown(report: Report) -> str:
@@ -178,9 +185,11 @@ def render_markdown(report: Report) -> str:
     run = report.run
     origin = report.origin
     verdicts = last_words(run.verdicts)
-    engines = (
-        f"{case.engine} {case.figures.engine_version}" for case in report.cases if case.figures
-    )
+    engines = [
+        f"{case.engine} {case.figures.engine_version}"
+        for case in report.cases
+        if case.figures is not None
+    ]
     origin_parts = (
         f"run {run.run}",
         ", ".join(dict.fromkeys(engines)),
@@ -190,13 +199,15 @@ def render_markdown(report: Report) -> str:
     next_steps = next_of(report)
     if len(next_steps) > _MAX_NEXT_CHARS:
         next_steps = "the commands are too long for here: report.html has them"
+    # A block of code ends at three backquotes, so a command can't contain any.
+    quoted_steps = next_steps.replace("```", "'''")
     skipped_lines = [f"{case_id}: {reason}" for case_id, reason in run.skipped.items()]
     text = _MARKDOWN.get_template("report.md.jinja").render(
         title=title_of(report),
         names=columns_of(report),
         answers=answers_of(report),
         notes=[*notes_of(report), *skipped_lines, *report.remarks],
-        next_steps=Markup(next_steps.replace("```", "'''")),  # noqa: S704 - ours, in a block
+        next_steps=Markup(quoted_steps),  # noqa: S704 - ours, in a block
         failing=[verdict for verdict in verdicts if verdict.fails],
         verdicts=verdicts,
         why=_cause_and_explanation,
@@ -216,10 +227,12 @@ def _column(metric: str) -> str:
 def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verdict | None]:
     """Return a case's worst verdict for each column, by its outcome and then by its change."""
     order = list(OUTCOMES)
-    ranked = sorted(
-        verdicts,
-        key=lambda verdict: (order.index(verdict.outcome), verdict.comparison.change_frac or 0.0),
-    )
+
+    def badness(verdict: Verdict) -> tuple[int, float]:
+        return order.index(verdict.outcome), verdict.comparison.change_frac or 0.0
+
+    ranked = sorted(verdicts, key=badness)
+    # In reverse, so that the worst verdict of a column replaces the others.
     worst = {_column(verdict.metric): verdict for verdict in reversed(ranked)}
     return [worst.get(column) for column in columns]
 
@@ -241,7 +254,13 @@ def _interval_of(verdict: Verdict) -> str:
 
 def _log_links(case: CaseReport) -> list[tuple[str, str]]:
     """Return the logs of a case, each with its link; the link is empty if the path isn't safe."""
-    return [(log, quote(log) if _LOG_PATH.fullmatch(log) else "") for log in case.logs]
+    links = []
+    for log in case.logs:
+        link = ""
+        if _LOG_PATH.fullmatch(log):
+            link = quote(log)
+        links.append((log, link))
+    return links
 
 
 def _energy_of(case: CaseReport) -> object:

@@ -123,15 +123,15 @@ def render_answers(answers: Sequence[Headline], *, color: bool) -> str:
     """Render headlines as lines of text."""
     lines = [str(answer) for answer in answers]
     if color:
-        styles = [Style.parse(STYLES[answer.tone]) for answer in answers]
-        lines = [style.render(line) for style, line in zip(styles, lines, strict=True)]
+        lines = [Style.parse(STYLES[answer.tone]).render(str(answer)) for answer in answers]
     return "\n".join(lines)
 
 
 def tone_of(verdicts: Sequence[Verdict]) -> Tone:
     """Return the tone of the worst verdict; doubt without any verdict."""
     tones = {_tone_of_verdict(verdict) for verdict in verdicts}
-    for tone in (Tone.BAD, Tone.DOUBT, Tone.GOOD):
+    worst_first = (Tone.BAD, Tone.DOUBT, Tone.GOOD)
+    for tone in worst_first:
         if tone in tones:
             return tone
     return Tone.DOUBT
@@ -171,6 +171,7 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
     for case_id, reason in skipped.items():
         ids_by_reason.setdefault(reason, []).append(case_id)
     reasons = sorted(ids_by_reason.items(), key=lambda item: -len(item[1]))
+    # A reason is often that of dozens of cases, so one of them stands for all.
     parts = []
     for reason, case_ids in reasons[:_MAX_REASONS]:
         if len(case_ids) == 1:
@@ -219,13 +220,12 @@ def _without_inapplicable_checks(verdicts: Sequence[Verdict]) -> Sequence[Verdic
         for verdict in verdicts
         if verdict.metric in METRICS and verdict.outcome in JUDGED
     }
-    return [
-        verdict
-        for verdict in verdicts
-        if verdict.metric in METRICS
-        or verdict.outcome not in SKIPPED
-        or verdict.case_id not in compared_cases
-    ]
+    applicable = []
+    for verdict in verdicts:
+        is_skipped_check = verdict.metric not in METRICS and verdict.outcome in SKIPPED
+        if not (is_skipped_check and verdict.case_id in compared_cases):
+            applicable.append(verdict)
+    return applicable
 
 
 def _why_no_verdict(run: RunVerdict, subject: str) -> str:
@@ -233,6 +233,7 @@ def _why_no_verdict(run: RunVerdict, subject: str) -> str:
     reason = ""
     if subject == "power":
         reason = run.no_power
+    # If nothing at all ran, the reason is the same for each subject.
     if run.skipped and not run.verdicts:
         reason = next(iter(run.skipped.values()))
     if reason:
@@ -245,8 +246,8 @@ def _speed_remarks(run: RunVerdict) -> list[str]:
     remarks = []
     if run.slowed:
         worst_first = sorted(run.slowed.items(), key=lambda item: item[1])
-        cases = ", ".join(f"'{case_id}' down: ×{ratio:.2f}" for case_id, ratio in worst_first)
-        remarks.append(f"speculation slows {cases} tokens/s")
+        slowed = [f"'{case_id}' down: ×{ratio:.2f}" for case_id, ratio in worst_first]
+        remarks.append(f"speculation slows {', '.join(slowed)} tokens/s")
     if run.load is not None and run.load.is_high:
         remarks.append(f"the machine was busy when the run began: {run.load}")
     return remarks
@@ -254,7 +255,9 @@ def _speed_remarks(run: RunVerdict) -> list[str]:
 
 def _ended_badly(run: RunVerdict) -> bool:
     """Return whether the run has a bad exit status without a failed verdict."""
-    return bool(run.exit_status) and not any(verdict.fails for verdict in run.verdicts)
+    # A failed verdict explains the exit status.
+    has_failed_verdict = any(verdict.fails for verdict in run.verdicts)
+    return bool(run.exit_status) and not has_failed_verdict
 
 
 def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
@@ -298,8 +301,10 @@ def _example(verdicts: Sequence[Verdict]) -> str:
 
     Without a change, its reason is given. The example is empty without either.
     """
+    # A metric that follows another one, such as a draft position, would be a stranger example.
     deciding = [verdict for verdict in verdicts if _decides(verdict)]
-    most = max(deciding or verdicts, key=lambda verdict: abs(verdict.comparison.change_frac or 0.0))
+    candidates = deciding or verdicts
+    most = max(candidates, key=lambda verdict: abs(verdict.comparison.change_frac or 0.0))
     change_frac = most.comparison.change_frac
     if change_frac is not None:
         return f" ({most.case_id}: {label_of(most.metric)} {change_frac:+.1%})"

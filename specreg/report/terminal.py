@@ -43,13 +43,18 @@ def render_report(report: Report, *, color: bool) -> str:
         columns = (f"{before}2", before)
         control_table = render_verdicts(report.control, color=color, columns=columns)
         control_text = f"the control, {before} against itself:\n{control_table}"
+    # The sides of a gate are compared with each other, and not with a baseline.
+    environment = None
+    if not report.arms:
+        environment = run.environment
+    notes = (*notes_of(report), *report.remarks)
     parts = (
         title_of(report),
         render_answers(answers_of(report), color=color),
         render_verdicts(run.verdicts, color=color, columns=(new, before)),
         control_text,
-        render_notes(run.verdicts, None if report.arms else run.environment),
-        "\n".join((*notes_of(report), *report.remarks)),
+        render_notes(run.verdicts, environment),
+        "\n".join(notes),
         next_of(report),
     )
     return "\n\n".join(part for part in parts if part)
@@ -84,18 +89,19 @@ def render_verdicts(
     }
     for verdict in last_words(verdicts):
         comparison = verdict.comparison
-        style = STYLES[tone_of([verdict])] if color else ""
-        rows_by_case[verdict.case_id].append(
-            [
-                f"  {verdict.metric}",
-                format_number(verdict.value),
-                format_number(comparison.expected),
-                render_change(comparison.change_frac),
-                render_interval(comparison.low_frac, comparison.high_frac),
-                comparison.tolerated or NOTHING,
-                Text(verdict.outcome, style),
-            ]
-        )
+        style = ""
+        if color:
+            style = STYLES[tone_of([verdict])]
+        row: Sequence[str | Text] = [
+            f"  {verdict.metric}",
+            format_number(verdict.value),
+            format_number(comparison.expected),
+            render_change(comparison.change_frac),
+            render_interval(comparison.low_frac, comparison.high_frac),
+            comparison.tolerated or NOTHING,
+            Text(verdict.outcome, style),
+        ]
+        rows_by_case[verdict.case_id].append(row)
     head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
     rows = itertools.chain.from_iterable(rows_by_case.values())
     return render_rows(head, rows, color=color, left_columns=("outcome",))
@@ -112,10 +118,13 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str
             if new_value is None:
                 continue
             spread = spreads.get(metric.name)
+            spread_text = NOTHING
+            if spread is not None:
+                spread_text = f"{spread.within_frac:.1%}"
             cells = (
                 f"  {metric.name}",
                 *_change_cells(metric, record, new_value),
-                f"{spread.within_frac:.1%}" if spread else NOTHING,
+                spread_text,
                 str(len(record.new.launches)),
             )
             rows.append(cells)
@@ -133,8 +142,11 @@ def _change_cells(
     interval = NOTHING
     effect = change_of_baseline(metric, record.old, record.new)
     if effect is not None:
+        # The level is that of a run, so the interval shows what a run could prove.
         low, high = effect.bounds(LEVELS[first_look(metric)])
-        interval = render_interval(to_frac(metric, low), to_frac(metric, high))
+        low_frac = to_frac(metric, low)
+        high_frac = to_frac(metric, high)
+        interval = render_interval(low_frac, high_frac)
     change = render_change(better_frac(metric, new_value, old_value))
     return format_number(old_value), format_number(new_value), change, interval
 
@@ -150,8 +162,10 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
         ]
         if undecidable:
             lines.append(f"  {record.path.stem}: {', '.join(undecidable)}")
+    if not lines:
+        return ""
     head = "one run can't decide these here:"
-    return "\n".join((head, *lines)) if lines else ""
+    return "\n".join((head, *lines))
 
 
 def render_unjudged(recorded: Iterable[RecordedBaseline], timed: AbstractSet[str]) -> str:
@@ -174,8 +188,10 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed: AbstractSet[str
                 f"  {record.path.stem}: speed and power, as one launch doesn't show how launches"
                 " differ; leave out --specreg-launches"
             )
+    if not lines:
+        return ""
     head = "no run can judge these by what was recorded:"
-    return "\n".join((head, *lines)) if lines else ""
+    return "\n".join((head, *lines))
 
 
 def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
@@ -198,9 +214,10 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     lines = list(first_notes.values())
     foreign = against - {"", environment}
     if foreign and environment is not None:
+        environments = ", ".join(sorted(foreign))
         lines.append(
             f"nothing was recorded on this kind of machine: acceptance is judged against"
-            f" {', '.join(sorted(foreign))}, where more is tolerated; speed is not comparable"
+            f" {environments}, where more is tolerated; speed is not comparable"
         )
     return "\n".join(lines)
 
@@ -217,30 +234,22 @@ def render_next(
     """
     # An attached server can be neither launched again nor recorded.
     can_launch = not is_attached(options)
-    undecided = [
-        verdict
-        for verdict in verdicts
-        if verdict.fails
-        and verdict.outcome is Outcome.INCONCLUSIVE
-        and verdict.needed_launches != 0
-    ]
+    # If no number of launches would decide a figure, measuring it again is no advice.
+    failing = [verdict for verdict in verdicts if verdict.fails]
+    unclear = [verdict for verdict in failing if verdict.outcome is Outcome.INCONCLUSIVE]
+    undecided = [verdict for verdict in unclear if verdict.needed_launches != 0]
     needed_launches = max((verdict.needed_launches or 0 for verdict in undecided), default=0)
-    launch_options: tuple[str, ...] = ()
+    options_until_decided = list(options)
     if needed_launches and can_launch:
-        launch_options = (f"--specreg-launches={needed_launches}",)
+        options_until_decided.append(f"--specreg-launches={needed_launches}")
+    worse_ids = _case_ids(verdicts, _WORSE)
+    invalid_ids = _case_ids(verdicts, {Outcome.INVALID})
+    undecided_ids = _case_ids(undecided, {Outcome.INCONCLUSIVE})
     steps = [
-        _step("look again, on a fresh launch", _case_ids(verdicts, _WORSE), whole_ids, options),
+        _step("look again, on a fresh launch", worse_ids, whole_ids, options),
+        _step("measure again, once the reason above is mended", invalid_ids, whole_ids, options),
         _step(
-            "measure again, once the reason above is mended",
-            _case_ids(verdicts, {Outcome.INVALID}),
-            whole_ids,
-            options,
-        ),
-        _step(
-            "measure again, until it is decided",
-            _case_ids(undecided, {Outcome.INCONCLUSIVE}),
-            whole_ids,
-            (*options, *launch_options),
+            "measure again, until it is decided", undecided_ids, whole_ids, options_until_decided
         ),
     ]
     unrecorded = _case_ids(verdicts, {Outcome.NO_BASELINE})
@@ -259,7 +268,8 @@ def _step(
     """Return the command for a purpose; empty if no case needs it."""
     if not case_ids:
         return ""
-    return f"{purpose}:\n  {run_command(_ids_to_name(case_ids, whole_ids), options)}"
+    command = run_command(_ids_to_name(case_ids, whole_ids), options)
+    return f"{purpose}:\n  {command}"
 
 
 def _ids_to_name(case_ids: Sequence[str], whole_ids: AbstractSet[str]) -> Sequence[str]:
@@ -282,11 +292,15 @@ def render_written(
     here = Path.cwd()
     paths = []
     for record in recorded:
-        is_here = record.path.is_relative_to(here)
-        paths.append(record.path.relative_to(here) if is_here else record.path)
+        path = record.path
+        if path.is_relative_to(here):
+            path = path.relative_to(here)
+        paths.append(path)
     case_ids = [path.stem for path in paths]
     folder = paths[0].parent.parent
-    commands = [run_command(_ids_to_name(case_ids, whole_ids), options)]
+    named_ids = _ids_to_name(case_ids, whole_ids)
+    commands = [run_command(named_ids, options)]
+    # Without a repository there is nothing to compare with and nothing to commit.
     if commit_of(folder):
         diff = shlex.join(("git", "diff", str(folder)))
         add = shlex.join(("git", "add", str(folder)))
