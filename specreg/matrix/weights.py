@@ -110,14 +110,14 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
         first = int(config["num_hidden_layers"])
     except MALFORMED_FILE_ERRORS as error:
         raise _unfit(source, error) from error
-    first_layer = {
-        name.removeprefix(_FIRST_LAYER): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(_FIRST_LAYER)
-    }
-    if not first_layer:
+    # The added layers have the tensors of the first one, whatever these are called.
+    identity_layer = {}
+    for name, tensor in tensors.items():
+        if name.startswith(_FIRST_LAYER):
+            name_in_layer = name.removeprefix(_FIRST_LAYER)
+            identity_layer[name_in_layer] = _identity_tensor(name_in_layer, tensor)
+    if not identity_layer:
         raise _unfit(source, f"no {_FIRST_LAYER} in its weights")
-    identity_layer = {name: _identity_tensor(name, bits) for name, bits in first_layer.items()}
     for layer in range(first, first + layers):
         for name, tensor in identity_layer.items():
             tensors[f"model.layers.{layer}.{name}"] = tensor
@@ -177,15 +177,19 @@ def read_tensors(path: Path) -> dict[str, Bits]:
     """
     with open_checked(path) as file:
         content = file.read()
-    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    header_bytes = int.from_bytes(content[:_LENGTH_BYTES], "little")
+    start = _LENGTH_BYTES + header_bytes
     header = json.loads(content[_LENGTH_BYTES:start])
+    # All entries but this one are tensors.
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] != "BF16":
             raise ValueError(f"{name} is in {entry['dtype']}")
+        # The offsets count from the end of the header.
         begin, end = entry["data_offsets"]
-        bits = np.frombuffer(content[start + begin : start + end], np.uint16)
+        data = content[start + begin : start + end]
+        bits = np.frombuffer(data, np.uint16)
         tensors[name] = bits.reshape(entry["shape"])
     return tensors
 
@@ -210,7 +214,8 @@ def write_tensors(tensors: Mapping[str, Bits], path: Path) -> None:
 
 def _write_config(source: Path, target: Path, config: Mapping[str, object]) -> None:
     """Write a configuration to `target`, and copy the tokenizer of `source` to it."""
-    (target / CONFIG).write_text(json.dumps(config, indent=2))
+    text = json.dumps(config, indent=2)
+    (target / CONFIG).write_text(text)
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
@@ -281,11 +286,12 @@ def _axes_of(
         real=rows_by_head[:, 0].reshape(-1),
         reached=reached,
     )
+    keys = shape.num_key_value_heads * head_dim
     return {
         "hidden": _Axis.of_first(shape.hidden_size, config["hidden_size"]),
         "intermediate": _Axis.of_first(shape.intermediate_size, config["intermediate_size"]),
         "queries": queries,
-        "keys": _Axis.of_first(shape.num_key_value_heads * head_dim, heads * head_dim),
+        "keys": _Axis.of_first(keys, heads * head_dim),
     }
 
 
@@ -298,6 +304,7 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
     growth = {name: size / config[name] for name, size in dataclasses.asdict(shape).items()}
     # The root of its growth multiplies norms in bfloat16, and loses no bit if it is a power of two.
     powers_of_four = math.log2(growth["hidden_size"]) / 2
+    # A matrix is named `….q_proj.weight`; norms have one dimension.
     projections = {name.split(".")[-2] for name, bits in narrow.items() if bits.ndim > 1}
     conditions = (
         min(growth.values()) >= 1,
@@ -330,8 +337,11 @@ def _widened_tensor(
     row_axis, column_axis = _AXES[projection]
     # The vocabulary isn't widened.
     rows = axes.get(row_axis) or _Axis.of_first(len(template), len(template))
-    streams = template.shape[1] // len(axes[column_axis].real)
-    columns = axes[column_axis].repeated(streams)
+    # The projection of a draft head may read several streams of the target side by side.
+    column = axes[column_axis]
+    streams = template.shape[1] // len(column.real)
+    columns = column.repeated(streams)
+    # `resize` repeats the random numbers until the tensor is full.
     bits = np.resize(_noise(), (rows.length, columns.length))
     if projection == "embed_tokens":
         # The added dimensions of the residual stream begin with zeros.
@@ -343,8 +353,10 @@ def _widened_tensor(
             is_added[rows.real] = False
         bits[is_added] = 0
     elif projection == "fc":
+        # Added rows must give zero too, and only these columns read anything but zeros.
         bits[:, columns.real] = 0
     elif projection in {"o_proj", "down_proj"} and narrow is not None:
+        # So must they here. The columns after these read what `v_proj` and `gate_proj` made zero.
         bits[:, : columns.reached] = 0
     if narrow is not None:
         bits[np.ix_(rows.real, columns.real)] = narrow
@@ -356,13 +368,16 @@ def _widened_norm(narrow: Bits | None, length: int) -> Bits:
     weights = np.ones(length, np.float32)
     if narrow is not None:
         real = (narrow.astype(np.uint32) << 16).view(np.float32)
-        weights[: len(real)] = real * math.sqrt(len(real) / length)
+        # The mean over all dimensions is smaller by this share, because the added ones are zero.
+        real_frac = len(real) / length
+        weights[: len(real)] = real * math.sqrt(real_frac)
     return _rounded(weights)
 
 
 def _rounded(numbers: npt.NDArray[np.float32]) -> Bits:
     """Return numbers in bfloat16, rounded towards zero: the upper halves of their bits."""
-    return (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    upper_halves = numbers.view(np.uint32) >> 16
+    return upper_halves.astype(np.uint16)
 
 
 def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
@@ -397,7 +412,9 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
         weight_map |= dict.fromkeys(tensors, file_name)
         size_bytes += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
-    (folder / f"{_WEIGHTS}.index.json").write_text(json.dumps(index, indent=1))
+    index_text = json.dumps(index, indent=1)
+    (folder / f"{_WEIGHTS}.index.json").write_text(index_text)
+    # RMSNorm adds it to the mean square, which the added zeros make smaller by the same factor.
     epsilon = config["rms_norm_eps"] * config["hidden_size"] / shape.hidden_size
     wide_config = {**config, **dataclasses.asdict(shape), "rms_norm_eps": epsilon}
     _write_config(source, folder, wide_config)
@@ -429,5 +446,7 @@ def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping
 @functools.cache
 def _noise() -> Bits:
     """Return random weights, the same each time."""
-    numbers = np.random.default_rng(0).normal(scale=_NOISE_SIGMA, size=_NOISE_NUMBERS)
+    # The written bytes are part of a baseline, so the seed is fixed.
+    random = np.random.default_rng(0)
+    numbers = random.normal(scale=_NOISE_SIGMA, size=_NOISE_NUMBERS)
     return _rounded(numbers.astype(np.float32))
