@@ -108,7 +108,9 @@ class CaseSpreads:
         launch_variances = {}
         names = itertools.chain.from_iterable(launches)
         for name in dict.fromkeys(names):
-            logs = [math.log(launch[name]) for launch in launches if launch.get(name, 0) > 0]
+            # A speed of 0 has no logarithm, and `_judge_standstill` judges it.
+            values = [launch.get(name, 0) for launch in launches]
+            logs = [math.log(value) for value in values if value > 0]
             variance = variance_of(logs)
             if variance is not None:
                 launch_variances[name] = variance
@@ -186,11 +188,9 @@ class BaselineComparison:
         """
         measured = self.measurement.acceptance
         recorded = self.baselines.baseline.acceptance if self.baselines.baseline else None
-        return (
-            measured is not None
-            and recorded is not None
-            and measured.counted is not recorded.counted
-        )
+        if measured is None or recorded is None:
+            return False
+        return measured.counted is not recorded.counted
 
     @property
     def unlike_devices(self) -> str:
@@ -254,7 +254,10 @@ class BaselineComparison:
         # Neither side may depend on a few prompts.
         recorded_parts = ratio_parts(metric, self.recorded) if self.recorded else None
         for side_parts in (parts, recorded_parts):
-            if side_parts is not None and _is_of_few_prompts(side_parts[1]):
+            if side_parts is None:
+                continue
+            _, denominators = side_parts
+            if _is_of_few_prompts(denominators):
                 return _FEW_PROMPTS
         effect = change_of_ratio(parts, recorded_parts, expected)
         return RatioChange(metric.origin + ratio, metric.origin + expected, effect)
@@ -274,9 +277,8 @@ class BaselineComparison:
         if replay is None or not replay.control_rounds:
             return None
         value = metric.value_of(replay.control_replay) or 0.0
-        return _change_of_speed(
-            metric, (value,), self.baselines.control, self.baselines.control_spreads
-        )
+        baselines = self.baselines
+        return _change_of_speed(metric, (value,), baselines.control, baselines.control_spreads)
 
     def expected_ratio(self, metric: Metric) -> float | None:
         """Return the ratio that the baseline expects.
@@ -292,7 +294,9 @@ class BaselineComparison:
             value = self.baselines.baseline.expected_value(metric)
         elif self.baselines.published is not None:
             value = self.baselines.published.value(metric.name)
-        return None if value is None else value - metric.origin
+        if value is None:
+            return None
+        return value - metric.origin
 
 
 def compare(
@@ -335,7 +339,8 @@ def counted_equally(
     If one arm counts only the steps that found a draft, both are compared over all steps.
     """
     records = [launch.acceptance for launch in (*first, *second)]
-    if len({record.counted for record in records if record is not None}) <= 1:
+    rules = {record.counted for record in records if record is not None}
+    if len(rules) <= 1:
         return first, second
     return [*map(_over_all_steps, first)], [*map(_over_all_steps, second)]
 
@@ -364,7 +369,8 @@ def without_extension(record: AcceptanceRecord, prompts: int | None) -> Acceptan
     """
     if not record.prompt_ids or prompts is None:
         return record
-    return record.only(set(record.prompt_ids[:prompts]))
+    first_ids = record.prompt_ids[:prompts]
+    return record.only(set(first_ids))
 
 
 class PairedCounts(NamedTuple):
@@ -380,7 +386,9 @@ class PairedCounts(NamedTuple):
 
     def without(self, prompt_ids: Container[str]) -> "PairedCounts":
         """Return the counts without these prompts."""
-        return PairedCounts(self.measured.without(prompt_ids), self.reference.without(prompt_ids))
+        measured = self.measured.without(prompt_ids)
+        reference = self.reference.without(prompt_ids)
+        return PairedCounts(measured, reference)
 
 
 def paired_counts(
@@ -395,20 +403,21 @@ def paired_counts(
         measured: the launches of the arm that is judged.
         reference: the launches of the arm that it is compared with.
     """
-    records = [
-        [launch.acceptance for launch in arm if launch.acceptance] for arm in (measured, reference)
-    ]
-    all_records = list(itertools.chain(*records))
-    first_record = next(iter(all_records), None)
-    if first_record is not None and not all(
-        record.counts_as(first_record.source, first_record.view) for record in all_records
-    ):
-        tags = sorted({f"{record.source} {record.view}" for record in all_records})
-        return Reason(
-            text=f"the sides report their acceptance in different ways ({', '.join(tags)}), so they"
-            " can't be compared"
-        )
-    return PairedCounts(*common_tables(*answers_in_common(*records)))
+    measured_records = [launch.acceptance for launch in measured if launch.acceptance]
+    reference_records = [launch.acceptance for launch in reference if launch.acceptance]
+    all_records = [*measured_records, *reference_records]
+    # Records of different sources or views count different things.
+    for record in all_records:
+        first = all_records[0]
+        if not record.counts_as(first.source, first.view):
+            tags = sorted({f"{record.source} {record.view}" for record in all_records})
+            return Reason(
+                text=f"the sides report their acceptance in different ways ({', '.join(tags)}), so"
+                " they can't be compared"
+            )
+    answers = answers_in_common(measured_records, reference_records)
+    measured_table, reference_table = common_tables(*answers)
+    return PairedCounts(measured_table, reference_table)
 
 
 def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason:
@@ -441,7 +450,9 @@ def _change_of_tables(
     expected = _quotient(reference_parts)
     if parts is None or reference_parts is None or _quotient(parts) is None or not expected:
         return None
-    if _is_of_few_prompts(parts[1]) or _is_of_few_prompts(reference_parts[1]):
+    _, denominators = parts
+    _, reference_denominators = reference_parts
+    if _is_of_few_prompts(denominators) or _is_of_few_prompts(reference_denominators):
         return None
     return change_of_ratio(parts, reference_parts, expected)
 
@@ -491,7 +502,8 @@ def change_of_acceptance(
     Returns:
         None if they share too few prompts, or if one has no ratio.
     """
-    new_table, old_table = common_tables(*answers_in_common([new], [old]))
+    answers = answers_in_common([new], [old])
+    new_table, old_table = common_tables(*answers)
     if len(new_table.prompt_ids) < FEWEST_PROMPTS:
         return None
     return _change_of_tables(metric, new_table, old_table)
@@ -507,11 +519,13 @@ def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[
         own: how the launches of the case vary.
         others: how the launches of the other cases on the machine vary.
     """
+    launches_of_others = [case.launches for case in others]
+    runs_of_others = [case.runs for case in others]
     spreads = {}
-    names = itertools.chain.from_iterable(case.launches for case in (own, *others))
+    names = itertools.chain(own.launches, *launches_of_others)
     for name in dict.fromkeys(names):
-        launch_variance = _moderated(name, own.launches, [case.launches for case in others])
-        run_variance = _moderated(name, own.runs, [case.runs for case in others])
+        launch_variance = _moderated(name, own.launches, launches_of_others)
+        run_variance = _moderated(name, own.runs, runs_of_others)
         spreads[name] = Spread(
             within_frac=math.sqrt(launch_variance.value),
             between_frac=math.sqrt(run_variance.value),
@@ -531,12 +545,14 @@ def _moderated(
 
 def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
     """Return the settings that differ, as `name: recorded -> current`; empty if none does."""
-    names = [field.name for field in dataclasses.fields(CaseSettings)]
-    return ", ".join(
-        f"{name}: {getattr(recorded, name)} -> {getattr(current, name)}"
-        for name in names
-        if getattr(recorded, name) != getattr(current, name)
-    )
+    differences = []
+    for settings_field in dataclasses.fields(CaseSettings):
+        name = settings_field.name
+        recorded_value = getattr(recorded, name)
+        current_value = getattr(current, name)
+        if recorded_value != current_value:
+            differences.append(f"{name}: {recorded_value} -> {current_value}")
+    return ", ".join(differences)
 
 
 def without_num_prompts(settings: CaseSettings) -> CaseSettings:
@@ -580,25 +596,32 @@ def devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice, ...]:
     for records in records_by_device.values():
         last = records[-1]
         clocks_mhz = [record.sm_clock_mhz for record in records if record.sm_clock_mhz is not None]
-        devices.append(
-            RecordedDevice(
-                id=last.device.id,
-                name=last.device.name,
-                scope=last.device.scope,
-                from_counter=last.from_counter,
-                sm_clock_mhz=statistics.median(clocks_mhz) if clocks_mhz else None,
-            )
+        median_mhz = None
+        if clocks_mhz:
+            median_mhz = statistics.median(clocks_mhz)
+        device = RecordedDevice(
+            id=last.device.id,
+            name=last.device.name,
+            scope=last.device.scope,
+            from_counter=last.from_counter,
+            sm_clock_mhz=median_mhz,
         )
+        devices.append(device)
     return tuple(devices)
 
 
 def _kind(device: RecordedDevice) -> str:
     """Return what a device measures and how, which must be equal to compare power."""
-    return f"{device.scope} by {'counter' if device.from_counter else 'power'}"
+    # A counter adds up energy by itself. Power is sampled, and what lies between is estimated.
+    meter = "counter" if device.from_counter else "power"
+    return f"{device.scope} by {meter}"
 
 
 def _quotient(parts: tuple[Column, Column] | None) -> float | None:
     """Return Σ numerators / Σ denominators; None if it doesn't exist."""
-    if parts is None or not parts[1].any():
+    if parts is None:
         return None
-    return float(parts[0].sum() / parts[1].sum())
+    numerators, denominators = parts
+    if not denominators.any():
+        return None
+    return float(numerators.sum() / denominators.sum())

@@ -38,13 +38,17 @@ class CountsTable(Counts[Column]):
         """Return the table without these prompts."""
         is_left = [prompt_id not in prompt_ids for prompt_id in self.prompt_ids]
         rows = np.array(is_left, np.bool_)
+        proposed = None
+        if self.proposed is not None:
+            proposed = self.proposed[rows]
+        position_counts = [column[rows] for column in self.position_counts]
         return CountsTable(
             prompt_ids=tuple(itertools.compress(self.prompt_ids, is_left)),
             answer_tokens=self.answer_tokens[rows],
             steps=self.steps[rows],
             accepted=self.accepted[rows],
-            proposed=None if self.proposed is None else self.proposed[rows],
-            position_counts=tuple(column[rows] for column in self.position_counts),
+            proposed=proposed,
+            position_counts=tuple(position_counts),
         )
 
 
@@ -80,19 +84,17 @@ def answers_in_common(
     Returns:
         The answers of each side, in the order of the sides.
     """
-    records = list(itertools.chain.from_iterable(sides))
-    rounds = dict.fromkeys(
-        round_acceptance.prompt_ids for record in records for round_acceptance in record.rounds
-    )
-    if not rounds:
-        return tuple(
-            tuple(itertools.chain.from_iterable(record.prompts for record in side))
-            for side in sides
-        )
-    return tuple(
-        tuple(itertools.chain.from_iterable(_in_rounds(record, rounds) for record in side))
-        for side in sides
-    )
+    # A dictionary keeps the order of the rounds, which a set wouldn't.
+    rounds: dict[tuple[str, ...], None] = {}
+    for record in itertools.chain.from_iterable(sides):
+        rounds |= dict.fromkeys(record_round.prompt_ids for record_round in record.rounds)
+    answers_by_side = []
+    for side in sides:
+        answers: list[PromptAcceptance] = []
+        for record in side:
+            answers += _in_rounds(record, rounds) if rounds else record.prompts
+        answers_by_side.append(tuple(answers))
+    return tuple(answers_by_side)
 
 
 def _in_rounds(
@@ -118,20 +120,23 @@ def _in_rounds(
     for answer in record.prompts:
         answers_by_prompt.setdefault(answer.prompt_id, []).append(answer)
     for prompt_ids in rounds:
-        if answers_by_prompt.keys() >= set(prompt_ids):
-            name = _round_name(prompt_ids)
-            for position, prompt_id in enumerate(prompt_ids, start=1):
-                for answer in answers_by_prompt[prompt_id]:
-                    # Each pair of a prompt and a turn gets a number of its own.
-                    turn = (answer.turn - 1) * len(prompt_ids) + position
-                    yield dataclasses.replace(answer, prompt_id=name, turn=turn)
+        if not answers_by_prompt.keys() >= set(prompt_ids):
+            continue
+        name = _round_name(prompt_ids)
+        for position, prompt_id in enumerate(prompt_ids, start=1):
+            for answer in answers_by_prompt[prompt_id]:
+                # Each pair of a prompt and a turn gets a number of its own.
+                turn = (answer.turn - 1) * len(prompt_ids) + position
+                yield dataclasses.replace(answer, prompt_id=name, turn=turn)
 
 
 def _round_name(prompt_ids: Sequence[str]) -> str:
     """Return the name of a round: the id of its only prompt, or those of the first and the last."""
     first = prompt_ids[0]
+    if len(prompt_ids) == 1:
+        return first
     last = prompt_ids[-1]
-    return first if len(prompt_ids) == 1 else f"{first} to {last}"
+    return f"{first} to {last}"
 
 
 def common_tables(*sides: Iterable[PromptAcceptance]) -> Sequence[CountsTable]:
@@ -146,11 +151,10 @@ def common_tables(*sides: Iterable[PromptAcceptance]) -> Sequence[CountsTable]:
     turns_by_side = [_turns_by_prompt(answers) for answers in sides]
     if not turns_by_side:
         return []
-    common_ids = tuple(
-        prompt_id
-        for prompt_id in turns_by_side[0]
-        if all(prompt_id in turns_by_prompt for turns_by_prompt in turns_by_side)
-    )
+    first_side, *further_sides = turns_by_side
+    common_ids = list(first_side)
+    for turns_by_prompt in further_sides:
+        common_ids = [prompt_id for prompt_id in common_ids if prompt_id in turns_by_prompt]
     return [_table(common_ids, turns_by_prompt) for turns_by_prompt in turns_by_side]
 
 
@@ -166,11 +170,12 @@ def _turns_by_prompt(answers: Iterable[PromptAcceptance]) -> _TurnsByPrompt:
     return turns_by_prompt
 
 
-def _table(prompt_ids: tuple[str, ...], turns_by_prompt: _TurnsByPrompt) -> CountsTable:
+def _table(prompt_ids: Sequence[str], turns_by_prompt: _TurnsByPrompt) -> CountsTable:
     """Tabulate the prompts with these ids, with as many positions as any of them has."""
     rows = [tuple(turns_by_prompt[prompt_id].values()) for prompt_id in prompt_ids]
-    turns = [turn for row in rows for turn in row]
-    depth = max((len(turn.counts.position_counts) for turn in turns), default=0)
+    turns = list(itertools.chain.from_iterable(rows))
+    depths = [len(turn.counts.position_counts) for turn in turns]
+    depth = max(depths, default=0)
 
     def column(sum_of: Callable[[_TurnAnswers], int]) -> Column:
         # `fsum` rounds once, so that the order of the turns doesn't matter.
@@ -181,11 +186,12 @@ def _table(prompt_ids: tuple[str, ...], turns_by_prompt: _TurnsByPrompt) -> Coun
         # A turn that drafted fewer tokens has no count at this position, so the slice is empty.
         return column(lambda turn: sum(turn.counts.position_counts[index : index + 1]))
 
+    # A sum in which the drafts of some turns are missing would be too small.
     proposed: Column | None = None
     if all(turn.counts.proposed is not None for turn in turns):
         proposed = column(lambda turn: turn.counts.proposed or 0)
     return CountsTable(
-        prompt_ids=prompt_ids,
+        prompt_ids=tuple(prompt_ids),
         answer_tokens=column(lambda turn: turn.tokens),
         steps=column(lambda turn: turn.counts.steps),
         accepted=column(lambda turn: turn.counts.accepted),
