@@ -68,7 +68,8 @@ def check_acceptance(
     depth = len(total.position_counts)
     # A histogram may end at the most drafts that one step accepted. The number of drafts that a
     # step proposed then shows the depth.
-    drafts = max(depth, (total.proposed or 0) // total.steps)
+    drafts_per_step = (total.proposed or 0) // total.steps
+    drafts = max(depth, drafts_per_step)
     drafts_differ = drafts != expected_drafts
     if _drafts_vary(record):
         drafts_differ = drafts > expected_drafts
@@ -119,7 +120,9 @@ def _drafts_vary(record: AcceptanceRecord) -> bool:
         for counts in counts_of_all
         if counts.steps and counts.proposed is not None
     }
-    return len(drafts_per_step) > 1 or any(not drafts.is_integer() for drafts in drafts_per_step)
+
+    is_whole = all(drafts.is_integer() for drafts in drafts_per_step)
+    return len(drafts_per_step) > 1 or not is_whole
 
 
 def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int) -> None:
@@ -136,8 +139,11 @@ def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int)
     """
     measured_tokens = record.total.acceptance_length or 0.0
     extra_draft_frac = length_tokens % 1
-    variance = extra_draft_frac * (1 - extra_draft_frac) * in_flight / max(record.total.steps, 1)
-    allowed_tokens = _ALLOWED_PINNED_ERROR_TOKENS + _STANDARD_ERRORS * math.sqrt(variance)
+    variance_of_draw = extra_draft_frac * (1 - extra_draft_frac)
+    # The requests of a batch may share a draw (SGLang), so there are fewer draws than steps.
+    variance = variance_of_draw * in_flight / max(record.total.steps, 1)
+    standard_error = math.sqrt(variance)
+    allowed_tokens = _ALLOWED_PINNED_ERROR_TOKENS + _STANDARD_ERRORS * standard_error
     if abs(measured_tokens - length_tokens) > allowed_tokens:
         message = (
             f"the acceptance length is {measured_tokens:.3f}, asked for {length_tokens:g} ±"
@@ -219,16 +225,10 @@ def check_counters(before: Counters, after: Counters) -> Counters:
         )
         raise InvalidMeasurementError("COUNTERS_FELL", message)
     # A request that runs at either end may be one that somebody else sent.
-    running_requests = [
-        counters.running_requests
-        for counters in (before, after)
-        if counters.running_requests is not None
-    ]
+    at_ends = (before.running_requests, after.running_requests)
+    known = [running for running in at_ends if running is not None]
     return Counters(
-        steps=steps,
-        counts=counts,
-        requests=requests,
-        running_requests=max(running_requests, default=None),
+        steps=steps, counts=counts, requests=requests, running_requests=max(known, default=None)
     )
 
 

@@ -80,15 +80,19 @@ class StepCounts(Counts[int]):
         S = Σ h_j, A = Σ j·h_j, P_i = Σ_(j ≥ i) h_j.
         """
         steps_by_accepted = tuple(histogram)
-        depth = len(steps_by_accepted) - 1
+        accepted = sum(j * steps for j, steps in enumerate(steps_by_accepted))
+        # A step that accepted j drafts has accepted the first, the second, … and the j-th.
+        positions = range(1, len(steps_by_accepted))
+        position_counts = [sum(steps_by_accepted[position:]) for position in positions]
         return cls(
             steps=sum(steps_by_accepted),
-            accepted=sum(j * steps for j, steps in enumerate(steps_by_accepted)),
+            accepted=accepted,
             proposed=proposed,
-            position_counts=tuple(sum(steps_by_accepted[i:]) for i in range(1, depth + 1)),
+            position_counts=tuple(position_counts),
         )
 
     def __add__(self, addend: "StepCounts") -> "StepCounts":
+        # A sum in which the drafts of one part are missing would be too small.
         proposed = None
         if self.proposed is not None and addend.proposed is not None:
             proposed = self.proposed + addend.proposed
@@ -139,12 +143,16 @@ class StepCounts(Counts[int]):
     @property
     def acceptance_length(self) -> float | None:
         """AL = 1 + A / S, in tokens per step, 1 or more; None without steps."""
-        return 1 + self.accepted / self.steps if self.steps else None
+        if not self.steps:
+            return None
+        return 1 + self.accepted / self.steps
 
     @property
     def acceptance_rate(self) -> float | None:
         """AR = A / D, from 0 to 1; None if nothing was drafted, or if D is unknown."""
-        return self.accepted / self.proposed if self.proposed else None
+        if not self.proposed:
+            return None
+        return self.accepted / self.proposed
 
     @property
     def marginal_acceptance(self) -> tuple[float, ...]:
@@ -157,7 +165,8 @@ class StepCounts(Counts[int]):
     def conditional_acceptance(self) -> tuple[float, ...]:
         """P_i / P_(i-1) for each position that was reached, with P_0 = S; from 0 to 1."""
         at_least = (self.steps, *self.position_counts)
-        return tuple(later / earlier for earlier, later in itertools.pairwise(at_least) if earlier)
+        pairs = itertools.pairwise(at_least)
+        return tuple(later / earlier for earlier, later in pairs if earlier)
 
 
 NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
@@ -273,14 +282,18 @@ class AcceptanceRecord:
     @property
     def prompt_ids(self) -> tuple[str, ...]:
         """The ids of the prompts whose acceptance is known apart, in their order."""
-        in_rounds = (round_acceptance.prompt_ids for round_acceptance in self.rounds)
-        in_requests = (prompt.prompt_id for prompt in self.prompts)
-        return tuple(dict.fromkeys((*in_requests, *itertools.chain.from_iterable(in_rounds))))
+        # A dictionary keeps the order of the ids, of which a prompt with turns has several.
+        prompt_ids = dict.fromkeys(prompt.prompt_id for prompt in self.prompts)
+        for round_acceptance in self.rounds:
+            prompt_ids |= dict.fromkeys(round_acceptance.prompt_ids)
+        return tuple(prompt_ids)
 
     def counts_as(self, source: Source, view: View) -> bool:
         """Return whether a source counts the same steps as this record's, in the same view."""
+        if self.view is not view:
+            return False
         sources = {self.source, source}
-        return self.view is view and (len(sources) == 1 or sources in _RECONCILED)
+        return len(sources) == 1 or sources in _RECONCILED
 
     @property
     def over_all_steps(self) -> "AcceptanceRecord":
@@ -289,7 +302,9 @@ class AcceptanceRecord:
         The drafts and the counts by position are left out: padding is among them, or isn't.
         """
         prompts = tuple(prompt.over_all_steps for prompt in self.prompts)
+        rounds = tuple(round_acceptance.over_all_steps for round_acceptance in self.rounds)
         total = self.total.over_all_steps(self.undrafted_steps or 0)
+        # The steps of a request can be derived from its answer even if no source reports them.
         if prompts:
             total = sum((prompt.counts for prompt in prompts), NO_STEPS)
         return dataclasses.replace(
@@ -298,7 +313,7 @@ class AcceptanceRecord:
             prompts=prompts,
             undrafted_steps=0,
             counted=CountedSteps.ALL,
-            rounds=tuple(round_acceptance.over_all_steps for round_acceptance in self.rounds),
+            rounds=rounds,
         )
 
     @property
@@ -313,18 +328,16 @@ class AcceptanceRecord:
 
     def to_depth(self, draft_tokens: int) -> "AcceptanceRecord":
         """Pad all counts with zeros to the most drafts that a step can accept."""
-        prompts = tuple(
-            dataclasses.replace(prompt, counts=prompt.counts.to_depth(draft_tokens))
-            for prompt in self.prompts
-        )
-        rounds = tuple(
-            dataclasses.replace(
-                round_acceptance, counts=round_acceptance.counts.to_depth(draft_tokens)
-            )
-            for round_acceptance in self.rounds
-        )
+        prompts = []
+        for prompt in self.prompts:
+            counts = prompt.counts.to_depth(draft_tokens)
+            prompts.append(dataclasses.replace(prompt, counts=counts))
+        rounds = []
+        for round_acceptance in self.rounds:
+            counts = round_acceptance.counts.to_depth(draft_tokens)
+            rounds.append(dataclasses.replace(round_acceptance, counts=counts))
         total = self.total.to_depth(draft_tokens)
-        return dataclasses.replace(self, total=total, prompts=prompts, rounds=rounds)
+        return dataclasses.replace(self, total=total, prompts=tuple(prompts), rounds=tuple(rounds))
 
     def repeats(self, second_record: "AcceptanceRecord") -> bool:
         """Return whether each answer that both records have is as long, with the same counts."""
@@ -356,19 +369,25 @@ class AcceptanceRecord:
     ) -> "AcceptanceRecord":
         part = tuple(prompts)
         rounds = tuple(rounds)
-        total = sum((prompt.counts for prompt in part), NO_STEPS)
+        total = NO_STEPS
+        later_tokens = 0
         undrafted_steps: int | None = 0
         for prompt in part:
+            total += prompt.counts
+            # The prefill emits the first token.
+            later_tokens += prompt.completion_tokens - 1
+            # The sum is unknown as soon as the number of one request is.
             if undrafted_steps is None or prompt.undrafted_steps is None:
                 undrafted_steps = None
             else:
                 undrafted_steps += prompt.undrafted_steps
+        total = sum((round_acceptance.counts for round_acceptance in rounds), total)
         return dataclasses.replace(
             self,
-            total=sum((round_acceptance.counts for round_acceptance in rounds), total),
+            total=total,
             prompts=part,
             undrafted_steps=undrafted_steps,
-            later_tokens=sum(prompt.completion_tokens - 1 for prompt in part),
+            later_tokens=later_tokens,
             rounds=rounds,
         )
 

@@ -266,6 +266,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
 
 def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> AnswerFigures:
     """Count what the answers contain."""
+    # A server that doesn't tell thoughts apart still lets an unfinished one be recognised.
     thoughts = [
         trace
         for trace in traces
@@ -275,6 +276,7 @@ def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> Answer
     lengths = Counter(trace.tokens for trace in traces)
     first_turns = [trace for trace in traces if trace.turn == 1]
     digests = {trace.answer_sha256 for trace in first_turns}
+    prompt_ids = {trace.prompt_id for trace in first_turns}
     distinct_answers: int | None = len(digests)
     if "" in digests:
         # An answer that isn't known in full has an empty digest.
@@ -289,7 +291,7 @@ def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> Answer
         of_one_token=lengths[1],
         looping=sum(trace.loops for trace in traces),
         after_empty_replies=sum(trace.empty_replies > 0 for trace in traces),
-        prompts=len({trace.prompt_id for trace in first_turns}),
+        prompts=len(prompt_ids),
         distinct=distinct_answers,
     )
 
@@ -315,7 +317,9 @@ def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, Par
         for tokens, chunks in enumerate(trace.chunk_sizes):
             answer_sizes[tokens] += chunks
     # The unary plus of a counter leaves out the sizes that no chunk has.
-    longest_tokens = max((*+thought_sizes, *+answer_sizes), default=0)
+    used_sizes = (*+thought_sizes, *+answer_sizes)
+    longest_tokens = max(used_sizes, default=0)
+    # A longer chunk holds several steps, so chunks can't be taken for steps.
     if not thought_sizes.total() or longest_tokens > draft_tokens + 1:
         return {}
     parts = {"thought": _part_of_chunks(thought_sizes, draft_tokens)}
@@ -346,13 +350,16 @@ def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> Acceptanc
         return _part(part, drafts_every_step=drafts_every_step)
 
     totals = [category.total for category in record.by_category.values()]
+    by_category = {name: figures_of_part(part) for name, part in record.by_category.items()}
+    # The keys of an object in JSON are texts.
+    by_turn = {str(turn): figures_of_part(part) for turn, part in record.by_turn.items()}
     return AcceptanceFigures(
         source=record.source,
         view=record.view,
         total=figures_of_part(record),
         category_acceptance_length_tokens=_mean_length(totals),
-        by_category={name: figures_of_part(part) for name, part in record.by_category.items()},
-        by_turn={str(turn): figures_of_part(part) for turn, part in record.by_turn.items()},
+        by_category=by_category,
+        by_turn=by_turn,
         by_part=_by_part(replay.traces, case.server.draft_tokens),
         drafts_every_step=drafts_every_step,
     )
@@ -385,21 +392,24 @@ def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
             # A step emits its accepted drafts and one token. Tokens that weren't delivered were
             # cut off by the end of the text or by the output cap.
             truncated_tokens = counts.accepted + steps - later_tokens
+    conditional_frac = counts.conditional_acceptance
+    joint_frac = itertools.accumulate(conditional_frac, operator.mul)
+    macro_length_tokens = _mean_length(prompt.counts for prompt in record.prompts)
     return PartFigures(
         requests=len(record.prompts) or None,
         steps=counts.steps,
         accepted=counts.accepted,
         proposed=counts.proposed,
         acceptance_length_tokens=counts.acceptance_length,
-        macro_acceptance_length_tokens=_mean_length(prompt.counts for prompt in record.prompts),
+        macro_acceptance_length_tokens=macro_length_tokens,
         acceptance_rate_frac=counts.acceptance_rate,
         undrafted_steps=undrafted_steps,
         tokens_per_step=tokens_per_step,
         truncated_tokens=truncated_tokens,
         histogram=counts.histogram,
         marginal_frac=counts.marginal_acceptance,
-        conditional_frac=counts.conditional_acceptance,
-        joint_frac=tuple(itertools.accumulate(counts.conditional_acceptance, operator.mul)),
+        conditional_frac=conditional_frac,
+        joint_frac=tuple(joint_frac),
     )
 
 

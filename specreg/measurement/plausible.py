@@ -43,7 +43,8 @@ def check_request(finished: FinishedRequest) -> None:
                 f"a request has the name {name!a}, which is no plain text"
             )
 
-    # Check the counts.
+    # Check the counts. Turns are numbered from 1.
+    chunk_tokens = [chunk.tokens for chunk in finished.chunks]
     counts = [
         finished.conversation_index,
         trace.first_chunk_tokens,
@@ -52,8 +53,8 @@ def check_request(finished: FinishedRequest) -> None:
         trace.usage_tokens or 0,
         trace.prompt_tokens or 0,
         trace.turn - 1,
+        *chunk_tokens,
     ]
-    counts += [chunk.tokens for chunk in finished.chunks]
     _check_counts(counts, "a request")
     if len(trace.chunk_sizes) > _MAX_CHUNK_TOKENS:
         raise msgspec.ValidationError(f"a chunk of {len(trace.chunk_sizes)} tokens")
@@ -64,9 +65,11 @@ def check_request(finished: FinishedRequest) -> None:
     answer_ns = [
         moment_ns for moment_ns in (trace.first_ns, trace.last_ns) if moment_ns is not None
     ]
+    chunks_ns = [chunk.at_ns for chunk in finished.chunks]
+
     _check_order((0, trace.planned_ns, _LAST_MOMENT_NS))
     _check_order((0, trace.sent_ns, *answer_ns, _LAST_MOMENT_NS))
-    _check_order((0, *(chunk.at_ns for chunk in finished.chunks), _LAST_MOMENT_NS))
+    _check_order((0, *chunks_ns, _LAST_MOMENT_NS))
     has_tokens = trace.first_chunk_tokens or any(trace.chunk_sizes[1:])
     if trace.last_ns is not None and (trace.first_ns is None or not has_tokens):
         raise msgspec.ValidationError("a request that ended with a token has none")
@@ -125,6 +128,7 @@ def check_numbers(value: object) -> None:
     elif isinstance(value, (list, tuple)):
         for part in value:
             check_numbers(part)
+    # The comparison is False for NaN too.
     elif isinstance(value, (int, float)) and not -_MAX_NUMBER <= value <= _MAX_NUMBER:
         raise msgspec.ValidationError("a number that is too large to calculate with")
 
