@@ -32,12 +32,13 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
         ModelError: The target isn't available, or has no vocabulary to draw from.
     """
     target = resolve_model(root, case.server.target)
-    prompts = load_prompts(
-        dataset_named(case.dataset), root=root, vocabulary=lambda: vocabulary_of(target)
-    )
+    dataset = dataset_named(case.dataset)
+    # Only random prompts are drawn from the target's vocabulary, so it is read on demand.
+    prompts = load_prompts(dataset, root=root, vocabulary=lambda: vocabulary_of(target))
     needed_prompts = case.prompts
     reason = ""
     if case.needs_fresh_server:
+        # Those of the case, those of an extension, and at least one that is measured nowhere.
         needed_prompts = 2 * case.prompts + 1
         reason = ": its drafter learns, and warms up on prompts that are measured nowhere"
     if len(prompts) < needed_prompts:

@@ -292,7 +292,8 @@ def _check_reference(reference: str) -> None:
         MatrixError: The text can't.
     """
     # Longer ones end in an OSError wherever the folder is looked up.
-    longest_bytes = max(len(os.fsencode(part)) for part in reference.split("/"))
+    parts = reference.split("/")
+    longest_bytes = max(len(os.fsencode(part)) for part in parts)
     is_too_long = longest_bytes > _MAX_PART_BYTES or len(reference) > _MAX_PATH_CHARACTERS
     if reference and is_plain(reference) and not is_too_long:
         return
@@ -329,7 +330,9 @@ def check_table(table: CasesTable) -> None:
     _check_parallel(table.parallel)
     if table.variant:
         check_ending("variant", table.variant)
-    if (table.acceptance == "pinned") != (table.pinned_length_tokens is not None):
+    is_pinned = table.acceptance == "pinned"
+    has_length = table.pinned_length_tokens is not None
+    if is_pinned != has_length:
         raise MatrixError(
             f"acceptance = '{table.acceptance}', pinned_length_tokens ="
             f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
@@ -340,7 +343,8 @@ def check_table(table: CasesTable) -> None:
             f"speculation = {table.speculation} with methods = {table.methods}; name a method that"
             " speculates, or leave speculation out"
         )
-    if table.temperature == 0 and (table.top_p < 1 or table.top_k is not None):
+    cuts_tokens = table.top_p < 1 or table.top_k is not None
+    if table.temperature == 0 and cuts_tokens:
         raise MatrixError(
             f"top_p = {table.top_p}, top_k = {table.top_k} with temperature = 0, where always the"
             " likeliest token is taken; give a temperature, or leave them out"
@@ -357,7 +361,8 @@ def _check_load(table: CasesTable) -> None:
     """
     is_closed = bool(table.concurrency)
     is_open = bool(table.requests_per_s)
-    has_its_arrivals = table.arrivals is None or (table.arrivals is Arrivals.CLOSED) == is_closed
+    says_closed = table.arrivals is Arrivals.CLOSED
+    has_its_arrivals = table.arrivals is None or says_closed == is_closed
     if is_closed == is_open or not has_its_arrivals:
         raise MatrixError(
             f"concurrency = {table.concurrency}, requests_per_s = {table.requests_per_s},"

@@ -428,14 +428,17 @@ def _arm(replay: Replay) -> ArmFigures:
     # Without the prompt tokens of each request, the sum would be too small.
     if all(trace.prompt_tokens is not None for trace in traces):
         total_tokens_per_s = metrics.per_s(replay, _total_tokens)
-    by_category: dict[str, list[RequestTrace]] = {}
+    traces_by_category: dict[str, list[RequestTrace]] = {}
     for trace in traces:
-        by_category.setdefault(trace.category, []).append(trace)
+        traces_by_category.setdefault(trace.category, []).append(trace)
+    by_category = {name: _pace(part) for name, part in traces_by_category.items()}
+    # What the client itself adds: a late request and a busy event loop make a server look slow.
     send_delays_ms = [(trace.sent_ns - trace.planned_ns) / _NS_PER_MS for trace in traces]
     lags = TimeHistogram.merged(part.lags for part in replay.rounds)
+    good_requests = sum(metrics.is_good(trace, replay.limits) for trace in traces)
     return ArmFigures(
         **msgspec.structs.asdict(_pace(traces)),
-        good_requests=sum(metrics.is_good(trace, replay.limits) for trace in traces),
+        good_requests=good_requests,
         tokens_per_chunk=metrics.tokens_per_step(replay),
         ttft_ms=summarize(map(metrics.ttft_ms, traces)),
         e2e_ms=summarize(map(metrics.e2e_ms, traces)),
@@ -448,7 +451,7 @@ def _arm(replay: Replay) -> ArmFigures:
         goodput_requests_per_s=metrics.goodput_requests_per_s(replay),
         send_delay_ms=summarize(send_delays_ms),
         client_lag_ms=lags.summary_ms(),
-        by_category={name: _pace(part) for name, part in by_category.items()},
+        by_category=by_category,
     )
 
 
@@ -472,14 +475,15 @@ def _speedup(
     """Return the speedup; None without a control, or if no speed is measured."""
     if timing is None or control is None or not measurement.case.speed:
         return None
-    tpot_ratio_by_category = {
-        name: _median_ratio(control.by_category[name].tpot_ms, pace.tpot_ms)
-        for name, pace in timing.by_category.items()
-        if name in control.by_category
-    }
+    tpot_ratio_by_category = {}
+    for name, pace in timing.by_category.items():
+        if name in control.by_category:
+            control_tpot_ms = control.by_category[name].tpot_ms
+            tpot_ratio_by_category[name] = _median_ratio(control_tpot_ms, pace.tpot_ms)
+    round_ratios = metrics.round_ratios(measurement.replay or Replay())
     return SpeedupFigures(
         throughput_ratio=measurement.values.get("speedup_ratio"),
-        round_ratio=summarize(metrics.round_ratios(measurement.replay or Replay())),
+        round_ratio=summarize(round_ratios),
         tpot_ratio=_median_ratio(control.tpot_ms, timing.tpot_ms),
         tpot_ratio_by_category=tpot_ratio_by_category,
     )

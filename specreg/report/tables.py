@@ -285,11 +285,12 @@ def render_times(run_time: RunTime, *, color: bool) -> str:
     """
     if not run_time.pairs:
         return ""
-    phases = [
-        phase
-        for phase in Phase
-        if any(pair.phases_s.get(phase, 0) >= _SHOWN_S for pair in run_time.pairs)
-    ]
+    # A phase that took no time for any pair has no column.
+    phases = []
+    for phase in Phase:
+        longest_s = max(pair.phases_s.get(phase, 0) for pair in run_time.pairs)
+        if longest_s >= _SHOWN_S:
+            phases.append(phase)
     rows = []
     for pair in run_time.pairs:
         phase_cells = [f"{pair.phases_s.get(phase, 0):.1f}" for phase in phases]
@@ -303,7 +304,10 @@ def render_times(run_time: RunTime, *, color: bool) -> str:
 
 def _suffix(metric: str) -> str:
     """Return the suffix of a metric's name that stands for its unit; empty without one."""
-    return next((suffix for suffix in _UNITS if metric.endswith(suffix)), "")
+    for suffix in _UNITS:
+        if metric.endswith(suffix):
+            return suffix
+    return ""
 
 
 def _unit_of(metric: str) -> str:
@@ -322,7 +326,9 @@ def _gain(ratio: float | None) -> str:
 
 def _fixed(value: float | None) -> str:
     """Return a number with two decimal places; a dash for None."""
-    return NOTHING if value is None else f"{value:.2f}"
+    if value is None:
+        return NOTHING
+    return f"{value:.2f}"
 
 
 def settings_of(settings: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - of a case, or a table in it
@@ -345,5 +351,6 @@ def _setting_text(value: object) -> str:
 def _item_text(item: object) -> str:
     """Return an item of a setting as text: a pair as `NAME=VALUE`."""
     if isinstance(item, tuple):
-        return f"{item[0]}={item[1]}"
+        name, value = item
+        return f"{name}={value}"
     return str(item)

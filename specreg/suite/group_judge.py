@@ -156,17 +156,19 @@ class GroupJudge:
         A speed is judged once, at the last launch and on all launches together. At the launches
         before, and while recording, a valid measurement gets the outcome MEASURED.
         """
-        launches = [
-            launch.measurement
-            for n in range(1, number + 1)
-            if (launch := self.cases.launches.find(case, n)) is not None
-        ]
+        launches = []
+        for launch_number in range(1, number + 1):
+            launch = self.cases.launches.find(case, launch_number)
+            # A launch that failed has no measurement.
+            if launch is not None:
+                launches.append(launch.measurement)
         measurement = launches[-1]
         value = measurement.values.get(metric.name)
         waits = metric.by_launch and number < self.context.launches
         if value is not None and (self.selection.is_recording or waits):
             verdict = Verdict(case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED)
             return self.confirmation.add(dataclasses.replace(verdict, value=value))
+        # An invalid earlier launch is left out. An invalid last one makes the verdict INVALID.
         earlier = [launch for launch in launches[:-1] if metric.family not in launch.invalid]
         return self.confirmation.judge(metric, [*earlier, measurement])
 
@@ -192,7 +194,8 @@ class GroupJudge:
                 return
             began_ns = time.monotonic_ns()
             results = self.cases.measure_afresh(undecided, number)
-            launch_s = (time.monotonic_ns() - began_ns) / _NS_PER_S
+            ended_ns = time.monotonic_ns()
+            launch_s = (ended_ns - began_ns) / _NS_PER_S
             share_s -= launch_s
             self.budget.spend(launch_s)
             if all(isinstance(result, Reason) for result in results.values()):

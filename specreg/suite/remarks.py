@@ -43,18 +43,17 @@ def remarks_of(result: RunResult) -> Iterator[str]:
         yield history.problem
     yield from _changed_facts(result)
     yield from _packages(result)
-    is_green = bool(result.verdicts) and not any(verdict.fails for verdict in result.verdicts)
+    # After a run that failed or left out cases, nobody should remove baselines.
+    has_failed = any(verdict.fails for verdict in result.verdicts)
+    is_green = bool(result.verdicts) and not has_failed
     if is_green and result.selection.covers_tier:
         yield from _unused_baselines(result.context)
 
 
 def _estimate(result: RunResult) -> Iterator[str]:
     """Say that acceptance is an estimate, if a server doesn't count steps."""
-    sources = [
-        measurement.acceptance.source
-        for measurement in result.measurements
-        if measurement.acceptance
-    ]
+    records = [measurement.acceptance for measurement in result.measurements]
+    sources = {record.source for record in records if record is not None}
     if Source.STREAM_CHUNKS in sources:
         chunks = "each chunk of an answer is taken for a step, because the server counts no steps"
         yield f"acceptance is an estimate: {chunks}"
@@ -66,7 +65,9 @@ def _fewer_prompts(cases: Sequence[Case]) -> Iterator[str]:
     prompts = {case.prompts for case in cases if case.matrix_prompts is not None}
     if not prompts:
         return
-    counts = " to ".join(map(str, sorted({min(prompts), max(prompts)})))
+    # One number if all cases have the same.
+    ends = sorted({min(prompts), max(prompts)})
+    counts = " to ".join(map(str, ends))
     replayed = f"--num-prompts replayed only {counts} prompts of each case"
     compared = "acceptance was compared on the prompts that the baseline has too, speed not at all"
     yield f"{replayed}: {compared}"
@@ -129,8 +130,11 @@ def _unused_baselines(context: RunContext) -> Iterator[str]:
     folder = context.root / context.options.matrix
     # A tier that can't be read is an error of its own runs, not of this one.
     with contextlib.suppress(SpecregError):
-        tiers = [load_tier(folder, name) for name in tier_names(folder)]
-        unused = context.store.unused({case.id for tier in tiers for case in tier.cases})
+        case_ids: set[str] = set()
+        for name in tier_names(folder):
+            tier = load_tier(folder, name)
+            case_ids.update(case.id for case in tier.cases)
+        unused = context.store.unused(case_ids)
         if unused:
             command = shlex.join(("git", "rm", *map(str, unused)))
             yield f"no case uses {len(unused)} of this machine's baselines; remove with: {command}"

@@ -98,17 +98,22 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     kept_reads = slice(max(first - 1, 0), end + 1)
     moments_ns = moments_ns[kept_reads]
     energies_mj = energies_mj[kept_reads]
-    if moments_ns[0] > span[0] or moments_ns[-1] < span[1]:
+    start_ns, end_ns = span
+    # Beyond the first and the last read, nothing could be interpolated.
+    if moments_ns[0] > start_ns or moments_ns[-1] < end_ns:
         raise SensorError(f"{name}: no samples at an end of the time; measure again")
     # Interpolate the counter at both ends.
     uncertain_ns = _uncertain_ns(name, moments_ns, energies_mj)
     start_mj, end_mj = np.interp(span, moments_ns, energies_mj)
     energy_j = float(end_mj - start_mj) / _MJ_PER_J
+    counter_ratio = None
+    if summed_j:
+        counter_ratio = energy_j / summed_j
     return Energy(
         energy_j=energy_j,
-        error_frac=uncertain_ns / (span[1] - span[0]),
+        error_frac=uncertain_ns / (end_ns - start_ns),
         from_counter=True,
-        counter_ratio=energy_j / summed_j if summed_j else None,
+        counter_ratio=counter_ratio,
     )
 
 
@@ -145,14 +150,17 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
     """
     if (np.diff(energies_mj) < 0).any():
         raise SensorError(f"the energy counter of {name} went back; was the driver reloaded?")
+    # The counter never falls here, so reads with an equal value follow each other.
     _, first_reads, counts = np.unique(energies_mj, return_index=True, return_counts=True)
     last_reads = first_reads + counts - 1
-    still_ns = (moments_ns[last_reads] - moments_ns[first_reads]).max()
+    unchanged_ns = moments_ns[last_reads] - moments_ns[first_reads]
+    still_ns = unchanged_ns.max()
     if still_ns > _STUCK_NS:
         message = f"the energy counter of {name} stood still for {still_ns / _NS_PER_S:.1f} s"
         raise SensorError(f"{message}; look whether its power is read elsewhere (nvidia-smi)")
     moves = len(first_reads) - 1
-    move_ns = (moments_ns[-1] - moments_ns[0]) / max(moves, 1)
+    watched_ns = moments_ns[-1] - moments_ns[0]
+    move_ns = watched_ns / max(moves, 1)
     read_ns = np.diff(moments_ns)
     start_ns = max(move_ns, read_ns[0])
     end_ns = max(move_ns, read_ns[-1])
@@ -202,11 +210,11 @@ def averaging_lag_ns(samples: Sequence[Sample]) -> int:
     if len(reads) < _LEAST_READS:
         return documented_ns
     moments_ns, energies_mj, powers_mw = np.array(reads, np.float64).T
-    deviations = [
-        _deviation_from_counter(moments_ns, energies_mj, powers_mw, lag_ns)
-        for lag_ns in (0, documented_ns)
-    ]
-    return 0 if deviations[0] < deviations[1] else documented_ns
+    of_momentary = _deviation_from_counter(moments_ns, energies_mj, powers_mw, 0)
+    of_average = _deviation_from_counter(moments_ns, energies_mj, powers_mw, documented_ns)
+    if of_momentary < of_average:
+        return 0
+    return documented_ns
 
 
 def _deviation_from_counter(
@@ -222,7 +230,8 @@ def _deviation_from_counter(
     """
     # Integrate the power by the trapezoidal rule.
     steps_ns = np.diff(moments_ns)
-    steps_mj = (powers_mw[1:] + powers_mw[:-1]) / 2 * steps_ns / _NS_PER_S
+    mean_powers_mw = (powers_mw[1:] + powers_mw[:-1]) / 2
+    steps_mj = mean_powers_mw * steps_ns / _NS_PER_S
     summed_mj = np.concatenate(([0.0], np.cumsum(steps_mj)))
     # Leave out the last second, so that the same reads are compared for any lag.
     covered = moments_ns <= moments_ns[-1] - _AVERAGED_NS
@@ -231,7 +240,8 @@ def _deviation_from_counter(
     terms = np.column_stack((explained_mj, np.ones(len(explained_mj))))
     counted_mj = energies_mj[covered] - energies_mj[0]
     factors, *_ = np.linalg.lstsq(terms, counted_mj, rcond=None)
-    return float(np.mean((terms @ factors - counted_mj) ** 2))
+    residuals_mj = terms @ factors - counted_mj
+    return float(np.mean(residuals_mj**2))
 
 
 def integral_j(samples: Sequence[Sample], span: Span, field: str, lag_ns: int = 0) -> float | None:
@@ -255,18 +265,24 @@ def integral_j(samples: Sequence[Sample], span: Span, field: str, lag_ns: int = 
     if not powers:
         return None
     moments_ns, powers_mw = np.array(powers).T
-    is_inside = (moments_ns > span[0]) & (moments_ns < span[1])
-    grid_ns = np.concatenate(([span[0]], moments_ns[is_inside], [span[1]]))
-    energy_mw_ns = np.trapezoid(np.interp(grid_ns, moments_ns, powers_mw), grid_ns)
+    start_ns, end_ns = span
+    is_inside = (moments_ns > start_ns) & (moments_ns < end_ns)
+    # The power at the ends of the span lies between two samples.
+    grid_ns = np.concatenate(([start_ns], moments_ns[is_inside], [end_ns]))
+    grid_mw = np.interp(grid_ns, moments_ns, powers_mw)
+    energy_mw_ns = np.trapezoid(grid_mw, grid_ns)
     return float(energy_mw_ns) / _NS_PER_S / _MW_PER_W
 
 
 def missing_frac(trace: PowerTrace, span: Span) -> float:
     """Return the share of a span's samples that are missing, from 0 to 1."""
-    due = (span[1] - span[0]) // EVERY_NS
+    start_ns, end_ns = span
+    due = (end_ns - start_ns) // EVERY_NS
     if not due:
         return 0.0
-    return max(0.0, 1 - len(trace.within(span)) / due)
+
+    taken_frac = len(trace.within(span)) / due
+    return max(0.0, 1 - taken_frac)
 
 
 def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
@@ -490,7 +506,9 @@ def arm_power(
 def _sum(values: Sequence[float | None]) -> float | None:
     """Return the sum of some values; None if one of them is None."""
     known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    if len(known) < len(values):
+        return None
+    return sum(known)
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:
@@ -527,7 +545,9 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
     def summarised(field: str, statistic: Callable[[Sequence[Any]], Any]) -> Any:  # noqa: ANN401 - an int or a float
         values = [getattr(state, field) for state in states]
         known = [value for value in values if value is not None]
-        return statistic(known) if known else None
+        if not known:
+            return None
+        return statistic(known)
 
     powers_mw = [state.instant_mw or state.average_mw for state in states]
     known_powers_mw = [power_mw for power_mw in powers_mw if power_mw is not None]
