@@ -101,20 +101,25 @@ def _pace(
     turns = min(dataset_named(case.dataset).turns, case.turns or math.inf)
     most_tokens = case.output_cap_tokens * turns
     paths = sorted(store.folder.glob(f"*/{case.id}.json"))
-    baselines, _ = read_baselines(path for path in paths if among is None or path in among)
-    # The baseline of this machine comes first.
+    if among is not None:
+        paths = [path for path in paths if path in among]
+    baselines, _ = read_baselines(paths)
+    # The baseline of this machine comes first, because False is less than True.
     ordered = sorted(
         baselines.values(), key=lambda baseline: baseline.environment != store.environment
     )
+    throughput = METRICS["throughput_tokens_per_s"]
     for baseline in ordered:
-        speeds = baseline.launch_values(METRICS["throughput_tokens_per_s"])
+        speeds = baseline.launch_values(throughput)
         if baseline.environment.kind == kind and speeds:
             source = _RECORDED_HERE
             if baseline.environment != store.environment:
                 source = f"recorded on {baseline.environment.name}"
             tokens = _tokens_per_prompt(baseline) or most_tokens
             return tokens / statistics.median(speeds), source
-    return most_tokens * _guessed_step_s(case, kind) / case.in_flight, "guess"
+    # The requests in flight share each step, so a prompt takes only a part of its steps' time.
+    guessed_s = most_tokens * _guessed_step_s(case, kind) / case.in_flight
+    return guessed_s, "guess"
 
 
 def _tokens_per_prompt(baseline: Baseline) -> float | None:
@@ -123,7 +128,8 @@ def _tokens_per_prompt(baseline: Baseline) -> float | None:
     conversations = sum(answer.turn == 1 for answer in answers)
     if not conversations:
         return None
-    return sum(answer.completion_tokens for answer in answers) / conversations
+    tokens = sum(answer.completion_tokens for answer in answers)
+    return tokens / conversations
 
 
 def _guessed_step_s(case: Case, kind: str) -> float:
@@ -152,13 +158,15 @@ def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gp
     for case in cases:
         # A case that needs a fresh server shares it with no other case.
         own_id = case.id if case.needs_fresh_server else ""
-        cases_by_servers.setdefault((case.control, case.server, own_id), []).append(case)
-    groups = [
-        (START_S["gpu"] + sum(estimates[case.id].case_s for case in group), group[0].server)
-        for group in cases_by_servers.values()
-    ]
+        key = (case.control, case.server, own_id)
+        cases_by_servers.setdefault(key, []).append(case)
+    groups = []
+    for group in cases_by_servers.values():
+        group_time_s = START_S["gpu"] + sum(estimates[case.id].case_s for case in group)
+        groups.append((group_time_s, group[0].server))
+    groups.sort(key=lambda timed_group: timed_group[0], reverse=True)
     busy_s = [0.0] * gpus
-    for duration_s, server in sorted(groups, key=lambda group: group[0], reverse=True):
+    for duration_s, server in groups:
         # A group takes the GPUs that become free first, and begins when the last of them is free.
         busy_s.sort()
         group_gpus = min(server.parallel.gpus, gpus)
@@ -222,6 +230,8 @@ def run_s(cases: Sequence[Case], estimates: Mapping[str, Estimate], kind: str, f
     fresh = [case.server for case in cases if case.needs_fresh_server]
     starts = [*servers.difference(fresh), *fresh]
     starts_s = sum(START_S[kind] * server.parallel.gpus for server in starts)
-    groups = measured_together(in_run_order(cases), fit)
-    groups_s = sum(group_s(group, estimates) * group[0].server.parallel.gpus for group in groups)
+    groups_s = 0.0
+    for group in measured_together(in_run_order(cases), fit):
+        gpus = group[0].server.parallel.gpus
+        groups_s += group_s(group, estimates) * gpus
     return starts_s + groups_s

@@ -115,19 +115,21 @@ def record_measurements(
         devices = devices_of(measurements)
 
     # Build the baseline and write it.
-    baseline = complete(
-        Baseline(
-            schema_version=schema.SCHEMA_VERSION,
-            case=settings,
-            environment=store.environment,
-            provenance=_provenance_of(measurements[0], settings, store, notes),
-            acceptance=_stored_acceptance(measurements),
-            launches=launches,
-            devices=devices,
-            # The noise comes from the machine, so it remains valid when the engine changes.
-            noise=comparable_old.noise if comparable_old else {},
-        )
+    noise: dict[str, schema.Noise] = {}
+    if comparable_old is not None:
+        # The noise comes from the machine, so it remains valid when the engine changes.
+        noise = comparable_old.noise
+    measured_baseline = Baseline(
+        schema_version=schema.SCHEMA_VERSION,
+        case=settings,
+        environment=store.environment,
+        provenance=_provenance_of(measurements[0], settings, store, notes),
+        acceptance=_stored_acceptance(measurements),
+        launches=launches,
+        devices=devices,
+        noise=noise,
     )
+    baseline = complete(measured_baseline)
     record_packages(path.parent, measurements[0].packages)
     record_baseline(path, baseline)
     left_out = ""
@@ -165,14 +167,20 @@ def _provenance_of(
 ) -> schema.Provenance:
     """Return where a baseline comes from. Without a reason, it names the engine and the commit."""
     commit = commit_of(store.folder.parent)
-    engine = f"{settings.engine} {measurement.engine_version}"
-    usual_reason = f"{engine} at {commit[:7]}" if commit else engine
+    usual_reason = f"{settings.engine} {measurement.engine_version}"
+    if commit:
+        usual_reason += f" at {commit[:7]}"
+    draft_sha256 = ""
+    if measurement.draft:
+        draft_sha256 = model_sha256(measurement.draft)
+    # The date of UTC, so that it doesn't depend on where the machine is.
+    today = dt.datetime.now(tz=dt.UTC).date()
     return schema.Provenance(
         engine_version=measurement.engine_version,
-        draft_sha256=model_sha256(measurement.draft) if measurement.draft else "",
+        draft_sha256=draft_sha256,
         specreg_version=specreg.__version__,
         commit=commit,
-        recorded_on=dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        recorded_on=today.isoformat(),
         reason=notes.reason or usual_reason,
         driver_version=notes.driver_version,
         torch_version=notes.torch_version,
@@ -202,7 +210,8 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
     load_baseline(path)
     try:
         schema.check_figures(baseline)
-        replace_file(path, schema.render_baseline(readable_values(baseline)).encode())
+        text = schema.render_baseline(readable_values(baseline))
+        replace_file(path, text.encode())
     except (InvalidMeasurementError, OSError) as error:
         advice = "raise the limits, or look at the figures of the run"
         if isinstance(error, OSError):
@@ -308,7 +317,8 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
         if _differs_by_chance(records[0], record):
             continue
         first_length, length = _common_lengths(records[0], record)
-        if abs(first_length - length) > _SAME_AL_FRAC * min(first_length, length):
+        allowed_tokens = _SAME_AL_FRAC * min(first_length, length)
+        if abs(first_length - length) > allowed_tokens:
             problem = (
                 f"its launches disagree on the acceptance length ({first_length:.4f},"
                 f" {length:.4f}); find out why first"
@@ -375,6 +385,7 @@ def commit_of(folder: Path) -> str:
     commit = os.environ.get(COMMIT)
     if commit is not None:
         return commit
+
     command = ("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
     try:
         completed = subprocess.run(  # noqa: S603

@@ -515,10 +515,13 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
         stored.all_prompts, tuple[PromptAcceptance, ...], from_attributes=True
     )
     if stored.undrafted_steps:
+
+        pairs = zip(prompts, stored.undrafted_steps, strict=False)
         prompts = tuple(
             dataclasses.replace(prompt, undrafted_steps=undrafted_steps)
-            for prompt, undrafted_steps in zip(prompts, stored.undrafted_steps, strict=False)
+            for prompt, undrafted_steps in pairs
         )
+    rounds = msgspec.convert(stored.rounds, tuple[RoundAcceptance, ...], from_attributes=True)
     total = stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS)
     return AcceptanceRecord(
         source=stored.source,
@@ -526,7 +529,7 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
         total=total,
         prompts=prompts,
         counted=stored.counted,
-        rounds=msgspec.convert(stored.rounds, tuple[RoundAcceptance, ...], from_attributes=True),
+        rounds=rounds,
     )
 
 
@@ -661,6 +664,7 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def has_acceptance(self) -> bool:
         """Whether it has any acceptance, which can be judged, and not only a speedup."""
         figures = (self.acceptance_length_tokens, self.acceptance_rate_frac, *self.position_frac)
+        # A published figure of 0 is one too.
         return any(figure is not None for figure in figures)
 
     def value(self, metric_name: str) -> float | None:
@@ -680,7 +684,8 @@ def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
     Raises:
         BaselineError: a file can't be read, or its figures contradict each other.
     """
-    return tuple(_load_figure(path) for path in sorted((folder / "published").glob("*.json")))
+    paths = sorted((folder / "published").glob("*.json"))
+    return tuple(_load_figure(path) for path in paths)
 
 
 def published_for(case: Case, published: Iterable[PublishedFigure]) -> PublishedFigure | None:

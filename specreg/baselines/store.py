@@ -87,10 +87,11 @@ class BaselineStore:
     @functools.cached_property
     def spreads_by_case(self) -> Mapping[str, CaseSpreads]:
         """How the launches of each case on this machine vary, by the case's id."""
-        return {
-            path.stem: CaseSpreads.of(baseline.launches, baseline.noise)
-            for path, baseline in self.own().items()
-        }
+        spreads = {}
+        for path, baseline in self.own().items():
+            # The name of the file is the case's id.
+            spreads[path.stem] = CaseSpreads.of(baseline.launches, baseline.noise)
+        return spreads
 
     @functools.cached_property
     def published(self) -> tuple[PublishedFigure, ...]:
@@ -177,7 +178,9 @@ class BaselineStore:
                 for field in Environment.__struct_fields__
             )
 
-        baselines, _ = schema.read_baselines(sorted(self.folder.glob(f"*/{case.id}.json")))
+        # Sorted, so that of equally similar machines always the same one is taken.
+        paths = sorted(self.folder.glob(f"*/{case.id}.json"))
+        baselines, _ = schema.read_baselines(paths)
         comparable = [baseline for baseline in baselines.values() if baseline.case == settings]
         return max(comparable, key=equal_fields, default=None)
 

@@ -25,7 +25,7 @@ from specreg.core.reasons import Reason
 from specreg.core.values import hide_values
 from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch, were_equal
 from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
-from specreg.correctness.turns import ask_each_turn
+from specreg.correctness.turns import Texts, ask_each_turn
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Transcript
@@ -105,11 +105,12 @@ class AnswerComparison:
 
     def wants(self, pairs: Collection[Pair]) -> bool:
         """Return whether a further launch should try to compare the answers of these pairs."""
-        return any(
-            self._verdict(pair).outcome is Outcome.INVALID
-            and len(self._launches.get(pair.id, ())) < _MAX_LAUNCHES
-            for pair in pairs
-        )
+        for pair in pairs:
+            tried_launches = self._launches.get(pair.id, ())
+            is_missing = self._verdict(pair).outcome is Outcome.INVALID
+            if is_missing and len(tried_launches) < _MAX_LAUNCHES:
+                return True
+        return False
 
     def ask(
         self,
@@ -245,14 +246,13 @@ def compare_answers(
     case = pair.b
     server = servers[Side.B]
     remaining_answers = iter(answers_of_a)
+
     # Both sides get A's replies as the context of the later turns. Otherwise one different token
     # would change all later prompts.
-    turns = ask_each_turn(
-        server.endpoint,
-        case,
-        prompts,
-        lambda texts: list(itertools.islice(remaining_answers, len(texts))),
-    )
+    def next_answers_of_a(texts: Texts) -> list[Transcript]:
+        return list(itertools.islice(remaining_answers, len(texts)))
+
+    turns = ask_each_turn(server.endpoint, case, prompts, next_answers_of_a)
     # With other prompt tokens, the answers can't be compared.
     tokenized_otherwise = [f"'{turn.name}'" for turn in turns if turn.text != turn.answer.prompt]
     if tokenized_otherwise:
@@ -264,13 +264,15 @@ def compare_answers(
         return _verdict_on(pair, Outcome.WRONG, reason=reason)
 
     # Compare the answers. `regenerate_b` shows whether B's answers depend on the batch size.
-    ask_b = functools.partial(ask_greedy, case, server, [turn.text for turn in turns])
+    names = [turn.name for turn in turns]
+    texts = [turn.text for turn in turns]
+    ask_b = functools.partial(ask_greedy, case, server, texts)
     regenerate_b = None
     batch = other_batch(case)
     if batch:
         regenerate_b = functools.partial(ask_b, batch)
     losslessness = check_lossless(
-        [turn.name for turn in turns],
+        names,
         ask_b(),
         answers_of_a,
         regenerate_b,
@@ -282,8 +284,10 @@ def compare_answers(
     # The probabilities of A's server are more meaningful, because A is the reference.
     server_of_a = servers.get(Side.A)
     if server_of_a is not None and not losslessness.failures:
+        ask_a = functools.partial(score, server_of_a.endpoint)
+        # Without A's probabilities, those of B still decide.
         with contextlib.suppress(InvalidMeasurementError):
-            losslessness = judged_by_a(losslessness, functools.partial(score, server_of_a.endpoint))
+            losslessness = judged_by_a(losslessness, ask_a)
     outcome = Outcome.PASS
     if losslessness.failures:
         outcome = Outcome.WRONG
@@ -301,8 +305,9 @@ def judged_by_a(by_b: Losslessness, ask_a: Score) -> Losslessness:
         by_b: the comparison with the gaps of B's server, without a failure.
         ask_a: asks A's server for the probabilities of tokens.
     """
-    partings = tuple(
-        dataclasses.replace(parting, gap_nats=max(0.0, -(parting.gap_nats or 0.0)))
-        for parting in score_partings(by_b.partings, ask_a)
-    )
-    return dataclasses.replace(by_b, partings=partings)
+    partings = []
+    for parting in score_partings(by_b.partings, ask_a):
+        # The gap of a parting is that of B's token over A's, so its sign changes.
+        gap_nats = max(0.0, -(parting.gap_nats or 0.0))
+        partings.append(dataclasses.replace(parting, gap_nats=gap_nats))
+    return dataclasses.replace(by_b, partings=tuple(partings))

@@ -103,11 +103,8 @@ class Trend:
             return None
         # The sum of squares grows with the number of segments, and with the square of the hours.
         squared_hours = self.spread_h2 * times_as_long**3
-        return Effect(
-            estimate_frac=self.slope_frac,
-            error_frac=self.residual_frac / math.sqrt(squared_hours * information_frac),
-            freedom=freedom,
-        )
+        error_frac = self.residual_frac / math.sqrt(squared_hours * information_frac)
+        return Effect(estimate_frac=self.slope_frac, error_frac=error_frac, freedom=freedom)
 
 
 def change_of_segments(values: Sequence[float], hours: Sequence[float], scale: float) -> Effect:
@@ -139,16 +136,19 @@ def change_of_parts(values: Sequence[float], hours: Sequence[float]) -> Effect:
     steps = np.diff(part_means(values))
     part_hours = part_means(hours)
     span_h = float(part_hours[-1] - part_hours[0])
+    # The error of a sum of n steps is √n times that of a single step.
+    error_of_sum = float(steps.std(ddof=1)) * math.sqrt(len(steps))
     return Effect(
         estimate_frac=float(steps.sum()) / span_h,
-        error_frac=float(steps.std(ddof=1)) * math.sqrt(len(steps)) / span_h,
+        error_frac=error_of_sum / span_h,
         freedom=len(steps) - 1,
     )
 
 
 def part_means(values: Sequence[float]) -> NDArray[np.float64]:
     """Return the means of `SEGMENT_PARTS` parts in order, of sizes as equal as possible."""
-    return np.array([part.mean() for part in np.array_split(np.asarray(values), SEGMENT_PARTS)])
+    parts = np.array_split(np.asarray(values), SEGMENT_PARTS)
+    return np.array([part.mean() for part in parts])
 
 
 def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> float | None:
@@ -167,8 +167,10 @@ def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> f
     effect = trend.effect(times_as_long)
     if effect is None:
         return None
-    reach = t_quantile(level, effect.freedom) + t_quantile(_FOUND_LEVEL, effect.freedom)
-    return reach * effect.error_frac
+    # The drift must exceed what is significant, even if chance makes it look smaller.
+    significant_reach = t_quantile(level, effect.freedom)
+    missed_reach = t_quantile(_FOUND_LEVEL, effect.freedom)
+    return (significant_reach + missed_reach) * effect.error_frac
 
 
 def times_to_find(trend: Trend, level: float, drift_frac: float) -> float | None:

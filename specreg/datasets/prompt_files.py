@@ -165,12 +165,16 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
             if value is None:
                 continue
             if column in {"messages", "conversations"}:
+                # The replies aren't replayed, because the server generates its own.
                 return tuple(
                     message.text(f"$.{column}[{index}]")
                     for index, message in enumerate(value)
                     if message.is_by_user
                 )
-            return (value,) if isinstance(value, str) else value
+            turns: tuple[str, ...] = value
+            if isinstance(value, str):
+                turns = (value,)
+            return turns
         return None
 
 
@@ -361,7 +365,9 @@ def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
         first = 1
         rows = decode_json(text, list[msgspec.Raw])
     else:
-        leading_blanks = content[: len(content) - len(content.lstrip())]
+        # The number of a row is that of its line, so blank lines at the beginning count.
+        blank_bytes = len(content) - len(content.lstrip())
+        leading_blanks = content[:blank_bytes]
         first = 1 + len(leading_blanks.splitlines())
         rows = text.splitlines()
     _check_size(path, len(rows), _MAX_ROWS, "rows")

@@ -65,6 +65,7 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
         name: engine.serve_command for name, engine in ENGINES.items() if engine.serve_command
     }
     command = read_command(text, commands)
+    # A control is added to the method of the command, because without one no speedup is known.
     keys: dict[str, Any] = {"engine": command.engine}
     drafts: dict[str, str] = {}
     methods = ["none"]
@@ -77,6 +78,7 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
     keys["methods"] = _methods_of(table, methods)
     keys |= _values_of(command)
     notes = list(command.notes)
+    # The command is that of a single server, and case and control have to fit side by side.
     share_frac = keys.get(_SHARE)
     has_control = "none" in keys["methods"] and len(keys["methods"]) > 1
     if share_frac is not None and has_control:

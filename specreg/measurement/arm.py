@@ -146,9 +146,8 @@ class ArmReplay:
             InvalidMeasurementError: the server restarted.
         """
         wire_format = self.arm.server.engine.wire_format
-        has_own_counts = wire_format.request_source is not None and any(
-            trace.acceptance is not None for trace in replayed.traces
-        )
+        has_acceptance = any(trace.acceptance is not None for trace in replayed.traces)
+        has_own_counts = wire_format.request_source is not None and has_acceptance
         if self.before is None or wire_format.counters_source is None or has_own_counts:
             return
         with note_invalidity(self.invalid):
@@ -177,7 +176,8 @@ class ArmReplay:
     async def _replay_batches(self, prompts: Sequence[Prompt]) -> None:
         """Replay prompts in batches, and read the counters after each batch."""
         in_flight = self.arm.case.in_flight
-        batches = max(math.ceil(len(prompts) / in_flight), _ENOUGH_ROUNDS)
+        full_batches = math.ceil(len(prompts) / in_flight)
+        batches = max(full_batches, _ENOUGH_ROUNDS)
         load = Load(concurrency=in_flight)
         for batch in deal(prompts, batches):
             replayed = await self.clients.replay_under(load, batch)
@@ -241,16 +241,13 @@ class ArmReplay:
         """
         self.acceptance = None
         spec = self.arm.case.server
-        replayed = (*self.rounds, *self.batches)
-        traces = [trace for part in replayed for trace in part.traces]
+        traces: list[RequestTrace] = []
+        for part in (*self.rounds, *self.batches):
+            traces += part.traces
+        wire_format = self.arm.server.engine.wire_format
         with note_invalidity(self.invalid):
-            acceptance = read_acceptance(
-                spec,
-                self.arm.server.engine.wire_format,
-                traces,
-                self.before,
-                await self._read_counters(),
-            )
+            after = await self._read_counters()
+            acceptance = read_acceptance(spec, wire_format, traces, self.before, after)
             if acceptance is not None:
                 runner = self.arm.server.facts.model_runner
                 counted = counted_steps(spec, acceptance, runner)
@@ -275,13 +272,13 @@ class ArmReplay:
         is_whole = (counted.steps, counted.accepted) == (total.steps, total.accepted)
         if acceptance.prompts or not is_whole:
             return ()
-        # A step emits its accepted drafts and one token, and the prefill emits the first token.
-        if METHODS[self.arm.case.server.method].drafts_every_step and any(
-            counted_round.completion_tokens
-            > counted_round.requests + counted_round.counts.accepted + counted_round.counts.steps
-            for counted_round in self._counted
-        ):
-            return ()
+        if METHODS[self.arm.case.server.method].drafts_every_step:
+            for counted_round in self._counted:
+                counts = counted_round.counts
+                # A step emits its accepted drafts and one token, and the prefill emits the first.
+                most_tokens = counted_round.requests + counts.accepted + counts.steps
+                if counted_round.completion_tokens > most_tokens:
+                    return ()
         return tuple(self._counted[self._first_compared :])
 
     def power(self, watching: Watch, idle: Span, pids: AbstractSet[int]) -> PowerRecord:
@@ -308,12 +305,10 @@ class ArmReplay:
             return PowerRecord(invalid=invalidity or self.invalid[Family.POWER])
         if invalidity is not None:
             return PowerRecord(invalid=invalidity)
+        span = (block.started_ns, block.ended_ns)
+        tokens = sum(trace.tokens for trace in block.traces)
         return record_power(
-            traces,
-            (block.started_ns, block.ended_ns),
-            tokens=sum(trace.tokens for trace in block.traces),
-            accepted_frac=self._accepted_frac(),
-            idle=idle,
+            traces, span, tokens=tokens, accepted_frac=self._accepted_frac(), idle=idle
         )
 
     def _power_invalidity(self, sampling_error: str) -> Invalidity | None:
@@ -479,7 +474,9 @@ def counted_steps(spec: ServerSpec, record: AcceptanceRecord, model_runner: str)
     if engine.has_model_runners and not model_runner:
         has_all_drafts = total.proposed == spec.drafted_tokens * total.steps
         is_padded = record.undrafted_steps == 0 and has_all_drafts
-    return CountedSteps.ALL if may_find_nothing and is_padded else CountedSteps.DRAFTED
+    if may_find_nothing and is_padded:
+        return CountedSteps.ALL
+    return CountedSteps.DRAFTED
 
 
 def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
@@ -506,23 +503,26 @@ def _record(
     source: Source, view: View, traces: Sequence[RequestTrace], counts: Sequence[StepCounts]
 ) -> AcceptanceRecord:
     """Return the record of requests with counts for each of them."""
-    prompts = tuple(
-        PromptAcceptance(
+    prompts = []
+    all_undrafted_steps = 0
+    for trace, trace_counts in zip(traces, counts, strict=True):
+        undrafted_steps = undrafted_steps_of([trace], trace_counts)
+        all_undrafted_steps += undrafted_steps
+        prompt = PromptAcceptance(
             prompt_id=trace.prompt_id,
             category=trace.category,
             turn=trace.turn,
             counts=trace_counts,
             completion_tokens=trace.tokens,
-            undrafted_steps=undrafted_steps_of([trace], trace_counts),
+            undrafted_steps=undrafted_steps,
         )
-        for trace, trace_counts in zip(traces, counts, strict=True)
-    )
+        prompts.append(prompt)
     return AcceptanceRecord(
         source=source,
         view=view,
         total=sum(counts, NO_STEPS),
-        prompts=prompts,
-        undrafted_steps=sum(prompt.undrafted_steps or 0 for prompt in prompts),
+        prompts=tuple(prompts),
+        undrafted_steps=all_undrafted_steps,
         later_tokens=_later_tokens(traces),
     )
 

@@ -152,7 +152,9 @@ class Measurement:
     @property
     def acceptance(self) -> AcceptanceRecord | None:
         """The acceptance; None if it is invalid or the case doesn't speculate."""
-        return self.replay.acceptance if self.replay else None
+        if self.replay is None:
+            return None
+        return self.replay.acceptance
 
 
 def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measurement, ...]:
@@ -174,20 +176,21 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
     """
     import uvloop  # noqa: PLC0415 - it is needed for measuring only
 
+    # The idle power is that of a rest before the load.
     idle = _watch_idle(plan)
     # A server may start further processes while it serves, so its processes are listed twice.
     pids = _pids(arms)
     arm_replays, is_complete = uvloop.run(_replay_arms(arms, workload, plan))
     pids |= _pids(arms)
-    measurements = tuple(
-        _measurement_of(arm_replay, plan, idle, pids, is_complete=is_complete)
-        for arm_replay in arm_replays
-    )
+    measurements = []
+    for arm_replay in arm_replays:
+        measurement = _measurement_of(arm_replay, plan, idle, pids, is_complete=is_complete)
+        measurements.append(measurement)
     for arm, measurement in zip(arms, measurements, strict=True):
         # If the server has died, that explains more than the failed check.
         if measurement.invalid:
             arm.server.check_alive()
-    return measurements
+    return tuple(measurements)
 
 
 def combine_with_control(case: Measurement, control: Measurement) -> Measurement:
@@ -205,6 +208,7 @@ def combine_with_control(case: Measurement, control: Measurement) -> Measurement
         return dataclasses.replace(case, invalid=invalid)
     control_replay = control.replay or Replay()
     power = _combine_power(case.replay.power, control_replay.power)
+    # The energy saved compares the two servers as the speedup does.
     if power is not None and changes_runner(case.facts, control.facts):
         power = msgspec.structs.replace(power, energy_ratio=None)
     control_rounds = control_replay.rounds[: len(case.replay.rounds)]
@@ -279,9 +283,14 @@ def _watch_idle(plan: Plan) -> Span:
 
 def _pids(arms: Sequence[Arm]) -> AbstractSet[int]:
     """Return the process ids of the arms' servers, and of all others that this process started."""
-    pids = frozenset[int]().union(*(arm.server.pids() for arm in arms))
+    pids = frozenset[int]()
+    for arm in arms:
+        pids |= arm.server.pids()
+    # Without any, the servers were started by others, and their processes aren't known.
+    if not pids:
+        return pids
     # A server that waits for its turn in another measurement holds memory of the devices too.
-    return pids | our_ids() if pids else pids
+    return pids | our_ids()
 
 
 def _measurement_of(

@@ -300,7 +300,8 @@ def full_until_ns(part: Round, concurrency: int) -> int:
         else:
             # The end of a later turn replaces that of the turn before it.
             ends_ns[-1:] = [end_ns]
-    return min((end_ns for end_ns in ends_ns if end_ns > last_begin_ns), default=part.ended_ns)
+    later_ends_ns = [end_ns for end_ns in ends_ns if end_ns > last_begin_ns]
+    return min(later_ends_ns, default=part.ended_ns)
 
 
 def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | None:
@@ -352,11 +353,13 @@ def is_good(trace: RequestTrace, limits: Limits) -> bool:
 
     An answer of one chunk has no TPOT and keeps any limit on it.
     """
+    ttft_limit_ms = limits.ttft_ms or math.inf
+    tpot_limit_ms = limits.tpot_ms or math.inf
     ttft = ttft_ms(trace)
-    if ttft is None or ttft > (limits.ttft_ms or math.inf):
+    if ttft is None or ttft > ttft_limit_ms:
         return False
     tpot = tpot_ms(trace) or 0.0
-    return tpot <= (limits.tpot_ms or math.inf)
+    return tpot <= tpot_limit_ms
 
 
 def tokens_per_step(replay: Replay) -> float | None:
@@ -412,7 +415,9 @@ def _power(replay: Replay, field: str) -> float | None:
 def _median(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that aren't None; None if all are."""
     present = [value for value in values if value is not None]
-    return statistics.median(present) if present else None
+    if not present:
+        return None
+    return statistics.median(present)
 
 
 def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _CountT] | None:

@@ -124,10 +124,9 @@ def _sort_by_server(items: list[pytest.Item], context: RunContext) -> None:
     pytest's own order keeps the tests of a server together, but not those of a case. The test that
     carries the benchmarks comes last, once every launch has been measured.
     """
-    positions = {
-        (launch.server.id, launch.case.id): position
-        for position, launch in enumerate(context.case_launches())
-    }
+    positions = {}
+    for position, launch in enumerate(context.case_launches()):
+        positions[launch.server.id, launch.case.id] = position
     ranks = {name: rank for rank, name in enumerate((*METRICS, *CHECKS))}
 
     def sort_key(item: pytest.Item) -> tuple[int, int]:
@@ -150,9 +149,10 @@ def _cases_of(items: Sequence[pytest.Item]) -> Mapping[str, Case]:
 def _sort_by_group(items: list[pytest.Item], context: RunContext) -> None:
     """Sort the server groups into the order in which a run of several processes starts them."""
     groups = server_groups(_cases_of(items).values(), context)
-    positions = {
-        case_id: position for position, group in enumerate(groups) for case_id in group.cases
-    }
+    positions: dict[str, int] = {}
+    for position, group in enumerate(groups):
+        positions |= dict.fromkeys(group.cases, position)
+    # Tests that aren't the suite's come first, as in a run of one process.
     items.sort(key=lambda item: positions.get(case_id_of(item), -1))
 
 
@@ -175,7 +175,10 @@ def _keep_shard(
     number, shard_count = part
     groups = server_groups(_cases_of(items).values(), config.stash[CONTEXT])
     shards = cut(groups, shard_count)
-    kept_ids = {case_id for shard in shards if shard.number == number for case_id in shard.case_ids}
+    kept_ids: set[str] = set()
+    for shard in shards:
+        if shard.number == number:
+            kept_ids.update(shard.case_ids)
     if number == 1:
         kept_ids.add("")
     deselected = [item for item in items if case_id_of(item) not in kept_ids]
@@ -220,11 +223,12 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
     # Check the cases that weren't skipped.
     context = config.stash[CONTEXT]
     left_out = {*selection.skipped, *selection.unfetched}
-    cases = {case_id: case for case_id, case in _cases_of(items).items() if case_id not in left_out}
+    all_cases = _cases_of(items)
+    cases = {case_id: case for case_id, case in all_cases.items() if case_id not in left_out}
     check_cases(context, cases.values())
     check_workers(context, selection, grouped=is_grouped(config))
     # Read their baselines.
-    unreadable = read_baselines(context.store.files(cases))[1]
+    _, unreadable = read_baselines(context.store.files(cases))
     if unreadable:
         refuse(config, Refusal("\n\n".join(unreadable), NO_BASELINE_STATUS))
         pytest.exit("baselines can't be read, see below; no server was started")

@@ -98,7 +98,9 @@ class Axis:
         """Return the position of a value, from 0 at the beginning of the axis to 1 at its end."""
         if math.isnan(value):
             return 0.5
-        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+        share = (value - self.low) / (self.high - self.low)
+        # By rounding, the value at an end may lie a little outside.
+        return min(max(share, 0.0), 1.0)
 
     def ticks(self, length: float, start: float = 0.0) -> tuple[Tick, ...]:
         """Return the ticks.
@@ -133,7 +135,9 @@ class Axis:
 def _round_step(step: float) -> float:
     """Return a round distance between ticks that isn't much smaller than a step."""
     power = 10.0 ** math.floor(math.log10(step))
-    return next(power * factor for factor in _STEPS if power * factor * 1.5 >= step)
+    round_steps = [power * factor for factor in _STEPS]
+    # The largest one is always large enough, because it is the next power of ten.
+    return next(round_step for round_step in round_steps if round_step * 1.5 >= step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,18 +225,17 @@ def draw_intervals(
         mark_percent = None
         if row.baseline is not None:
             mark_percent = percent(row.baseline)
-        drawn.append(
-            Interval(
-                label=row.label,
-                text=row.text,
-                tone=row.tone,
-                target=row.target,
-                value=percent(row.value),
-                low=low_percent,
-                high=high_percent,
-                mark=mark_percent,
-            )
+        interval = Interval(
+            label=row.label,
+            text=row.text,
+            tone=row.tone,
+            target=row.target,
+            value=percent(row.value),
+            low=low_percent,
+            high=high_percent,
+            mark=mark_percent,
         )
+        drawn.append(interval)
     return IntervalPicture(
         title=title, note=note, reference=percent(reference), ticks=axis.ticks(100), rows=drawn
     )
@@ -379,8 +382,9 @@ class Plot:
         start_x, start_y = points[0]
         steps = []
         for (x, y), (next_x, next_y) in itertools.pairwise(points):
+            step = f"{next_x - x} {next_y - y}"
             # SVG needs no space before a minus sign.
-            steps.append(f"{next_x - x} {next_y - y}".replace(" -", "-"))
+            steps.append(step.replace(" -", "-"))
         return f"M{start_x} {start_y}l{' '.join(steps)}"
 
     def band(self, lines: Iterable[Iterable[tuple[float, float]]]) -> str:
@@ -392,9 +396,11 @@ class Plot:
         if not values_by_number:
             return ""
         numbers = sorted(values_by_number)
+        # The outline goes along the highest values to the right, and back along the lowest ones.
         upper = [(number, max(values_by_number[number])) for number in numbers]
         lower = [(number, min(values_by_number[number])) for number in reversed(numbers)]
-        return f"{self.path([*upper, *lower])}z"
+        outline = self.path([*upper, *lower])
+        return f"{outline}z"
 
 
 def spaced(ticks: Iterable[Tick], room: float) -> Iterator[Tick]:

@@ -113,6 +113,7 @@ def _interval_words(comparison: Comparison) -> str:
     """Return the interval of a change in percent, with directions if it contains 0."""
     low_percent = 100 * (comparison.low_frac or 0.0)
     high_percent = 100 * (comparison.high_frac or 0.0)
+    # The whole interval is on one side, and the sentence says on which.
     if low_percent * high_percent >= 0:
         nearer, farther = sorted((abs(low_percent), abs(high_percent)))
         return f"{nearer:.1f} to {farther:.1f} %"
@@ -174,7 +175,8 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
     error_head, _, _ = error.partition("\n")
     groups: dict[tuple[Outcome, str], list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault((verdict.outcome, _kind_of_reason(verdict)), []).append(verdict)
+        key = (verdict.outcome, _kind_of_reason(verdict))
+        groups.setdefault(key, []).append(verdict)
     lines = []
     for (outcome, _), group in groups.items():
         lines += [f"{outcome}: {sentence}" for sentence in _sentences(group)]
@@ -236,7 +238,8 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
         if len(streak) > 1:
             story += f", {len(streak)} judged runs in a row"
         if first_bad_index:
-            story += f"; last fine {moment_of(runs[first_bad_index - 1])}"
+            last_fine = runs[first_bad_index - 1]
+            story += f"; last fine {moment_of(last_fine)}"
         else:
             story += "; no earlier run was fine"
         labels_by_story.setdefault(story, []).append(label_of(verdict.metric))

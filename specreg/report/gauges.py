@@ -32,7 +32,8 @@ def render_metrics(
         registry=registry,
     )
     status.labels(**run_labels).set(report.run.exit_status)
-    if (began := began_at(report.run.run)) is not None:
+    began = began_at(report.run.run)
+    if began is not None:
         started = Gauge(
             "specreg_started_timestamp_seconds",
             "When the run began.",

@@ -66,7 +66,9 @@ class _Pace:
     @property
     def ratio(self) -> float | None:
         """How much longer it takes than expected; None before anything has ended."""
-        return self.actual_s / self.expected_s if self.expected_s else None
+        if not self.expected_s:
+            return None
+        return self.actual_s / self.expected_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,7 +192,9 @@ class RunProgress:
     def place(self) -> str:
         """The number of the present case, `case 3 of 12`; empty if unknown."""
         number = len(self._begun & self.expected.keys())
-        return f"case {number} of {len(self.expected)}" if number else ""
+        if not number:
+            return ""
+        return f"case {number} of {len(self.expected)}"
 
     def figures_in(self, phase: Phase) -> str:
         """Return the tokens/s and the acceptance length of the requests that have ended.
@@ -208,7 +212,9 @@ class RunProgress:
         else:
             figures = f"{per_request:.0f} tokens/s a request"
         length = self._counts.acceptance_length
-        return f"{figures}, AL {length:.2f}" if length else figures
+        if length:
+            figures += f", AL {length:.2f}"
+        return figures
 
 
 @dataclass(slots=True, kw_only=True)
@@ -293,12 +299,17 @@ class Progress:
                 without a terminal, for permanent lines.
         """
         self._clock = clock
-        self._began_ns = process_began_ns() if file is None else 0
+        self._began_ns = 0
+        if file is None:
+            # The times count from the start of the process, so importing is part of them.
+            self._began_ns = process_began_ns()
+            file = _copy_of_standard_error()
         self._in_place = column is not None
-        self._screen = _Screen(
-            file=_copy_of_standard_error() if file is None else file,
-            column=column if column is not None else lambda: 1,
-        )
+        if column is None:
+            # Without a terminal, a line may always have begun.
+            self._screen = _Screen(file=file, column=lambda: 1)
+        else:
+            self._screen = _Screen(file=file, column=column)
         self.run = RunProgress(clock=clock)
         self._steps: tuple[Step, ...] = ()
         self._shown_ns: dict[Step, int] = {}

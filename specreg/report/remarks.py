@@ -92,11 +92,11 @@ def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
 
 def _part_remark(acceptance: AcceptanceFigures) -> str:
     """Return the acceptance lengths of thoughts and of answers."""
-    lengths = " and ".join(
-        f"{part.acceptance_length_tokens:.2f} in the {name}s"
-        for name, part in acceptance.by_part.items()
-        if part.acceptance_length_tokens is not None
-    )
+    parts = []
+    for name, part in acceptance.by_part.items():
+        if part.acceptance_length_tokens is not None:
+            parts.append(f"{part.acceptance_length_tokens:.2f} in the {name}s")
+    lengths = " and ".join(parts)
     return (
         f"the acceptance length is about {lengths}, by the chunks of the answers, each taken for a"
         " step: no server counts thoughts apart"

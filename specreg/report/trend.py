@@ -142,14 +142,20 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
         made_at: the present time, in UTC.
     """
     maps = [_map_of(history, number) for number, history in enumerate(histories, start=1)]
-    cells = [cell for shown in maps for row in shown.rows for cell in row.cells if cell]
+    symbols: set[str] = set()
+    bad_rows = []
+    for shown in maps:
+        for row in shown.rows:
+            symbols.update(cell.symbol for cell in row.cells if cell is not None)
+            if row.bad:
+                bad_rows.append((row, shown.machine))
     return TEMPLATES.get_template("trend.html.jinja").render(
         secrets=known_secrets(),
         shared=SharedDrawings(),
         maps=maps,
-        bad=[(row, shown.machine) for shown in maps for row in shown.rows if row.bad],
+        bad=bad_rows,
         cases=sum(len(shown.rows) for shown in maps),
-        symbols={cell.symbol for cell in cells},
+        symbols=symbols,
         made_at=f"{made_at:%Y-%m-%d %H:%M} UTC",
         most_nights=MAX_NIGHTS,
         recorded=_RECORDED,
@@ -160,26 +166,29 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
 def _map_of(shown: MachineHistory, number: int) -> _Map:
     """Return the table of a machine. Its number makes the anchors on the page unique."""
     machine = readable_values(shown.machine)
-    records_by_case = {
-        case_id: [readable_values(record) for record in records]
-        for case_id, records in sorted(shown.history.by_case.items(), key=_by_number)
-    }
-    every_record = sorted(
-        (record for records in records_by_case.values() for record in records),
-        key=lambda record: record.run,
-    )
-    runs = list(dict.fromkeys(record.run for record in every_record))[-MAX_NIGHTS:]
-    rows = [
-        _row_of(
-            records, runs, anchor=f"{number}-{case_id}", expected=shown.expected.get(case_id, {})
-        )
-        for case_id, records in records_by_case.items()
-    ]
+    records_by_case = {}
+    all_records: list[RunRecord] = []
+    for case_id, records in sorted(shown.history.by_case.items(), key=_by_number):
+        readable_records = [readable_values(record) for record in records]
+        records_by_case[case_id] = readable_records
+        all_records += readable_records
+    # The name of a run begins with its date.
+    all_records.sort(key=lambda record: record.run)
+    all_runs = list(dict.fromkeys(record.run for record in all_records))
+    runs = all_runs[-MAX_NIGHTS:]
+    rows = []
+    for case_id, case_records in records_by_case.items():
+        expected = shown.expected.get(case_id, {})
+        row = _row_of(case_records, runs, anchor=f"{number}-{case_id}", expected=expected)
+        # A case that ran on none of these nights has no row.
+        if any(row.cells):
+            rows.append(row)
+    shown_records = [record for record in all_records if record.run in runs]
     return _Map(
         machine=machine,
         nights=[_night_of(run) for run in runs],
-        rows=[row for row in rows if any(row.cells)],
-        versions=list(_versions(record for record in every_record if record.run in runs)),
+        rows=rows,
+        versions=list(_versions(shown_records)),
         problem=shown.history.problem,
     )
 
@@ -188,7 +197,8 @@ def _by_number(item: tuple[str, object]) -> list[str | int]:
     """Return a sort key that compares the numbers in a case's id as numbers: c2 before c16."""
     case_id, _ = item
     # Every second part is a number, so that no number is compared with a text.
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", case_id)]
+    parts = re.split(r"(\d+)", case_id)
+    return [int(part) if part.isdecimal() else part for part in parts]
 
 
 def _night_of(run: str) -> _Night:
@@ -223,14 +233,14 @@ def _row_of(
             record, is_first_bad=record.run in first_bad_names, version=new_version
         )
     shown_records = [record for record in records if record.run in runs]
+    bad_sentences = []
+    for metric, bad_run in bad_runs.items():
+        bad_sentences.append(f"{label_of(metric)}: not fine since {moment_of(bad_run)}")
     return _Row(
         case_id=records[0].case_id,
         anchor=anchor,
         cells=[cells.get(run) for run in runs],
-        bad=[
-            f"{label_of(metric)}: not fine since {moment_of(run)}"
-            for metric, run in bad_runs.items()
-        ],
+        bad=bad_sentences,
         pictures=list(case_histories(shown_records, expected)),
     )
 
@@ -255,8 +265,13 @@ def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:
             is_first_bad=False,
             version=version,
         )
+    # An outcome that this version doesn't have counts as better than any other.
     order = {str(outcome): number for number, outcome in enumerate(OUTCOMES)}
-    worst = min(record.outcomes.values(), key=lambda name: order.get(name, len(order)), default="")
+
+    def rank(outcome: str) -> int:
+        return order.get(outcome, len(order))
+
+    worst = min(record.outcomes.values(), key=rank, default="")
     symbol = _UNKNOWN
     tone = str(Tone.DOUBT)
     if worst in order:

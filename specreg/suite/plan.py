@@ -98,12 +98,15 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def name(self) -> str:
         """The name of the run in messages."""
-        return f"shard {self.number}/{self.of}" if self.of else f"'{self.run}'"
+        if self.of:
+            return f"shard {self.number}/{self.of}"
+        return f"'{self.run}'"
 
 
 def matrix_sha256(tier: Tier) -> str:
     """Return a checksum of all settings of a tier's cases."""
-    return hashlib.sha256("\n".join(case.key for case in tier.cases).encode()).hexdigest()
+    keys = "\n".join(case.key for case in tier.cases)
+    return hashlib.sha256(keys.encode()).hexdigest()
 
 
 def plan_of(
@@ -121,6 +124,8 @@ def plan_of(
     if context.is_recording:
         reason = (context.options.reason or "").strip()
     number, _ = context.options.part or (0, 0)
+    # Sorted, because a set has no order, and equal selections must have equal plans.
+    asked = {case_id: tuple(sorted(names)) for case_id, names in selection.names.items()}
     return RunPlan(
         run=context.run_folder.name,
         began_at=context.clock.began_at.replace(microsecond=0),
@@ -136,7 +141,7 @@ def plan_of(
         number=number,
         of=len(shards),
         shards=tuple(tuple(case_ids) for case_ids in shards),
-        asked={case_id: tuple(sorted(names)) for case_id, names in selection.names.items()},
+        asked=asked,
         skipped=dict(selection.skipped),
         no_power=selection.no_power,
         driver_version=gpus.driver_version,

@@ -121,10 +121,10 @@ class History:
 
     def without(self, run: str) -> "History":
         """Return the history without a run, which is about to be merged or made again."""
-        by_case = {
-            case_id: tuple(record for record in records if record.run != run)
-            for case_id, records in self.by_case.items()
-        }
+        by_case = {}
+        for case_id, records in self.by_case.items():
+            other_records = [record for record in records if record.run != run]
+            by_case[case_id] = tuple(other_records)
         return History(by_case, self.problem)
 
 
@@ -135,14 +135,16 @@ NO_HISTORY = History({})
 def comparable(records: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
     """Return the runs that judged a metric with the settings of the last run that did."""
     judged = [record for record in records if record.judged(metric)]
-    return tuple(
-        record for record in judged if record.settings_sha256 == judged[-1].settings_sha256
-    )
+    if not judged:
+        return ()
+    last_sha256 = judged[-1].settings_sha256
+    return tuple(record for record in judged if record.settings_sha256 == last_sha256)
 
 
 def settings_sha256(settings: CaseSettings) -> str:
     """Return a checksum of all settings that must be equal for a comparison."""
-    return hashlib.sha256(_SPEED_DEFINITION + msgspec.json.encode(settings)).hexdigest()
+    content = _SPEED_DEFINITION + msgspec.json.encode(settings)
+    return hashlib.sha256(content).hexdigest()
 
 
 def baseline_sha256(baseline: Baseline | None) -> str:
@@ -195,14 +197,20 @@ def run_record(
     first = launches[0]
     values = {}
     launch_values = {}
-    for name in dict.fromkeys(verdict.metric for verdict in verdicts):
+    judged_names = dict.fromkeys(verdict.metric for verdict in verdicts)
+    for name in judged_names:
         measured = [launch.values[name] for launch in launches if launch.values.get(name, -1) >= 0]
         if measured:
-            positive = [value for value in measured if value > 0]
             # A value of 0, such as a goodput, has no logarithm and so no place in the mean.
-            values[name] = statistics.geometric_mean(positive) if positive else 0.0
+            positive = [value for value in measured if value > 0]
+            values[name] = 0.0
+            if positive:
+                values[name] = statistics.geometric_mean(positive)
         if name in METRICS:
-            launch_values[name] = night_values(METRICS[name], launches)
+            values_of_launches = night_values(METRICS[name], launches)
+            if values_of_launches:
+                launch_values[name] = values_of_launches
+    # Launches that measured only acceptance say nothing about the spread of speeds.
     timed_launches = [
         launch for launch in launches if any(METRICS[name].by_launch for name in launch.values)
     ]
@@ -216,7 +224,7 @@ def run_record(
         outcomes={verdict.metric: str(verdict.outcome) for verdict in verdicts},
         baseline_sha256=baseline_sha256(baseline),
         launches=len(timed_launches) or len(launches),
-        launch_values={name: levels for name, levels in launch_values.items() if levels},
+        launch_values=launch_values,
         host=origin.host,
         lost_by_engine=tuple(
             verdict.metric for verdict in verdicts if verdict.has_code(ENGINE_SLOWER)
@@ -305,11 +313,15 @@ def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> d
     for name, spread in spreads.items():
         runs = [record for record in identical if record.values.get(name, 0) > 0]
         if len(runs) >= _FEWEST_RUNS:
+            # A run's value is a mean over its launches, so only 1/k of their variance is left.
             mean_inverse_launches = statistics.fmean(1 / record.launches for record in runs)
             within_variance = spread.within_frac**2 * mean_inverse_launches
-            total_variance = statistics.variance(math.log(record.values[name]) for record in runs)
+            logs = [math.log(record.values[name]) for record in runs]
+            total_variance = statistics.variance(logs)
+            # The difference of two estimates may fall below 0 by chance.
             between_variance = max(total_variance - within_variance, 0.0)
-            noise_by_metric[name] = Noise(between_frac=math.sqrt(between_variance), runs=len(runs))
+            between_frac = math.sqrt(between_variance)
+            noise_by_metric[name] = Noise(between_frac=between_frac, runs=len(runs))
     return noise_by_metric
 
 
@@ -318,8 +330,9 @@ def identical_to(
 ) -> list[RunRecord]:
     """Return the runs with the same settings, engine version and draft."""
     identity = (settings_sha256(settings), engine_version, draft_sha256)
-    return [
-        record
-        for record in records
-        if (record.settings_sha256, record.engine_version, record.draft_sha256) == identity
-    ]
+    identical = []
+    for record in records:
+        record_identity = (record.settings_sha256, record.engine_version, record.draft_sha256)
+        if record_identity == identity:
+            identical.append(record)
+    return identical
