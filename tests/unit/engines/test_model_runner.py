@@ -53,7 +53,7 @@ def test_a_server_gets_its_runner_by_a_variable(
 
 def test_a_runner_is_refused_for_an_engine_that_has_only_one() -> None:
     settings = dataclasses.replace(builders.LAUNCH_OPTIONS, model_runner="v1")
-    with pytest.raises(UnsupportedError, match=r"model_runner = v1: engine 'sglang' has one only"):
+    with pytest.raises(UnsupportedError, match=r"model_runner = v1: engine 'sglang' has only one"):
         ENGINES["sglang"].check(settings)
 
 
