@@ -515,7 +515,6 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
         stored.all_prompts, tuple[PromptAcceptance, ...], from_attributes=True
     )
     if stored.undrafted_steps:
-
         pairs = zip(prompts, stored.undrafted_steps, strict=False)
         prompts = tuple(
             dataclasses.replace(prompt, undrafted_steps=undrafted_steps)
