@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, check_name
+from specreg.core.files import cause_of, check_can_write
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts
@@ -186,11 +187,27 @@ def open_context(
         is_worker=worker_folder is not None,
         processor_load=load,
     )
+    if options.update_baselines:
+        _check_baselines_writable(context.store.folder)
     if options.require_tier:
         check_usable(gpus, options, needs_gpus=tier.needs_gpus > 0)
         if reason := unmet_need(context):
             raise SpecregError(reason)
     return context
+
+
+def _check_baselines_writable(folder: Path) -> None:
+    """Check that baselines can be written to a folder, because measuring them takes long.
+
+    Raises:
+        SpecregError: They can't.
+    """
+    try:
+        check_can_write(folder)
+    except OSError as error:
+        message = f"baselines '{folder}': can't be written, {cause_of(error)}"
+        cure = "mend its rights, or name another folder with --specreg-baselines"
+        raise SpecregError(f"{message}; {cure}") from error
 
 
 def _run_folder(runs: Path, options: Options, clock: RunClock) -> Path:

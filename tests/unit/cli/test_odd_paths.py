@@ -72,3 +72,12 @@ def test_a_loop_of_links_is_a_folder_like_others_until_it_is_opened(tmp_path: Pa
     link_loop(model)
     with pytest.raises(ModelError, match="is missing; check the path"):
         resolve_model(tmp_path, "fixtures/models/loop")
+
+
+def test_a_cache_with_a_name_that_is_too_long_is_named_by_the_doctor(tmp_path: Path) -> None:
+    cache = {"SPECREG_CACHE": str(tmp_path / ("a" * 300))}
+    done = CliRunner().invoke(app, ("doctor", "--tier", "cpu", *IN_ROOT), env=cache)
+    words = " ".join(done.output.split())
+    assert "File name too long" in words
+    assert "OSError" not in words
+    assert "[Errno" not in words

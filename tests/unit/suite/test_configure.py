@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,26 @@ def test_what_cannot_be_is_refused_by_name(
         opened(tmp_path, **options)
     assert words in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to(path.with_name("nowhere"))
+
+
+def link_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("make", [Path.touch, dangling, link_loop], ids=["file", "link", "loop"])
+@pytest.mark.parametrize("below", ["", "x"], ids=["itself", "below"])
+def test_baselines_that_cannot_be_written_are_known_before_they_are_measured(
+    tmp_path: Path, make: Callable[[Path], None], below: str
+) -> None:
+    make(tmp_path / "baselines")
+    folder = tmp_path / "baselines" / below
+    words = "baselines '.*': can't be (read|written), .* another folder with --specreg-baselines$"
+    with pytest.raises(SpecregError, match=words):
+        opened(tmp_path, baselines=str(folder), update_baselines=True)
 
 
 def controls_of(context: RunContext) -> list[str]:
