@@ -82,10 +82,10 @@ def started_ticks(pid: int) -> int:
 def members(session: Session) -> Members:
     """Return the living processes of a session, except those of other users.
 
-    A process that has overwritten its environment, or began anew without one, is found by its
-    session: each supervised process leads a session of its own, so that nobody else's processes are
-    in it. The kernel gives the id of a session to another process only after the session's last
-    process has ended. A session whose leader started at another time is another one.
+    A process may overwrite its environment or start a program without one. Such a process is found
+    by its session of Linux: each supervised process leads a session of its own, so no other
+    processes are in it. The kernel reuses the id of a session only after the session's last process
+    has ended. So if the leader with that id started at another time, it leads another session.
     """
     leader = session.leader
     with contextlib.suppress(OSError):
@@ -150,23 +150,24 @@ def all_process_ids() -> list[int]:
 
 
 def _living_processes() -> Iterator[_Process]:
-    """Yield all processes that live; one whose first thread alone has ended lives."""
+    """Yield all living processes. A process lives on if only its first thread has ended."""
     for process_id in all_process_ids():
         with contextlib.suppress(OSError):
             fields = _stat(process_id)
             state = fields[0]
             session = int(fields[3])
             threads = int(fields[17])
-            # Other threads may go on, and hold files and memory.
+            # Of a zombie with several threads, the others may go on and hold files and memory.
             if state in {b"Z", b"X"} and threads <= 1:
                 continue
             yield _Process(process_id, session, _marks_of(process_id))
 
 
 def _marks_of(pid: int) -> tuple[str, ...]:
-    """Return the marks in a process's environment; a single empty one if there are none to see."""
+    """Return the marks in a process's environment; a single empty one if it shows none."""
     environment = b""
-    # Neither another user's can be read, nor that of a process whose first thread has ended.
+    # The environment of another user's process can't be read, and a process whose first thread has
+    # ended shows none.
     with contextlib.suppress(OSError):
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     name = f"{VARIABLE}=".encode()
@@ -178,5 +179,6 @@ def _marks_of(pid: int) -> tuple[str, ...]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of a process, as in proc_pid_stat(5), from its state on."""
+    """Return the fields of a process that proc_pid_stat(5) describes, from its state on."""
+    # The name of the program comes before the state, and may have spaces and brackets in it.
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
