@@ -65,9 +65,9 @@ class Selection:
     def metrics_of(self, case: Case) -> tuple[Metric, ...]:
         """Return the metrics of a case that the run judges."""
         names = self.names.get(case.id, frozenset())
-        return tuple(
-            metric for metric in METRICS.values() if metric.name in names and metric.is_judged(case)
-        )
+        # In the order of the metrics, because a set has none.
+        named = [metric for metric in METRICS.values() if metric.name in names]
+        return tuple(metric for metric in named if metric.is_judged(case))
 
     def checks_of(self, case: Case, launch: int) -> tuple[CorrectnessCheck, ...]:
         """Return the correctness checks of a case on a launch, which are made on the first only."""
@@ -90,9 +90,9 @@ class Selection:
 
     def needs_power(self, case: Case) -> bool:
         """Return whether the run has to measure the power that a case draws."""
-        return self.is_recording or any(
-            metric.family is Family.POWER for metric in self.metrics_of(case)
-        )
+        if self.is_recording:
+            return True
+        return any(metric.family is Family.POWER for metric in self.metrics_of(case))
 
     def why_skipped(self, case: Case, subject: Subject) -> str:
         """Return why a test is skipped; empty if it runs."""
@@ -119,7 +119,9 @@ def subjects_of(
     if name == RECORDED.name:
         # pytest-benchmark gets each case once, if the run can measure its speed.
         is_judged = any(metric.is_judged(case) for metric in METRICS.values())
-        return [RECORDED] if is_first_launch and case.speed and is_judged else []
+        if is_first_launch and case.speed and is_judged:
+            return [RECORDED]
+        return []
     if marker == "family":
         return metrics_of(case, Family(name))
     if not is_first_launch:
@@ -194,7 +196,8 @@ def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> b
         if context.provision.why_not(case.server):
             judged = [metric for metric in judged if metric.family is not Family.POWER]
         measurable = {metric.name for metric in judged}
-        if case.matrix_prompts or not names.get(case.id, frozenset()) >= measurable:
+        case_names = names.get(case.id, frozenset())
+        if case.matrix_prompts or not case_names >= measurable:
             return False
     return True
 
@@ -211,5 +214,8 @@ def least_time_s(case: Case, selection: Selection, context: RunContext) -> float
     try:
         exact = context.baselines_of(case).exact
     except BaselineError:
+        # No speed is compared with a baseline that can't be read.
         return 0.0
-    return case.least_s if exact and exact.launches else 0.0
+    if exact is None or not exact.launches:
+        return 0.0
+    return case.least_s

@@ -87,10 +87,12 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
     cases_by_launches: dict[tuple[Launch, Launch], list[Case]] = {}
     for case in cases:
         launch = CaseLaunch.of(case, 1)
-        cases_by_launches.setdefault((launch.control, launch.server), []).append(case)
+        key = (launch.control, launch.server)
+        cases_by_launches.setdefault(key, []).append(case)
     groups = []
     for (_, server), group_cases in cases_by_launches.items():
-        measured_s = sum(estimate_of(case, store, kind, committed).case_s for case in group_cases)
+        estimates = [estimate_of(case, store, kind, committed) for case in group_cases]
+        measured_s = sum(estimate.case_s for estimate in estimates)
         gpus = 0
         if needs_gpus:
             # The cases of a group share the server, and so its GPUs.
@@ -103,6 +105,7 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
             expected_s=context.launches * (START_S[kind] + measured_s),
         )
         groups.append(group)
+    # The id decides between equal groups, so that every machine sorts them in the same way.
     return sorted(groups, key=lambda group: (-group.gpus, -group.expected_s, group.id))
 
 
