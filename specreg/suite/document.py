@@ -75,11 +75,12 @@ def report_of(
     history = context.load_history()
     judged_ids = {verdict.case_id for verdict in result.verdicts}
     cases = [case for case in context.tier.cases if case.id in judged_ids]
+    case_reports = [_case_report(result, case, history.of(case.id)) for case in cases]
     return Report(
         run=run,
         machine=context.environment,
         origin=origin_of(context.root, command, result.driver_version, context.store.options),
-        cases=tuple(_case_report(result, case, history.of(case.id)) for case in cases),
+        cases=tuple(case_reports),
         tier_cases=tuple(case.id for case in context.tier.cases),
         remarks=remarks,
         ended_at=result.ended_at,
@@ -130,10 +131,12 @@ def _logs(run_folder: Path, case: Case) -> Iterator[str]:
     """Yield the logs of a case's servers, launch by launch, its own server first."""
     for number in range(1, _MAX_LAUNCHES + 1):
         case_launch = CaseLaunch.of(case, number)
+        # Both are the same launch if the case has no control.
         launches = dict.fromkeys((case_launch.server, case_launch.control))
-        paths = [
-            path for launch in launches for path in log_paths(run_folder / LOGS_FOLDER, launch)
-        ]
+        paths: list[Path] = []
+        for launch in launches:
+            paths += log_paths(run_folder / LOGS_FOLDER, launch)
+        # The launches are numbered without gaps, so no later one has logs either.
         if not paths:
             return
         yield from (path.relative_to(run_folder).as_posix() for path in paths)

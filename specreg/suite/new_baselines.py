@@ -119,17 +119,12 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
         return msgspec.structs.replace(baseline, noise=noise, detects=detects)
 
     # Write the baseline, then the history.
-    recorded = record_measurements(
-        measurements,
-        settings,
-        context.store,
-        RecordingNotes(
-            reason=reason,
-            torch_version=result.torch_version_of(case),
-            driver_version=result.driver_version,
-        ),
-        complete=complete,
+    notes = RecordingNotes(
+        reason=reason,
+        torch_version=result.torch_version_of(case),
+        driver_version=result.driver_version,
     )
+    recorded = record_measurements(measurements, settings, context.store, notes, complete=complete)
     if context.has_history and context.provision.url is None:
         origin = RunOrigin(
             run=context.name,
@@ -168,9 +163,9 @@ def _check_nothing_lost(
     for metric in result.selection.metrics_of(case):
         confirmation.judge(metric, measurements)
     for verdict in confirmation.verdicts:
-        if verdict.outcome is Outcome.REGRESSED and verdict.metric == draw_of(
-            METRICS[verdict.metric]
-        ):
+        # The figures that follow another one have its outcome, so the error names that one.
+        is_leader = verdict.metric == draw_of(METRICS[verdict.metric])
+        if verdict.outcome is Outcome.REGRESSED and is_leader:
             change_frac = verdict.comparison.change_frac or 0.0
             lost = f"{verdict.metric} is proven to be worse, {change_frac:+.1%}"
             if verdict.since:
