@@ -425,7 +425,7 @@ class LazyServer:
         return self._server
 
     @property
-    def running(self) -> bool:
+    def is_ready(self) -> bool:
         """True if the server is ready."""
         return self._server is not None
 
@@ -539,10 +539,10 @@ class Servers:
             SpecregError: One of `lazy_servers` didn't start. The others keep starting until they
                 are needed or their contexts end.
         """
-        to_start = [lazy_server for lazy_server in lazy_servers if not lazy_server.running]
+        to_start = [lazy_server for lazy_server in lazy_servers if not lazy_server.is_ready]
         if to_start:
             self._claim_gpus(to_start)
-        further = [lazy_server for lazy_server in dispensable if not lazy_server.running]
+        further = [lazy_server for lazy_server in dispensable if not lazy_server.is_ready]
         together = list(to_start)
         if not self.provision.on_gpu:
             # The dispensable servers come first: their environments may have to be installed, and
@@ -628,7 +628,7 @@ class Servers:
 
     def _stop(self, lazy_server: LazyServer) -> None:
         """Stop a server, and after the last one release the GPUs to other processes."""
-        if lazy_server.running:
+        if lazy_server.is_ready:
             with self.timeline.during(Phase.STOPPING, of=lazy_server.launch.id):
                 lazy_server.stop()
         else:

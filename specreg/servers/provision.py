@@ -528,7 +528,7 @@ class Provision:
             gpus_gib = find_gpus().memory_gib or (None,)
         return fit_together(specs, gpus_gib)
 
-    def why_not(self, spec: ServerSpec) -> str:
+    def why_no_power(self, spec: ServerSpec) -> str:
         """Return why the power of a server can't be read; empty if it can."""
         try:
             reasons = [device.why_not for device in self.devices(spec) if device.why_not]

@@ -253,7 +253,7 @@ class CaseRunner:
         if companions:
             self._started(servers, [member.lazy_server for member in companions])
         for member in companions:
-            if member.lazy_server.running:
+            if member.lazy_server.is_ready:
                 members.append(member)
                 continue
             # The other servers may have left it too little memory, so it is tried alone later.
@@ -430,8 +430,8 @@ class CaseRunner:
         Raises:
             SpecregError: One of `servers` didn't start.
         """
-        to_start = [lazy_server for lazy_server in servers if not lazy_server.running]
-        further = [lazy_server for lazy_server in companions if not lazy_server.running]
+        to_start = [lazy_server for lazy_server in servers if not lazy_server.is_ready]
+        further = [lazy_server for lazy_server in companions if not lazy_server.is_ready]
         if to_start or further:
             ids = [lazy_server.launch.id for lazy_server in (*to_start, *further)]
             names = " beside ".join(ids)
@@ -522,7 +522,7 @@ class CaseRunner:
         """
         provision = self.context.provision
         is_timed = case.speed and self.selection.needs_speed(case)
-        if not is_timed or provision.why_not(case.server):
+        if not is_timed or provision.why_no_power(case.server):
             return contextlib.nullcontext()
         path = self.context.run_folder / "power" / f"{name}.jsonl"
         return watch(provision.devices(case.server), path)

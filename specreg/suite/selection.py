@@ -155,7 +155,7 @@ def select(
         if case.id in skipped:
             continue
         if _is_power(subject):
-            why_not = context.provision.why_not(case.server)
+            why_not = context.provision.why_no_power(case.server)
             if why_not:
                 unpowered[case.id] = why_not
                 continue
@@ -193,7 +193,7 @@ def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> b
     """
     for case in context.tier.cases:
         judged = [metric for metric in METRICS.values() if metric.is_judged(case)]
-        if context.provision.why_not(case.server):
+        if context.provision.why_no_power(case.server):
             judged = [metric for metric in judged if metric.family is not Family.POWER]
         measurable = {metric.name for metric in judged}
         case_names = names.get(case.id, frozenset())

@@ -62,8 +62,8 @@ def test_a_pair_starts_at_once(tmp_path: Path) -> None:
     plain, drafting = (launch(tmp_path, spec, slow) for spec in (PLAIN, DRAFTING))
     with run.start(plain) as control, run.start(drafting) as server:
         run.start_all([control, server])
-        assert control.running
-        assert server.running
+        assert control.is_ready
+        assert server.is_ready
         began_s = [
             min(psutil.Process(pid).create_time() for pid in each_server.server.pids())
             for each_server in (control, server)
@@ -90,7 +90,7 @@ def test_a_dispensable_server_says_that_it_failed_only_when_it_is_needed(
             "installed first"
         )
         with run.start(drafting) as second:
-            assert (first.running, second.running) == (True, not fails)
+            assert (first.is_ready, second.is_ready) == (True, not fails)
             with pytest.raises(ServerStartError) if fails else contextlib.nullcontext():
                 assert second.server.spec == drafting.spec
     assert not left_of(tmp_path)

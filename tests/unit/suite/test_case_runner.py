@@ -120,7 +120,7 @@ def test_a_server_that_hangs_in_a_check_is_stopped_and_no_other(
             run.cases.check(check_of(error), builders.CASE, ServerSet(server, control))
 
     stays = not isinstance(error, HungError)
-    assert (server.running, control.running) == (stays, stays)
+    assert (server.is_ready, control.is_ready) == (stays, stays)
 
 
 def failing_run(folder: Path, error: SpecregError) -> Run[CaseRunner]:
@@ -157,7 +157,7 @@ def test_a_fresh_launch_that_is_measured_already_stops_no_server(tmp_path: Path)
             _ = lazy_server.server
             results = run.cases.measure_afresh([builders.CASE], 4)
             assert results == {builders.CASE.id: MEASURED}
-            assert lazy_server.running == stays
+            assert lazy_server.is_ready == stays
 
 
 class ScriptedArms:
