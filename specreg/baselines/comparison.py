@@ -39,7 +39,7 @@ from specreg.telemetry.power_record import DeviceRecord
 
 NOTHING_ACCEPTED_ADVICE = "choose prompts or settings with which drafts are accepted"
 _LEAST_CLOCK_FRAC = 0.95
-"""A GPU below this share of its recorded clock is held back, by heat or by a power limit."""
+"""If a GPU runs below this share of its recorded clock, heat or a power limit slows it down."""
 _MAX_SHARE_OF_PROMPT = 0.99
 """The largest share of all steps that one prompt may have. Beyond it, the other prompts are too few
 to estimate how prompts vary."""
@@ -231,8 +231,7 @@ class BaselineComparison:
         # Without counts of single prompts there is no estimate of the error.
         if self.measured is None:
             return Reason(
-                text="the source knows the sum of all requests only, so there is no telling how"
-                " they spread",
+                text="the source reports only the sum of all requests, so how they vary is unknown",
                 remedy="use an engine whose answers carry their own counts",
             )
         prompts = len(self.measured.prompt_ids)
@@ -510,10 +509,10 @@ def change_of_acceptance(
 
 
 def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[str, Spread]:
-    """Return how the launches of a case vary, by metric, moderated by those of other cases.
+    """Return how the launches of a case vary, by metric, corrected by those of other cases.
 
-    Three launches determine a spread badly, and different loads have different spreads. So a case's
-    own spread is moved towards the typical one. A metric without any spread is left out.
+    Three launches show a spread badly, and different loads have different spreads. So a case's own
+    spread is moved towards the typical one. A metric without any spread is left out.
 
     Args:
         own: how the launches of the case vary.
@@ -538,7 +537,10 @@ def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[
 def _moderated(
     name: str, own: Mapping[str, Variance], others: Iterable[Mapping[str, Variance]]
 ) -> Variance:
-    """Return the variance of a metric, moderated by other cases; its freedom is 0 if unknown."""
+    """Return the variance of a metric, moved towards that of other cases.
+
+    If it is unknown, its freedom is 0.
+    """
     variances_of_others = [variances[name] for variances in others if name in variances]
     return shrunk(own.get(name), variances_of_others, NOTHING_KNOWN)
 
@@ -580,7 +582,7 @@ def why_held_back(launches: Iterable[Measurement], baseline: Baseline | None) ->
                     "CLOCK_LOW",
                     f"{device.name} ran at {device.sm_clock_mhz:.0f} MHz, it was recorded at"
                     f" {recorded.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc), cool it, or"
-                    " look who limits its power",
+                    " find out what limits its power",
                 )
     return None
 

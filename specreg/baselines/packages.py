@@ -93,4 +93,4 @@ def package_remarks(folder: Path, measurement: Measurement, baseline: Baseline) 
         yield f"{version} had other packages when its baseline was recorded; '{path}' is missing"
         return
     changes = render_differences(recorded, measurement.packages)
-    yield f"{version} had other packages when its baseline was recorded, then and now: {changes}"
+    yield f"{version} had other packages when its baseline was recorded: {changes}"

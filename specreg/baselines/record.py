@@ -225,7 +225,7 @@ def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> In
     invalid: dict[Family, Invalidity] = {}
     held_back = why_held_back(measurements, old)
     if held_back is not None:
-        advice = "if it is to run so from now on, remove the baseline first"
+        advice = "if the clock is to stay low, remove the baseline first"
         invalidity = Invalidity(held_back.code, f"{held_back.text}; {advice}")
         invalid.update(dict.fromkeys(SPOILS[held_back.code], invalidity))
     for measurement in measurements:
@@ -253,7 +253,8 @@ def _speeds_of(
         if first.acceptance is not None:
             return ()
         problem = (
-            "one launch tells no speed, and there is no acceptance; leave out --specreg-launches"
+            "one launch gives no speed to record, and there is no acceptance; leave out"
+            " --specreg-launches"
         )
         raise _refusal(first.case, problem)
     launches = tuple(_valid_speeds(measurement, invalid) for measurement in measurements)
@@ -321,7 +322,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
         if abs(first_length - length) > allowed_tokens:
             problem = (
                 f"its launches disagree on the acceptance length ({first_length:.4f},"
-                f" {length:.4f}); find out why first"
+                f" {length:.4f}); find out why before you record"
             )
             raise _refusal(measurements[0].case, problem)
 

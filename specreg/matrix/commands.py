@@ -159,7 +159,7 @@ def _values_of(command: ReadCommand) -> dict[str, Any]:
         try:
             value = msgspec.convert(value, kinds[key], strict=False)
         except msgspec.ValidationError as error:
-            raise MatrixError(f"command: {flag}: {error}; mend it") from error
+            raise MatrixError(f"command: {flag}: {error}; correct it") from error
         if key.startswith(_PARALLEL):
             parallel[key.removeprefix(_PARALLEL)] = value
         else:

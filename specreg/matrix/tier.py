@@ -179,7 +179,9 @@ def _table_of_command(
     table = dict(document)
     command = table.pop(COMMAND)
     if not isinstance(command, str):
-        raise MatrixError(f"Expected `str`, got `{type(command).__name__}` - at `command`; mend it")
+        raise MatrixError(
+            f"Expected `str`, got `{type(command).__name__}` - at `command`; correct it"
+        )
     understood = understand_command(command, table)
     keys = merge_command(understood, table, defaults)
     # Find the model pair.

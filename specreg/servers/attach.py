@@ -64,11 +64,11 @@ def _url_problem(url: str) -> str:
         return "got a URL with characters that no URL has"
     parts = _split_server_url(url)
     if parts is None:
-        return "got no URL of a server"
+        return "got something that isn't the URL of a server"
     if parts.query or parts.fragment:
-        return f"got '{parts.hostname}' with a query or a fragment, needed the server alone"
+        return f"got '{parts.hostname}' with a query or a fragment, needed a URL without one"
     if parts.path.strip("/"):
-        return f"got '{url}', whose path is too much"
+        return f"got '{url}', needed a URL without a path"
     return ""
 
 
@@ -120,7 +120,7 @@ def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
     server_ids = sorted({case.server.id for case in cases})
     if len(server_ids) > 1:
         raise AttachError(
-            f"--specreg-attach: {url} is one server, the run asks for {', '.join(server_ids)};"
+            f"--specreg-attach: {url} is one server, but the run needs {', '.join(server_ids)};"
             " choose with -k or --engine"
         )
     for case in cases:
@@ -160,7 +160,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
     if not probe:
         message = f"server at {url}: is not ready, or generates no token"
         if probe.server_message:
-            message += f", it said last: {probe.server_message}"
+            message += f", its last message: {probe.server_message}"
         raise AttachError(f"{message}; look at its log")
     _check_counters(server)
     return dataclasses.replace(server, facts=facts_of(server, log=""))
@@ -202,7 +202,7 @@ def _identify_expected(spec: ServerSpec, url: str, root: Path) -> Identity:
         raise AttachError(f"server at {url}: {error}") from error
     except AnswerError as error:
         if error.status in _KEY_STATUSES:
-            message = f"wants an API key, {error}; start it without one, specreg sends none"
+            message = f"needs an API key, {error}; start it without one, because specreg sends none"
         else:
             message = f"doesn't answer as {engine.name} does, {error}; check the URL, and --engine"
         raise AttachError(f"server at {url}: {message}") from error
@@ -210,9 +210,9 @@ def _identify_expected(spec: ServerSpec, url: str, root: Path) -> Identity:
     for fact in _facts(spec, target, draft, identity):
         if fact.reported != fact.needed:
             raise AttachError(
-                f"server at {url}: {fact.name} is '{fact.reported}', the case asks for"
+                f"server at {url}: {fact.name} is '{fact.reported}', but the case needs"
                 f" '{fact.needed}'; check the URL and --engine, choose other cases with -k, or"
-                " start it otherwise"
+                " start the server with the settings of the case"
             )
     return identity
 

@@ -50,7 +50,7 @@ def missing_tools(
     if not (_header_folder(python) / "Python.h").is_file():
         yield MissingTool(
             f"Python.h of '{python}'",
-            "install Python's headers (python3-dev), or take an interpreter that has them",
+            "install Python's headers (python3-dev), or use an interpreter that has them",
         )
     if not compiles_kernels:
         return
@@ -61,15 +61,17 @@ def missing_tools(
     if not has_toolkit(Path(python), variables):
         yield MissingTool(
             "CUDA's compiler, nvcc",
-            "install the CUDA toolkit and set CUDA_HOME to its folder; or unset CUDA_HOME, and have"
-            " the engine's packages bring it",
+            "install the CUDA toolkit and set CUDA_HOME to its folder; or unset CUDA_HOME, so that"
+            " the one in the engine's packages is used",
         )
     elif not toolkit_release(variables):
         yield MissingTool(
-            "an nvcc that runs", "the one that is there doesn't; mend it, or unset CUDA_HOME"
+            "an nvcc that runs", "the installed one doesn't; repair it, or unset CUDA_HOME"
         )
     if shutil.which("ninja", path=path) is None:
-        yield MissingTool("ninja", "install ninja, or remove the engine's folder in the cache")
+        yield MissingTool(
+            "ninja", "install ninja, or delete the engine's environment in specreg's cache"
+        )
 
 
 def _has_program(named: str, usual: Sequence[str], path: str) -> bool:

@@ -148,7 +148,7 @@ def _await_memory(device: Device, before_bytes: int | None) -> None:
             raise MemoryHeldError(
                 f"{_title(device)}: {_BACK_WITHIN_S:g} s after its server's end"
                 f" {kept_bytes / _BYTES_PER_GIB:.1f} GiB are still taken, and nothing can be"
-                " measured beside them; find with nvidia-smi who holds them, and end it"
+                " measured until they are free; end the process that nvidia-smi shows for them"
             )
         time.sleep(_POLL_S)
 
@@ -190,9 +190,7 @@ class GpuClaim:
         if len(visible_devices) < gpus:
             reason = gpu_search.why_none
             if not reason:
-                reason = (
-                    f"this process sees {len(visible_devices)}; take a machine that has as many"
-                )
+                reason = f"this process sees {len(visible_devices)}; use a machine that has enough"
             raise SensorError(f"{gpus} GPUs: {reason}")
         line_path = cache_folder("gpus") / "line.lock"
         with filelock.FileLock(line_path, thread_local=False):

@@ -65,7 +65,7 @@ def _config_file(variables: Mapping[str, str]) -> str:
 
 
 def run_uv(log_path: Path, *arguments: str) -> None:
-    """Run uv and wait for it, for an hour if it builds an engine from source.
+    """Run uv and wait for it. Building an engine from source may take it an hour.
 
     Args:
         log_path: The file that gets the output.
@@ -92,8 +92,8 @@ def installed_packages(python: str, module_path: str = "") -> tuple[str, ...]:
 
     Args:
         python: The path of the interpreter.
-        module_path: Its `PYTHONPATH`. A package in a folder of it comes before the environment's
-            own, and an earlier folder before a later one.
+        module_path: Its `PYTHONPATH`. A package in one of its folders hides the environment's own,
+            and an earlier folder hides a later one.
 
     Returns:
         A line for each package, such as `numpy==2.4.6`; empty if uv can't list them.
@@ -146,12 +146,12 @@ def packages_sha256(packages: Sequence[str]) -> str:
 
 
 def differing_packages(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-    """Return a text such as `numpy 2.4.5 and 2.4.6` for each package that differs."""
+    """Return a text such as `numpy 2.4.5 -> 2.4.6` for each package that differs."""
     versions_before = _versions_by_name(before)
     versions_after = _versions_by_name(after)
     names = sorted(versions_before.keys() | versions_after.keys())
     return tuple(
-        f"{name} {versions_before.get(name, 'none')} and {versions_after.get(name, 'none')}"
+        f"{name} {versions_before.get(name, 'none')} -> {versions_after.get(name, 'none')}"
         for name in names
         if versions_before.get(name) != versions_after.get(name)
     )
@@ -172,4 +172,4 @@ def _name_and_version(line: str) -> tuple[str, str]:
         name, separator_found, version = line.partition(separator)
         if separator_found:
             return name, version
-    return line, "of a folder"
+    return line, "from a folder"

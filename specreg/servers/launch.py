@@ -251,7 +251,10 @@ class ServerStart:
             yield
         except OSError as error:
             problem = f"can't be started, {error.strerror}: '{error.filename}'"
-            advice = "make room there, mend its rights, or delete the engine's folder in the cache"
+            advice = (
+                "make room there, repair its rights, or delete the engine's environment in"
+                " specreg's cache"
+            )
             raise ServerStartError(
                 f"SERVER_NOT_STARTED: server '{self.spec.id}'", problem, advice, log_path, ""
             ) from error
@@ -373,7 +376,7 @@ class Launch:
 class LazyServer:
     """A server that starts when it is first needed.
 
-    If it fails to start, everyone who needs it gets the same error; it isn't started again.
+    If it fails to start, each later use raises the same error, and it isn't started again.
 
     Attributes:
         launch: The launch of the server.
@@ -532,8 +535,8 @@ class Servers:
 
         Args:
             lazy_servers: The servers.
-            dispensable: Further servers that start too. If one of them fails, its error is raised
-                when the server is needed, and not here.
+            dispensable: Further servers that start too. If one of them fails, its error isn't
+                raised here, but when that server is used.
 
         Raises:
             SpecregError: One of `lazy_servers` didn't start. The others keep starting until they

@@ -71,8 +71,8 @@ _ERROR_LINES = 15
 _REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")
 _OF_ENGINE = re.compile(r"(?P<engine>[\w-]+)@(?P<place>.+)")
 _GRAMMAR = (
-    "give ENGINE, ENGINE==VERSION, or [ENGINE@]PLACE, a place being a wheel, the folder of a git"
-    " checkout or a Python interpreter"
+    "give ENGINE, ENGINE==VERSION, or [ENGINE@]PATH, where PATH is a wheel, the folder of a git"
+    " checkout, or a Python interpreter"
 )
 _INDEX_LINES = 5
 """How many of the last lines of pip's output an error quotes."""
@@ -163,14 +163,14 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
     if record.packages and not packages:
         command = shlex.join(uv_command("pip", "freeze", "--python", str(python)))
         raise EnvironmentSetupError(
-            f"environment for '{requirement.pin}': uv doesn't list its packages, so nobody knows"
-            f" whether it was changed; mend what this says: {command}"
+            f"environment for '{requirement.pin}': uv doesn't list its packages, so a change can't"
+            f" be noticed; run this, and repair what it reports: {command}"
         )
     changes = differing_packages(record.packages, packages)
     if changes:
         raise EnvironmentSetupError(
-            f"environment for '{requirement.pin}': was changed after it was installed; it had and"
-            f" has {', '.join(changes)}; remove '{folder}' to have it installed anew, or name an"
+            f"environment for '{requirement.pin}': was changed after it was installed,"
+            f" {', '.join(changes)}; remove '{folder}' so that it is installed anew, or name an"
             " environment of your own with --specreg-engine-python"
         )
 
@@ -298,7 +298,7 @@ class Provision:
         build: The wheel or checkout to build the engine from, with an empty package if that isn't
             known yet; None for a release.
         url: The URL of a running server to measure; None to start servers.
-        tell: Prints a line that is never left out.
+        tell: Prints a line that is shown even if progress isn't.
         waits: True to wait for a GPU on which another run of specreg measures.
         fetch: Fetches the models of a server from the hub.
     """
@@ -317,8 +317,9 @@ class Provision:
         """Check that each case can be measured, as far as that is known before installing.
 
         Raises:
-            UnsupportedError: An engine doesn't run here, isn't installed or can't be installed as
-                asked, or its version, its arguments or its parallelism doesn't fit a case.
+            UnsupportedError: An engine doesn't run here, isn't installed, or can't be installed
+                from the chosen source. Or its version, its arguments or its parallelism doesn't fit
+                a case.
             SpecregError: The cache is needed and can't be written.
         """
         if self._needs_cache(cases):
@@ -327,7 +328,10 @@ class Provision:
         chosen_source = self._chosen_source
         if len(engines) > 1 and chosen_source:
             names = ", ".join(engines)
-            message = f"'{chosen_source}' is of one engine, the run has {names}; say --engine"
+            message = (
+                f"'{chosen_source}' is for one engine, and the run has {names}; choose one with"
+            )
+            message += " --engine"
             raise UnsupportedError(message)
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
@@ -336,14 +340,14 @@ class Provision:
             engine.check(spec)
             if (spec.target_revision or spec.draft_revision) and not engine.pins_revisions:
                 raise UnsupportedError(
-                    f"model pair '{spec.models}': engine '{spec.engine}' serves no revision but the"
-                    " newest; leave the revisions out, or name a folder"
+                    f"model pair '{spec.models}': engine '{spec.engine}' can serve only the newest"
+                    " revision; leave the revisions out, or name a folder"
                 )
             self._check_build(spec, find_gpus(), variables)
             if spec.parallel.nodes > 1:
                 raise UnsupportedError(
-                    f"parallel.nodes = {spec.parallel.nodes}: servers are started on this machine"
-                    " alone; start it as its engine says, and measure it with --specreg-attach=URL"
+                    f"parallel.nodes = {spec.parallel.nodes}: specreg starts servers only on this"
+                    " machine; start this one yourself, and measure it with --specreg-attach=URL"
                 )
         for case in cases:
             # The version of a build is known once it is installed.
@@ -510,7 +514,7 @@ class Provision:
             SensorError: No device can be read, or the server runs elsewhere.
         """
         if self.url is not None:
-            problem = "what the attached server runs on isn't known here"
+            problem = "the devices of the attached server aren't known here"
             raise SensorError(f"power: {problem}; let the suite start the server to measure power")
         gpus = spec.parallel.gpus if self.on_gpu else 0
         return devices_of(gpus, {**os.environ, **dict(spec.engine_env)})
@@ -591,18 +595,18 @@ def check_version(case: Case, version: str) -> None:
     """
     engine = engine_named(case.server.engine)
     if is_older(version, engine.oldest):
-        message = f"engine '{engine.name}' {version}: is too old; take {engine.oldest} or newer"
+        message = f"engine '{engine.name}' {version}: is too old; use {engine.oldest} or newer"
         raise UnsupportedError(message)
     method = case.server.method
     spelling = engine.spelling_of(method)
     if not spelling.is_in(version):
         raise UnsupportedError(
-            f"method '{method}': {engine.name} {version} has it no more, needed a version before"
+            f"method '{method}': {engine.name} {version} no longer has it, needed a version before"
             f" {spelling.until}; name one with --specreg-engine-version, or choose other cases"
         )
     if case.form is Form.CHAT and engine.wire_format.accepts_only_text:
         raise UnsupportedError(
-            f"engine '{engine.name}': takes a text, neither a chat nor token ids; set form ="
+            f"engine '{engine.name}': takes only texts, neither chats nor token ids; set form ="
             ' "completions" in the matrix, with a dataset of texts'
         )
 
@@ -649,7 +653,7 @@ def parse_origin(text: str) -> Origin:
             try:
                 Version(version or "0")
             except InvalidVersion as error:
-                message = f"side '{text}': '{version}' is no version; {_GRAMMAR}"
+                message = f"side '{text}': '{version}' isn't a version; {_GRAMMAR}"
                 raise UnsupportedError(message) from error
             return Origin(text=text, engine=engine, version=version)
         if of_engine := _OF_ENGINE.fullmatch(text):
@@ -687,16 +691,16 @@ def build_of(source: str) -> Requirement:
             raise UnsupportedError(f"{error}; give the wheel the name it was built with") from error
         build = f"{version}-{file_sha256(path)[:12]}"
         return Requirement(package=str(name), version=build, source=source)
-    unknown = "what was measured couldn't be told; commit it, or build a wheel"
+    unknown = "the measured version couldn't be identified; commit it, or build a wheel"
     git = ("git", "-C", source)
     try:
         commit = _output_of(*git, "rev-parse", "HEAD")
         changed = _output_of(*git, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.CalledProcessError) as error:
-        raise UnsupportedError(f"'{source}' is no git checkout, so {unknown}") from error
+        raise UnsupportedError(f"'{source}' isn't a git checkout, so {unknown}") from error
     if changed:
         first = changed.splitlines()[0][3:]
-        raise UnsupportedError(f"'{source}' has files of no commit, '{first}', so {unknown}")
+        raise UnsupportedError(f"'{source}' has uncommitted changes, '{first}', so {unknown}")
     return Requirement(package="", version=commit[:12], source=source)
 
 
@@ -716,7 +720,7 @@ def provision_side(
 ) -> Provision:
     """Return the provision of a side of a comparison.
 
-    A checkout or wheel is read here and not again, so all cases measure the same build.
+    A checkout or wheel is read only here, so that all cases measure the same build.
 
     Args:
         origin: Where the engine comes from.
@@ -732,7 +736,7 @@ def provision_side(
     for case in cases:
         if origin.engine not in {"", case.server.engine}:
             raise UnsupportedError(
-                f"'{case.id}' is of engine '{case.server.engine}'; choose other cases with --case,"
+                f"'{case.id}' needs engine '{case.server.engine}'; choose other cases with --case,"
                 " or another side"
             )
     provision = Provision(

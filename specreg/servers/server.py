@@ -198,7 +198,7 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
             return None
         problem = "generated no token in time"
         if probe.server_message:
-            problem += f", it said last: {probe.server_message}"
+            problem += f", its last message: {probe.server_message}"
         raise start_error(server, problem)
     settle_log(server.process)
     version = "unknown"

@@ -58,7 +58,7 @@ def _check_options(options: Options) -> None:
         flags = ", ".join(conflicting)
         raise SpecregError(f"--specreg-attach with {flags}: {problem}; leave one out")
     if options.update_baselines and options.num_prompts is not None:
-        problem = "a baseline is of as many prompts as the matrix says; leave one of them out"
+        problem = "a baseline has as many prompts as the matrix says; leave one of them out"
         raise SpecregError(f"--update-baselines with --num-prompts: {problem}")
 
     # Numbers that are out of their range.
@@ -72,15 +72,15 @@ def _check_options(options: Options) -> None:
     if not 0 < options.ready_within_s <= MAX_READY_S:
         needed = f"needed more than 0 and at most {MAX_READY_S} s"
         got = f"got {options.ready_within_s:g}"
-        raise SpecregError(f"--specreg-ready-within-s: {got}, {needed}; mend it")
+        raise SpecregError(f"--specreg-ready-within-s: {got}, {needed}; correct it")
     if not 0 <= options.record_minutes <= MAX_RECORD_MINUTES:
         needed = f"needed 0 to {MAX_RECORD_MINUTES}"
         got = f"got {options.record_minutes:g}"
-        raise SpecregError(f"--specreg-record-minutes: {got}, {needed}; mend it")
+        raise SpecregError(f"--specreg-record-minutes: {got}, {needed}; correct it")
     gib = options.gpu_memory_gib
     if gib is not None and not 0 < gib <= MAX_GPU_MEMORY_GIB:
         needed = f"needed more than 0 and at most {MAX_GPU_MEMORY_GIB:.0f} GiB"
-        raise SpecregError(f"--specreg-gpu-memory: got {gib:g}, {needed}; mend it")
+        raise SpecregError(f"--specreg-gpu-memory: got {gib:g}, {needed}; correct it")
 
 
 def load_cases(root: Path, options: Options, name: str) -> Tier:

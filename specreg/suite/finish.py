@@ -51,7 +51,7 @@ def record_run(
         report = report_of(result, run, command=command, remarks=all_remarks)
         lines += _write_report(result, report, folder)
     except Exception as error:  # noqa: BLE001 - a failed report must lose no verdict
-        problem = f"not whole, {type(error).__name__}: {error}"
+        problem = f"incomplete, {type(error).__name__}: {error}"
         cure = f"the verdicts stand, and {specreg_command('report')} makes it again"
         lines.append(f"report of '{folder}': {problem}; {cure}")
     return lines
@@ -138,10 +138,10 @@ def render_end(
     parts.append(render_figures(last_launches(result.figures), color=color))
     parts.append(render_times(result.time, color=color))
     if not all(case.speed for case in context.tier.cases):
-        parts.append("the servers of this tier say nothing of speed, so none is shown")
+        parts.append("the servers of this tier have no realistic speed, so none is shown")
     resumed = [launch.name for launch in result.launches if launch.is_resumed]
     if resumed:
-        parts.append(f"taken over from the run that was cut off: {', '.join(resumed)}")
+        parts.append(f"taken over from the interrupted run: {', '.join(resumed)}")
     # Notes on the verdicts, and remarks.
     if not is_recording:
         to_explain = [

@@ -121,7 +121,7 @@ class GroupJudge:
                 self._judge_case(case, servers)
             except MemoryHeldError:
                 raise
-            except SpecregError:  # the tests of the case itself say so
+            except SpecregError:  # the case's own tests raise it again
                 continue
         if not self.selection.is_recording:
             # The losses of the group are confirmed now, on one fresh launch for all its cases.
@@ -175,8 +175,8 @@ class GroupJudge:
     def _record_further_launches(self, launch: Launch) -> None:
         """Measure further launches of a server, as long as they let later runs detect more.
 
-        The group has a share of the remaining time. No launch is started that would probably exceed
-        the share.
+        The group has a share of the remaining time. A launch that would probably exceed it isn't
+        started.
         """
         # Find out how much time the group has, and how long a launch takes.
         cases = self._group(launch)
@@ -185,7 +185,7 @@ class GroupJudge:
         servers = {CaseLaunch.of(case, launch.number).server.id for case in selected}
         share_s = self.budget.share_s(launch.id, servers)
         launch_s = self._time_of(launch)
-        # Measure those cases on each launch whose speeds aren't known well enough yet.
+        # On each launch, measure only the cases whose speeds aren't known well enough yet.
         for number in range(launch.number + 1, MAX_LAUNCHES + 1):
             measurements = [measured.measurement for measured in self.cases.launches]
             undecided = self.budget.undecided(cases, metrics, measurements)
@@ -270,7 +270,7 @@ def render_changes(changes: Sequence[VerdictChange]) -> str:
         for change in changes
     ]
     noun = "verdict" if len(changes) == 1 else "verdicts"
-    return f"{len(changes)} {noun} changed when the whole run was looked at: {', '.join(parts)}"
+    return f"{len(changes)} {noun} changed when the whole run was judged: {', '.join(parts)}"
 
 
 def properties_of(changes: Sequence[VerdictChange]) -> Mapping[str, str]:

@@ -225,7 +225,7 @@ def _check_equal(shards: Sequence[ShardRun]) -> None:
             f"'{shard.folder}' {_render(value)}"
             for shard, value in zip(shards, values, strict=True)
         ]
-        message = f"{name} differs: {', '.join(parts)}; merge the shards of one run alone"
+        message = f"{name} differs: {', '.join(parts)}; merge only the shards of one run"
         raise SpecregError(message)
 
 
@@ -254,7 +254,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     # Check that the shards are of one run, and that it may be recorded here.
     _check_equal(shards)
     if any(real_path(shard.folder) == into for shard in shards):
-        raise SpecregError(f"--into '{into}': it is one of the shards; name a folder of its own")
+        raise SpecregError(f"--into '{into}': is one of the shards; name another folder")
     plan = shards[0].plan
     _check_recording(plan, options)
     # Load the tier as the shards measured it, and check that the repository is the same.
@@ -304,7 +304,7 @@ def _check_repository(name: str, of_shards: str, here: str, root: Path) -> None:
     """
     if of_shards != here:
         differs = f"{name} differs: the shards have '{of_shards}', '{root}' '{here}'"
-        raise SpecregError(f"{differs}; check out the commit that they are of")
+        raise SpecregError(f"{differs}; check out the commit of the shards")
 
 
 def _check_recording(plan: RunPlan, options: Options) -> None:
@@ -316,10 +316,10 @@ def _check_recording(plan: RunPlan, options: Options) -> None:
     command = specreg_command("merge")
     recorded = plan.reason is not None
     if recorded and not options.update_baselines:
-        problem = "the shards recorded baselines, and this merge isn't asked to write any"
+        problem = "the shards recorded baselines, but this merge doesn't write any"
         raise SpecregError(f"{command}: {problem}; add {_UPDATE} to write them here")
     if options.update_baselines and not recorded:
-        problem = "the shards judged and recorded no baselines"
+        problem = "the shards judged, so there are no baselines to write"
         raise SpecregError(f"{command} {_UPDATE}: {problem}; leave it out")
 
 

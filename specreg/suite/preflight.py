@@ -39,7 +39,7 @@ _EMPTY_GIB = 2.0
 """The memory that a driver may hold on a GPU that nobody uses."""
 _CLOCKS_SET_BY_APPLICATION = 0x2
 _ENVIRONMENT_GIB = 7.0
-"""The largest size of an engine's environment that was seen."""
+"""The size of the largest environment of an engine so far."""
 _RUN_GIB = 0.5
 """Room for the logs, the journal and the power samples of a run. A run on a CPU took 1.5 MB."""
 
@@ -83,8 +83,8 @@ def examine(context: RunContext) -> Iterator[Finding]:
             says = f"couldn't be looked at: '{error.filename}': {cause_of(error)}"
             yield Finding(subject, says, "mend that", State.IN_THE_WAY)
         except Exception as error:  # noqa: BLE001 - the rest is still worth knowing
-            says = f"couldn't be looked at: {type(error).__name__}: {error}"
-            yield Finding(subject, says, "mend that, or report it", State.IN_THE_WAY)
+            says = f"couldn't be examined: {type(error).__name__}: {error}"
+            yield Finding(subject, says, "repair that, or report it", State.IN_THE_WAY)
 
 
 def render_findings(findings: Sequence[Finding], *, color: bool) -> str:
@@ -95,7 +95,7 @@ def render_findings(findings: Sequence[Finding], *, color: bool) -> str:
         if finding.advice:
             text = f"{text}\n→ {finding.advice}"
         rows.append((Text(finding.state, _STYLES[finding.state]), finding.subject, text))
-    head = ("state", "of", "finding")
+    head = ("state", "subject", "finding")
     table = render_rows(head, rows, color=color, left_columns=head, folded=("finding",))
     states = [finding.state for finding in findings]
     obstacles = states.count(State.IN_THE_WAY)
@@ -149,7 +149,9 @@ def _examine_processor(context: RunContext) -> Iterator[Finding]:
     yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
     load = context.processor_load
     if load is not None and load.is_high:
-        advice = "that disturbs engines on the processor and the client; run when it is quiet"
+        advice = (
+            "this disturbs the client, and engines on the processor; run when the machine is quiet"
+        )
         yield _note("speed", str(load), advice)
 
 
@@ -208,20 +210,20 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
     state = probe.state()
     if probe.processes() is None:
         yield (
-            "which processes compute on it isn't known",
-            "look with nvidia-smi that there is none",
+            "the processes that compute on it can't be listed",
+            "check with nvidia-smi that there are none",
         )
     used_gib = (state.used_bytes or 0) / _GIB
     if used_gib > _EMPTY_GIB:
         yield (
-            f"{used_gib:.1f} GiB of its memory are taken, and no process is seen on it",
+            f"{used_gib:.1f} GiB of its memory are taken, but no process shows on it",
             "another container may use it; look with nvidia-smi on the host",
         )
     if device.limit_w:
-        undo = "nvidia-smi -pl, with the default that nvidia-smi -q -d POWER says"
+        undo = "nvidia-smi -pl WATTS, with the default that nvidia-smi -q -d POWER shows"
         yield (
-            f"held to {device.limit_w:.0f} W, which isn't its vendor's limit",
-            f"its baselines are kept apart from others'; to undo it, as root: {undo}",
+            f"limited to {device.limit_w:.0f} W, which isn't the vendor's default",
+            f"its baselines have a folder of their own; to undo it, as root: {undo}",
         )
     if (state.throttle_mask or 0) & _CLOCKS_SET_BY_APPLICATION:
         yield (
@@ -249,7 +251,7 @@ def _power_of(device: Device) -> Finding:
         return Finding("power", f"{device.name}: {device.why_not}", state=State.NOTE)
     sensor = f"{device.name}, {device.scope} scope, by {device.sensor}"
     if open_probe(device).energy_mj() is None:
-        advice = "without one energy is summed from power, less exactly"
+        advice = "energy is then summed from power, which is less exact"
         return _note("power", f"{sensor}: no energy counter", advice)
     return Finding("power", f"{sensor}: energy counter")
 
@@ -417,13 +419,13 @@ def _model(context: RunContext, reference: str, size: str) -> Finding:
         resolve_model(context.root, reference)
         return Finding("model", f"{reference}: is there")
     if not is_installed():
-        says = f"{reference}: whether it is in the hub's cache takes huggingface_hub to tell"
+        says = f"{reference}: only huggingface_hub can tell whether it is in the hub's cache"
         return _note("model", says, install_command("datasets"))
     if is_cached(reference):
         return Finding("model", f"{reference}: in the hub's cache")
     says = f"{reference}: not in the hub's cache{size}"
     if is_offline():
-        advice = "unset HF_HUB_OFFLINE, or fetch it where there is a hub"
+        advice = "unset HF_HUB_OFFLINE, or fetch it where the hub can be reached"
         return Finding("model", says, advice, State.IN_THE_WAY)
     refusal = why_unfetchable(reference)
     if refusal:
@@ -435,7 +437,7 @@ def _examine_datasets(context: RunContext) -> Iterator[Finding]:
     """Yield which prompts are on this machine."""
     cases_by_dataset = {case.dataset: case for case in _running(context)}
     for name, case in cases_by_dataset.items():
-        says = "made when it is asked for"
+        says = "made when a case needs it"
         try:
             if dataset_named(name).tokens is None:
                 says = f"{len(load_case_prompts(context.root, case))} prompts"
@@ -478,12 +480,12 @@ def _examine_cases(context: RunContext) -> Iterator[Finding]:
     if count:
         yield Finding("cases", says)
     else:
-        advice = "do what is said of them, or choose another tier"
+        advice = "do what the lines below say, or choose another tier"
         yield Finding("cases", says, advice, State.IN_THE_WAY)
     for case_ids, reason in _by_reason(refused):
         yield _obstacle("cases", f"{case_ids}: {reason}")
     for case_ids, reason in _by_reason(why_unfit(context)):
-        advice = "left out; run them on a machine that has that"
+        advice = "a run leaves them out; run them on a machine that has what they need"
         yield _note("cases", f"{case_ids}: {reason}", advice)
 
 
@@ -495,7 +497,7 @@ def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for reason, case_ids in ids_by_reason.items():
         name = case_ids[0]
         if len(case_ids) > 1:
-            name = f"{len(case_ids)} cases, {case_ids[0]} the first"
+            name = f"{len(case_ids)} cases, such as {case_ids[0]}"
         yield name, reason
 
 

@@ -158,7 +158,7 @@ def test_row_15_a_killed_run_is_continued(run: Hurt) -> None:
         pytest_run.kill()
         wait_until(lambda: run.left() == [])
     done = run.run("--specreg-resume")
-    assert f"taken over from the run that was cut off: {CASES[0]}\n" in done.stdout
+    assert f"taken over from the interrupted run: {CASES[0]}\n" in done.stdout
     assert [run.attempts(case) for case in CASES] == [1, 2, 1]
     assert leaks(run.folder, done.stdout) == []
 

@@ -112,5 +112,5 @@ def test_an_interrupted_recording_writes_nothing_until_it_is_continued(suite: Su
     suite.script = Script()
     done = suite.run("tests/perf", "-q", *update, "--specreg-resume")
     assert done.returncode == 0, done.stdout
-    assert "taken over from the run that was cut off: vllm-eagle3-tiny-toy-c1\n" in done.stdout
+    assert "taken over from the interrupted run: vllm-eagle3-tiny-toy-c1\n" in done.stdout
     assert set(suite.recorded()) == {"vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"}

@@ -58,7 +58,7 @@ def test_a_word_that_is_called_a_secret_breaks_no_file(suite: Suite) -> None:
     suite.variables["RUN_TOKEN"] = folder.name
     again = suite.run(*CHOSEN, "--specreg-resume")
     assert again.returncode == 0, again.stdout
-    assert f"taken over from the run that was cut off: {CASE}\n" in again.stdout
+    assert f"taken over from the interrupted run: {CASE}\n" in again.stdout
     assert load_report(folder / "report.json").run.outcomes == report.run.outcomes
     assert "HIDDEN" not in again.stdout
     rendered = suite.specreg("report", folder)

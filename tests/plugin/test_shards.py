@@ -98,7 +98,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
 
     itself = suite.merge(*shards, into=shards[0])
     assert itself.returncode == 1
-    assert "it is one of the shards; name a folder of its own" in itself.stderr
+    assert "is one of the shards; name another folder" in itself.stderr
     assert (shards[0] / "journal.jsonl").stat().st_size
 
     plan = json.loads((shards[1] / "plan.json").read_text())
@@ -107,7 +107,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
         refused = suite.merge(*shards, into=suite.folder / "other")
         assert refused.returncode == 1
         assert f"{name} differs: " in refused.stderr
-        assert "merge the shards of one run alone" in refused.stderr
+        assert "merge only the shards of one run" in refused.stderr
 
 
 def contents(folder: Path) -> Mapping[Path, bytes]:

@@ -184,7 +184,7 @@ def test_a_source_that_knows_the_sum_only_says_so() -> None:
     comparison = compare([measured(SUM)], known(recorded(record(RECORDED))))
     change = comparison.ratio_change(LENGTH)
     assert isinstance(change, Reason)
-    assert change.text.startswith("the source knows the sum of all requests only")
+    assert change.text.startswith("the source reports only the sum of all requests")
     assert comparison.without_extension.measured is None
 
 

@@ -83,7 +83,7 @@ def test_a_list_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("measurement", "recorded", "words"),
     [
-        (measured(*NEWER), SHA256, ["numpy 2.4.5 and 2.4.6"]),
+        (measured(*NEWER), SHA256, ["numpy 2.4.5 -> 2.4.6"]),
         (measured(*PACKAGES), SHA256, []),
         (measured(*NEWER, version="0.33.0"), SHA256, []),
         (measured(), SHA256, []),

@@ -50,7 +50,7 @@ def options(tmp_path: Path) -> GateOptions:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"b": "sglang==0.5.23"}, f"'{CASE}' is of engine 'vllm'"),
+        ({"b": "sglang==0.5.23"}, f"'{CASE}' needs engine 'vllm'"),
         ({"case_ids": ["nope"]}, "tier 'cpu': unknown case 'nope'"),
         ({"a": "sglang", "b": "sglang", "case_ids": []}, "none of its .*; choose another --tier"),
         ({"b_overrides": ["k=5"]}, "unknown setting 'k'"),
@@ -285,7 +285,7 @@ def test_the_document_names_packages_that_differ_between_equal_versions(
     named = [remark for remark in record_gate(gate, command="").remarks if "numpy" in remark]
     engine = pair.b.server.engine
     expected = (
-        f"both sides are {engine} 0.32.0, with other packages, of A and of B: numpy 2.4.5 and 2.4.6"
+        f"both sides are {engine} 0.32.0, with other packages, of A and of B: numpy 2.4.5 -> 2.4.6"
     )
     assert named == ([expected] if version == "0.32.0" else [])
 

@@ -95,5 +95,5 @@ def test_an_engine_that_fetches_the_newest_alone_is_refused(tmp_path: Path) -> N
     spec = dataclasses.replace(eagle3.server, engine="tensorrt_llm")
     case = dataclasses.replace(eagle3, server=spec, control=None)
     provision = Provision(on_gpu=True, show=print, url="http://127.0.0.1:9")
-    with pytest.raises(UnsupportedError, match="serves no revision but the newest"):
+    with pytest.raises(UnsupportedError, match="can serve only the newest revision"):
         provision.check([case])

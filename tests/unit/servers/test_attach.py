@@ -48,9 +48,12 @@ def test_what_runs_there_is_what_was_asked_for_and_goes_on_running(tmp_path: Pat
         server.check_alive()
         assert httpx.get(f"{url}/health").status_code == 200
         for change, message in (
-            ({"target": "other/model"}, "its model is 'target', the case asks for 'model'; check"),
-            ({"method": "none", "draft": None}, "its speculation is 'on', the case asks for 'off'"),
-            ({"engine": "sglang"}, "its engine is 'vllm', the case asks for 'sglang'"),
+            ({"target": "other/model"}, "its model is 'target', but the case needs 'model'; check"),
+            (
+                {"method": "none", "draft": None},
+                "its speculation is 'on', but the case needs 'off'",
+            ),
+            ({"engine": "sglang"}, "its engine is 'vllm', but the case needs 'sglang'"),
             ({"engine": "triton"}, "doesn't answer as triton does, .*404"),
         ):
             changed_spec = dataclasses.replace(builders.SPEC, **change)
@@ -63,13 +66,13 @@ def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -
     words = "doesn't answer as vllm does, .*refused"
     refuse(builders.SPEC, "http://127.0.0.1:9", tmp_path, words)
     with serving({"/v1/models": 401}) as url:
-        refuse(builders.SPEC, url, tmp_path, "wants an API key, HTTP 401.*; start it wi")
+        refuse(builders.SPEC, url, tmp_path, "needs an API key, HTTP 401.*; start it wi")
     script = Script(fault=Fault.HTTP_429, fault_after_requests=1)  # the probe of its own start
     with start(tmp_path, script) as server:
         refuse(builders.SPEC, server.base_url, tmp_path, "refused to generate, .*scripted")
     for fault in (Fault.ERROR_EVENT, Fault.ERROR_BODY):
         with start(tmp_path, Script(fault=fault, fault_after_requests=1)) as server:
-            words = "generates no token, it said last: .*'scripted: the engine is dead'"
+            words = "generates no token, its last message: .*'scripted: the engine is dead'"
             refuse(builders.SPEC, server.base_url, tmp_path, words)
     model_list = b'{"object": "error", "message": "not yet"}'
     with serving({"/v1/models": model_list}) as url:
@@ -99,7 +102,7 @@ def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
     ).cases
     assert case_left == builders.CASE
     plain_case = dataclasses.replace(builders.CASE, server=builders.PLAIN_SPEC)
-    with pytest.raises(AttachError, match="is one server, the run asks for vllm-draft_model-toy,"):
+    with pytest.raises(AttachError, match="is one server, but the run needs vllm-draft_model-toy,"):
         check_attached([builders.CASE, plain_case], "http://host:8000", root=tmp_path)
 
 
@@ -160,7 +163,7 @@ def test_a_server_that_is_too_old_is_refused(tmp_path: Path) -> None:
         check_attached(cases, url, root=tmp_path)
     with (
         serving(TENSORRT_LLM | {"/version": b'{"version": "1.2.1"}'}) as url,
-        pytest.raises(UnsupportedError, match=r"'tensorrt_llm' 1\.2\.1: is too old; take 1\.3"),
+        pytest.raises(UnsupportedError, match=r"'tensorrt_llm' 1\.2\.1: is too old; use 1\.3"),
     ):
         check_attached(cases, url, root=tmp_path)
 
@@ -195,7 +198,7 @@ def test_sglang_says_it_in_its_settings(tmp_path: Path) -> None:
         builders.SPEC, engine="sglang", target="tiny/target", draft="d/draft"
     )
     with serving(RECORDED_SGLANG) as url:
-        words = "its speculative-num-steps is '3', the case asks for '8'"
+        words = "its speculative-num-steps is '3', but the case needs '8'"
         refuse(dataclasses.replace(spec, draft_tokens=8), url, tmp_path, words)
 
 

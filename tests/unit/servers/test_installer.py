@@ -107,7 +107,7 @@ def test_packages_that_differ_are_named_with_both_versions() -> None:
     assert differing_packages(before, after) == (
         "gone 1.0 and none",
         "new none and 3",
-        "numpy 2.4.5 and 2.4.6",
+        "numpy 2.4.5 -> 2.4.6",
         "vllm file:///a/vllm.whl and file:///b/vllm.whl",
     )
 

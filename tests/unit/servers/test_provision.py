@@ -81,7 +81,7 @@ def test_what_can_be_measured_is_silent(provision: Provision, cases: list[Case])
 REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
     "a-version-of-two-engines": (
         *(of_version("0.31.0"), [case("vllm"), case("sglang")]),
-        "is of one engine, the run has sglang, vllm; say",
+        "is for one engine, and the run has sglang, vllm; choose",
     ),
     "a-version-of-an-interpreter": (
         *(dataclasses.replace(INSTALLED, python=sys.executable, version="0.31.0"), [case("vllm")]),
@@ -93,11 +93,11 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
     ),
     "too-old": (
         *(of_version("0.5.18"), [case("sglang", form=TEXT)]),
-        "engine 'sglang' 0.5.18: is too old; take 0.5.21 or newer",
+        "engine 'sglang' 0.5.18: is too old; use 0.5.21 or newer",
     ),
     "a-method-that-is-gone": (
         *(of_version("0.33.0"), [case("vllm", "medusa")]),
-        "method 'medusa': vllm 0.33.0 has it no more, needed a version before 0.33; name one with",
+        "method 'medusa': vllm 0.33.0 no longer has it, needed a version before 0.33; name one",
     ),
     "needs-a-gpu": (INSTALLED, [case("tensorrt_llm")], "'tensorrt_llm': runs on a GPU alone"),
     "spread-of-the-draft": (
@@ -107,7 +107,7 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
     "nodes": (
         *(INSTALLED, [case("vllm", parallel=Parallel(tensor=2, nodes=2))]),
         (
-            "parallel.nodes = 2: servers are started on this machine alone; start it as its engine"
+            "parallel.nodes = 2: specreg starts servers only on this machine; start this one"
             " says, and measure it with --specreg-attach=URL"
         ),
     ),
@@ -147,7 +147,7 @@ def test_a_program_on_path_is_taken_as_it_is(
     unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
     on_path = "engine 'triton' is the program 'tritonserver' on PATH; leave it out"
     for provision, needed, words in (
-        (INSTALLED, case("triton"), "takes a text, neither a chat nor token ids"),
+        (INSTALLED, case("triton"), "takes only texts, neither chats nor token ids"),
         (INSTALLED, dataclasses.replace(triton, server=unnamed), "'--log-verbose': has no name"),
         (of_version("2.60.0"), triton, f"'2.60.0': {on_path}"),
         (dataclasses.replace(INSTALLED, python="/python"), triton, f"'/python': {on_path}"),
@@ -325,7 +325,7 @@ def test_an_environment_that_was_changed_by_hand_is_refused(tmp_path: Path, make
     changed = metadata.with_name("specregpart-2.0.dist-info") / "METADATA"
     changed.write_text(changed.read_text().replace("Version: 1.0", "Version: 2.0"))
     installed_packages.cache_clear()
-    words = r"after it was installed; it had and has specregpart 1\.0 and 2\.0; remove '"
+    words = r"after it was installed, specregpart 1\.0 -> 2\.0; remove '"
     with pytest.raises(EnvironmentSetupError, match=words):
         make(tmp_path)
 
@@ -476,7 +476,7 @@ def test_a_wheel_a_checkout_and_an_interpreter_are_known_by_what_lies_there(tmp_
     ("text", "words"),
     [
         ("vlm==0.31.0", "unknown engine 'vlm'; did you mean 'vllm'"),
-        ("vllm==zero", "'zero' is no version; give ENGINE"),
+        ("vllm==zero", "'zero' isn't a version; give ENGINE"),
         ("/nowhere/none.whl", "nothing that can be installed or run is at '/nowhere"),
         ("vllm@git+https://example.org/vllm@v1", "nothing that can be installed or run is at 'git"),
     ],
@@ -489,8 +489,8 @@ def test_what_is_nothing_to_measure_is_said(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "engines", "words"),
     [
-        ("sglang==0.5.21", ["vllm"], "' is of engine 'vllm'; choose other cases"),
-        (sys.executable, ["vllm", "sglang"], "is of one engine, the run has sglang, vllm"),
+        ("sglang==0.5.21", ["vllm"], "' needs engine 'vllm'; choose other cases"),
+        (sys.executable, ["vllm", "sglang"], "is for one engine, and the run has sglang, vllm"),
     ],
 )
 def test_a_side_of_another_engine_than_the_cases_is_said(
@@ -539,5 +539,5 @@ def test_a_checkout_is_its_commit_and_has_no_files_beside_it(tmp_path: Path) -> 
     (checkout / "build").write_text("1")
     assert build_of(str(checkout)).version == git("rev-parse", "HEAD")[:12]
     (checkout / "new.py").touch()
-    with pytest.raises(UnsupportedError, match=r"has files of no commit, 'new\.py', so what"):
+    with pytest.raises(UnsupportedError, match=r"has uncommitted changes, 'new\.py', so the"):
         build_of(str(checkout))

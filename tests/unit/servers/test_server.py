@@ -78,7 +78,7 @@ OWN_WORDS = "scripted: the engine is dead"
         (Script(fault=Fault.NEVER_READY), "generated no token in time"),
         (Script(fault=Fault.HEALTHY_BUT_MUTE), "generated no token in time"),
         *(
-            (Script(fault=fault), f"generated no token in time, it said last: .*'{OWN_WORDS}'")
+            (Script(fault=fault), f"generated no token in time, its last message: .*'{OWN_WORDS}'")
             for fault in (Fault.ERROR_EVENT, Fault.ERROR_BODY)
         ),
         (Script(fault=Fault.HTTP_429), 'refused to generate, .*"message":"scripted: http_429"'),

@@ -63,8 +63,8 @@ def test_packages_other_than_those_of_the_baseline_are_named(tmp_path: Path) -> 
 
     remarks = list(remarks_of(runs.measured_run(context, measured).result()))
 
-    words = "vllm 0.32.0 had other packages when its baseline was recorded, then and now:"
-    assert remarks == [f"{words} numpy 2.4.5 and 2.4.6"]
+    words = "vllm 0.32.0 had other packages when its baseline was recorded:"
+    assert remarks == [f"{words} numpy 2.4.5 -> 2.4.6"]
 
 
 def run_on_other_facts(folder: Path, *verdicts: Verdict) -> RunResult:

@@ -67,7 +67,7 @@ def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> N
     outcomes = [verdict.outcome for verdict in run.judge.verdicts]
     assert outcomes == [Outcome.INCONCLUSIVE]
     change = f"{builders.CASE.id} {LENGTH.name}: REGRESSED -> INCONCLUSIVE"
-    sentence = f"1 verdict changed when the whole run was looked at: {change}"
+    sentence = f"1 verdict changed when the whole run was judged: {change}"
     assert render_changes(changes) == sentence
     assert [*properties_of(changes)] == [f"specreg.final.{builders.CASE.id}.{LENGTH.name}"]
 

@@ -160,8 +160,8 @@ def test_what_a_run_can_live_with_is_noted(root: Path, library: Path) -> None:
     notes = [*findings["GPU 0"][1:], *findings["power"]]
     assert {note.state for note in notes} == {State.NOTE}
     memory, limit, clock, power = notes
-    assert memory.says == "16.0 GiB of its memory are taken, and no process is seen on it"
-    assert limit.says == "held to 350 W, which isn't its vendor's limit"
+    assert memory.says == "16.0 GiB of its memory are taken, but no process shows on it"
+    assert limit.says == "limited to 350 W, which isn't the vendor's default"
     assert "as root: nvidia-smi -pl" in limit.advice
     assert clock.says == "its SM clock is set by an application, now 1980 MHz"
     assert power.says.endswith("by nvml: no energy counter")
@@ -200,7 +200,7 @@ def test_what_a_driver_does_not_say_is_unknown_and_cases_run(root: Path, library
     findings = with_gpus(root, library, spark)
     facts, processes = findings["GPU 0"]
     assert facts.says.endswith("the machine's memory, driver 580.scripted")
-    assert summary(processes) == (State.NOTE, "which processes compute on it isn't known")
+    assert summary(processes) == (State.NOTE, "the processes that compute on it can't be listed")
     limit, memory = findings["GPUs"]
     assert limit.says.endswith("its driver doesn't say its power limit")
     assert "it has no memory of its own" in memory.says
@@ -324,9 +324,7 @@ def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(root: Pa
         first, missing = findings["cases"]
         assert summary(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
         assert missing.state == state
-        assert missing.says.startswith(
-            "2 cases, triton-none-pair-toy-c4 the first: engine 'triton':"
-        )
+        assert missing.says.startswith("2 cases, such as triton-none-pair-toy-c4: engine 'triton':")
 
 
 def of_model(context: RunContext, reference: str) -> Finding:
@@ -373,13 +371,13 @@ def test_prompts_are_there_or_are_prepared_by_a_command(root: Path) -> None:
     assert missing.state is State.IN_THE_WAY
     assert missing.says.endswith("; run specreg prepare mt-bench")
     finding = only_finding(context_of(root, dataset="random-64"), "dataset")
-    assert summary(finding) == (State.OK, "random-64: made when it is asked for")
+    assert summary(finding) == (State.OK, "random-64: made when a case needs it")
 
 
 def test_a_check_that_breaks_leaves_the_others_alone(root: Path) -> None:
     broken: Any = {"processor_load": "high"}
     findings = findings_of(dataclasses.replace(context_of(root), **broken))
-    assert "couldn't be looked at: AttributeError" in findings["processor"][-1].says
+    assert "couldn't be examined: AttributeError" in findings["processor"][-1].says
     assert {"memory", "disk", "cases"} <= findings.keys()
 
 
