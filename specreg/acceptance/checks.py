@@ -13,7 +13,7 @@ from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCo
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 
-_TRY_VERSION = "try the version that specreg knows best (no --specreg-engine-version)"
+_TRY_VERSION = "try the version that specreg is tested with (leave out --specreg-engine-version)"
 _ALLOWED_PINNED_ERROR_TOKENS = 0.02
 _STANDARD_ERRORS = 3
 
@@ -76,8 +76,8 @@ def check_acceptance(
     if drafts_differ or depth > draft_tokens:
         message = (
             f"the server drafts up to {drafts} tokens per step, up to {depth} of them accepted;"
-            f" the case asks for {expected_drafts}, up to {draft_tokens}; look at the engine's"
-            " arguments"
+            f" the case asks for {expected_drafts}, up to {draft_tokens} of them accepted; look at"
+            " the engine's arguments"
         )
         raise InvalidMeasurementError("SETTINGS_DIFFER", message)
     check_counts(total, "all requests", drafted_tokens=expected_drafts)
@@ -98,8 +98,8 @@ def _check_drafting(record: AcceptanceRecord) -> None:
         drafts = counts.accepted
     if counts.steps <= 0 or drafts <= 0:
         message = (
-            f"speculation is configured, yet steps, accepted, drafted = {_listed(counts)}; look at"
-            " the server's log for why the drafter is off"
+            f"speculation is configured, yet steps, accepted, drafted = {_listed(counts)}; look"
+            " in the server's log for the reason why the drafter is off"
         )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
 
@@ -148,7 +148,7 @@ def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int)
         message = (
             f"the acceptance length is {measured_tokens:.3f}, asked for {length_tokens:g} ±"
             f" {allowed_tokens:.2g}: the engine doesn't keep to it, or doesn't answer as it did"
-            ' before; take another version or case, or acceptance = "real"'
+            ' before; use another version or case, or acceptance = "real"'
         )
         raise InvalidMeasurementError("NOT_PINNED", message)
 
@@ -220,7 +220,7 @@ def check_counters(before: Counters, after: Counters) -> Counters:
         counts_text = f", steps, accepted, drafted by {_listed(counts)}"
     if min(differences) < 0:
         message = (
-            f"steps moved by {steps}{counts_text}; the server restarted inside the window, look at"
+            f"steps changed by {steps}{counts_text}: the server was restarted meanwhile; look at"
             " its log"
         )
         raise InvalidMeasurementError("COUNTERS_FELL", message)
@@ -267,10 +267,10 @@ def check_ended(requests: int, moved: Counters) -> None:
             `COUNTS_DISAGREE`.
     """
     if moved.running_requests:
-        message = f"requests that run and aren't ours: {moved.running_requests}"
+        message = f"running requests that aren't ours: {moved.running_requests}"
         raise _disagreement(message, is_foreign=True)
     if moved.requests is not None and moved.requests != requests:
-        message = f"our requests: {requests}; the server counts {moved.requests} that ended"
+        message = f"our requests: {requests}; requests that ended on the server: {moved.requests}"
         raise _disagreement(message, is_foreign=moved.requests > requests)
 
 

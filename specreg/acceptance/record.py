@@ -126,7 +126,7 @@ class StepCounts(Counts[int]):
         return dataclasses.replace(self, position_counts=(*self.position_counts, *padding))
 
     def over_all_steps(self, undrafted_steps: int) -> "StepCounts":
-        """Return S and A with so many steps more that drafted nothing; all else is left out."""
+        """Return S with the steps that drafted nothing added, and A; all else is left out."""
         return StepCounts(
             steps=self.steps + undrafted_steps,
             accepted=self.accepted,
@@ -215,8 +215,8 @@ class PromptAcceptance:
     def over_all_steps(self) -> "PromptAcceptance":
         """The acceptance over all steps, see `AcceptanceRecord.over_all_steps`.
 
-        Where the steps without a draft aren't known, they are as many as the answer needs: each
-        emits one token.
+        If the number of steps without a draft isn't known, it is computed from the tokens of the
+        answer, because each of these steps emits one token.
         """
         undrafted_steps = self.undrafted_steps
         if undrafted_steps is None:
@@ -297,9 +297,10 @@ class AcceptanceRecord:
 
     @property
     def over_all_steps(self) -> "AcceptanceRecord":
-        """The record over all steps, of which only S and A mean the same however they are counted.
+        """The record over all steps, with S and A only.
 
-        The drafts and the counts by position are left out: padding is among them, or isn't.
+        These two mean the same for each way of counting. The drafts and the counts by position may
+        or may not include padding, so they are left out.
         """
         prompts = tuple(prompt.over_all_steps for prompt in self.prompts)
         rounds = tuple(round_acceptance.over_all_steps for round_acceptance in self.rounds)

@@ -138,7 +138,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
             message = (
                 f"prompt '{self.prompt_id}': the first chunk holds {self.first_chunk_tokens}"
                 f" tokens, another {largest_tokens}, and a step emits {draft_tokens + 1} at most:"
-                " the server merged chunks, so they say nothing of its steps; lower the load"
+                " the server merged chunks, so they don't show its steps; lower the load"
             )
             raise InvalidMeasurementError("CHUNKS_MERGED", message)
         steps_by_accepted = self.chunk_sizes[1:]
@@ -149,7 +149,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def undrafted_steps_of(traces: Sequence[RequestTrace], counts: StepCounts) -> int:
-    """Return how many steps of the requests drafted nothing, at least.
+    """Return the least number of steps of the requests that can have drafted nothing.
 
     Dynamic speculation turns drafting off for a step, which then emits one token and isn't counted.
     Such steps show as chunks beyond the counted steps, or as tokens that the counted steps can't

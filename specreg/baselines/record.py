@@ -322,7 +322,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
         if abs(first_length - length) > allowed_tokens:
             problem = (
                 f"its launches disagree on the acceptance length ({first_length:.4f},"
-                f" {length:.4f}); find out why before you record"
+                f" {length:.4f}); find the cause first"
             )
             raise _refusal(measurements[0].case, problem)
 

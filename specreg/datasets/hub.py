@@ -71,7 +71,7 @@ def why_unfetchable(repo: str) -> str:
 
 
 def why_gated(*, has_token: bool) -> str:
-    """Return why a gated repository isn't given, and what to do about it.
+    """Return why the hub refuses a gated repository, and what to do about it.
 
     Args:
         has_token: True if the hub got a token.
@@ -79,7 +79,7 @@ def why_gated(*, has_token: bool) -> str:
     if has_token:
         return (
             "its terms must be accepted at the hub by the account of the token; accept them on its"
-            " page, or set HF_TOKEN to a token of an account that has"
+            " page, or set HF_TOKEN to a token of an account that has accepted them"
         )
     return (
         "its terms must be accepted at the hub first, and there is no token; accept them on its"
@@ -112,7 +112,9 @@ def hub_cache_dir(variables: Mapping[str, str] = os.environ) -> Path:
 
 
 def cached_commit(repo: str, revision: str, variables: Mapping[str, str] = os.environ) -> str:
-    """Return the commit of a model that the cache has for a revision, as the hub last said.
+    """Return the commit that the cache has for a revision of a model.
+
+    A branch may have moved on the hub since it was fetched.
 
     Args:
         repo: the model's hub id.
@@ -160,7 +162,7 @@ def _hub(kind: type[SpecregError], subject: str, alternative: str) -> Iterator[A
         errors = importlib.import_module("huggingface_hub.errors")
     except ImportError as error:
         raise kind(
-            f"{subject}: fetching takes huggingface_hub, which isn't installed;"
+            f"{subject}: fetching needs huggingface_hub, which isn't installed;"
             f" {install_command('datasets')}, or {alternative}"
         ) from error
     try:

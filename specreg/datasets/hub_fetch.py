@@ -5,7 +5,7 @@ has no specreg. It exchanges lines of JSON with `specreg.servers.model_fetch`:
 
 - its input names the models, each with a revision that may be empty;
 - it answers with a plan, which says how many bytes are missing;
-- a second line has it fetch them, and it answers with nothing in it once they are there.
+- a second line lets it fetch them, and it answers with an empty object once they are there.
 
 huggingface_hub writes its progress bars to the standard error. It keeps each file that is complete,
 so an interrupted fetch goes on with the files that aren't.

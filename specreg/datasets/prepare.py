@@ -141,7 +141,7 @@ def prepare(
     """
     name = prompt_set.name
     if not prompt_set.licence:
-        raise DatasetError(f"dataset '{name}': nothing to prepare; a case can name it as it is")
+        raise DatasetError(f"dataset '{name}': needs no preparation; a case can name it directly")
     if user_file is None:
         kept_record = _kept_record(prompt_set, data_dir, show)
         if kept_record is not None:
@@ -155,12 +155,9 @@ def prepare(
     show(f"reading {source_file.path}")
     prompts, left_out_rows = read_published_file(source_file.path, prompt_set)
     if left_out_rows:
-        show(f"{left_out_rows} rows left out: they hold no prompt")
+        show(f"{left_out_rows} rows left out, because they have no prompt")
     if prompt_set.rows not in {None, len(prompts)}:
-        show(
-            f"{len(prompts)} prompts, published are {prompt_set.rows}: a part is what will be"
-            " replayed"
-        )
+        show(f"{len(prompts)} of {prompt_set.rows} published prompts: only these will be replayed")
     with _naming_file(prompts_path):
         record = _write(prompt_set, source_file, prompts, left_out_rows, data_dir)
     show(f"wrote {record} to {prompts_path}")

@@ -33,8 +33,8 @@ _ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations,
 # Half of the published rows of SPEED-Bench only refer to their source, and begin with this text.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 _REMEDY = (
-    f"NVIDIA publishes the row as a reference; fill it with {FILLING} and give what that writes"
-    " with --from"
+    f"NVIDIA publishes this row without its text; fill it with {FILLING}, and give the file that"
+    " this writes with --from"
 )
 
 
@@ -81,7 +81,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"})
         except msgspec.ValidationError as error:
             raise DatasetError(
                 f"`{path}.{field}` is neither a text nor a list of texts: {error};"
-                " remove the row, or leave only texts to the user's messages"
+                " remove the row, or keep only texts in the user's messages"
             ) from error
         return "\n".join(part.text if isinstance(part, TextPart) else part for part in texts)
 
@@ -193,7 +193,7 @@ def _whole_id(value: float, column: str) -> int:
 
 
 def decode_row(content: bytes) -> PublishedRow:
-    """Decode those columns of a row of a published file of which its prompt is made.
+    """Decode the columns of a published row that its prompt is made from.
 
     The other columns may have any type, and may be null.
     """
@@ -318,11 +318,13 @@ def _check_prompt(prompt: Prompt) -> None:
         )
     for field, name in (("id", prompt.id), ("category", prompt.category)):
         if not is_plain(name):
-            raise DatasetError(f"{field} {name!a} is no plain text; give it another one")
+            raise DatasetError(f"{field} {name!a} isn't plain text; rename it")
     has_one_form = bool(prompt.turns) != bool(prompt.token_ids)
     if not has_one_form or not all(map(str.strip, prompt.turns)):
-        message = f"prompt '{prompt.id}' has an empty turn, none at all, or turns and token_ids"
-        raise DatasetError(f"{message}; remove the row or mend it")
+        message = (
+            f"prompt '{prompt.id}' has an empty turn, no turn at all, or both turns and token_ids"
+        )
+        raise DatasetError(f"{message}; remove the row, or correct it")
 
 
 def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -349,7 +351,7 @@ def _check_size(path: Path, size: int, limit: int, unit: str) -> None:
     """
     if size > limit:
         raise DatasetError(
-            f"prompt file '{path}': has {size:,} {unit}, and {limit:,} are read at most;"
+            f"prompt file '{path}': has {size:,} {unit}, and at most {limit:,} are read;"
             " give a file with the rows that are to be replayed"
         )
 
@@ -389,7 +391,7 @@ def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise DatasetError(
-            f"prompt file '{path}': reading Parquet takes pyarrow, which isn't installed;"
+            f"prompt file '{path}': reading Parquet needs pyarrow, which isn't installed;"
             f" {install_command('datasets')}"
         ) from error
     with open_checked(path) as source:

@@ -9,7 +9,7 @@ import msgspec
 
 _START_OF_THOUGHT = "<think>"
 END_OF_THOUGHT = "</think>"
-"""The mark that ends a thought in a text, of a server that doesn't tell thoughts apart."""
+"""The mark that ends a thought in a text, of a server that doesn't separate thoughts."""
 AS_IS = "as_is"
 """The name of the function of `REPLIES` that leaves a reply unchanged."""
 
@@ -75,7 +75,7 @@ REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(
 
 
 def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
-    """Cut prompts, in order, into at most `rounds` parts as even as can be; none is empty."""
+    """Cut prompts, in order, into at most `rounds` parts of nearly equal size; none is empty."""
     count = min(rounds, len(prompts))
     ends = [len(prompts) * part // count for part in range(count + 1)]
     return tuple(prompts[start:end] for start, end in itertools.pairwise(ends))

@@ -1,7 +1,7 @@
 """Read the file of a published set in a process of its own, whose memory is limited.
 
-A small Parquet file may stand for gigabytes, and a broken one may crash a decoder that is written
-in C, above all where an allocation fails. So neither happens in the process that asks.
+A small Parquet file may unpack to gigabytes, and a broken one may crash a decoder that is written
+in C, especially if an allocation fails. In a process of its own, neither harms the caller.
 """
 
 import contextlib
@@ -22,14 +22,15 @@ from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import PromptSet
 
 _MAX_MEMORY_BYTES = 6 * 2**30
-"""What reading a file may take. ShareGPT, the largest published set, takes less than 3 GiB."""
+"""The memory that reading a file may take. ShareGPT, the largest published set, takes less than
+3 GiB."""
 _READER = (sys.executable, "-P", "-m", "specreg.datasets.published_file")
 _OUT_OF_MEMORY = 3
-"""The status of a reader that had an allocation refused and could say so."""
+"""The exit status of a reader that ran out of memory and could still report it."""
 
 
 class _Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reader is to read.
+    """A request to the reader.
 
     Attributes:
         path: The file.
@@ -43,7 +44,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reader answers.
+    """The answer of the reader.
 
     Attributes:
         prompts: The prompts in the order of the rows.
@@ -106,9 +107,10 @@ def _why_broken_off(path: Path, status: int, most_memory_bytes: int) -> str:
 
 
 def _main() -> None:
-    """Read what the line on the standard input orders, and answer with a line."""
+    """Read the file that a line of the standard input names, and answer with a line."""
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Order)
-    # The decoder's own code isn't what the limit is for. Without it the file will be refused.
+    # The limit is for the file, so the decoder's code is imported before. Without a decoder, the
+    # file will be refused.
     with contextlib.suppress(ImportError):
         importlib.import_module("pyarrow.parquet")
     limit_bytes = psutil.Process().memory_info().vms + order.most_memory_bytes

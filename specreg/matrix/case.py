@@ -75,7 +75,7 @@ class Load:
 
     Attributes:
         burstiness: the shape of the gaps of `arrivals = "gamma"`, whose coefficient of variation
-            is its -1/2th power: 1 is Poisson, less comes in bursts, more is more even.
+            is 1 / √burstiness: 1 is Poisson, less comes in bursts, more is more even.
         ramp_up_s: how long a round takes to reach its load, in seconds: the requests of a closed
             loop start one after another over this time, and a rate rises linearly from 0.
         duration_s: how long a round repeats its prompts, in seconds; without it each prompt is sent
@@ -126,13 +126,15 @@ class RequestSettings:
     Attributes:
         output_cap_tokens: the most tokens of an answer (`max_tokens`).
         temperature: the sampling temperature; 0 is greedy.
-        top_p: the probability that the tokens to draw from have together, the likeliest first.
-        top_k: from how many of the likeliest tokens is drawn; without it from all.
+        top_p: tokens are drawn from the likeliest ones that have this probability together.
+        top_k: tokens are drawn from this many of the likeliest ones; without it from all.
         paired_seeds: True if each turn of a prompt has a seed of its own that is the same on every
-            server and launch, so that two servers draw alike as far as speculation allows.
+            server and launch, so that two servers draw the same tokens as far as speculation
+            allows.
         turns: the most turns of a conversation; without it all turns are sent.
-        history_reply: what the next turn has of a reply: `"as_is"`, `"stripped"` of surrounding
-            blanks, or `"without_thinking"` (without everything up to the last `</think>`).
+        history_reply: the part of a reply that the next turn sends: `"as_is"`, `"stripped"` of
+            surrounding blanks, or `"without_thinking"` (without everything up to the last
+            `</think>`).
         form: `"chat"` (through the model's chat template) or `"completions"`.
         chat_template_args: arguments of the chat template, such as `{ reasoning_effort = "low" }`.
         thinking: True or False for a model whose chat template can switch its thought on or off;
@@ -171,14 +173,14 @@ class WorkloadSettings(RequestSettings):
         request_timeout_s: how long a request may take, in seconds; a slower one has failed. A
             stream that is silent for 60 s has failed too.
         client_processes: how many processes send the requests.
-        speed: False if the time of the server means nothing, so that nothing timed is judged.
+        speed: False if the times of the server aren't realistic, so that no speed is judged.
         least_s: how long each server is kept under load, in seconds, where a speed is recorded or
-            compared; its prompts repeat, for the speed alone.
+            compared; the prompts are repeated for that, and only the speed uses the repetitions.
         rounding_nats: the gap between the log-probabilities of two tokens, in nats, below which
             rounding may choose the other one; 0 demands equal tokens.
-        tolerances: by metric, the relative change that passes instead of the metric's own.
+        tolerances: by metric, the tolerance that replaces the metric's own.
         shown: the metrics that are shown and recorded, but not judged, because they differ from
-            hour to hour by more than one would call a loss.
+            hour to hour by more than a loss that matters.
     """
 
     dataset: str
@@ -196,7 +198,7 @@ class WorkloadSettings(RequestSettings):
 class CaseSettings(ServerSettings, RequestSettings, Load):
     """What must be equal for two measurements of a case to be compared: the key of a baseline.
 
-    The engine's version and the draft are not among them: they are what one compares.
+    The engine's version and the draft are not among them, because comparisons show their effect.
 
     Attributes:
         engine: the name of the engine.
@@ -206,7 +208,7 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
         target: the hub id of the target; empty for files.
         prompts_sha256: the checksum of the prompts of a run and of its extension.
         limits: the limits on TTFT and TPOT that a good request keeps.
-        prompts: how many prompts the tier says.
+        prompts: the number of prompts in the tier.
         num_prompts: how many prompts `--num-prompts` asked for instead; null without it.
     """
 
@@ -265,9 +267,9 @@ class ServerSpec(LaunchSettings):
         target_revision: the revision of the target on the hub; empty for its main branch.
         draft_revision: the revision of the draft on the hub; empty for its main branch.
         sizes: the memory that the models take; None if it isn't known.
-        widen: the size that tiny models are made to cost, see `ModelsTable`.
-        variant: what ends the name of a server that speculates, where a tier has several whose
-            names would be equal; empty otherwise.
+        widen: the size to which tiny models are enlarged, see `ModelsTable`.
+        variant: a suffix for the name of a server that speculates, if several servers of a tier
+            would have the same name; empty otherwise.
     """
 
     engine: str

@@ -25,7 +25,7 @@ _EXPERTS = "parallel.expert"
 _SHARE = "gpu_memory_frac"
 _UNNAMED = re.compile(r"[^a-z0-9_.-]+")
 _JOINED = frozenset({"engine_args", "engine_env", "speculation"})
-"""The keys of which a table adds its own to those of the command."""
+"""The keys whose values in a table are added to those of the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +133,8 @@ def _speculation_of(command: ReadCommand) -> ReadSpeculation:
     parallel_draft = engine.reserved_speculation_keys.keys() & speculation.further.keys()
     if parallel_draft:
         key = min(parallel_draft)
-        message = f"command: its speculation has {key}, which a case says by"
-        raise MatrixError(f"{message} {engine.reserved_speculation_keys[key]}; give it so instead")
+        message = f"command: its speculation has {key}, which a case sets by"
+        raise MatrixError(f"{message} {engine.reserved_speculation_keys[key]}; set that instead")
     return speculation
 
 

@@ -63,7 +63,9 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
         message = f"{subject} '{case.server.engine}' doesn't take; give '{case.id}' a dataset of"
         raise DatasetError(f"{message} texts in the matrix")
     if case.form is Form.CHAT:
-        message = f"{subject} are no chat; set form = \"completions\" for '{case.id}' in the matrix"
+        message = (
+            f"{subject} aren't a chat; set form = \"completions\" for '{case.id}' in the matrix"
+        )
         raise DatasetError(message)
 
 

@@ -153,18 +153,18 @@ def _server_of(
 
 
 def _check_speculation(spec: ServerSpec) -> None:
-    """Check that the further keys of a speculation leave its method what it is.
+    """Check that the further keys of a speculation don't turn its method into another one.
 
     Raises:
-        MatrixError: With these keys it is spelt as another method.
+        MatrixError: They do.
     """
     engine = engine_named(spec.engine)
     settings = engine.canonical_speculation(spec.rendered_speculation(spec.draft))
-    spelt_method = read_speculation(settings, engine.methods).method
-    if spelt_method != spec.method:
+    resulting_method = read_speculation(settings, engine.methods).method
+    if resulting_method != spec.method:
         raise MatrixError(
             f"speculation = {dict(spec.speculation)} makes method '{spec.method}' the method"
-            f" '{spelt_method}'; name that instead, or leave out the key"
+            f" '{resulting_method}'; name that instead, or leave out the key"
         )
 
 
@@ -186,8 +186,8 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
         tree_methods = ", ".join(name for name in METHODS if METHODS[name].drafts_trees)
         raise MatrixError(
             f"method '{method}' with {setting}; needed tree ="
-            f" {{ branches = 2, drafted_tokens = 6 }} for {tree_methods}, and none for others: give"
-            " them a table each"
+            f" {{ branches = 2, drafted_tokens = 6 }} for {tree_methods}, and no tree for other"
+            " methods; give each kind a table of its own"
         )
     if tree is None:
         return
@@ -196,8 +196,8 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
     if not depth <= tree.drafted_tokens <= most_tokens:
         raise MatrixError(
             f"tree.drafted_tokens = {tree.drafted_tokens} with draft_tokens = {depth} and"
-            f" tree.branches = {tree.branches}; needed {depth} to {most_tokens}: the deepest branch"
-            " alone, to all there is to choose from"
+            f" tree.branches = {tree.branches}; needed {depth} (the deepest branch alone) to"
+            f" {most_tokens} (all possible drafts)"
         )
 
 
@@ -222,7 +222,7 @@ def check_pinned(case: Case, *, on_gpu: bool) -> None:
         if on_gpu:
             hardware = "on a GPU"
         known_methods = ", ".join(sorted(methods)) or "none"
-        problem = f"engine '{spec.engine}' can't {hardware}; methods that it can: {known_methods}"
+        problem = f"engine '{spec.engine}' can't pin it {hardware}; it can pin: {known_methods}"
     elif length_tokens is None or not 1 <= length_tokens <= spec.draft_tokens + 1:
         problem = (
             f"pinned_length_tokens = {length_tokens} with draft_tokens = {spec.draft_tokens};"
@@ -230,6 +230,8 @@ def check_pinned(case: Case, *, on_gpu: bool) -> None:
         )
     elif spec.method == SCHEDULED and (case.turns != 1 or case.temperature > 0):
         # Its drafts are the control's answers, which it sees once beforehand.
-        problem = "it knows greedy answers to first turns alone; set turns = 1 and no temperature"
+        problem = (
+            "it works only with greedy answers to first turns; set turns = 1 and no temperature"
+        )
     if problem:
         raise MatrixError(f"acceptance = \"pinned\" of method '{spec.method}': {problem}")

@@ -41,7 +41,7 @@ _MAX_PART_BYTES = 255
 _MAX_PATH_CHARACTERS = 1_000
 _SHOWN_CHARACTERS = 80
 _LAUNCH_SUFFIX = re.compile(r"-launch\d+$")
-_ADVICE = f"mend it, or begin with a file of {specreg_command('init')}"
+_ADVICE = f"correct it, or start from a file that {specreg_command('init')} writes"
 _TableT = TypeVar("_TableT")
 Revision = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^([\w.][\w./-]*)?$")]
 """A commit, tag or branch of the hub."""
@@ -57,10 +57,10 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
         drafts: by method, the draft model or head.
         padding_layers: how many identity layers are appended to the target at set-up, so that a
             step of a tiny target costs enough for speculation to save something.
-        widen: the size that tiny models are made to cost at set-up; without it they stay as they
-            are.
-        target_gib: the memory of the target's weights as they are served, in GiB; without it
-            nobody checks whether a GPU holds them.
+        widen: the size to which tiny models are enlarged at set-up, so that a step costs as much;
+            without it they stay as they are.
+        target_gib: the memory of the target's weights as they are served, in GiB; without it,
+            it isn't checked whether a GPU holds them.
         drafts_gib: by method, the memory of the draft's weights, in GiB.
         token_kib: the memory of a token in the target's KV cache, in KiB.
         licence: the licences of its models as their publishers name them, and whether one has to be
@@ -96,8 +96,8 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
         methods: the speculative methods; `"none"` makes the speedup of the others measurable.
         models: the name of a model pair; of several, a machine runs the first that its GPUs hold.
         draft_tokens: how many tokens are drafted per step, as one number or a list.
-        variant: what ends the id of the cases that speculate, where another table of the tier would
-            make the same ids.
+        variant: a suffix for the ids of the cases that speculate, if another table of the tier
+            would make the same ids.
         acceptance: `"real"` judges the drafter; `"pinned"` fixes the acceptance length, so that
             only the cost of a step differs.
         concurrency: the requests in flight of closed loops, one case for each; the next request
@@ -196,7 +196,7 @@ def _learn_secrets(value: object) -> None:
 
 
 def _check_values(value: object, key: str = "$") -> None:
-    """Check that no text has a NUL character, and that each number is one.
+    """Check that no text has a NUL character, and that each number is finite.
 
     No path, argument or variable can have a NUL, and JSON has no infinity: a journal with one could
     not be read again.
@@ -264,7 +264,7 @@ def _pair_of(name: str, table: object) -> ModelsTable:
     for reference in (pair.target, *pair.drafts.values()):
         _check_reference(reference)
     if pair.widen and pair.padding_layers:
-        raise MatrixError("padding_layers with widen, which says how many; leave one of them out")
+        raise MatrixError("padding_layers with widen, which sets the layers; leave one of them out")
     methods_with_draft = [method for method in METHODS if METHODS[method].needs_draft]
     for method in pair.drafts:
         check_name("method that takes a draft", method, methods_with_draft)
@@ -299,8 +299,8 @@ def _check_reference(reference: str) -> None:
         return
     shown = readable_line(reference, _SHOWN_CHARACTERS)
     raise MatrixError(
-        f"model '{shown}': neither an id of the hub nor a folder is called so, got"
-        f" {len(reference)} characters; give the one or the other"
+        f"model '{shown}': can be neither a hub id nor a folder, got {len(reference)} characters;"
+        " give one or the other"
     )
 
 
@@ -312,7 +312,7 @@ def check_ending(kind: str, name: str) -> None:
     """
     check_spelling(kind, name)
     if _LAUNCH_SUFFIX.search(f"-{name}"):
-        problem = "it ends as a second launch of a server does"
+        problem = "it ends like the name of a second launch"
         raise MatrixError(f"{kind} '{name}': {problem}; give it another name")
 
 
@@ -324,8 +324,10 @@ def check_table(table: CasesTable) -> None:
     """
     for name in table.engine_env:
         if not name or "=" in name:
-            message = f"engine_env: '{name}' is no name of a variable, which is neither empty nor"
-            raise MatrixError(f"{message} has '='; rename it")
+            message = (
+                f"engine_env: '{name}' isn't the name of a variable, which has a character and"
+            )
+            raise MatrixError(f"{message} no '='; rename it")
     _check_load(table)
     _check_parallel(table.parallel)
     if table.variant:
@@ -346,8 +348,8 @@ def check_table(table: CasesTable) -> None:
     cuts_tokens = table.top_p < 1 or table.top_k is not None
     if table.temperature == 0 and cuts_tokens:
         raise MatrixError(
-            f"top_p = {table.top_p}, top_k = {table.top_k} with temperature = 0, where always the"
-            " likeliest token is taken; give a temperature, or leave them out"
+            f"top_p = {table.top_p}, top_k = {table.top_k} with temperature = 0, which always takes"
+            " the likeliest token; give a temperature, or leave them out"
         )
     if table.thinking is not None:
         _check_thinking(table)
@@ -372,9 +374,12 @@ def _check_load(table: CasesTable) -> None:
     in_flight = max(table.concurrency, default=0)
     if in_flight > table.max_sequences:
         settings = f"concurrency = {in_flight} with max_sequences = {table.max_sequences}"
-        raise MatrixError(f"{settings}; the server must take on all that are in flight")
+        advice = "raise max_sequences, or lower concurrency"
+        raise MatrixError(f"{settings}: the server must accept all requests in flight; {advice}")
     if table.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
-        raise MatrixError('burstiness is of gamma alone; set arrivals = "gamma" or leave it out')
+        raise MatrixError(
+            'burstiness works only with gamma arrivals; set arrivals = "gamma" or leave it out'
+        )
     # With fewer prompts the load would never be as high as its id says.
     if table.speed and table.duration_s is None and table.prompts < in_flight:
         raise MatrixError(
@@ -384,7 +389,7 @@ def _check_load(table: CasesTable) -> None:
 
 
 def _check_parallel(parallel: Parallel) -> None:
-    """Check that a server over several nodes is one copy with as many GPUs on each.
+    """Check that a server on several nodes is one copy with as many GPUs on each node.
 
     Raises:
         MatrixError: It isn't.
@@ -392,13 +397,13 @@ def _check_parallel(parallel: Parallel) -> None:
     if parallel.nodes > 1 and (parallel.data > 1 or parallel.gpus % parallel.nodes):
         raise MatrixError(
             f"parallel.nodes = {parallel.nodes} with data = {parallel.data}, tensor ="
-            f" {parallel.tensor} and pipeline = {parallel.pipeline}: a server over nodes is one"
-            " copy with as many GPUs on each; change one of them"
+            f" {parallel.tensor} and pipeline = {parallel.pipeline}: a server on several nodes must"
+            " be one copy with the same number of GPUs on each; change one of them"
         )
 
 
 def _check_thinking(table: CasesTable) -> None:
-    """Check that a chat template is there to switch the thought, and isn't told otherwise.
+    """Check that a chat template can switch the thought, and that nothing else switches it.
 
     Raises:
         MatrixError: The requests are no chat, or `chat_template_args` has the switch too.
@@ -408,5 +413,5 @@ def _check_thinking(table: CasesTable) -> None:
         raise MatrixError(f"{message} template; leave one of them out")
     for name in THINKING_SWITCHES:
         if name in table.chat_template_args:
-            message = f"thinking with chat_template_args.{name}, which says the same"
+            message = f"thinking with chat_template_args.{name}, which sets the same"
             raise MatrixError(f"{message}; leave one of them out")

@@ -93,8 +93,8 @@ def test_a_folder_of_baselines_that_cannot_be_read(
         ('engine_env = { "A\\u0000" = "b" }', "a key of $.cases[0].engine_env has a NUL character"),
         ('engine_args = ["a", "\\u0000"]', "$.cases[0].engine_args[1] has a NUL character"),
         ('dtype = "\\u0000"', "$.cases[0].dtype has a NUL character"),
-        ('engine_env = { "A=B" = "c" }', "engine_env: 'A=B' is no name of a variable"),
-        ('engine_env = { "" = "c" }', "engine_env: '' is no name of a variable"),
+        ('engine_env = { "A=B" = "c" }', "engine_env: 'A=B' isn't the name of a variable"),
+        ('engine_env = { "" = "c" }', "engine_env: '' isn't the name of a variable"),
     ],
 )
 def test_a_setting_that_no_process_can_be_started_with(

@@ -289,7 +289,7 @@ def test_counters_move_by_what_happened_in_between(before: Counters, after: Coun
     ],
 )
 def test_a_counter_that_fell_means_a_restart(before: Counters, after: Counters) -> None:
-    with builders.invalid("COUNTERS_FELL", "restarted inside the window"):
+    with builders.invalid("COUNTERS_FELL", "restarted meanwhile"):
         checks.check_counters(before, after)
 
 

@@ -167,8 +167,7 @@ def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path
         ),
         (
             launch(builders.counts(8, 0, 5, 7)),
-            "its launches disagree on the acceptance length (2.5000, 2.5500); find out why before you"
-            " record",
+            "its launches disagree on the acceptance length (2.5000, 2.5500); find the cause first",
         ),
     ],
 )

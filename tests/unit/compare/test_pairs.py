@@ -146,7 +146,7 @@ def test_a_pin_without_speculation_or_support_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"--pin 2\.5: no case speculates"):
         pinned_pairs([plain], 2.5, on_gpu=False)
     reference = builders.on_server(engine="reference")
-    with pytest.raises(MatrixError, match=r"engine 'reference' can't on a GPU; .*: none"):
+    with pytest.raises(MatrixError, match=r"engine 'reference' can't pin it on a GPU; .*: none"):
         pinned_pairs([Pair(a=reference, b=reference)], 2.5, on_gpu=True)
 
 

@@ -339,7 +339,7 @@ def test_a_small_file_of_parquet_with_millions_of_rows_is_refused(tmp_path: Path
     texts = pa.DictionaryArray.from_arrays(zeros, pa.array(["x"]))
     pq.write_table(pa.table({"text": texts}), path)
     assert path.stat().st_size < 2**24
-    words = "has 30,000,000 rows, and 1,000,000 are read at most; give a file"
+    words = "has 30,000,000 rows, and at most 1,000,000 are read; give a file"
     with pytest.raises(DatasetError, match=f"prompt file '{path}': {words}"):
         load("genai-perf", path)
 
@@ -351,7 +351,7 @@ def test_a_name_that_no_report_could_show_is_refused(
 ) -> None:
     row = {"question_id": "1", "category": "c", "turns": ["Hello."]} | {column: name}
     path = write_lines(tmp_path / "prompts.jsonl", [row])
-    with pytest.raises(DatasetError, match="is no plain text; give it another"):
+    with pytest.raises(DatasetError, match="isn't plain text; rename it"):
         load("mt-bench", path)
 
 
@@ -392,6 +392,6 @@ def test_any_text_is_read_as_it_is_written(name: str, text: str, tmp_path: Path)
 
 def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    words = r'takes pyarrow, which isn.t installed; uv pip install -e "\.\[datasets\]"'
+    words = r'needs pyarrow, which isn.t installed; uv pip install -e "\.\[datasets\]"'
     with pytest.raises(DatasetError, match=words):
         load("gsm8k", Path("test.parquet"))

@@ -107,7 +107,7 @@ def test_a_repeated_id_or_an_unwritable_folder_is_refused(folder: Folder) -> Non
 def test_a_part_of_a_set_is_accepted_with_a_remark(folder: Folder) -> None:
     folder.file.write_text(mt_bench(15))
     assert folder.prepare("mt-bench", folder.file).prompts == 15
-    assert "15 prompts, published are 80: a part is what will be replayed" in folder.shown
+    assert "15 of 80 published prompts: only these will be replayed" in folder.shown
     assert [prompt.category for prompt in folder.load("mt-bench")[:2]] == ["writing", "roleplay"]
 
 
@@ -117,7 +117,7 @@ def test_a_part_of_a_set_is_accepted_with_a_remark(folder: Folder) -> None:
         ("spec-bench", r"isn't on the hub; get https://.*/spec_bench/question\.jsonl and run"),
         ("eagle-mt_bench", r"get https://.*/mt_bench/question\.jsonl and run specreg prepare"),
         ("genai-perf", "get a file of your own and run specreg prepare genai-perf --from FILE"),
-        ("toy", "nothing to prepare; a case can name it as it is"),
+        ("toy", "needs no preparation; a case can name it directly"),
         ("random-300", "nothing to prepare"),
     ],
 )
@@ -168,4 +168,4 @@ def test_rows_that_are_left_out_are_counted_in_the_output(folder: Folder) -> Non
     folder.file.write_text(json.dumps([row_left_out, silent, silent]))
     record = folder.prepare("sharegpt", folder.file)
     assert (record.rows, record.left_out, record.prompts) == (3, 2, 1)
-    assert "2 rows left out: they hold no prompt" in folder.shown
+    assert "2 rows left out, because they have no prompt" in folder.shown

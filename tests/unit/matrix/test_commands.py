@@ -209,7 +209,7 @@ def test_a_table_adds_to_its_command_and_replaces_the_defaults(tmp_path: Path) -
         (VLLM + '\'{"method": "mtp"}\'', "", "how many tokens it drafts; give num_specul"),
         (VLLM + '\'{"method": "mtp", "num_speculative_tokens": "x"}\'', "", "a number from 1 on"),
         (VLLM + f"'{EAGLE3[:-1]}, \"draft_tensor_parallel_size\": 1}}'", "",
-         "which a case says by parallel.draft_tensor"),
+         "which a case sets by parallel.draft_tensor"),
         (SGLANG + "DFLASH --speculative-draft-model-path a/b", "", "give speculative-num-draft"),
         ("python -m sglang.launch_server --model a/b --tp 4 --ep 2", "", "over all its GPUs or"),
         ("vllm serve a/b --max-num-seqs 4", "max_sequences = 16", "the command says 4; leave"),

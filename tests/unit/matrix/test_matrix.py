@@ -272,10 +272,13 @@ PAIR = ", [models.tiny]: "
         ("requests_per_s = [2.5]", "concurrency = (1, 4), requests_per_s = (2.5,), arrivals"),
         ('arrivals = "poisson"', "concurrency = (1, 4), requests_per_s = (), arrivals = poisson;"),
         (f'{RATE}\narrivals = "closed"', "concurrency = (), requests_per_s = (2.5,), arrivals = c"),
-        (f"{RATE}\nburstiness = 0.5", 'burstiness is of gamma alone; set arrivals = "gamma"'),
+        (
+            f"{RATE}\nburstiness = 0.5",
+            'burstiness works only with gamma arrivals; set arrivals = "gamma"',
+        ),
         ('acceptance = "pinned"', "acceptance = 'pinned', pinned_length_tokens = None; give"),
         ("pinned_length_tokens = 2.5", "acceptance = 'real', pinned_length_tokens = 2.5; give"),
-        (f"{PINNED}2.5", f"{UNPINNED} 'eagle3': engine 'vllm' can't without a GPU; methods"),
+        (f"{PINNED}2.5", f"{UNPINNED} 'eagle3': engine 'vllm' can't pin it without a GPU;"),
         (f'methods = ["scheduled"]\n{PINNED}4.5', f"{UNPINNED} 'scheduled': pinned_length"),
         ('methods = ["scheduled"]', f"{UNPINNED} 'scheduled': pinned_length_tokens = None with"),
         (f'methods = ["scheduled"]\n{PINNED}2.5', f"{UNPINNED} 'scheduled': it knows greedy"),
@@ -406,11 +409,11 @@ def test_further_keys_of_a_speculation_are_part_of_the_server_that_speculates(
         ('thinking = true\nform = "completions"', 'with form = "completions", which has no chat'),
         (
             "thinking = true\nchat_template_args = { enable_thinking = false }",
-            "thinking with chat_template_args.enable_thinking, which says the same",
+            "thinking with chat_template_args.enable_thinking, which sets the same",
         ),
         ("speculation = { a = { b = 1 } }", "speculation"),
         ('variant = "no/name"', "variant 'no/name': a name is"),
-        ('variant = "launch2"', "variant 'launch2': it ends as a second launch"),
+        ('variant = "launch2"', "variant 'launch2': it ends like the name"),
     ],
 )
 def test_settings_that_exclude_each_other_or_say_nothing_are_refused(

@@ -110,7 +110,7 @@ def test_a_model_is_called_as_a_file_can_be(tmp_path: Path, target: str) -> None
     folder = write_tier(tmp_path)
     path = folder / "one.toml"
     path.write_text(path.read_text().replace("fixtures/models/tiny/target", target, 1))
-    with pytest.raises(MatrixError, match=r"(?s)model '.*': neither an id of the hub nor a folder"):
+    with pytest.raises(MatrixError, match=r"(?s)model '.*': can be neither a hub id nor a folder"):
         load_tier(folder, "one")
 
 
