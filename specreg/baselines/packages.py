@@ -43,7 +43,7 @@ def record_packages(folder: Path, packages: Sequence[str]) -> None:
         replace_file(path, "".join(f"{line}\n" for line in packages).encode())
     except OSError as error:
         raise BaselineError(
-            f"packages '{path}': not written, {error.strerror}; make room or mend its rights"
+            f"packages '{path}': not written, {error.strerror}; make room or repair its rights"
         ) from error
 
 

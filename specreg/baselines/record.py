@@ -215,7 +215,7 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
     except (InvalidMeasurementError, OSError) as error:
         advice = "raise the limits, or look at the figures of the run"
         if isinstance(error, OSError):
-            advice = "make room or mend its rights"
+            advice = "make room or repair its rights"
         message = f"baseline '{path}': not written, {schema.why_unusable(b'', error)}; {advice}"
         raise BaselineError(message) from error
 

@@ -34,7 +34,7 @@ from specreg.telemetry.identity import Gpus, current_environment, find_gpus
 
 _S_PER_MIN = 60.0
 _USUAL_GPU_GIB = 79.6
-"""The memory of an H100, by which times are estimated on a machine without a GPU."""
+"""The memory of an H100. On a machine without a GPU, times are estimated for it."""
 
 
 def baselines(
@@ -70,7 +70,7 @@ def baselines(
 
 
 def engines() -> None:
-    """Print which engine has which method, and which of them were seen running."""
+    """Print which engine has which method, and which methods were tried on a real server."""
     say(render_methods())
 
 
@@ -105,7 +105,7 @@ def selftest(
 
 
 def tier_of(folder: Path, name: str | None) -> Tier:
-    """Load a tier, or that of this machine, with the model pairs that its GPUs hold.
+    """Load a tier, by default this machine's, with the model pairs that its GPUs hold.
 
     Args:
         folder: the folder of the tiers.
@@ -137,8 +137,8 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
 
     Args:
         tier: the tier.
-        estimates: by case's id, how long it takes.
-        gpus: those of this machine.
+        estimates: how long each case takes, by its id.
+        gpus: the GPUs of this machine.
     """
     on_gpu = tier.needs_gpus > 0
     rows = [_matrix_row(case, estimates[case.id], on_gpu=on_gpu) for case in tier.cases]
@@ -150,7 +150,7 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
         commands = "; ".join(specreg_command("prepare", name) for name in licensed)
         lines.append(f"to prepare: {commands}")
     for location, understood in tier.commands.items():
-        lines.append(f"understood of the command of {location}:")
+        lines.append(f"keys read from the command of {location}:")
         lines += [f"  {line}" for line in understood]
     shown_pairs = dict.fromkeys(case.server.models for case in tier.cases)
     licences = [f"  {pair}: {tier.licences[pair]}" for pair in shown_pairs if pair in tier.licences]
@@ -158,7 +158,7 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
         lines += ["licences of the models:", *licences]
     if any("guess" in estimate.source for estimate in estimates.values()):
         reads = f"a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s"
-        lines.append(f"guess: {reads}; no draft is accepted")
+        lines.append(f"guess: assumes that {reads}, and that no draft is accepted")
     unfit = tier.unmet(gpus.memory_gib)
     if unfit:
         lines.append(_unfit_line(tier, unfit.keys(), gpus))
@@ -213,10 +213,10 @@ def _unfit_line(tier: Tier, unfit_ids: Collection[str], gpus: Gpus) -> str:
         if case.id in unfit_ids and case.memory_gib is not None:
             needs_by_pair.setdefault(case.server.models, []).append(case.memory_gib)
     needs = [
-        f"{len(needed_gib)} of {pair} need {math.ceil(max(needed_gib))}"
+        f"{len(needed_gib)} of {pair} need {math.ceil(max(needed_gib))} GiB"
         for pair, needed_gib in needs_by_pair.items()
     ]
-    return f"{line}; of each GPU, {', '.join(needs)} GiB" if needs else line
+    return f"{line}; on each GPU, {', '.join(needs)}" if needs else line
 
 
 def _matrix_row(case: Case, estimate: Estimate, *, on_gpu: bool) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`specreg gate`, `bisect` and `soak`: measurements against each other."""
+"""The commands that compare measurements with each other: `specreg gate`, `bisect` and `soak`."""
 
 import contextlib
 import dataclasses
@@ -32,9 +32,9 @@ INTERRUPTED_STATUS = 130
 
 
 def _command(function: Callable[[Any], int]) -> Callable[..., None]:
-    """Make a command of a function that takes options and returns an exit status.
+    """Turn a function that takes options and returns an exit status into a command.
 
-    The fields of its options that Typer describes can be typed.
+    The fields of its options that have a Typer annotation become options of the command.
     """
     options_type = get_type_hints(function)["options"]
     all_hints = get_type_hints(options_type, include_extras=True)
@@ -62,7 +62,7 @@ def _command(function: Callable[[Any], int]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _ending() -> Iterator[None]:
-    """End a command that can't go on with a status other than 1, which is an answer."""
+    """End a command that fails with another status than 1, because 1 is a result."""
     interrupt_on_signals()
     try:
         yield
@@ -71,7 +71,7 @@ def _ending() -> Iterator[None]:
     except (SpecregError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError):
-            message = f"'{error.filename}': {cause_of(error)}; make room or mend its rights"
+            message = f"'{error.filename}': {cause_of(error)}; make room or repair its rights"
         say(message, err=True)
         raise typer.Exit(FAILED_STATUS) from error
     except (typer.Exit, typer.Abort, typer.BadParameter):
@@ -108,7 +108,7 @@ def gate(options: GateOptions) -> int:
     say(render_report(report, color=color), styled=color)
     say(f"report: {running_gate.folder / 'report.html'}")
     if not report.run.complete:
-        say(f"go on: type the same with {again}")
+        say(f"to continue, type the same command with {again}")
     return report.run.exit_status
 
 
@@ -122,10 +122,10 @@ def bisect(options: BisectOptions) -> int:
     try:
         last_good, *between, first_bad = find_change(options, tier, tier.named(options.case))
     finally:
-        say(f"gates: {options.folder}; to go on, type the same again")
+        say(f"gates: {options.folder}; to continue, type the same command again")
     if between:
         unknown = ", ".join(between)
-        say(f"it changed after {last_good} and by {first_bad}; unknown: {unknown}")
+        say(f"it changed after {last_good}, and in {first_bad} at the latest; undecided: {unknown}")
         return FAILED_STATUS
     say(f"it changed in {first_bad}; {last_good} is good")
     return 0
@@ -142,7 +142,7 @@ def soak(options: SoakOptions) -> int:
     try:
         with _ending():
             running_soak.run()
-    finally:  # what was measured is shown, whatever cuts it short
+    finally:  # what was measured is shown even if the soak was cut short
         if running_soak.segments:
             verdicts = running_soak.look(LAST_LEVEL)
             _show_soak(running_soak, verdicts)
@@ -157,5 +157,5 @@ def _show_soak(finished: Soak, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts
         if verdict.reason is not None
     ]
-    segments = f"{len(finished.segments)} segments; a change is that of an hour: {finished.path}"
+    segments = f"{len(finished.segments)} segments; changes are per hour: {finished.path}"
     say("\n".join((*reasons, segments)))

@@ -1,4 +1,4 @@
-"""Make a folder a repository that measures with specreg: `specreg init`."""
+"""Write the files that a repository needs to measure with specreg: `specreg init`."""
 
 import importlib.metadata
 import json
@@ -20,12 +20,12 @@ _COPIED = (
     ".github/workflows/gpu_perf.yml",
     ".ci/nox.txt",
 )
-"""The files of specreg's own repository that are written as they are there."""
+"""The files of specreg's own repository that are copied unchanged."""
 _TO_FILL_IN = "docs/examples/init/gpu.toml"
 _KEPT = re.compile(
     r"(@nox\.session\(.*\)\n)?def (_pytest|_suite|_specreg|cpu_perf|gpu_perf|gate)\("
 )
-"""The functions of its noxfile.py that are written too."""
+"""The functions of specreg's noxfile.py that are copied into the new one."""
 _NOXFILE = '''"""The sessions of specreg; each does its own set-up, once."""
 
 from collections.abc import Sequence
@@ -38,33 +38,33 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["cpu_perf"]
 
 SPECREG = "specreg[{{}}]{origin}"
-"""Where `specreg init` found it installed from; say one that every machine reaches."""
+"""What pip installs specreg from. Change it to a source that every machine reaches."""
 
 
 def _install(session: nox.Session, *, extras: Sequence[str] = ()) -> None:
-    """Specreg with some of its extras."""
+    """Install specreg with some of its extras."""
     session.install(SPECREG.format(",".join(extras)))'''
-_PYTEST = """# The root is where this lies: pytest knows specreg's options in all folders below.
+_PYTEST = """# This file marks the root: pytest knows specreg's options in all folders below it.
 [pytest]
 pythonpath = ["."]
 """
 _SETTINGS = re.compile(r"^\[(tool[.:])?pytest\b", re.MULTILINE)
 _IGNORED = ".nox/\n__pycache__/\n.benchmarks/\n.specreg/\n"
 _LAST_LINE_NEEDED = ("conftest.py", "pytest.toml", ".gitignore")
-"""The files whose last line belongs into the one that is there instead."""
+"""The files whose last line must be added by hand to a file that exists already."""
 _NEXT = """
 what next:
   pytest -k eagle3 --specreg-tier=cpu
       real vLLM without a GPU, on specreg's tiny models
   pytest -k eagle3 --specreg-tier=cpu --update-baselines
-      records what it does here; commit baselines/
+      records this machine's baselines; commit baselines/
   nox -s gpu_perf
-      on a machine with a GPU: what fixtures/matrix/gpu.toml says, where you fill in what you serve
+      on a machine with a GPU: the cases of fixtures/matrix/gpu.toml, once you have filled it in
 nox comes with: pip install "nox[uv]\""""
 
 
 def init(root: RootOption = HERE) -> None:
-    """Write what a repository needs to measure with specreg; what is there is left alone.
+    """Write what a repository needs to measure with specreg; existing files are left alone.
 
     The suite's tests and fixtures, a tier without a GPU and one to fill in, sessions of nox, and a
     workflow that runs each night. The tiny models and their prompts stay in specreg.

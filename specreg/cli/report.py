@@ -62,7 +62,7 @@ def report(
     elif history:
         _write_trend([Path(path) for path in named], folder, root)
     elif len(named) > _MAX_RUNS:
-        message = f"report: {len(named)} runs are named, needed are two at most"
+        message = f"report: {len(named)} runs are named, needed at most two"
         raise ReportError(f"{message}; name one, or two to be shown side by side")
     else:
         _write_run(named, to, folder, root)
@@ -80,7 +80,7 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
         first = document
         run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, names[1])
         document = side_by_side(first, load_report(run_folder / FILE_NAME))
-        check_spelling("run", first.run.run)  # whatever was written there becomes a folder
+        check_spelling("run", first.run.run)  # the name becomes a folder's
         target = folder or run_folder / f"against-{first.run.run}"
         if target.is_symlink():
             message = f"'{target}': is a symbolic link; remove it, or name another --folder"
@@ -109,7 +109,7 @@ def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None
 
 
 def _expected_values(folder: Path) -> dict[str, dict[str, float]]:
-    """Return by case what the baselines in a folder hold; what can't be read has no line."""
+    """Return the values of each baseline in a folder by case; unreadable ones are left out."""
     baselines, _ = read_baselines(sorted(folder.glob("*.json")))
     expected = {}
     for path, baseline in baselines.items():
@@ -141,6 +141,6 @@ def _folder_of(runs: Path, run: str | None) -> Path:
 
 
 def _has_judged(folder: Path) -> bool:
-    """Return whether a run has a verdict; one that skipped all it was asked for has none."""
+    """Return whether a run judged anything; one that skipped all of its tests didn't."""
     verdict = load_verdict(folder / "verdict.json")
     return verdict is None or bool(verdict.verdicts)

@@ -42,7 +42,7 @@ from specreg.suite.shards import SHARDS, Shard
 _BYTES_PER_GIB = 2**30
 _ANSWERS_WITHIN_S = 10.0
 _LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_cache")
-"""What of the repository no node needs."""
+"""The parts of the repository that no node needs."""
 _TASK_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "false"}
 """Settings of the processes in which Ray runs the shards.
 
@@ -103,8 +103,8 @@ def merge(
 ) -> None:
     """Join the shards of a run into one report and one verdict.
 
-    The folders of the shards are data: where tiers and baselines are, how to judge, and whether to
-    write baselines is decided by the options of this command.
+    The options of this command decide where tiers and baselines are, how to judge, and whether to
+    write baselines. The folders of the shards are only read as data.
     """
     check_name("--inconclusive", inconclusive, get_args(Inconclusive))
     options = Options(
@@ -127,7 +127,9 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         raise SpecregError(message) from error
     begun = [run for run in runs if has_plan(run)] or runs
     remarks = [
-        f"'{run}': no {PLAN}, so it ended before it began" for run in runs if run not in begun
+        f"'{run}': no {PLAN}, so it ended before it measured anything"
+        for run in runs
+        if run not in begun
     ]
     shards = sorted(map(load_shard, begun), key=lambda shard: shard.plan.number)
     context = open_merged(real_path(root), options, shards, real_path(into))

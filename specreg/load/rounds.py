@@ -306,7 +306,7 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         finished: a request that ended.
         lags: how late its event loop was; the last message of a slice.
-        hung_s: for how long no token came; the last message if the server hangs.
+        hung_s: how long no token came, in seconds; the last message if the server hangs.
     """
 
     finished: FinishedRequest | None = None
@@ -321,7 +321,7 @@ class _Worker(NamedTuple):
     replies: asyncio.StreamReader
 
     async def replay(self, order: _Order, builder: RoundBuilder) -> None:
-        """Have the process replay a slice of a round, and add its requests to the builder.
+        """Let the process replay a slice of a round, and add its requests to the builder.
 
         Raises:
             HungError: no stream delivered a token for too long.
@@ -494,6 +494,6 @@ def _reply(reply: _Reply) -> None:
 if __name__ == "__main__":
     import uvloop
 
-    # If the suite was killed, nobody takes the replies.
+    # If the suite was killed, nobody reads the replies.
     with contextlib.suppress(BrokenPipeError):
         uvloop.run(_work())

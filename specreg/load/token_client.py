@@ -32,8 +32,8 @@ def token_api_of(endpoint: Endpoint) -> TokenApi:
     if api is None:
         supported = sorted(name for name, engine in ENGINES.items() if engine.token_api)
         raise UnsupportedError(
-            f"engine '{endpoint.engine}': its answers are no token ids, so nothing can be said"
-            f" of their tokens; these have them: {', '.join(supported)}"
+            f"engine '{endpoint.engine}': its answers have no token ids, so they can't be compared"
+            f" token by token; use an engine that has them: {', '.join(supported)}"
         )
     return api
 
@@ -44,7 +44,7 @@ def encode_prompts(
     """Return the token ids of the prompts' first turns, by the server's tokenizer and template.
 
     Raises:
-        UnsupportedError: the engine's answers are no ids.
+        UnsupportedError: the engine's answers have no token ids.
         InvalidMeasurementError: `HTTP_ERROR` or `ANSWER_UNREADABLE`.
         HungError: no answer came in ten minutes.
     """
@@ -64,7 +64,7 @@ def encode_chats(
         chats: the messages of each chat so far, the user's last.
 
     Raises:
-        UnsupportedError, InvalidMeasurementError, HungError: as of `encode_prompts`.
+        UnsupportedError, InvalidMeasurementError, HungError: as in `encode_prompts`.
     """
     api = token_api_of(endpoint)
     asks = [
@@ -94,13 +94,13 @@ def complete(
     Args:
         endpoint: the server.
         texts: the texts, in token ids.
-        wanted: what is wanted of the continuation of each text.
+        wanted: the length and the sampling of each continuation.
         in_flight: how many requests are in flight at once.
         within_s: how long an answer may take, in seconds.
 
     Raises:
-        UnsupportedError: the engine's answers are no ids.
-        InvalidMeasurementError: as of `encode_prompts`.
+        UnsupportedError: the engine's answers have no token ids.
+        InvalidMeasurementError: as in `encode_prompts`.
         HungError: no answer came in `within_s`.
     """
     api = token_api_of(endpoint)
@@ -123,8 +123,8 @@ def score(
         questions: each text and its candidates, in token ids.
 
     Raises:
-        UnsupportedError: the engine's answers are no ids.
-        InvalidMeasurementError, HungError: as of `encode_prompts`.
+        UnsupportedError: the engine's answers have no token ids.
+        InvalidMeasurementError, HungError: as in `encode_prompts`.
     """
     api = token_api_of(endpoint)
     calls = [

@@ -436,8 +436,8 @@ def read_acceptance(
         )
     elif wire_format.request_source is not None:
         message = (
-            "no answer tells its steps, nor do the counters; is the server as old as it says, and"
-            " are its statistics switched on?"
+            "neither the answers nor the counters report steps; check the server's version, and"
+            " switch its statistics on"
         )
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
     else:
@@ -451,8 +451,8 @@ def read_acceptance(
     checks.check_acceptance(
         record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens
     )
-    # A step without a draft may be merged into another chunk by a busy server. Where the case asks
-    # for such steps, the tokens of that chunk are no sign of drafts that weren't counted.
+    # A step without a draft may be merged into another chunk by a busy server. If the case has such
+    # steps, the tokens of that chunk don't prove that drafts weren't counted.
     if drafts_every_step and not engine.turns_drafting_off(dict(spec.speculation)):
         checks.check_emitted(record, traces, draft_tokens=spec.draft_tokens)
     return record.to_depth(spec.draft_tokens)
@@ -492,7 +492,9 @@ def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
     for trace in traces:
         drafted_nothing = trace.tokens <= 1 or trace.later_chunks == trace.tokens - 1
         if trace.acceptance is None and not drafted_nothing:
-            problem = f"prompt '{trace.prompt_id}': the server sent no acceptance, to others it did"
+            problem = (
+                f"prompt '{trace.prompt_id}': the server sent no acceptance, but for others it did"
+            )
             message = f"{problem}; look at its log"
             raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
         counts.append(trace.acceptance or NO_STEPS)

@@ -205,14 +205,12 @@ class Journal:
         if self._lock is not None:
             return
         lock = filelock.FileLock(self.path.with_name(_LOCK))
-        with _map_disk_errors(self.path, "make room or mend its rights"):
+        with _map_disk_errors(self.path, "make room or repair its rights"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(blocking=False)
             except filelock.Timeout as error:
-                message = (
-                    f"'{self.path.parent}': still goes on; wait until it has ended, or end it first"
-                )
+                message = f"'{self.path.parent}': is still running; wait for its end, or end it"
                 raise SpecregError(message) from error
         self._lock = lock
 
@@ -297,7 +295,7 @@ class Journal:
         self._append(msgspec.json.encode(hide_values(line)) + b"\n")
 
     def _append(self, content: bytes) -> None:
-        with _map_disk_errors(self.path, "make room or mend its rights"):
+        with _map_disk_errors(self.path, "make room or repair its rights"):
             append_lines(self.path, content)
 
 

@@ -43,8 +43,8 @@ _COMPARED = 3
 """How many batches of a warm-up are compared with as many batches before them."""
 _SILENT_BATCHES = 3
 """How many batches of a warm-up are enough if their answers have one token each, and so no step."""
-_CLEAR = 2.5
-"""The warm-up continues if earlier batches were slower by more standard errors than this."""
+_CLEAR_ERRORS = 2.5
+"""The warm-up continues if the earlier batches were slower by more standard errors than this."""
 _LATE_NS = 5 * 10**6
 """A client that is late by no more than this kept up."""
 _LATE_FRAC = 0.05
@@ -93,7 +93,7 @@ def workload_of(case: Case, prompts: Sequence[Prompt]) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a workload is replayed, and who is notified about it.
+    """How a workload is replayed, and the functions that are told about it.
 
     Attributes:
         show: is called with a text about each step of the measurement.
@@ -223,7 +223,7 @@ def _runners_differ(case: Measurement, control: Measurement) -> Invalidity:
     return Invalidity(
         "RUNNERS_DIFFER",
         f"the server of '{case.case.id}' has model runner {runner}, and its control"
-        f" {control.facts.model_runner}, so a speedup would be theirs too; set"
+        f" {control.facts.model_runner}, so a speedup would include their difference; set"
         f' model_runner = "{runner}" in the matrix for both',
     )
 
@@ -421,7 +421,7 @@ class _ArmRotation:
         # Replay the prompts again until the speeds were measured for long enough.
         arm_replays = self._with_too_little(self.active)
         while arm_replays:
-            self.plan.show("the prompts again")
+            self.plan.show("replaying the prompts again")
             for part in self.parts:
                 await self._replay_round(part, arm_replays)
             arm_replays = self._with_too_little(arm_replays)
@@ -502,7 +502,7 @@ class _ArmRotation:
         """Replay the extension on these arms, for their acceptance."""
         extension = self.workload.extension
         if arm_replays:
-            self.plan.show(f"undecided, {len(extension)} prompts more")
+            self.plan.show(f"undecided, replaying {len(extension)} more prompts")
         for arm_replay in arm_replays:
             arm_replay.look = Look.EXTENDED
             record = self._recorder(arm_replay)
@@ -668,7 +668,7 @@ def is_warm(step_times_ns: Sequence[float]) -> bool:
     later = recent[_COMPARED:]
     variance = statistics.variance(earlier) + statistics.variance(later)
     error = math.sqrt(variance / _COMPARED)
-    return statistics.fmean(earlier) - statistics.fmean(later) <= _CLEAR * error
+    return statistics.fmean(earlier) - statistics.fmean(later) <= _CLEAR_ERRORS * error
 
 
 def check_client(rounds: Sequence[Round]) -> None:

@@ -64,8 +64,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ]
     shared = ["control", "server", "case"]
     subject_fixture = "check" if marker.name == CORRECTNESS else "metric"
-    # The metric is no fixture, and then pytest assumes the scope "function" unless one is given.
-    # Every test would start a server of its own.
+    # The metric isn't a fixture, so pytest would assume the scope "function" without this one, and
+    # every test would start a server of its own.
     metafunc.parametrize([*shared, subject_fixture], rows, indirect=shared, scope="session")
 
 
@@ -239,4 +239,4 @@ def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
     if len(config.stash[PROGRESS].run.expected) <= 1:
         return []
     path = config.stash[CONTEXT].run_folder / "report.html"
-    return [f"page, from the second case on: {path}"]
+    return [f"page, once the second case begins: {path}"]

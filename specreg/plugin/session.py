@@ -89,7 +89,9 @@ def _options_of(config: pytest.Config) -> Options:
     """
     options = read_options(config)
     if has_workers(config) and options.shard:
-        raise SpecregError("--specreg-shard with -n: a shard is one process's; leave one out")
+        raise SpecregError(
+            "--specreg-shard with -n: a shard is measured by one process; leave one out"
+        )
     if is_worker(config):
         # The controller has chosen the run that is resumed, and gives its folder to the worker.
         options = dataclasses.replace(options, resume=False)
@@ -178,7 +180,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         result = run.result()
     # Write the baselines.
     if result.launches and cut_short:
-        notes.add_lines(["to go on from here, type the same again with --specreg-resume"])
+        notes.add_lines(["to continue this run, type the same command with --specreg-resume"])
     if context.is_recording and result.launches and not context.is_part:
         notes.add_lines(_update_baselines(session, result, cut_short=cut_short))
     # Write the documents of the run, which have its exit status.

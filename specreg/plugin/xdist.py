@@ -17,7 +17,7 @@ from specreg.telemetry.identity import find_gpus
 RUN_FOLDER = "specreg_run_folder"
 """The key under which the controller sends a worker the folder of the run."""
 GROUPED = "specreg_grouped"
-"""The key under which the controller tells a worker whether it sends whole server groups."""
+"""The key under which the controller sends a worker whether it gets whole server groups."""
 GROUPED_DIST = "loadgroup"
 
 

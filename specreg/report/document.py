@@ -352,7 +352,7 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         replace_file(path, content)
     except OSError as error:
-        message = f"'{path}': not written, {error.strerror}; make room or mend its rights"
+        message = f"'{path}': not written, {error.strerror}; make room or repair its rights"
         raise ReportError(message) from error
 
 

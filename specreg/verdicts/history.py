@@ -263,7 +263,7 @@ def record_history(path: Path, records: Iterable[RunRecord]) -> None:
     try:
         append_lines(path, lines)
     except OSError as error:
-        advice = "make room or mend its rights"
+        advice = "make room or repair its rights"
         message = f"history '{path}': this run isn't in it, {error.strerror}; {advice}"
         raise ReportError(message) from error
 

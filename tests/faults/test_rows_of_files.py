@@ -65,7 +65,7 @@ def test_row_13_a_full_disk_leaves_the_old_file(tmp_path: Path, writer: str) -> 
     before = path.read_bytes()
     with (
         disk_full_at(len(before) + 50 if writer == "history" else 50),
-        pytest.raises(SpecregError, match="File too large; make room or mend its rights"),
+        pytest.raises(SpecregError, match="File too large; make room or repair its rights"),
     ):
         WRITERS[writer](path)
     assert path.read_bytes() == before

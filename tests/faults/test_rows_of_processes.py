@@ -294,7 +294,7 @@ def test_row_15_a_run_that_still_goes_on_is_left_alone(run: Hurt) -> None:
         output, _ = pytest_run.communicate(timeout=120)
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR, refused.stdout
     (folder,) = run.runs.iterdir()
-    message = f"'{folder}': still goes on; wait until it has ended"
+    message = f"'{folder}': is still running; wait for its end"
     assert message in refused.stderr
     assert {verdict.case_id for verdict in run.verdict().verdicts} == set(CASES), output
     assert [run.attempts(case) for case in CASES] == [1, 1, 1]

@@ -201,7 +201,7 @@ def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:
         output, _ = soaking.communicate(timeout=60)
     assert soaking.returncode == 130, output
     assert "acceptance_length_tokens" in rows_of(output)
-    assert f"{blocks_in(path)} segments; a change is that of an hour: {path}" in output
+    assert f"{blocks_in(path)} segments; changes are per hour: {path}" in output
 
 
 def test_row_23_a_soak_that_is_killed_keeps_what_was_soaked(soak: Hurt) -> None:

@@ -82,7 +82,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     empty.mkdir()
     begun = suite.merge(empty, shards[0], into=suite.folder / "begun")
     assert begun.returncode == 10, begun.stderr
-    assert f"'{empty}': no plan.json, so it ended before it began" in begun.stdout
+    assert f"'{empty}': no plan.json, so it ended before it measured anything" in begun.stdout
 
     document = json.loads((shards[1] / "report.json").read_text())
     document["run"]["exit_status"] = 1

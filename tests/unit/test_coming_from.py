@@ -77,7 +77,7 @@ def test_the_matrix_shows_what_was_understood_of_the_pages_commands(matrix: Path
     root = str(matrix.parents[1])
     done = CliRunner().invoke(app, ["matrix", "--tier", "mine", "--root", root])
     assert done.exit_code == 0, done.output
-    assert done.output.count("understood of the command of ") == 2
+    assert done.output.count("keys read from the command of ") == 2
     assert 'engine_args = ["--torch-compile-max-bs", "32", "--cuda-graph-max-bs", "32"]' in (
         done.output
     )

@@ -107,5 +107,5 @@ def test_of_many_packages_that_differ_the_first_dozen_is_named() -> None:
     before = [f"p{number:02}==1" for number in range(20)]
     after = [f"p{number:02}==2" for number in range(20)]
     text = render_differences(before, after)
-    assert text.startswith("p00 1 and 2, p01 1 and 2, ")
-    assert text.endswith("p11 1 and 2 and 8 more")
+    assert text.startswith("p00 1 -> 2, p01 1 -> 2, ")
+    assert text.endswith("p11 1 -> 2 and 8 more")

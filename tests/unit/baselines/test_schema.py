@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_read_is_named_and_left_alone(
 
 def test_a_disk_that_refuses_is_named_with_the_file(path: Path) -> None:
     path.parent.symlink_to("nowhere")
-    with pytest.raises(BaselineError, match="make room or mend its rights") as error:
+    with pytest.raises(BaselineError, match="make room or repair its rights") as error:
         record_baseline(path, BASELINE)
     assert str(error.value).startswith(f"baseline '{path}': not written, File exists; ")
     assert isinstance(error.value.__cause__, OSError)

@@ -104,4 +104,4 @@ def test_a_page_of_no_nights_is_refused_with_what_to_do(root: Path) -> None:
 def test_three_runs_are_refused(root: Path) -> None:
     error = specreg(root, "report", RUN, RUN, RUN).exception
     assert isinstance(error, ReportError)
-    assert "3 runs are named, needed are two at most" in str(error)
+    assert "3 runs are named, needed at most two" in str(error)

@@ -168,7 +168,7 @@ def test_two_gates_at_once_dont_share_a_folder(here: GateOptions) -> None:
     here.out.mkdir()
     with (
         filelock.FileLock(here.out / "journal.lock"),
-        pytest.raises(SpecregError, match="gate': still goes on; wait until it has ended"),
+        pytest.raises(SpecregError, match="gate': is still running; wait for its end"),
     ):
         opened(here)
 

@@ -136,8 +136,8 @@ def test_a_protocol_without_ids_is_named_with_those_that_have_them() -> None:
         token_api_of(at("http://nowhere", "triton"))
 
     assert str(caught.value) == (
-        "engine 'triton': its answers are no token ids, so nothing can be said of their tokens;"
-        " these have them: reference, sglang, vllm"
+        "engine 'triton': its answers have no token ids, so they can't be compared token by token;"
+        " use an engine that has them: reference, sglang, vllm"
     )
 
 

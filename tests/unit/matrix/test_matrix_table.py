@@ -35,7 +35,7 @@ def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -
         in text
     )
     assert "recording it, 3 launches, takes about 37 min on one GPU of 80 GiB, and up to" in text
-    assert "guess: a step reads all weights at 1560 GiB/s; no draft is accepted" in text
+    assert "guess: assumes that a step reads all weights at 1560 GiB/s, and that" in text
     assert "tiers: gpu" in text
 
 
@@ -82,7 +82,7 @@ def test_what_a_smaller_card_leaves_out_is_said_by_pair_with_what_it_needs(tmp_p
     tier = load(tmp_path)
     estimates = {case.id: Estimate(1.0, "guess") for case in tier.cases}
     text = render_matrix(tier, estimates, builders.gpus("A", memory_gib=74))
-    words = "3 of 4 cases don't fit this machine: 74 GiB; of each GPU, 3 of eight need 84 GiB"
+    words = "3 of 4 cases don't fit this machine: 74 GiB; on each GPU, 3 of eight need 84 GiB"
     assert words in text
 
 

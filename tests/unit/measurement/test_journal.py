@@ -416,7 +416,7 @@ def test_a_check_by_an_earlier_definition_of_equal_answers_is_left_out(tmp_path:
 def test_a_run_that_still_goes_on_cannot_be_continued(path: Path) -> None:
     living, dead = Journal(path), Journal(path)
     living.hold()
-    words = r"'.*': still goes on; wait until it has ended, or end"
+    words = r"'.*': is still running; wait for its end, or end"
     for ask in (dead.hold, lambda: last_run(path.parent.parent)):
         with pytest.raises(SpecregError, match=words):
             ask()

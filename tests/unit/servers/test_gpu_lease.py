@@ -199,7 +199,7 @@ def test_each_claim_sees_gpus_of_its_own_and_a_wide_one_is_not_overtaken(machine
         assert wide.do("see a") == "GPU-a,GPU-b"
         assert wide.do("close a") == "close: 0 locked"
         assert late.read() == "claim: 1 locked"
-        advice = "take a machine that has as many"
+        advice = "use a machine that has enough"
         assert wide.do("claim a gpus=3") == f"SensorError: 3 GPUs: this process sees 2; {advice}"
 
 

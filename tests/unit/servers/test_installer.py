@@ -105,10 +105,10 @@ def test_packages_that_differ_are_named_with_both_versions() -> None:
     after = ("numpy==2.4.6", "six==1.17.0", "new==3", "vllm @ file:///b/vllm.whl")
     assert differing_packages(before, before) == ()
     assert differing_packages(before, after) == (
-        "gone 1.0 and none",
-        "new none and 3",
+        "gone 1.0 -> none",
+        "new none -> 3",
         "numpy 2.4.5 -> 2.4.6",
-        "vllm file:///a/vllm.whl and file:///b/vllm.whl",
+        "vllm file:///a/vllm.whl -> file:///b/vllm.whl",
     )
 
 

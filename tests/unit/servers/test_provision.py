@@ -108,7 +108,7 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
         *(INSTALLED, [case("vllm", parallel=Parallel(tensor=2, nodes=2))]),
         (
             "parallel.nodes = 2: specreg starts servers only on this machine; start this one"
-            " says, and measure it with --specreg-attach=URL"
+            " yourself, and measure it with --specreg-attach=URL"
         ),
     ),
 }
@@ -337,7 +337,7 @@ def test_an_environment_whose_packages_uv_does_not_list_is_not_taken_for_changed
     make(tmp_path)
     monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "nowhere.toml"))
     installed_packages.cache_clear()
-    words = r"uv doesn't list its packages, .* mend what this says: .*uv .* pip freeze --python"
+    words = r"uv doesn't list its packages, .* repair what it reports: .*uv .* pip freeze --python"
     with pytest.raises(EnvironmentSetupError, match=words):
         make(tmp_path)
     installed_packages.cache_clear()
@@ -525,7 +525,7 @@ def test_a_checkout_is_its_commit_and_has_no_files_beside_it(tmp_path: Path) -> 
     checkout.mkdir()
     (checkout / "pyproject.toml").write_text("")
     (checkout / ".gitignore").write_text("build\n")
-    with pytest.raises(UnsupportedError, match="is no git checkout, so what was measured"):
+    with pytest.raises(UnsupportedError, match="isn't a git checkout, so the measured version"):
         build_of(str(checkout))
 
     def git(*arguments: str) -> str:

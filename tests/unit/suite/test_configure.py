@@ -53,7 +53,7 @@ def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **arguments: 
         ({"gpu_memory_gib": float("nan")}, "--specreg-gpu-memory: got nan, needed more than 0"),
         (
             {"num_prompts": 6, "update_baselines": True},
-            "--update-baselines with --num-prompts: a baseline is of as many",
+            "--update-baselines with --num-prompts: a baseline has as many",
         ),
         ({"resume": True}, "--specreg-resume: there is no run in '"),
         ({"gpus": 64, "require_tier": True}, "tier 'here' needs 64 GPU(s), this machine has"),

@@ -386,10 +386,10 @@ def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
     full = Finding("disk", "full", "make room", State.IN_THE_WAY)
     away = Finding("model", "away", "fetch it", State.NOTE)
     assert render_findings((here, full, away), color=False).splitlines() == [
-        "state       of     finding",
-        "ok          GPU 0  [here]",
-        "in the way  disk   full",
-        "                   → make room",
+        "state       subject  finding",
+        "ok          GPU 0    [here]",
+        "in the way  disk     full",
+        "                     → make room",
         "note        model  away",
         "                   → fetch it",
         "",
