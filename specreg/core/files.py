@@ -123,7 +123,7 @@ def _naming_cache(cache: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SpecregError(
-            f"cache '{cache}': can't be written, {error.strerror}; mend its rights, or name another"
+            f"cache '{cache}': can't be written, {error.strerror}; repair its rights, or name another"
             " folder with SPECREG_CACHE"
         ) from error
 

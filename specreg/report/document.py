@@ -339,7 +339,7 @@ def write_in(folder: Path, name: str, content: bytes) -> Path:
         return write_below(folder, name, content)
     except OSError as error:
         message = f"{str(folder / name)!a}: not written, {error.strerror}"
-        advice = "make room, mend its rights, or name another folder"
+        advice = "make room, repair its rights, or name another folder"
         raise ReportError(f"{message}; {advice}") from error
 
 

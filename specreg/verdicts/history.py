@@ -279,7 +279,9 @@ def load_history(path: Path) -> History:
     except FileNotFoundError:
         return History({})
     except OSError as error:
-        return History({}, f"history '{path}': {error.strerror}; mend its rights to have it shown")
+        return History(
+            {}, f"history '{path}': {error.strerror}; repair its rights to have it shown"
+        )
     records_by_case: dict[str, dict[str, RunRecord]] = {}
     torn_lines = 0
     for line in lines:

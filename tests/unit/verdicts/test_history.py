@@ -105,7 +105,7 @@ def test_a_disk_that_refuses_is_said(path: Path) -> None:
     path.parent.write_text("no folder")
     with pytest.raises(ReportError, match=r"this run isn't in it, (File exists|Not a directory);"):
         record_history(path, [past_run()])
-    problem = f"history '{path}': Not a directory; mend its rights to have it shown"
+    problem = f"history '{path}': Not a directory; repair its rights to have it shown"
     assert load_history(path) == History({}, problem)
 
 
