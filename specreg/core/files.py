@@ -123,8 +123,8 @@ def _naming_cache(cache: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SpecregError(
-            f"cache '{cache}': can't be written, {error.strerror}; repair its rights, or name another"
-            " folder with SPECREG_CACHE"
+            f"cache '{cache}': can't be written, {error.strerror}; repair its rights, or name"
+            " another folder with SPECREG_CACHE"
         ) from error
 
 

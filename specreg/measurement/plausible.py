@@ -88,7 +88,7 @@ def check_lags(lags: TimeHistogram) -> None:
     total_fits = 0 <= lags.total_ns <= _MAX_NUMBER
     total2_fits = 0 <= lags.total_ns2 <= _MAX_NUMBER**2
     if has_empty_buckets or not (buckets_fit and total_fits and total2_fits):
-        raise msgspec.ValidationError("a histogram of durations that can't be")
+        raise msgspec.ValidationError("an impossible histogram of durations")
 
 
 def check_record(record: AcceptanceRecord) -> None:

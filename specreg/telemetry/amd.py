@@ -25,7 +25,7 @@ _CONTROL_NODE = Path("/dev/kfd")
 _IMPORT_ERRORS = (ImportError, OSError, AttributeError, KeyError)
 """The errors of importing amdsmi if it, or the C library that it loads, isn't installed."""
 _INSTALL = "install ROCm's amdsmi for this Python, of the release that the machine has"
-NO_POWER = "AMD SMI: it tells no power; take a newer driver, or another GPU"
+NO_POWER = "AMD SMI: it reports no power; use a newer driver, or another GPU"
 _MODULES = ("MI300A",)
 """The GPUs on a module with a processor. Their power is that of the whole module."""
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF)
@@ -72,7 +72,7 @@ class _Gpu(Probe):
             sm_clock_mhz=self._clock_mhz("GFX"),
             memory_clock_mhz=self._clock_mhz("MEM"),
             temperature_c=self._temperature_c(),
-            # It isn't read, because AMD SMI takes 100 ms to find out what holds a GPU back.
+            # It isn't read, because AMD SMI takes 100 ms to find out what slows a GPU down.
             throttle_mask=None,
             utilisation_frac=utilisation_frac,
             used_bytes=self._ask("amdsmi_get_gpu_memory_usage", self.smi.AmdSmiMemoryType.VRAM),
@@ -155,7 +155,9 @@ def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[De
     lists = {name: variables[name] for name in _HIP_VISIBLE if name in variables}
     if len(set(lists.values())) > 1:
         settings = " and ".join(f"{name}={value}" for name, value in lists.items())
-        raise SensorError(f"AMD SMI: {settings} differ; set one of them, or both to the same")
+        raise SensorError(
+            f"AMD SMI: {settings} differ; set only one of them, or both to the same value"
+        )
     selected = _selected(devices, variables.get(_RUNTIME_VISIBLE))
     for hip_list in set(lists.values()):
         selected = _selected(selected, hip_list)
@@ -187,7 +189,7 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
     """Return the variables with which a process sees only some of the GPUs that it sees now.
 
     Args:
-        devices: The GPUs that it shall see.
+        devices: The GPUs that it may see.
         variables: The current environment variables of the process.
     """
     # The variable of the runtime isn't changed, so HIP's indices count the GPUs that it selects.
@@ -312,7 +314,7 @@ def _own_limit_w(smi: Any, handle: object) -> float | None:  # noqa: ANN401 - as
     """Return the power limit of a GPU if somebody has changed it.
 
     Returns:
-        The limit in W; 0 if it is the vendor's, None if it isn't known.
+        The limit in W; 0 if the vendor's default holds, None if it isn't known.
     """
     limits = _ask(smi, "amdsmi_get_power_cap_info", handle)
     if limits is None:

@@ -104,8 +104,8 @@ def check_cool(devices: Sequence[Device]) -> None:
         held_back_frac, reasons = held_back([open_probe(device).state()])
         if held_back_frac:
             raise SensorError(
-                f"THROTTLED: {device.name}, number {device.number}: is held back before it runs,"
-                f" {reasons}; let it cool down"
+                f"THROTTLED: {device.name}, number {device.number}: is slowed down before it"
+                f" runs, {reasons}; let it cool down"
             )
 
 
@@ -126,9 +126,9 @@ def check_free(
     """
     for device in devices:
         pids = set(open_probe(device).processes() or ())
-        # In a container the driver may list processes by the ids that they have on the host. That
-        # is so if a server of ours runs on the device and isn't in the list. Then nobody can say
-        # which of the listed processes is ours, so the device isn't checked.
+        # In a container the driver may list processes by the ids that they have on the host. It
+        # does so if a server of this run is on the device and isn't in the list. Then the listed
+        # processes of this run can't be recognised, so the device isn't checked.
         our_server_is_unseen = device.id in our_device_ids and not pids & our_pids
         if our_server_is_unseen:
             continue

@@ -35,7 +35,7 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
     """Return the variables with which a process sees only some of the GPUs that it sees now.
 
     Args:
-        devices: The GPUs that it shall see, one or more of the same vendor.
+        devices: The GPUs that it may see, one or more of the same vendor.
         variables: The current environment variables of the process.
     """
     if devices[0].sensor == amd.SENSOR:

@@ -32,11 +32,9 @@ _CONTROL_NODE = Path("/dev/nvidiactl")
 """The file that a process opens to use any GPU. It is missing in a container without GPUs."""
 _MW_PER_W = 1000
 _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
-"""NVML_VALUE_NOT_AVAILABLE, with which a driver answers a question that it has no answer to."""
+"""NVML_VALUE_NOT_AVAILABLE, which a driver returns if it can't answer a question."""
 _PERCENT = 100
-_SLICED = (
-    "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG"
-)
+_SLICED = "NVML: MIG is on, and slices of a GPU report no power of their own; use a GPU without MIG"
 _UNSLICED = (
     "NVML: MIG is on, and the GPU has no slice to compute on; make one (nvidia-smi mig), or switch"
     " MIG off"
@@ -285,7 +283,7 @@ def _own_limit_w(handle: object) -> float | None:
     """Return the power limit of a GPU if somebody has changed it.
 
     Returns:
-        The limit in W; 0 if it is the vendor's, None if it isn't known.
+        The limit in W; 0 if the vendor's default holds, None if it isn't known.
     """
     limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     vendor_limit_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
@@ -415,7 +413,7 @@ def _readable(handle: object) -> tuple[Scope, str]:
         remedy = _REMEDIES.get(error.value, _USUAL_REMEDY)
         message = f"NVML: its power can't be read, {_described(error)}"
         return Scope.GPU, f"{message}; {remedy}"
-    return Scope.GPU, "NVML: it tells no power; take a newer driver, or another GPU"
+    return Scope.GPU, "NVML: it reports no power; use a newer driver, or another GPU"
 
 
 def _is_sliced(handle: object) -> bool:

@@ -90,7 +90,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     ]
     if not reads:
         if summed_j is None:
-            raise SensorError(f"{name}: tells neither power nor energy; measure another device")
+            raise SensorError(f"{name}: reports neither power nor energy; measure another device")
         return Energy(energy_j=summed_j)
     # Take the reads of the counter in the span, with the nearest one outside at each end.
     moments_ns, energies_mj = np.array(reads).T
@@ -101,7 +101,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     start_ns, end_ns = span
     # Beyond the first and the last read, nothing could be interpolated.
     if moments_ns[0] > start_ns or moments_ns[-1] < end_ns:
-        raise SensorError(f"{name}: no samples at an end of the time; measure again")
+        raise SensorError(f"{name}: samples are missing at an end of the block; measure again")
     # Interpolate the counter at both ends.
     uncertain_ns = _uncertain_ns(name, moments_ns, energies_mj)
     start_mj, end_mj = np.interp(span, moments_ns, energies_mj)
@@ -129,8 +129,8 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
     frac = missing_frac(trace, span)
     if frac > _MAX_MISSING_FRAC:
         raise SensorError(
-            f"{frac:.0%} of the samples of {name} are missing, more than 10 %; the sampler was"
-            " kept from running, or ended"
+            f"{frac:.0%} of the samples of {name} are missing, more than 10 %; the sampler ended,"
+            " or got too little time on a busy machine"
         )
 
 
@@ -157,7 +157,7 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
     still_ns = unchanged_ns.max()
     if still_ns > _STUCK_NS:
         message = f"the energy counter of {name} stood still for {still_ns / _NS_PER_S:.1f} s"
-        raise SensorError(f"{message}; look whether its power is read elsewhere (nvidia-smi)")
+        raise SensorError(f"{message}; check whether nvidia-smi shows its power")
     moves = len(first_reads) - 1
     watched_ns = moments_ns[-1] - moments_ns[0]
     move_ns = watched_ns / max(moves, 1)
@@ -179,9 +179,9 @@ def check_counter(energy: Energy) -> None:
     ratio = energy.counter_ratio
     if ratio is not None and abs(ratio - 1) > allowed_frac:
         raise SensorError(
-            f"its energy counter says {ratio:.2f} times what its power says over the same time,"
-            f" and they may lie {allowed_frac:.1%} apart; its sensor reads only a part of the time,"
-            " or is wrong"
+            f"its energy counter shows {ratio:.2f} times the energy that its power adds up to, and"
+            f" they may differ by {allowed_frac:.1%}; its sensor reads only a part of the time, or"
+            " is wrong"
         )
 
 
@@ -361,7 +361,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         device: the device.
-        energy_j: the energy that it drew; null if the meter is out of order.
+        energy_j: the energy that it drew; null if its readings can't be right.
         mean_w: the energy over the time of the block.
         from_counter: true if the energy is from the device's counter.
         error_frac: the error of the energy that the ends of the block cause, as a share of it.

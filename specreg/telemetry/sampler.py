@@ -122,9 +122,9 @@ class Watch:
         except TimeoutExpired:
             return load_traces(self.path, self.devices), ""
         log_lines = self.child.last_lines().splitlines()
-        last_words = log_lines[-1] if log_lines else "without a word"
+        last_line = log_lines[-1] if log_lines else "its log is empty"
         reason = (
-            f"the sampler of power ended with status {status} ({last_words}); its samples are in"
+            f"the sampler of power ended with status {status} ({last_line}); its samples are in"
             f" '{self.path}'"
         )
         return load_traces(self.path, self.devices), reason
@@ -193,7 +193,7 @@ def sample_devices(
     Args:
         probes: The probes of the devices.
         write: Writes a sample.
-        wait_until: Waits for a moment of the clock, and returns True if sampling shall stop.
+        wait_until: Waits for a moment of the clock, and returns True if sampling has to stop.
         clock: Returns the monotonic time in nanoseconds.
     """
     open_probes = dict(enumerate(probes))
@@ -242,7 +242,7 @@ def main() -> None:
     """Sample the devices that the first line of the input names, until the input ends."""
     devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Device, ...])
     probes = [open_probe(device) for device in devices]
-    # The sampler needs little time, a hundredth of a core, but it needs it at the right moment. An
+    # The sampler needs only a hundredth of a core, but at the right moments. An
     # engine's threads may keep all cores busy, so the sampler gets a higher priority if allowed.
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)

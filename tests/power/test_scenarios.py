@@ -134,7 +134,7 @@ def test_without_a_counter_power_is_summed_up(gpus: Gpus, traces: Traces) -> Non
 def test_a_sensor_that_looks_away_is_seen_where_the_load_is_in_step_with_it(traces: Traces) -> None:
     record = recorded(traces, "a quarter, in step")
     assert "says 0.5" in str(record.invalid)
-    assert "times what its power says" in str(record.invalid)
+    assert "times the energy that its power adds up to" in str(record.invalid)
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -148,7 +148,7 @@ def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> N
     _, held = findings["GPU 0"]
     unreadable = findings["power"][0]
     assert (held.state, unreadable.state) == (State.IN_THE_WAY, State.NOTE)
-    assert "held back before it runs, hardware thermal slowdown" in held.says
+    assert "slowed down before it runs, hardware thermal slowdown" in held.says
     assert "let it cool down" in held.says
     assert "its power can't be read, Insufficient Permissions" in unreadable.says
 

@@ -125,7 +125,7 @@ def test_what_holds_a_gpu_back_before_it_runs_is_said(library: Path) -> None:
     hot = dataclasses.replace(THREE[0], throttle=(Throttle(0x48),))
     (_, message) = asked(library, (hot,), 1)
     assert message == (
-        "THROTTLED: Scripted NVIDIA H100, number 0: is held back before it runs, hardware slowdown,"
+        "THROTTLED: Scripted NVIDIA H100, number 0: is slowed down before it runs, hardware slowdown,"
         " hardware thermal slowdown, 61 °C at 1980 MHz; let it cool down"
     )
 
@@ -211,7 +211,7 @@ def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> N
         ),
         (
             ScriptedGpu(mig=True),
-            "NVML: MIG is on, and slices of a GPU tell no power of their own; measure on one without MIG",  # noqa: E501 - as it is shown
+            "NVML: MIG is on, and slices of a GPU report no power of their own; use a GPU without MIG",
         ),
     ],
     ids=["lost", "closed", "sliced"],

@@ -290,7 +290,7 @@ def test_a_counter_lies_three_percent_off_its_power_at_most(
     if fits:
         check_counter(energy)
     else:
-        with pytest.raises(SensorError, match=r"says [\d.]+ times what its power says"):
+        with pytest.raises(SensorError, match=r"shows [\d.]+ times the energy that its power"):
             check_counter(energy)
 
 

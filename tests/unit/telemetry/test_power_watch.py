@@ -43,7 +43,7 @@ def test_a_killed_sampler_is_said_and_its_samples_stay(samples: Path) -> None:
         time.sleep(0.5)
         watching.child.popen.kill()
         (trace,), problem = watching.traces(until_ns=time.monotonic_ns())
-    assert "ended with status -9 (without a word)" in problem
+    assert "ended with status -9 (its log is empty)" in problem
     assert trace.samples
 
 
