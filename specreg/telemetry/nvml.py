@@ -34,7 +34,7 @@ _MW_PER_W = 1000
 _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
 """NVML_VALUE_NOT_AVAILABLE, which a driver returns if it can't answer a question."""
 _PERCENT = 100
-_SLICED = "NVML: MIG is on, and slices of a GPU report no power of their own; use a GPU without MIG"
+_SLICED = "NVML: MIG is on, and a slice reports no power of its own; use a GPU without MIG"
 _UNSLICED = (
     "NVML: MIG is on, and the GPU has no slice to compute on; make one (nvidia-smi mig), or switch"
     " MIG off"

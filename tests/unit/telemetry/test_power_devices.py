@@ -125,8 +125,8 @@ def test_what_holds_a_gpu_back_before_it_runs_is_said(library: Path) -> None:
     hot = dataclasses.replace(THREE[0], throttle=(Throttle(0x48),))
     (_, message) = asked(library, (hot,), 1)
     assert message == (
-        "THROTTLED: Scripted NVIDIA H100, number 0: is slowed down before it runs, hardware slowdown,"
-        " hardware thermal slowdown, 61 °C at 1980 MHz; let it cool down"
+        "THROTTLED: Scripted NVIDIA H100, number 0: is slowed down before it runs, hardware"
+        " slowdown, hardware thermal slowdown, 61 °C at 1980 MHz; let it cool down"
     )
 
 
@@ -211,7 +211,7 @@ def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> N
         ),
         (
             ScriptedGpu(mig=True),
-            "NVML: MIG is on, and slices of a GPU report no power of their own; use a GPU without MIG",
+            "NVML: MIG is on, and a slice reports no power of its own; use a GPU without MIG",
         ),
     ],
     ids=["lost", "closed", "sliced"],
