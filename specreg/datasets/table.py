@@ -74,8 +74,8 @@ def dataset_named(name: str) -> PromptSet:
     length = random_name[1]
     if len(length) > _MAX_RANDOM_DIGITS:
         raise DatasetError(
-            f"dataset '{name}': prompts of {length} random ids can't be drawn, those of"
-            f" {_MAX_RANDOM_DIGITS} digits at most; ask for fewer"
+            f"dataset '{name}': got prompts of {length} random ids, needed a number of at most"
+            f" {_MAX_RANDOM_DIGITS} digits; ask for fewer"
         )
     return PromptSet(dataset=_RANDOM, config=length)
 

@@ -16,7 +16,8 @@ _DIGITS = 16
 _LEAST_LOOPING_CHARACTERS = 64
 """A shorter answer may repeat itself without looping."""
 _REPEATED_EVENTS = 3
-"""So many events don't repeat the earlier text by chance if none has more tokens than the last."""
+"""This many events can't repeat the earlier text by chance, if none has more tokens than the last
+one."""
 
 # The channels of an answer
 _THOUGHT = "thought"
@@ -33,7 +34,7 @@ class _Run(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class AnswerText:
-    """All that has come of one answer so far.
+    """What has been received of one answer so far.
 
     Attributes:
         in_thought: whether the last text belongs to a thought.
@@ -79,7 +80,7 @@ class AnswerText:
             self._last_is_unseen = is_unseen
 
     def end_chunk(self, chunks: int) -> None:
-        """Take note that what came last ended a chunk.
+        """Note that the last event ended a chunk.
 
         Args:
             chunks: how many chunks have come so far.
@@ -95,7 +96,7 @@ class AnswerText:
         self._runs[-1].texts.append(text)
 
     def _look_for_end(self, text: str) -> None:
-        """Look whether the text has come to the end of a thought that it holds itself."""
+        """Check whether the text has reached the end of a thought that it contains."""
         if self._has_ended_thought or any(run.channel == _THOUGHT for run in self._runs):
             return
         recent = self._text_end + text
@@ -127,7 +128,7 @@ class AnswerText:
 
     @property
     def thought(self) -> str:
-        """The thought; empty if the server doesn't tell it apart."""
+        """The thought; empty if the server doesn't separate it from the text."""
         return self._joined(_THOUGHT)
 
     @property

@@ -40,10 +40,10 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     if case.needs_fresh_server:
         # Those of the case, those of an extension, and at least one that is measured nowhere.
         needed_prompts = 2 * case.prompts + 1
-        reason = ": its drafter learns, and warms up on prompts that are measured nowhere"
+        reason = ": its drafter learns, so its warm-up needs prompts that aren't measured"
     if len(prompts) < needed_prompts:
         raise DatasetError(
-            f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' asks for"
+            f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' needs"
             f" {needed_prompts}{reason}; lower prompts in the matrix, or ask for fewer"
         )
     check_form(case, prompts)
@@ -151,7 +151,7 @@ def _tokenizer(target: str) -> Any:  # noqa: ANN401 - of a library that may be m
     try:
         library = importlib.import_module("tokenizers")
     except ImportError as error:
-        message = f"counting takes tokenizers, which isn't installed; {install_command('datasets')}"
+        message = f"counting needs tokenizers, which isn't installed; {install_command('datasets')}"
         raise ModelError(message) from error
     path = model_file(target, "tokenizer.json")
     try:

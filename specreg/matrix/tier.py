@@ -115,7 +115,7 @@ class _Listing:
         check_spelling("case", case.id, MAX_CASE_CHARACTERS)
         if case.id in self.locations:
             raise MatrixError(
-                f"two cases are called '{case.id}', the other is of {self.locations[case.id]};"
+                f"two cases have the id '{case.id}', the other one in {self.locations[case.id]};"
                 " remove one"
             )
         folded_id = self._folded_ids.setdefault(case.id.lower(), case.id)
@@ -129,7 +129,7 @@ class _Listing:
         # Names of pairs may have dashes, so two different pairs can give servers the same id.
         if pair != server.models:
             raise MatrixError(
-                f"two servers are called '{server.id}', one of model pair '{server.models}', the"
+                f"two servers have the id '{server.id}', one of model pair '{server.models}', the"
                 f" other of '{pair}'; rename a pair"
             )
         if len(self.cases) >= _MAX_CASES:
@@ -229,6 +229,6 @@ def _with_controls(listing: _Listing, *, on_gpu: bool) -> Iterator[Case]:
         if on_gpu and share_frac > _MAX_SHARED_FRAC:
             raise MatrixError(
                 f"{listing.locations[case.id]}: gpu_memory_frac = {share_frac}, needed at most"
-                f" {_MAX_SHARED_FRAC}: case and control stand beside one another; lower it"
+                f" {_MAX_SHARED_FRAC}: case and control share the GPU; lower it"
             )
         yield dataclasses.replace(case, control=control)

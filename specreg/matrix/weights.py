@@ -103,7 +103,7 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
 
     Raises:
         ModelError: The source isn't such a model.
-        OSError: The disk refuses.
+        OSError: The files can't be written.
     """
     config, tensors = _read_model(source)
     try:
@@ -141,7 +141,7 @@ def _identity_tensor(name: str, model: Bits) -> Bits:
 def _unfit(source: Path, fault: object) -> ModelError:
     """Return the error of a model that can't be made larger."""
     return ModelError(
-        f"model folder '{source}': can't be made larger, {fault}; needed is a dense bfloat16 Llama"
+        f"model folder '{source}': can't be made larger, {fault}; needed a dense bfloat16 Llama"
         f" in one {_WEIGHTS}: name another folder, or leave padding_layers and widen out"
     )
 
@@ -155,7 +155,7 @@ def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
     try:
         config = json.loads(read_regular(source / CONFIG, MIB))
         if not isinstance(config, dict):
-            raise TypeError(f"{CONFIG} is no object")
+            raise TypeError(f"{CONFIG} isn't an object")
         return config, read_tensors(source / _WEIGHTS)
     except (OSError, *MALFORMED_FILE_ERRORS) as error:
         raise _unfit(source, f"{type(error).__name__}: {error}") from error
@@ -390,7 +390,7 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
 
     Raises:
         ModelError: The source can't be widened to that shape.
-        OSError: The disk refuses.
+        OSError: The files can't be written.
     """
     config, narrow = _read_model(source)
     try:
@@ -401,7 +401,7 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
     weight_map: dict[str, str] = {}
     size_bytes = 0
     for number, names in enumerate(files, start=1):
-        # So are files of several called, and an index names them.
+        # Models in several files have these names, and an index that lists the files.
         file_name = f"model-{number:05}-of-{len(files):05}.safetensors"
         tensors = {}
         for name, template_name in names.items():
@@ -430,7 +430,7 @@ def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping
     layer_tensors = {name: match for name, match in matches.items() if match is not None}
     first_layer = min(match["layer"] for match in layer_tensors.values())
     layers = 1
-    # The single layer of a head is called otherwise, and stays the only one.
+    # The single layer of a head has another name, and stays the only one.
     if first_layer.startswith("model."):
         layers = shape.num_hidden_layers
     for layer in range(layers):

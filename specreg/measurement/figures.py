@@ -75,8 +75,8 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
         by_category: the acceptance of each category's requests.
         by_turn: the acceptance of each turn's requests.
         by_part: the acceptance of thoughts and of answers, under "thought" and "answer", where the
-            server tells thoughts apart. No server counts them apart, so each chunk is taken for a
-            step. That is an estimate in the emitted view, and empty where chunks merged.
+            server separates thoughts. No server counts them separately, so each chunk is taken for
+            a step. That is an estimate in the emitted view, and empty where chunks merged.
         drafts_every_step: whether the method drafts in every step, unless the server turns it off.
     """
 
@@ -91,14 +91,14 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answers hold, to expose a workload whose answers say little.
+    """What the answers contain, which shows if a workload says little about speculation.
 
     Each field counts requests, except for `thinking` and the last two.
 
     Attributes:
         requests: all requests.
         thinking: whether the case switches thinking on or off; null where the template decides.
-        with_thought: answers with a thought, if only one that it never left.
+        with_thought: answers with a thought, even if they never left it.
         unfinished_thoughts: answers that never left the thought.
         without_text: answers with neither a thought nor a text.
         without_tokens: answers without a token.

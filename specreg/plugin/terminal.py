@@ -8,7 +8,7 @@ import pytest
 from specreg.plugin.xdist import is_worker
 
 _CI_VARIABLES = ("CI", "BUILD_NUMBER")
-"""The variables that CI services set. They may run a job in a terminal, but nobody watches it."""
+"""The variables that CI services set. A job may run in a terminal there, but nobody watches it."""
 
 
 def cursor_column(config: pytest.Config) -> Callable[[], int] | None:

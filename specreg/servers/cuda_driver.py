@@ -92,7 +92,7 @@ def why_driver_too_old(
     numbers = re.match(r"\d+(\.\d+)*", driver, re.ASCII)
     if numbers is None:
         return ""
-    # Of a driver that says less, such as `580`, only that much is compared.
+    # If a driver reports fewer numbers, such as `580`, only those are compared.
     parts = numbers[0].count(".") + 1
     least_parts = ".".join(least_driver.split(".")[:parts])
     is_enough = not least_driver or Version(numbers[0]) >= Version(least_parts)
@@ -104,7 +104,8 @@ def why_driver_too_old(
     # PyPI has no build for an older CUDA: on 2026-11-26 it had one build of each release of vLLM
     # and SGLang, for CUDA 13, without local versions such as `+cu129`.
     return (
-        f"brings CUDA {cuda_release}, which takes driver {least_driver} or newer, and this machine"
-        f" has {driver}; update the driver, or, as PyPI has no build for an older CUDA, install one"
-        " of the engine's own page into an environment, and name that with --specreg-engine-python"
+        f"brings CUDA {cuda_release}, which needs driver {least_driver} or newer, and this machine"
+        f" has {driver}; update the driver, or install a build for an older CUDA from the engine's"
+        " own page (PyPI has none) into an environment, and name its Python with"
+        " --specreg-engine-python"
     )

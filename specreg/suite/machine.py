@@ -42,9 +42,9 @@ def remarks_on(gpus: Gpus) -> Iterator[str]:
     for device, memory_gib in zip(gpus.devices, gpus.memory_gib, strict=True):
         subject = f"GPU {device.number} ({device.name or 'of an unknown kind'})"
         if not device.name:
-            yield f"{subject}: its driver doesn't say its name; speeds aren't compared"
+            yield f"{subject}: its driver doesn't report its name; speeds aren't compared"
         if device.limit_w is None and not device.why_not:
-            yield f"{subject}: its driver doesn't say its power limit"
+            yield f"{subject}: its driver doesn't report its power limit"
         if memory := _remark_on_memory(device, memory_gib):
             yield f"{subject}: {memory}"
 
@@ -53,8 +53,8 @@ def _remark_on_memory(device: Device, memory_gib: float | None) -> str:
     """Return a remark on a GPU whose driver doesn't report its memory; empty for other GPUs."""
     if memory_gib is None:
         return (
-            "its driver doesn't say how much memory it has, and cases run without a look at that;"
-            " say it with --specreg-gpu-memory=GIB"
+            "its driver doesn't report its memory, so it isn't checked whether cases fit;"
+            " give it with --specreg-gpu-memory=GIB"
         )
     if device.memory_bytes is None:
         return f"it has no memory of its own; the machine's {memory_gib:.1f} GiB are taken for it"

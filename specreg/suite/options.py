@@ -90,7 +90,7 @@ class Options:
     )
     record_minutes: float = _once(
         "how many minutes may go into launches beyond the first three while recording, so that"
-        " later runs can detect smaller losses; without effect beside --specreg-launches",
+        " later runs can detect smaller losses; without effect together with --specreg-launches",
         10.0,
         type=float,
     )
@@ -142,7 +142,7 @@ class Options:
         " environment with uv and keeps it)"
     )
     gpu_memory_gib: float | None = _option(
-        "the memory of each GPU in GiB, where its driver doesn't say it (default: the machine's,"
+        "the memory of each GPU in GiB, if its driver doesn't report it (default: the machine's,"
         " for a GPU that is part of a processor; else it isn't checked whether cases fit)",
         flag="--specreg-gpu-memory",
         metavar="GIB",
@@ -190,7 +190,7 @@ class Options:
 
 def _shard_error(shard: str, limit: str = "") -> SpecregError:
     """Return the error for a text that is no shard."""
-    needed = f"--specreg-shard '{shard}': got no shard, needed I/N with I from 1 to N{limit}"
+    needed = f"--specreg-shard '{shard}': isn't a shard, needed I/N with I from 1 to N{limit}"
     return SpecregError(f"{needed}; give 1/4 for the first of four, or list/4 to see all")
 
 

@@ -234,10 +234,10 @@ def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -
     selected = {name for names in selection.names.values() for name in names}
     if not context.tier.needs_gpus and speeds & selected:
         problem = (
-            "without a GPU servers share the processor, and speeds measured at the same time mean"
-            " nothing"
+            "without a GPU servers share the processor, and speeds measured at the same time"
+            " can't be compared"
         )
-        cure = "leave out -n, or choose acceptance alone: -k acceptance"
+        cure = "leave out -n, or choose only acceptance: -k acceptance"
         raise SpecregError(f"pytest-xdist: {problem}; {cure}")
 
 

@@ -144,7 +144,7 @@ def test_cases_run_on_a_gpu_whose_memory_is_not_known_and_it_is_said_once(suite:
     done = suite.run("tests/perf", "-q", "-k", "throughput")
 
     assert "NO_BASELINE" in done.stdout, done.stdout
-    assert (done.stdout + done.stderr).count("say it with --specreg-gpu-memory=GIB") == 1
+    assert (done.stdout + done.stderr).count("give it with --specreg-gpu-memory=GIB") == 1
     done = suite.run("tests/perf", "-q", "-k", "throughput", "--specreg-gpu-memory=80")
     need = "1 GPU(s) of 155 GiB needed, this machine has 80 GiB"
     assert f"nothing was judged: {need}" in done.stdout

@@ -335,7 +335,7 @@ def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
     with pytest.raises(DatasetError) as error:
         load_case_prompts(builders.ROOT, greedy)
     assert str(error.value) == (
-        f"dataset 'toy': has 160 prompts, '{greedy.id}' asks for 161; lower prompts in the matrix,"
+        f"dataset 'toy': has 160 prompts, '{greedy.id}' needs 161; lower prompts in the matrix,"
         " or ask for fewer"
     )
 
@@ -354,5 +354,5 @@ def test_a_drafter_that_learns_needs_prompts_that_are_measured_nowhere() -> None
     case = dataclasses.replace(builders.CASE, server=server, prompts=79)
     assert len(load_case_prompts(builders.ROOT, case)) == 160
     for prompts in (80, 160):
-        with pytest.raises(DatasetError, match="warms up on prompts that are measured nowhere"):
+        with pytest.raises(DatasetError, match="its warm-up needs prompts that aren't measured"):
             load_case_prompts(builders.ROOT, dataclasses.replace(case, prompts=prompts))

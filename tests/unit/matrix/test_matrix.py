@@ -323,7 +323,11 @@ def test_a_tree_that_cannot_be_is_named(tmp_path: Path, tree: str, words: str) -
         (MODELS + CASES, "models = 3\ncases = []", ": Expected `object`, got `int` - at `models`"),
         (MODELS + CASES, "needs_gpus = 0\ncases = [3]", f"{CASE}Expected `object`, got `int`"),
         (CASES, "[[cases]", ": can't be read, Expected ']]' at the end of an array declaration"),
-        (CASES, CASES + CASES, ", [[cases]] no. 2: two cases are called 'vllm-none-tiny-toy-c1', "),
+        (
+            CASES,
+            CASES + CASES,
+            ", [[cases]] no. 2: two cases have the id 'vllm-none-tiny-toy-c1', ",
+        ),
         (CASES, "[defaults]\npromts = 9" + CASES, f"{CASE}unknown key 'promts'; did you mean"),
         (CASES, f"{CASES}speculation = {{ x = nan }}", ": $.cases[0].speculation.x is nan, needed"),
         (

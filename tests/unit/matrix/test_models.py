@@ -78,7 +78,7 @@ def test_what_is_no_bfloat16_llama_cannot_be_padded(
     if content is not None:
         (model / name).write_text(content)
     words = re.escape(f"model folder '{model}': can't be made larger, ")
-    with pytest.raises(ModelError, match=words + ".*; needed is a dense bfloat16 Llama"):
+    with pytest.raises(ModelError, match=words + ".*; needed a dense bfloat16 Llama"):
         write_padded_model(model, tmp_path, 2)
 
 

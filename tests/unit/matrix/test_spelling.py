@@ -92,7 +92,7 @@ def test_servers_of_two_pairs_are_not_called_alike(tmp_path: Path) -> None:
     head = 'needs_gpus = 0\n[models.x]\ntarget = "fixtures/models/tiny/target"\n'
     lines = [line.strip() for line in text.splitlines()]
     (tmp_path / "matrix/one.toml").write_text(head + "\n".join(lines))
-    with pytest.raises(MatrixError, match="two servers are called 'vllm-eagle3-tiny-k2'"):
+    with pytest.raises(MatrixError, match="two servers have the id 'vllm-eagle3-tiny-k2'"):
         load_tier(tmp_path / "matrix", "one")
 
 

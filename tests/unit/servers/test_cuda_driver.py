@@ -74,7 +74,7 @@ def test_a_driver_runs_the_releases_of_its_majors(
     problem = why_driver_too_old(release, driver, {})
     assert bool(problem) == is_refused
     if problem:
-        assert f"brings CUDA {release}, which takes driver {least_driver_of(release)}" in problem
+        assert f"brings CUDA {release}, which needs driver {least_driver_of(release)}" in problem
 
 
 def test_the_library_of_forward_compatibility_lets_an_older_driver_do(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_the_library_of_forward_compatibility_lets_an_older_driver_do(tmp_path: 
     [
         (
             "570.172.08",
-            "engine 'vllm==0.33.0': brings CUDA 13.0, which takes driver 580.65.06 or newer, and",
+            "engine 'vllm==0.33.0': brings CUDA 13.0, which needs driver 580.65.06 or newer, and",
         ),
         ("580.159.04", "fine"),
     ],

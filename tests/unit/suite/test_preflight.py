@@ -202,7 +202,7 @@ def test_what_a_driver_does_not_say_is_unknown_and_cases_run(root: Path, library
     assert facts.says.endswith("the machine's memory, driver 580.scripted")
     assert summary(processes) == (State.NOTE, "the processes that compute on it can't be listed")
     limit, memory = findings["GPUs"]
-    assert limit.says.endswith("its driver doesn't say its power limit")
+    assert limit.says.endswith("its driver doesn't report its power limit")
     assert "it has no memory of its own" in memory.says
     assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
     assert findings["environment"][0].says == "scripted-gb10-x1"
@@ -210,7 +210,7 @@ def test_what_a_driver_does_not_say_is_unknown_and_cases_run(root: Path, library
     secret = dataclasses.replace(WELL, answers=(Answer("nvmlDeviceGetMemoryInfo", 4),))
     findings = with_gpus(root, library, secret, target_gib=1e6)
     assert "memory unknown" in findings["GPU 0"][0].says
-    assert findings["GPUs"][0].says.endswith("; say it with --specreg-gpu-memory=GIB")
+    assert findings["GPUs"][0].says.endswith("; give it with --specreg-gpu-memory=GIB")
     assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
 
 
