@@ -84,11 +84,11 @@ class _LogPipe:
             Those of the other descriptors that can be read.
         """
         own_fds = [self._read_fd] if self._is_open else []
-        wait_s = _IDLE_S if self._log.has_unwritten_output else within_s
+        has_unwritten_output = self._log.has_unwritten_output
+        wait_s = _IDLE_S if has_unwritten_output else within_s
         ready_fds, _, _ = select.select([*own_fds, *other_fds], [], [], wait_s)
-        if self._log.has_unwritten_output and (
-            not ready_fds or time.monotonic() >= self._write_due_s
-        ):
+        is_write_due = not ready_fds or time.monotonic() >= self._write_due_s
+        if has_unwritten_output and is_write_due:
             self._write()
         if self._read_fd in ready_fds:
             self._take(_PIECE_BYTES)

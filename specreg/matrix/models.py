@@ -202,13 +202,13 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
     Raises:
         ModelError: A folder is missing or incomplete, or can't be widened.
     """
+
+    def write(wide: _WideModel, empty_folder: Path) -> None:
+        show(f"widening {wide.source.name} to {spec.widen}, once")
+        write_widened_model(wide.source, wide.shape, empty_folder)
+
     for wide in _wide_models(root, spec):
-
-        def write(empty_folder: Path, wide: _WideModel = wide) -> None:
-            show(f"widening {wide.source.name} to {spec.widen}, once")
-            write_widened_model(wide.source, wide.shape, empty_folder)
-
-        _make_folder(wide.folder, write)
+        _make_folder(wide.folder, functools.partial(write, wide))
 
 
 def _content_sha256(folder: Path, *parameters: object) -> str:

@@ -465,7 +465,9 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
         "\n".join((exception.frame, *exception.message)) for exception in reversed(exceptions)
     ]
     tail = "\n".join(reading.lines[-_TAIL_LINES:])
-    for text in (problem, *tracebacks, tail, "\n".join(reading.lines)):
+    whole_log = "\n".join(reading.lines)
+    # What is surest to be the cause is searched first.
+    for text in (problem, *tracebacks, tail, whole_log):
         failure = _known_failure(text)
         if failure is not None:
             return failure
