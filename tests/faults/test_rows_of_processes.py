@@ -214,7 +214,7 @@ def test_row_07_ctrl_c_once(run: Hurt) -> None:
         output, _ = pytest_run.communicate(timeout=60)
         assert run.left() == []
     assert run.finished(CASES[1]) >= finished
-    assert "type the same again with --specreg-resume" in output
+    assert "type the same command with --specreg-resume" in output
     assert {verdict.case_id for verdict in run.verdict().verdicts} == {CASES[0]}
 
 

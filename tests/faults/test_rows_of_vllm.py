@@ -187,7 +187,7 @@ def test_row_05_a_worker_that_survives_its_server(hurt: HurtRun) -> None:
 
 
 def test_row_07_ctrl_c_once(hurt: HurtRun) -> None:
-    assert "type the same again with --specreg-resume" in hurt.output
+    assert "type the same command with --specreg-resume" in hurt.output
     assert {verdict.case_id for verdict in hurt.run.verdict().verdicts} == set(CASES[:2])
     assert hurt.remaining == []
     for case, finished in hurt.finished.items():

@@ -50,7 +50,7 @@ def test_a_signal_ends_it_with_its_servers_and_what_it_had_is_told(
     started.send_signal(number)
     stdout, stderr = started.communicate(timeout=60)
     assert started.returncode == 130, stdout + stderr
-    assert "go on: type the same with --resume --out" in stdout
+    assert "to continue, type the same command with --resume --out" in stdout
     assert gate.launches() == 2
     assert gate.report().run.exit_status == 130
     assert gate.servers() == []
@@ -93,7 +93,7 @@ def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate) -> None:
     stdout, stderr = gate.run("--launches", "4", status=10)
     assert "Is a directory" in stderr
     assert f"'{path}'; make room or repair its rights" in stderr
-    assert "go on: type the same with --resume" in stdout
+    assert "to continue, type the same command with --resume" in stdout
 
 
 def test_what_dies_on_one_side_is_told_and_tried_again_where_it_is_resumed(gate: Gate) -> None:

@@ -94,7 +94,7 @@ def test_a_recording_that_x_stops_says_so_and_how_to_go_on(suite: Suite) -> None
     done = suite.run("tests/perf", str(red), "-x", *update)
 
     assert "no baseline was written: -x or --maxfail stopped the run" in done.stdout
-    assert "type the same again with --specreg-resume" in done.stdout
+    assert "type the same command with --specreg-resume" in done.stdout
     assert not suite.recorded()
 
 

@@ -148,4 +148,4 @@ def test_cases_run_on_a_gpu_whose_memory_is_not_known_and_it_is_said_once(suite:
     done = suite.run("tests/perf", "-q", "-k", "throughput", "--specreg-gpu-memory=80")
     need = "1 GPU(s) of 155 GiB needed, this machine has 80 GiB"
     assert f"nothing was judged: {need}" in done.stdout
-    assert "say it with" not in done.stdout + done.stderr
+    assert "give it with" not in done.stdout + done.stderr

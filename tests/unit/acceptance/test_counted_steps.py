@@ -230,6 +230,8 @@ def test_a_speedup_is_judged_beside_a_control_of_the_same_runner(
     combined = combine_with_control(case, control)
     assert (Family.SPEEDUP not in combined.invalid) is is_judged
     if not is_judged:
-        words = "has model runner v1, and its control v2, so a speedup would be theirs too"
+        words = (
+            "has model runner v1, and its control v2, so a speedup would include their difference"
+        )
         assert words in str(combined.invalid[Family.SPEEDUP])
         assert Family.ACCEPTANCE not in combined.invalid

@@ -84,8 +84,12 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
     ("result", "status", "message"),
     [
         ("0.30.0 0.31.0", 0, "it changed in 0.31.0; 0.30.0 is good"),
-        ("0.30.0 0.31.0 0.32.0", 10, "it changed after 0.30.0 and by 0.32.0; unknown: 0.31.0"),
-        ("", 130, "to go on, type the same again"),
+        (
+            "0.30.0 0.31.0 0.32.0",
+            10,
+            "it changed after 0.30.0, and in 0.32.0 at the latest; undecided: 0.31.0",
+        ),
+        ("", 130, "to continue, type the same command again"),
     ],
     ids=["found", "between", "interrupted"],
 )

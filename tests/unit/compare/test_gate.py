@@ -58,7 +58,7 @@ def options(tmp_path: Path) -> GateOptions:
         ({"tolerances": ["speed=0.1"]}, "--tolerance speed=0.1: unknown metric 'speed'"),
         ({"tolerances": ["step_p50_ms=3%"]}, "'3%' is no fraction between 0 and 1"),
         ({"pin_length_tokens": 9.0}, "--pin 9: .* 9.0 with draft_tokens = 3; needed 1"),
-        ({"prompts": 100_000}, "dataset 'toy': has .* prompts, .* asks for 100000"),
+        ({"prompts": 100_000}, "dataset 'toy': has .* prompts, .* needs 100000"),
         ({"b": sys.executable}, f": python '{sys.executable}': has no module 'vllm'; install vllm"),
         ({"resume": True}, "--resume: nothing to go on with in '.*gate'; name its --out"),
     ],

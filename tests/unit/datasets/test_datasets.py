@@ -50,7 +50,7 @@ def test_a_length_is_a_number_of_a_set_that_takes_one_and_that_a_model_reads() -
     for name in ("random", "random-0", "random-", "random-1k", "toy-128"):
         with pytest.raises(UnknownNameError, match="random-1024"):
             dataset_named(name)
-    with pytest.raises(DatasetError, match=r"^dataset 'random-99999999': .*6 digits at most"):
+    with pytest.raises(DatasetError, match=r"^dataset 'random-99999999': .*at most 6 digits"):
         dataset_named("random-99999999")
 
 

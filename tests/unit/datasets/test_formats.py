@@ -360,14 +360,16 @@ def test_a_file_that_is_too_long_is_refused_before_it_is_read(suffix: str, tmp_p
     path = tmp_path / f"prompts.{suffix}"
     with path.open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(DatasetError, match=r"has 1,099,511,627,776 bytes, and 1,073,741,824 are"):
+    with pytest.raises(
+        DatasetError, match=r"has 1,099,511,627,776 bytes, and at most 1,073,741,824 are"
+    ):
         load("genai-perf", path)
 
 
 def test_a_file_of_more_lines_than_are_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"conversations": []}\n' * 1_000_001)
-    with pytest.raises(DatasetError, match="has 1,000,001 rows, and 1,000,000 are read"):
+    with pytest.raises(DatasetError, match="has 1,000,001 rows, and at most 1,000,000 are read"):
         load("sharegpt", path)
 
 

@@ -118,7 +118,7 @@ def test_a_part_of_a_set_is_accepted_with_a_remark(folder: Folder) -> None:
         ("eagle-mt_bench", r"get https://.*/mt_bench/question\.jsonl and run specreg prepare"),
         ("genai-perf", "get a file of your own and run specreg prepare genai-perf --from FILE"),
         ("toy", "needs no preparation; a case can name it directly"),
-        ("random-300", "nothing to prepare"),
+        ("random-300", "needs no preparation"),
     ],
 )
 def test_a_set_that_is_not_on_the_hub_names_its_address(

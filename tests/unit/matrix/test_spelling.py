@@ -59,7 +59,7 @@ def test_a_pair_that_no_case_has_is_called_by_a_name_too(tmp_path: Path) -> None
 
 
 def test_a_pair_is_not_called_as_a_second_launch_is(tmp_path: Path) -> None:
-    with pytest.raises(MatrixError, match="as a second launch of a server does"):
+    with pytest.raises(MatrixError, match="like the name of a second launch"):
         load_tier(write_tier(tmp_path, "tiny-launch2"), "one")
 
 

@@ -302,7 +302,9 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     journal = Journal(tmp_path / "file" / "journal.jsonl")
     for attempt in (functools.partial(journal.begin, KEY), journal.hold):
-        with pytest.raises(SpecregError, match=r"journal '.*; make room or mend its righ") as error:
+        with pytest.raises(
+            SpecregError, match=r"journal '.*; make room or repair its righ"
+        ) as error:
             attempt()
         assert isinstance(error.value.__cause__, OSError)
 

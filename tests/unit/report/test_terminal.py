@@ -184,7 +184,7 @@ GATE = msgspec.structs.replace(
         ArmReport(name="B", text="vllm==0.32.0", overrides=("draft_tokens=5",)),
     ),
     control=(reports.HELD,),
-    hints=("go on: type the same with --resume",),
+    hints=("to continue, type the same command with --resume",),
 )
 
 
@@ -195,7 +195,7 @@ def test_a_gate_is_shown_by_its_own_words_and_arms() -> None:
     heads = [line.split() for line in shown.splitlines() if line.startswith("case and metric")]
     assert [head[3:5] for head in heads] == [["B", "A"], ["A2", "A"]]
     assert "the control, A against itself:" in shown
-    assert shown.endswith("\na remark\n\ngo on: type the same with --resume")
+    assert shown.endswith("\na remark\n\nto continue, type the same command with --resume")
     markdown = render_markdown(GATE)
     page = render_page(GATE)
     assert "| outcome | A | B | change | why |" in markdown

@@ -131,7 +131,7 @@ def test_a_driver_that_is_too_old_for_the_engine_is_in_the_way(root: Path, libra
     findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
     (refused,) = (finding for finding in findings["cases"] if "CUDA" in finding.says)
     assert refused.state is State.IN_THE_WAY
-    assert "takes driver 580.65.06 or newer, and this machine has 550.54.15" in refused.says
+    assert "needs driver 580.65.06 or newer, and this machine has 550.54.15" in refused.says
     assert "update the driver" in f"{refused.says} {refused.advice}"
     assert "--specreg-engine-python" in f"{refused.says} {refused.advice}"
 
@@ -390,8 +390,8 @@ def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
         "ok          GPU 0    [here]",
         "in the way  disk     full",
         "                     → make room",
-        "note        model  away",
-        "                   → fetch it",
+        "note        model    away",
+        "                     → fetch it",
         "",
         "1 thing(s) in the way, 1 note(s)",
     ]

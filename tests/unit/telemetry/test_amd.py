@@ -198,7 +198,7 @@ def test_what_rocm_sees_is_seen(variables: dict[str, str], seen: str) -> None:
         (
             {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"},
             SensorError,
-            "HIP_VISIBLE_DEVICES=1 and CUDA_VISIBLE_DEVICES=0 differ; set one",
+            "HIP_VISIBLE_DEVICES=1 and CUDA_VISIBLE_DEVICES=0 differ; set only one",
         ),
         ({"HIP_VISIBLE_DEVICES": ""}, NoGpuError, "HIP_VISIBLE_DEVICES= leaves none of 3"),
         ({"HIP_VISIBLE_DEVICES": "-1"}, NoGpuError, "HIP_VISIBLE_DEVICES=-1 leaves none of 3"),
