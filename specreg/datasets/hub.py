@@ -13,7 +13,7 @@ from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError, ModelError, SpecregError
 from specreg.datasets.hub_fetch import code_of, has_all_weights, words_of
 
-DISK_REMEDY = "make room there or mend its rights, or name another folder with HF_HUB_CACHE"
+DISK_REMEDY = "make room there or repair its rights, or name another folder with HF_HUB_CACHE"
 """What to do if files can't be written to the hub's cache."""
 
 

@@ -147,7 +147,7 @@ def test_a_disk_that_is_too_small_is_known_before_anything_is_fetched(machine: M
 
 def test_a_cache_that_cannot_be_written_says_which_variable_names_another(machine: Machine) -> None:
     machine.cache.touch()
-    remedy = "make room there or mend its rights, or name another folder with HF_HUB_CACHE"
+    remedy = "make room there or repair its rights, or name another folder with HF_HUB_CACHE"
     with pytest.raises(ModelError, match=f": Not a directory: '{machine.cache}.*'; {remedy}$"):
         machine.fetch()
 
