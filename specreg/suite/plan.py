@@ -125,7 +125,7 @@ def plan_of(
         reason = (context.options.reason or "").strip()
     number, _ = context.options.part or (0, 0)
     # Sorted, because a set has no order, and equal selections must have equal plans.
-    asked = {case_id: tuple(sorted(names)) for case_id, names in selection.names.items()}
+    names_by_case = {case_id: tuple(sorted(names)) for case_id, names in selection.names.items()}
     return RunPlan(
         run=context.run_folder.name,
         began_at=context.clock.began_at.replace(microsecond=0),
@@ -141,7 +141,7 @@ def plan_of(
         number=number,
         of=len(shards),
         shards=tuple(tuple(case_ids) for case_ids in shards),
-        asked=asked,
+        asked=names_by_case,
         skipped=dict(selection.skipped),
         no_power=selection.no_power,
         driver_version=gpus.driver_version,
