@@ -34,8 +34,11 @@ SESSIONS = re.compile(r"^def (\w+)\(session", re.MULTILINE)
 
 
 def calls(name: str) -> Iterator[tuple[str, ...]]:
-    """The arguments of every call of a builder; what isn't known before a run is a word."""
-    for _, tree in trees():
+    """The arguments of every call of a builder; what isn't known before a run is a word.
+
+    Each process that collects tests needs them, so only modules that name the builder are parsed.
+    """
+    for _, tree in trees(naming=name):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name:
                 words = [a for a in node.args if not isinstance(a, ast.Starred)]
