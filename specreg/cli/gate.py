@@ -71,7 +71,9 @@ def _ending() -> Iterator[None]:
     except (SpecregError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError):
-            message = f"'{error.filename}': {cause_of(error)}; make room or repair its rights"
+            # Of a file that replaces another one, the user knows the name of the second alone.
+            path = error.filename2 or error.filename
+            message = f"'{path}': {cause_of(error)}; make room or repair its rights"
         say(message, err=True)
         raise typer.Exit(FAILED_STATUS) from error
     except (typer.Exit, typer.Abort, typer.BadParameter):

@@ -91,8 +91,7 @@ def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate) -> None:
     path = gate.out / "answers.json"
     path.mkdir(parents=True)
     stdout, stderr = gate.run("--launches", "4", status=10)
-    assert "Is a directory" in stderr
-    assert f"'{path}'; make room or repair its rights" in stderr
+    assert f"'{path}': Is a directory; make room or repair its rights" in stderr
     assert "to continue, type the same command with --resume" in stdout
 
 
