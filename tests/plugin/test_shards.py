@@ -140,7 +140,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
         (("-n", "2"), 4, "without a GPU servers share the processor, and speeds measured at the"),
         (("-k", "ngram and c1 and acceptance_length", "-n", "2", "--dist=load"), 0, ""),
         ((*SHARED, "--dist=worksteal"), 4, "leave out --dist, or give --dist=loadgroup"),
-        ((*SHARED, "--specreg-shard=1/2"), 4, "a shard is one process's"),
+        ((*SHARED, "--specreg-shard=1/2"), 4, "a shard is measured by one process"),
         (("--specreg-shards=1/2",), 4, "did you mean: --specreg-shard"),
     ],
 )
