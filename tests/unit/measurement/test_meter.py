@@ -158,7 +158,9 @@ def test_a_drafter_that_is_off_is_recognised_by_chunks_alone(wire_format: str) -
 
 def test_chunks_do_not_replace_counts_that_answers_should_have() -> None:
     """An older SGLang, say: its figures would look like those of a newer one."""
-    with builders.invalid("ACCEPTANCE_MISSING", "neither the answers nor the counters report steps"):
+    with builders.invalid(
+        "ACCEPTANCE_MISSING", "neither the answers nor the counters report steps"
+    ):
         read(MUTE, Counters(steps=4), VLLM)
 
 
