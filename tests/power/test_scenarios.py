@@ -133,7 +133,7 @@ def test_without_a_counter_power_is_summed_up(gpus: Gpus, traces: Traces) -> Non
 
 def test_a_sensor_that_looks_away_is_seen_where_the_load_is_in_step_with_it(traces: Traces) -> None:
     record = recorded(traces, "a quarter, in step")
-    assert "says 0.5" in str(record.invalid)
+    assert "shows 0.5" in str(record.invalid)
     assert "times the energy that its power adds up to" in str(record.invalid)
 
 
@@ -158,7 +158,7 @@ def recorded(traces: Traces, name: str) -> PowerRecord:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("counter off", "says 1.7"),
+        ("counter off", "shows 1.7"),
         ("counter sticks", "stood still for "),
         ("counter resets", "went back; was the driver reloaded?"),
         ("lost", "NVML: GPU is lost; look at the kernel's log"),
