@@ -305,8 +305,9 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
         """The counts of the steps; None if there were none, or if they aren't in the answer.
 
         Raises:
-            InvalidMeasurementError: `COUNTS_DISAGREE`, the number of accepted drafts isn't the sum
-                of the histogram, so the names have another meaning.
+            InvalidMeasurementError: `COUNTS_DISAGREE`, the number of accepted drafts isn't what the
+                histogram gives, Σ j·h_j, or the number of proposed drafts is missing. Then this
+                version of SGLang means something else by these names.
         """
         histogram = self.spec_correct_drafts_histogram
         proposed = self.spec_num_proposed_drafts
@@ -475,7 +476,7 @@ class WireFormat:
         request_source: the source of the acceptance in each answer; None if answers have none.
         counters_source: the source of the server's counters; None if it has none.
         counters_path: the path of the counters; None if there are none.
-        counters_flag: the flag with which the server must be started to have counters.
+        counters_flag: what the server must be started with to have counters: a flag, or words.
         accepts_only_text: whether each prompt must be a text, because the server takes neither a
             chat nor token ids.
         tells_ids: whether chunks can have the ids of their tokens. If not, each chunk has the usage
@@ -485,7 +486,7 @@ class WireFormat:
     request_source: ClassVar[Source | None] = None
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
-    counters_flag: ClassVar[str] = "its counters"
+    counters_flag: ClassVar[str] = "its counters enabled"
     accepts_only_text: ClassVar[bool] = False
     tells_ids: ClassVar[bool] = False
 

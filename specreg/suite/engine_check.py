@@ -34,19 +34,19 @@ from specreg.verdicts.multiple_testing import draw_of
 from specreg.verdicts.verdict import ENGINE_SLOWER, GOOD, Outcome, Verdict
 
 FOLDER = "engines"
-"""The folder of a run that has the gates of two versions, in a folder for each case."""
+"""The folder, in that of the run, for gates between two versions; each case has a folder in it."""
 _LAUNCHES = 8
 """A gate of four launches finds a loss of 30 % always, and one of eight a loss of 10 % usually."""
 _MINUTES = 15.0
 _S_PER_MIN = 60
 _SHORTEST_S = 0.01
-"""A launch is under load as long as in the run, and a gate takes no less than this."""
+"""The smallest value of a gate's `--seconds`. A launch is under load as long as in the run."""
 _DECIDED = GOOD | {Outcome.REGRESSED}
 """The outcomes that tell whether the engine is worse."""
 _BAD_NIGHT = frozenset({Outcome.REGRESSED, Outcome.INVALID, Outcome.WRONG})
 _LAUNCH_PHASES = (Phase.STARTING, Phase.WARMING_UP, Phase.MEASURING, Phase.STOPPING)
-_MOST_OF_IT = 0.5
-"""An engine that lost more than this share of tonight's loss is called the cause of it."""
+_MAIN_CAUSE_FRAC = 0.5
+"""The engine is named as the cause if its loss is this share of tonight's common loss or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,9 @@ def is_doubtful(verdict: Verdict) -> bool:
     tolerance_frac = verdict.comparison.tolerance_frac
     if verdict.has_code(MACHINE_MOVED):
         return True
-    is_lost_alone = verdict.outcome is Outcome.REGRESSED
-    if is_lost_alone or common_frac is None or tolerance_frac is None:
+    # A proven loss beyond that of all cases is the case's own.
+    is_own_loss = verdict.outcome is Outcome.REGRESSED
+    if is_own_loss or common_frac is None or tolerance_frac is None:
         return False
     return common_frac < -tolerance_frac
 
@@ -157,7 +158,7 @@ def _change_of(result: RunResult, case: Case, metrics: Iterable[str]) -> EngineC
     Args:
         result: The result of the run.
         case: The case.
-        metrics: The metrics that were good on the nights before.
+        metrics: The metrics by which a night is called good.
     """
     if engine_named(case.server.engine).program is not None:
         # The engine is a program on PATH, of which there is only one version.
@@ -256,7 +257,7 @@ class EngineAnswer:
         """Say whether the engine alone explains tonight's loss."""
         lost_frac = compared.comparison.change_frac or 0.0
         common_frac = verdict.comparison.common_frac or 0.0
-        if lost_frac > _MOST_OF_IT * common_frac:
+        if lost_frac > _MAIN_CAUSE_FRAC * common_frac:
             return "the engine is slower, and so is the machine"
         return "it is the engine, not the machine"
 
@@ -270,7 +271,8 @@ class EngineAnswer:
         common_frac = verdict.comparison.common_frac
         if common_frac is None:
             return text
-        return f"{text}; tonight all changed by {METRICS[verdict.metric].sign * common_frac:+.1%}"
+        shown_frac = METRICS[verdict.metric].sign * common_frac
+        return f"{text}; tonight all cases changed by {shown_frac:+.1%}"
 
     def _with_remark(self, verdict: Verdict, text: str) -> Verdict:
         """Append a remark to the reason of a verdict."""
@@ -307,7 +309,8 @@ def check_engine(run: Run[Any], measure: Measure | None = None) -> list[str]:
         subject = str(check)
         if _expected_s(check, context) > _MINUTES * _S_PER_MIN:
             command = _command_of(_gate_options(check, context))
-            return [f"{subject}: takes too long side by side for the end of a run; type {command}"]
+            problem = f"measuring both versions side by side takes more than {_MINUTES:g} minutes"
+            return [f"{subject}: {problem}, so it isn't done at the end of a run; type {command}"]
         context.provision.tell(
             f"is the machine slower, or the engine? Measuring {subject} side by side, for about"
             f" {_MINUTES:g} minutes at most; Ctrl-C leaves the verdicts as they are"
@@ -325,8 +328,8 @@ def check_engine(run: Run[Any], measure: Measure | None = None) -> list[str]:
 def _expected_s(check: EngineCheck, context: RunContext) -> float:
     """Return how long the launches that decide a clear change are expected to take, in seconds.
 
-    Four launches of both sides show a clear loss, and four of the earlier version beside itself
-    that it isn't the machine. On a GPU the sides run one after the other.
+    Four launches of each side show a clear loss. Four more, in which the earlier version runs
+    beside itself, show that the machine didn't cause it. On a GPU the sides take turns.
     """
     launches = 2 * _LAUNCHES if context.provision.on_gpu else _LAUNCHES
     return launches * check.launch_s

@@ -223,7 +223,7 @@ class Layer(nn.Module):
         """
         positions = torch.arange(hidden.shape[1], device=hidden.device) + start
         query, key_and_value = self.self_attn.project(states, positions)
-        # The state reads itself too, so its own keys and values come first.
+        # A state also reads itself, so its keys and values are appended before the attention reads.
         unrolled.append(key_and_value)
         hidden = hidden + self.self_attn.read(query, unrolled)
         normed = self.post_attention_layernorm(hidden)

@@ -44,23 +44,24 @@ def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
 def propose_padded(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
     """Look up what followed the last tokens of a text at their last occurrence before its end.
 
-    The same as vLLM's NgramGPUSpeculator, of model runner V2: the longest run of last tokens that
-    occurred before counts, and of its occurrences the last. What isn't found is the last token.
+    The same as vLLM's NgramGPUSpeculator, of model runner V2: it takes the longest run of last
+    tokens that occurred earlier in the text, and the last occurrence of that run. Missing ids are
+    filled with the last token of the text.
 
     Returns:
         Exactly `draft_tokens` ids.
     """
     text = "".join(map(chr, context))
-    padded: tuple[int, ...] = ()
+    followers: tuple[int, ...] = ()
     longest = min(LONGEST_TOKENS, len(text) - 1)
     for tokens in range(longest, SHORTEST_TOKENS - 1, -1):
         occurrence = text.rfind(text[-tokens:], 0, len(text) - 1)
         if occurrence >= 0:
             start = occurrence + tokens
-            padded = tuple(context[start : start + draft_tokens])
+            followers = tuple(context[start : start + draft_tokens])
             break
-    padding = (context[-1],) * (draft_tokens - len(padded))
-    return (*padded, *padding)
+    padding = (context[-1],) * (draft_tokens - len(followers))
+    return (*followers, *padding)
 
 
 class NGramStore:

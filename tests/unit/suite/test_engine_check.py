@@ -168,7 +168,7 @@ def test_both_versions_in_the_same_hour_tell_the_engine_from_the_machine(
     assert verdict.has_code(code)
     measured_words = (
         f"{words}vllm 0.32.0 -> 0.33.0 on {builders.CASE.id} in the same hour: throughput"
-        f" {change_frac:+.1%}; tonight all changed by -25.0%"
+        f" {change_frac:+.1%}; tonight all cases changed by -25.0%"
     )
     assert measured_words in verdict.explanation
     assert line.startswith(f"vllm 0.32.0 -> 0.33.0 on {builders.CASE.id}, side by side: ")
@@ -201,7 +201,7 @@ def test_a_time_that_grew_is_shown_as_a_time_that_grew(tmp_path: Path) -> None:
     check_engine(run, Gate((LATENCY, Outcome.REGRESSED)))
 
     (verdict,) = run.judge.verdicts
-    assert "ttft p50 +24.0%; tonight all changed by +25.0%" in verdict.explanation
+    assert "ttft p50 +24.0%; tonight all cases changed by +25.0%" in verdict.explanation
 
 
 def test_a_metric_is_told_by_the_one_that_decides_it_and_others_stay_as_they_are(
@@ -330,7 +330,7 @@ def test_what_would_take_too_long_is_left_to_the_user(tmp_path: Path) -> None:
 
     (line,) = check_engine(run, Gate(error=AssertionError()))
 
-    assert "takes too long side by side for the end of a run; type specreg gate" in line
+    assert "so it isn't done at the end of a run; type specreg gate" in line
     assert "vllm==0.32.0 vllm==0.33.0" in line
     assert run.judge.verdicts == (doubtful(),)
 
