@@ -73,8 +73,8 @@ THROUGHPUT_MATRIX = tiny_tier(
     engine_env={"OMP_NUM_THREADS": "1"},
     tolerances={"throughput_tokens_per_s": 0.3},
 )
-RECORDED = "0.32.0"
-UPGRADED = "0.33.0"
+RECORDED = "0.31.0"
+UPGRADED = "0.32.0"
 
 
 def run(
