@@ -23,7 +23,7 @@ from specreg.baselines.packages import record_packages
 from specreg.baselines.schema import Baseline, load_baseline
 from specreg.baselines.store import BaselineStore
 from specreg.core.errors import BaselineError, InvalidMeasurementError
-from specreg.core.files import replace_file
+from specreg.core.files import MIB, replace_file
 from specreg.core.reasons import Invalidity
 from specreg.core.values import readable_values
 from specreg.matrix.case import Case, CaseSettings
@@ -210,8 +210,12 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
     load_baseline(path)
     try:
         schema.check_figures(baseline)
-        text = schema.render_baseline(readable_values(baseline))
-        replace_file(path, text.encode())
+        content = schema.render_baseline(readable_values(baseline)).encode()
+        if len(content) > schema.MAX_BYTES:
+            size = f"{len(content) / MIB:.1f} MiB, and {schema.MAX_BYTES / MIB:g} are read at most"
+            advice = "record it with fewer launches, or fewer prompts"
+            raise BaselineError(f"baseline '{path}': not written, it has {size}; {advice}")
+        replace_file(path, content)
     except (InvalidMeasurementError, OSError) as error:
         advice = "raise the limits, or look at the figures of the run"
         if isinstance(error, OSError):

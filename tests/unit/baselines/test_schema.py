@@ -112,6 +112,25 @@ def test_a_file_that_cannot_be_read_is_named_and_left_alone(
     assert path.read_text() == content
 
 
+def test_a_baseline_that_would_take_minutes_to_read_is_neither_read_nor_written(path: Path) -> None:
+    """Each metric of a case adds up all answers of the baseline."""
+    record_baseline(path, BASELINE)
+    before = path.read_text()
+    assert BASELINE.acceptance is not None
+    answers = BASELINE.acceptance.prompts * 40_000
+    long = msgspec.structs.replace(BASELINE.acceptance, further_launches={"2": answers})
+    huge = msgspec.structs.replace(BASELINE, acceptance=long)
+
+    words = "not written, it has [0-9.]+ MiB, and 4 are read at most; record it with fewer launches"
+    with pytest.raises(BaselineError, match=words):
+        record_baseline(path, huge)
+    assert path.read_text() == before
+
+    path.write_text(render_baseline(huge))
+    with pytest.raises(BaselineError, match="is longer than 4 MiB; restore it with git"):
+        load_baseline(path)
+
+
 def test_a_disk_that_refuses_is_named_with_the_file(path: Path) -> None:
     path.parent.symlink_to("nowhere")
     with pytest.raises(BaselineError, match="make room or repair its rights") as error:
