@@ -272,7 +272,7 @@ class EngineAnswer:
         if common_frac is None:
             return text
         shown_frac = METRICS[verdict.metric].sign * common_frac
-        return f"{text}; tonight all cases changed by {shown_frac:+.1%}"
+        return f"{text}; tonight all that ran changed by {shown_frac:+.1%}"
 
     def _with_remark(self, verdict: Verdict, text: str) -> Verdict:
         """Append a remark to the reason of a verdict."""

@@ -168,7 +168,7 @@ def test_both_versions_in_the_same_hour_tell_the_engine_from_the_machine(
     assert verdict.has_code(code)
     measured_words = (
         f"{words}vllm 0.32.0 -> 0.33.0 on {builders.CASE.id} in the same hour: throughput"
-        f" {change_frac:+.1%}; tonight all cases changed by -25.0%"
+        f" {change_frac:+.1%}; tonight all that ran changed by -25.0%"
     )
     assert measured_words in verdict.explanation
     assert line.startswith(f"vllm 0.32.0 -> 0.33.0 on {builders.CASE.id}, side by side: ")
@@ -201,7 +201,7 @@ def test_a_time_that_grew_is_shown_as_a_time_that_grew(tmp_path: Path) -> None:
     check_engine(run, Gate((LATENCY, Outcome.REGRESSED)))
 
     (verdict,) = run.judge.verdicts
-    assert "ttft p50 +24.0%; tonight all cases changed by +25.0%" in verdict.explanation
+    assert "ttft p50 +24.0%; tonight all that ran changed by +25.0%" in verdict.explanation
 
 
 def test_a_metric_is_told_by_the_one_that_decides_it_and_others_stay_as_they_are(
