@@ -116,7 +116,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(tags=["develop"])
 def tests(session: nox.Session) -> None:
-    """Run the project's own tests, without an engine or a GPU; about five minutes.
+    """Run the project's own tests, without an engine or a GPU; about eight minutes.
 
     The longest tests go first, and a file goes to one worker, because its tests share recordings.
     There is one worker more than the two cores of CI, because tests wait for servers and clocks.
