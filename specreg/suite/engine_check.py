@@ -30,8 +30,9 @@ from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.document import exact_baseline
 from specreg.suite.result import Run, RunResult
 from specreg.verdicts.by_nights import MACHINE_MOVED
+from specreg.verdicts.history import settings_sha256
 from specreg.verdicts.multiple_testing import draw_of
-from specreg.verdicts.verdict import ENGINE_SLOWER, GOOD, Outcome, Verdict
+from specreg.verdicts.verdict import ENGINE_SLOWER, GOOD, Outcome, Verdict, with_remark
 
 FOLDER = "engines"
 """The folder, in that of the run, for gates between two versions; each case has a folder in it."""
@@ -179,7 +180,10 @@ def _version_before(context: RunContext, case: Case, metrics: AbstractSet[str]) 
     baseline = exact_baseline(context, case)
     if baseline is None:
         return ""
+    settings = settings_sha256(baseline.case)
     for record in reversed(context.load_history().without(context.name).of(case.id)):
+        if record.settings_sha256 != settings:
+            continue
         outcomes = {record.outcomes.get(metric) for metric in metrics} - {None}
         if outcomes and not outcomes & _BAD_NIGHT:
             return record.engine_version
@@ -243,13 +247,13 @@ class EngineAnswer:
             return dataclasses.replace(verdict, outcome=Outcome.REGRESSED, reason=reason)
         if compared.outcome not in GOOD:
             text = f"both versions side by side decide nothing: {self._measured(verdict, compared)}"
-            return self._with_remark(verdict, text)
+            return with_remark(verdict, text)
         text = (
             f"the engine lost no more than {compared.comparison.tolerated}, so it is the machine:"
             f" {self._measured(verdict, compared)}"
         )
         if not verdict.has_code(MACHINE_MOVED):
-            return self._with_remark(verdict, text)
+            return with_remark(verdict, text)
         reason = Reason(code=MACHINE_MOVED, text=text, remedy="quieten the machine and run again")
         return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
@@ -273,13 +277,6 @@ class EngineAnswer:
             return text
         shown_frac = METRICS[verdict.metric].sign * common_frac
         return f"{text}; tonight all that ran changed by {shown_frac:+.1%}"
-
-    def _with_remark(self, verdict: Verdict, text: str) -> Verdict:
-        """Append a remark to the reason of a verdict."""
-        if verdict.reason is None:
-            return dataclasses.replace(verdict, reason=Reason(text=text))
-        reason = dataclasses.replace(verdict.reason, text=f"{verdict.reason.text}; {text}")
-        return dataclasses.replace(verdict, reason=reason)
 
 
 Measure = Callable[[EngineCheck, RunContext], Sequence[Verdict]]

@@ -12,7 +12,7 @@ from specreg.measurement.metrics import Family, Metric
 from specreg.stats.intervals import LEVEL, LEVELS, Look
 from specreg.verdicts.detection import MAX_NIGHTS_TO_HOLD, nights_to_hold, to_frac
 from specreg.verdicts.nights import KNOWN_NIGHTS, CommonEvidence, LastingLoss, NightEvidence
-from specreg.verdicts.verdict import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict, with_remark
 
 HELD_BY_NIGHTS = "HELD_BY_NIGHTS"
 """The code of a figure that one night leaves undecided, and the last nights together decide."""
@@ -169,11 +169,7 @@ def _mention(verdict: Verdict, common_change: str) -> Verdict:
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
     if abs(common_frac) < tolerance_frac / 2:
         return verdict
-    remark = f"{common_change}, which is left out"
-    if verdict.reason is None:
-        return dataclasses.replace(verdict, reason=Reason(text=remark))
-    text = f"{verdict.reason.text}; {remark}"
-    return dataclasses.replace(verdict, reason=dataclasses.replace(verdict.reason, text=text))
+    return with_remark(verdict, f"{common_change}, which is left out")
 
 
 def _with_common_change(verdict: Verdict, common_frac: float) -> Verdict:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from specreg.core.reasons import Reason
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.verdicts.by_nights import MACHINE_MOVED
-from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict, with_remark
 
 _MAX_KEPT = 0.5
 """The first position counts as unchanged if it lost less than this share of its tolerance."""
@@ -69,14 +69,6 @@ def seen_on(verdict: Verdict, alone: Sequence[Verdict]) -> Verdict:
         remark = f"slow on {slow} of {len(alone)} launches"
         verdict = dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE)
     return with_remark(verdict, remark)
-
-
-def with_remark(verdict: Verdict, remark: str) -> Verdict:
-    """Append a remark to the reason of a verdict."""
-    if verdict.reason is None:
-        return dataclasses.replace(verdict, reason=Reason(text=remark))
-    reason = dataclasses.replace(verdict.reason, text=f"{verdict.reason.text}; {remark}")
-    return dataclasses.replace(verdict, reason=reason)
 
 
 def draw_of(metric: Metric) -> str:

@@ -1,5 +1,6 @@
 """The verdict on one metric of one case as data: outcome, comparison, cause and reason."""
 
+import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -177,3 +178,11 @@ class Verdict:
     def fails(self) -> bool:
         """Whether the test of this verdict fails. A test that is skipped doesn't fail."""
         return not self.holds and self.outcome not in SKIPPED
+
+
+def with_remark(verdict: Verdict, remark: str) -> Verdict:
+    """Append a remark to the reason of a verdict."""
+    if verdict.reason is None:
+        return dataclasses.replace(verdict, reason=Reason(text=remark))
+    reason = dataclasses.replace(verdict.reason, text=f"{verdict.reason.text}; {remark}")
+    return dataclasses.replace(verdict, reason=reason)

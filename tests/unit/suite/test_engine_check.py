@@ -279,23 +279,27 @@ def test_what_nobody_doubts_or_nothing_could_tell_is_not_measured(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("outcome", "before"),
+    ("outcome", "is_comparable", "before"),
     [
-        ("PASS", "0.32.1"),
-        ("INCONCLUSIVE", "0.32.1"),
-        ("REGRESSED", "0.32.0"),
-        ("INVALID", "0.32.0"),
+        ("PASS", True, "0.32.1"),
+        ("INCONCLUSIVE", True, "0.32.1"),
+        ("REGRESSED", True, "0.32.0"),
+        ("INVALID", True, "0.32.0"),
+        ("PASS", False, "0.32.0"),
     ],
 )
 def test_the_version_of_the_last_good_night_is_measured(
-    tmp_path: Path, outcome: str, before: str
+    tmp_path: Path, *, outcome: str, is_comparable: bool, before: str
 ) -> None:
     """A gain of that version may be what is lost tonight."""
     context = runs.context(tmp_path)
+    checksum = "of other settings"
+    if is_comparable:
+        checksum = settings_sha256(context.settings(builders.CASE))
     record = RunRecord(
         run="20261122T020000-1",
         case_id=builders.CASE.id,
-        settings_sha256=settings_sha256(context.settings(builders.CASE)),
+        settings_sha256=checksum,
         engine_version="0.32.1",
         draft_sha256="",
         values={SPEED.name: 100.0},
