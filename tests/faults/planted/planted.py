@@ -5,6 +5,7 @@ stand with commas between. `PLANTED_SINCE` names the version from which on it is
 that is any.
 """
 
+import importlib
 import os
 import re
 import time
@@ -45,16 +46,36 @@ def _is_since() -> bool:
 
 def _plant_sleep(*, speculating_only: bool) -> None:
     """Every step takes longer; where asked so, not those of a control, which doesn't speculate."""
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: PLC0415 - only in vLLM
+    for model_runner in _model_runners():
+        _slow_down(model_runner, speculating_only=speculating_only)
 
-    execute_model = GPUModelRunner.execute_model
+
+def _model_runners() -> list[Any]:
+    """The classes by which this vLLM runs a model: V1's, and V2's, which a GPU may choose."""
+    from vllm.v1.worker import gpu_model_runner  # noqa: PLC0415 - only in vLLM
+
+    v2 = _v2_module()
+    modules = [gpu_model_runner] if v2 is None else [gpu_model_runner, v2]
+    return [module.GPUModelRunner for module in modules]
+
+
+def _v2_module() -> Any:  # noqa: ANN401
+    """The module of the second model runner; None where it doesn't load, as on a CPU."""
+    try:
+        return importlib.import_module("vllm.v1.worker.gpu.model_runner")
+    except ImportError:
+        return None
+
+
+def _slow_down(model_runner: Any, *, speculating_only: bool) -> None:  # noqa: ANN401
+    execute_model = model_runner.execute_model
 
     def slower(runner: Any, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
         if runner.speculative_config is not None or not speculating_only:
             time.sleep(SLEEP_S)
         return execute_model(runner, *args, **keywords)
 
-    GPUModelRunner.execute_model = slower
+    model_runner.execute_model = slower
 
 
 def _plant_no_drafts() -> None:
@@ -100,6 +121,29 @@ def _plant_spoilt_draft() -> None:
         return drafts
 
     GPUModelRunner.propose_draft_token_ids = spoilt
+    _plant_spoilt_draft_in_v2()
+
+
+def _plant_spoilt_draft_in_v2() -> None:
+    """The second model runner has its drafts proposed by an object of its own."""
+    v2 = _v2_module()
+    if v2 is None:
+        return
+    init_speculator = v2.init_speculator
+
+    def init_spoilt_speculator(*args: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        speculator = init_speculator(*args, **keywords)
+        propose = speculator.propose
+
+        def spoilt(*args: Any, **keywords: Any) -> Any:  # noqa: ANN401
+            drafts = propose(*args, **keywords)
+            drafts[:, -1] = 0
+            return drafts
+
+        speculator.propose = spoilt
+        return speculator
+
+    v2.init_speculator = init_spoilt_speculator
 
 
 def _plant_shuffled_mtp() -> None:
