@@ -1,7 +1,7 @@
 """What the nights tell where launches differ by so much: by simulation.
 
-`python -m tests.bench.launches` makes a table of docs/performance.md; the spread is that of four
-launches of one server at c16 on three H100, 1,911 to 2,146 tokens/s. With the folder of
+By default, the spread is that of four launches of one server at c16 on three H100, 1,911 to
+2,146 tokens/s; the tolerances of the tiers for GPUs follow from it. With the folder of
 `nox -s nights` it is that of the speedups of those runs.
 """
 

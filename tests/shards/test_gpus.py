@@ -72,7 +72,7 @@ def check_near_ideal(alone: Report, took_s: float, most_ratio: float) -> None:
         free_s[free_s.index(min(free_s))] += start_s + size * case_s
     ratio = took_s / max(free_s)
     times = f"start {start_s:.1f} s, case {case_s:.1f} s, ideal {max(free_s):.0f} s"
-    print(f"{times}, took {took_s:.0f} s ({ratio:.3f})")  # noqa: T201 - docs/performance.md cites it
+    print(f"{times}, took {took_s:.0f} s ({ratio:.3f})")  # noqa: T201 - what the test measured
     assert ratio <= most_ratio
 
 
