@@ -1,5 +1,6 @@
 """Estimate the drift of a long measurement, and how long one must be to find a certain drift."""
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +21,8 @@ _MAX_FREEDOM = 200
 """With more degrees of freedom, Student's t distribution is practically a normal one."""
 _FOUND_LEVEL = 0.01
 """The probability of missing a drift that counts as detectable."""
-_MAX_TIMES_AS_LONG = 1000.0
-"""The longest measurement that is tried, as a multiple of the present one."""
-_LONGER = 1.05
-"""The factor from one tried length to the next."""
+_LENGTHS = tuple(1.05**power for power in range(142))
+"""The lengths that are considered, as multiples of the present one, up to a thousand times it."""
 _TINY = 1e-12
 """A sum of squares below this is a rounding error."""
 
@@ -184,10 +183,11 @@ def times_to_find(trend: Trend, level: float, drift_frac: float) -> float | None
     Returns:
         None if a thousand times as long isn't enough.
     """
-    times_as_long = 1.0
-    while times_as_long < _MAX_TIMES_AS_LONG:
+
+    def is_found(times_as_long: float) -> bool:
         least_frac = detectable_frac(trend, level, times_as_long)
-        if least_frac is not None and least_frac <= drift_frac:
-            return times_as_long
-        times_as_long *= _LONGER
-    return None
+        return least_frac is not None and least_frac <= drift_frac
+
+    # A longer measurement finds all that a shorter one does.
+    index = bisect.bisect_left(_LENGTHS, True, key=is_found)  # noqa: FBT003 - what is looked for
+    return _LENGTHS[index] if index < len(_LENGTHS) else None
