@@ -18,11 +18,17 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.report.page import TEMPLATES
+
 ROOT = Path(__file__).parents[2]
 MODULES = (
     *("pytest", "specreg.plugin", "specreg.cli.suite", "fixtures.servers", "fixtures.measurements"),
     # Those that a run imports when it measures.
-    *("httpx_aiohttp", "uvloop"),
+    *("httpx_aiohttp", "uvloop", "httpcore", "anyio._backends._asyncio", "numpy.polynomial"),
+    # Those that pytest imports as it starts.
+    *("_pytest.junitxml", "_pytest.pastebin", "_pytest.unittest", "_pytest.unraisableexception"),
+    *("_pytest.threadexception", "anyio.pytest_plugin", "pdb", "pytest_cov.plugin", "unittest"),
+    "xdist.plugin",
 )
 
 
@@ -97,6 +103,9 @@ def main() -> None:
     """Run each command that a line of the standard input describes, and print its exit status."""
     for name in MODULES:
         importlib.import_module(name)
+    # Compiling the templates of the pages takes as long as a short run has to render its own.
+    for name in TEMPLATES.list_templates(extensions=["jinja"]):
+        TEMPLATES.get_template(name)
     gc.freeze()
     for line in sys.stdin:
         pid = os.fork()
