@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.nvml.device import build
+from tests.plugin.preloaded import PreloadedPython
 
 _PRODUCT = Path(__file__).parent / "perf"
 
@@ -30,3 +31,11 @@ def _ended_by_signals(request: pytest.FixtureRequest) -> Iterator[None]:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scripted driver of NVIDIA's GPUs."""
     return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="session")
+def gpu_python(library: Path) -> Iterator[PreloadedPython]:
+    """A process that runs commands in forks of itself, which find the scripted driver."""
+    process = PreloadedPython(library.parent, variables={"LD_LIBRARY_PATH": str(library.parent)})
+    yield process
+    process.close()

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 
@@ -45,19 +46,30 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 class PreloadedPython:
     """A process that has imported the modules, and runs one command at a time in a fork."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        variables: Mapping[str, str] | None = None,
+        starter: Sequence[str] = (),
+    ) -> None:
         """Start the process.
 
         Args:
             folder: Where the output of the commands is kept.
+            variables: Variables that a process reads as it starts, such as LD_LIBRARY_PATH. The
+                commands have them too.
+            starter: A program and its options that start the process with other rights.
         """
+        self.folder = folder
+        self._variables = dict(variables or {})
         self._output = folder / "output"
         self._errors = folder / "errors"
         self._process = subprocess.Popen(
-            (sys.executable, "-m", "tests.plugin.preloaded"),
+            (*starter, sys.executable, "-m", "tests.plugin.preloaded"),
             cwd=ROOT,
             # Threads don't survive a fork.
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"} | self._variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -72,12 +84,14 @@ class PreloadedPython:
     ) -> subprocess.CompletedProcess[str]:
         """Run `python -m` with the arguments; its output is plain text, as it has no terminal.
 
+        If the first argument is `-c`, the second one is a program, as it is for Python.
+
         Raises:
             subprocess.TimeoutExpired: It took longer than `timeout_s`, and was killed.
         """
         command = Command(
             arguments=tuple(arguments),
-            environment=dict(env),
+            environment={**env, **self._variables},
             folder=str(cwd),
             output=str(self._output),
             errors=str(self._errors),
@@ -126,10 +140,16 @@ def _become(command: Command) -> None:
     _redirect(1, command.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     _redirect(2, command.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     module, *arguments = command.arguments
-    sys.argv = ["", *arguments]
     sys.path[0] = command.folder
     sys.path[1:1] = command.environment.get("PYTHONPATH", "").split(os.pathsep)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module == "-c":
+        program, *arguments = arguments
+        sys.argv = ["-c", *arguments]
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]))  # noqa: S102
+    else:
+        sys.argv = ["", *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _redirect(descriptor: int, path: str, flags: int) -> None:

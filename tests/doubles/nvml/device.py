@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).with_name("nvml.c")
+SCRIPT_VARIABLE = "SPECREG_SCRIPTED_NVML"
+"""Where the library finds its script."""
 NEVER = math.inf
 _NS_PER_S = 10**9
 
@@ -186,7 +188,7 @@ def write_script(script: Path, driver: Sequence[ScriptedGpu] | ScriptedDriver) -
 def environment(library: Path, script: Path) -> dict[str, str]:
     """What a child process needs to take the library for NVIDIA's."""
     paths = (str(library.parent), os.environ.get("LD_LIBRARY_PATH", ""))
-    return {"LD_LIBRARY_PATH": ":".join(filter(None, paths)), "SPECREG_SCRIPTED_NVML": str(script)}
+    return {"LD_LIBRARY_PATH": ":".join(filter(None, paths)), SCRIPT_VARIABLE: str(script)}
 
 
 def _lines(gpu: ScriptedGpu) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.nvml.device import Load, ScriptedGpu, true_energy_j
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit.builders.scripted_gpus import run_python
 
 NS_PER_S = 10**9
@@ -57,13 +58,13 @@ def power_w(load: Load, at_s: float) -> float:
 @pytest.mark.parametrize("load", [WAVE, SLOW], ids=["quick", "slow"])
 @pytest.mark.parametrize("factor", [1.0, 1.7])
 def test_counter_average_and_instant_are_the_true_ones(
-    library: Path, tmp_path: Path, load: Load, factor: float
+    gpu_python: PreloadedPython, tmp_path: Path, load: Load, factor: float
 ) -> None:
     """The counter's up to its last tick, the average of the last second; all else at a moment."""
     started_ns = time.monotonic_ns() - round(12.345 * NS_PER_S)
     gpu = ScriptedGpu(load=load, tick_ms=20.0, counter_factor=factor, started_ns=started_ns)
     checked = set()
-    for row in run_python(library, tmp_path, [gpu], ASKING).splitlines():
+    for row in run_python(gpu_python, tmp_path, [gpu], ASKING).splitlines():
         name, value, before_ns, after_ns = json.loads(row)
         ticks = [(at_ns - started_ns) // 20_000_000 for at_ns in (before_ns, after_ns)]
         watts = [power_w(load, (at_ns - started_ns) / NS_PER_S) for at_ns in (before_ns, after_ns)]
@@ -98,9 +99,9 @@ def test_the_truth_is_the_integral_of_the_power(load: Load) -> None:
 
 
 def test_a_script_that_is_missing_or_not_understood_is_an_error_at_once(
-    library: Path, tmp_path: Path
+    gpu_python: PreloadedPython, tmp_path: Path
 ) -> None:
-    assert run_python(library, tmp_path, [ScriptedGpu()], LOADING).split() == [
+    assert run_python(gpu_python, tmp_path, [ScriptedGpu()], LOADING).split() == [
         *("NVMLError_DriverNotLoaded", "NVMLError_Uninitialized"),
         *("None", "0", "None", "NVMLError_Uninitialized"),
         "NVMLError_Unknown",

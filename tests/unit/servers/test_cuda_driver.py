@@ -12,10 +12,12 @@ from specreg.servers.cuda_driver import (
     why_driver_too_old,
 )
 from tests.doubles.nvml.device import ScriptedDriver, ScriptedGpu
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit.builders.scripted_gpus import run_python, running
 
 PROGRAM = """
 from specreg.servers.provision import Provision
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
 try:
     Provision(on_gpu=True, show=print).check([builders.CASE])
@@ -97,9 +99,9 @@ def test_the_library_of_forward_compatibility_lets_an_older_driver_do(tmp_path: 
     ],
 )
 def test_a_run_is_refused_before_it_installs_anything(
-    driver: str, words: str, tmp_path: Path, library: Path
+    driver: str, words: str, tmp_path: Path, gpu_python: PreloadedPython
 ) -> None:
     """The driver is scripted; the packages are those of the lock."""
     scripted = ScriptedDriver([running(ScriptedGpu())], version=driver)
-    output = run_python(library, tmp_path, scripted, PROGRAM, SPECREG_CACHE=str(tmp_path))
+    output = run_python(gpu_python, tmp_path, scripted, PROGRAM, SPECREG_CACHE=str(tmp_path))
     assert output.startswith(words)

@@ -23,6 +23,7 @@ from specreg.suite.preflight import Finding, State, render_findings
 from specreg.telemetry.identity import ProcessorLoad
 from tests.doubles.hub import FakeHub
 from tests.doubles.nvml.device import Answer, Process, ScriptedDriver, ScriptedGpu, Throttle
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
 from tests.unit.builders.examined_machines import (
     FindingsBySubject,
@@ -82,7 +83,7 @@ def summary(finding: Finding) -> tuple[State, str]:
 
 def with_gpus(
     root: Path,
-    library: Path,
+    gpu_python: PreloadedPython,
     *gpus: ScriptedGpu,
     answers: tuple[Answer, ...] = (),
     **changes: object,
@@ -90,15 +91,15 @@ def with_gpus(
     """Return what the doctor finds if the driver shows such GPUs."""
     settings = json.dumps({"gpus": 1, **changes})
     driver = ScriptedDriver([*map(running, gpus)], answers)
-    output = run_python(library, root, driver, PROGRAM, str(root), settings)
+    output = run_python(gpu_python, root, driver, PROGRAM, str(root), settings)
     return msgspec.json.decode(output, type=dict[str, list[Finding]])
 
 
 WELL = ScriptedGpu(memory_used_bytes=4 * 10**8)
 
 
-def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) -> None:
-    findings = with_gpus(root, library, WELL)
+def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, gpu_python: PreloadedPython) -> None:
+    findings = with_gpus(root, gpu_python, WELL)
     facts, free = findings["GPU 0"]
     gpu = "Scripted NVIDIA H100, GPU-5c217ed0-0000-4000-8000-000000000000"
     assert facts.says == f"{gpu}, 79.6 GiB, driver 580.scripted"
@@ -109,10 +110,12 @@ def test_a_gpu_that_is_well_has_nothing_in_its_way(root: Path, library: Path) ->
     assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
 
 
-def test_a_compiler_that_an_engine_lacks_is_in_the_way(root: Path, library: Path) -> None:
+def test_a_compiler_that_an_engine_lacks_is_in_the_way(
+    root: Path, gpu_python: PreloadedPython
+) -> None:
     driver = ScriptedDriver([running(WELL)])
     settings = json.dumps({"gpus": 1})
-    output = run_python(library, root, driver, PROGRAM, str(root), settings, CC="/nowhere/gcc")
+    output = run_python(gpu_python, root, driver, PROGRAM, str(root), settings, CC="/nowhere/gcc")
     findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
     lacks = [finding for finding in findings["compilers"] if "a C compiler" in finding.says]
     assert lacks == [
@@ -125,9 +128,11 @@ def test_a_compiler_that_an_engine_lacks_is_in_the_way(root: Path, library: Path
     ]
 
 
-def test_a_driver_that_is_too_old_for_the_engine_is_in_the_way(root: Path, library: Path) -> None:
+def test_a_driver_that_is_too_old_for_the_engine_is_in_the_way(
+    root: Path, gpu_python: PreloadedPython
+) -> None:
     driver = ScriptedDriver([running(WELL)], version="550.54.15")
-    output = run_python(library, root, driver, PROGRAM, str(root), json.dumps({"gpus": 1}))
+    output = run_python(gpu_python, root, driver, PROGRAM, str(root), json.dumps({"gpus": 1}))
     findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
     (refused,) = (finding for finding in findings["cases"] if "CUDA" in finding.says)
     assert refused.state is State.IN_THE_WAY
@@ -136,15 +141,15 @@ def test_a_driver_that_is_too_old_for_the_engine_is_in_the_way(root: Path, libra
     assert "--specreg-engine-python" in f"{refused.says} {refused.advice}"
 
 
-def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> None:
+def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, gpu_python: PreloadedPython) -> None:
     busy = dataclasses.replace(WELL, processes=(Process(99_999_999, 5),))
-    _, finding = with_gpus(root, library, busy)["GPU 0"]
+    _, finding = with_gpus(root, gpu_python, busy)["GPU 0"]
     assert finding.state == State.IN_THE_WAY
     assert "used by process 99999999 (of another user or container)" in finding.says
     assert "end it, or choose another GPU with CUDA_VISIBLE_DEVICES" in finding.says
 
     hot = dataclasses.replace(WELL, throttle=(Throttle(0x40),), permission=False)
-    findings = with_gpus(root, library, hot)
+    findings = with_gpus(root, gpu_python, hot)
     _, held = findings["GPU 0"]
     unreadable = findings["power"][0]
     assert (held.state, unreadable.state) == (State.IN_THE_WAY, State.NOTE)
@@ -153,10 +158,10 @@ def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, library: Path) -> N
     assert "its power can't be read, Insufficient Permissions" in unreadable.says
 
 
-def test_what_a_run_can_live_with_is_noted(root: Path, library: Path) -> None:
+def test_what_a_run_can_live_with_is_noted(root: Path, gpu_python: PreloadedPython) -> None:
     odd = dataclasses.replace(WELL, memory_used_bytes=2**34, power_limit_w=350.0)
     odd = dataclasses.replace(odd, throttle=(Throttle(0x2 | 0x4),), has_energy_counter=False)
-    findings = with_gpus(root, library, odd)
+    findings = with_gpus(root, gpu_python, odd)
     notes = [*findings["GPU 0"][1:], *findings["power"]]
     assert {note.state for note in notes} == {State.NOTE}
     memory, limit, clock, power = notes
@@ -168,9 +173,9 @@ def test_what_a_run_can_live_with_is_noted(root: Path, library: Path) -> None:
 
 
 def test_a_driver_without_gpus_is_in_the_way_of_a_tier_that_needs_one(
-    root: Path, library: Path
+    root: Path, gpu_python: PreloadedPython
 ) -> None:
-    findings = with_gpus(root, library)
+    findings = with_gpus(root, gpu_python)
     words = "NVML: the driver shows no GPU; check the container's --gpus"
     assert summary(findings["GPUs"][0]) == (State.IN_THE_WAY, words)
     first, second = findings["cases"]
@@ -180,16 +185,18 @@ def test_a_driver_without_gpus_is_in_the_way_of_a_tier_that_needs_one(
 
 @pytest.mark.parametrize("gpus_of_tier", [0, 1])
 def test_a_driver_that_does_not_work_is_in_the_way_of_any_tier(
-    root: Path, library: Path, gpus_of_tier: int
+    root: Path, gpu_python: PreloadedPython, gpus_of_tier: int
 ) -> None:
     mismatch = (Answer("nvmlInit", 18),)
-    (finding,) = with_gpus(root, library, WELL, answers=mismatch, gpus=gpus_of_tier)["GPUs"]
+    (finding,) = with_gpus(root, gpu_python, WELL, answers=mismatch, gpus=gpus_of_tier)["GPUs"]
     assert finding.state == State.IN_THE_WAY
     assert "different versions" in finding.says
     assert finding.says.endswith("; reload the driver or reboot")
 
 
-def test_what_a_driver_does_not_say_is_unknown_and_cases_run(root: Path, library: Path) -> None:
+def test_what_a_driver_does_not_say_is_unknown_and_cases_run(
+    root: Path, gpu_python: PreloadedPython
+) -> None:
     limits = ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementDefaultLimit")
     functions = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses", *limits)
     spark = dataclasses.replace(
@@ -197,7 +204,7 @@ def test_what_a_driver_does_not_say_is_unknown_and_cases_run(root: Path, library
         name="Scripted NVIDIA GB10",
         answers=tuple(Answer(function, 3) for function in functions),
     )
-    findings = with_gpus(root, library, spark)
+    findings = with_gpus(root, gpu_python, spark)
     facts, processes = findings["GPU 0"]
     assert facts.says.endswith("the machine's memory, driver 580.scripted")
     assert summary(processes) == (State.NOTE, "the processes that compute on it can't be listed")
@@ -208,17 +215,17 @@ def test_what_a_driver_does_not_say_is_unknown_and_cases_run(root: Path, library
     assert findings["environment"][0].says == "scripted-gb10-x1"
 
     secret = dataclasses.replace(WELL, answers=(Answer("nvmlDeviceGetMemoryInfo", 4),))
-    findings = with_gpus(root, library, secret, target_gib=1e6)
+    findings = with_gpus(root, gpu_python, secret, target_gib=1e6)
     assert "memory unknown" in findings["GPU 0"][0].says
     assert findings["GPUs"][0].says.endswith("; give it with --specreg-gpu-memory=GIB")
     assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
 
 
 def test_a_gpu_that_may_not_be_opened_is_noted_and_the_others_are_used(
-    root: Path, library: Path
+    root: Path, gpu_python: PreloadedPython
 ) -> None:
     closed = dataclasses.replace(WELL, answers=(Answer("nvmlDeviceGetHandleByIndex", 4),))
-    findings = with_gpus(root, library, closed, dataclasses.replace(WELL, uuid="GPU-2"))
+    findings = with_gpus(root, gpu_python, closed, dataclasses.replace(WELL, uuid="GPU-2"))
     (hidden,) = findings["GPUs"]
     assert hidden.state is State.NOTE
     assert hidden.says.startswith("GPU 0 isn't used: NVML: Insufficient Permissions; run as")
@@ -226,10 +233,10 @@ def test_a_gpu_that_may_not_be_opened_is_noted_and_the_others_are_used(
     assert summary(findings["cases"][0]) == (State.OK, "2 of 2 cases of tier 'here' run here")
 
 
-def test_a_case_too_large_for_the_gpu_is_left_out(root: Path, library: Path) -> None:
+def test_a_case_too_large_for_the_gpu_is_left_out(root: Path, gpu_python: PreloadedPython) -> None:
     small = dataclasses.replace(WELL, memory_total_bytes=56 * 2**30)
     # With its draft, cache and reserve on half of the memory.
-    first, second = with_gpus(root, library, small, target_gib=20.0)["cases"]
+    first, second = with_gpus(root, gpu_python, small, target_gib=20.0)["cases"]
     assert summary(first) == (State.OK, "1 of 2 cases of tier 'here' run here")
     assert second.state == State.NOTE
     assert second.says.startswith("vllm-eagle3-pair-toy-c4: 1 GPU(s) of ")

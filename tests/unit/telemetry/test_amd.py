@@ -10,6 +10,7 @@ import pytest
 from specreg.core.errors import NoGpuError, SensorError
 from specreg.telemetry import amd
 from specreg.telemetry.identity import Environment
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
 from tests.unit.builders.scripted_gpus import run_python
 
@@ -111,7 +112,7 @@ def gpu(number: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - of any
 
 
 def run(
-    library: Path,
+    gpu_python: PreloadedPython,
     program: str,
     gpus: list[dict[str, Any]],
     *arguments: str,
@@ -119,19 +120,19 @@ def run(
     **variables: str,
 ) -> list[str]:
     """The lines that a program prints where amdsmi shows these GPUs and NVML none."""
-    folder = library.parent
+    folder = gpu_python.folder
     script = folder / "amd.json"
     script.write_text(json.dumps({"gpus": gpus, "init_error": init_error}))
     modules = os.pathsep.join((str(builders.ROOT), str(DOUBLES)))
     settings = {"AMDSMI_SCRIPT": str(script), "PYTHONPATH": modules, **variables}
-    return run_python(library, folder, [], program, *arguments, **settings).splitlines()
+    return run_python(gpu_python, folder, [], program, *arguments, **settings).splitlines()
 
 
 THREE = [gpu(0), gpu(1), gpu(2)]
 
 
-def test_a_gpu_is_read_by_its_energy_counter(library: Path) -> None:
-    (line,) = run(library, STATE, [MI300X])
+def test_a_gpu_is_read_by_its_energy_counter(gpu_python: PreloadedPython) -> None:
+    (line,) = run(gpu_python, STATE, [MI300X])
     device, state, power_w = json.loads(line)
     assert (device["sensor"], device["name"]) == ("amdsmi", "Scripted AMD Instinct MI300X")
     assert (device["memory_bytes"], device["limit_w"]) == (192 * GIB, 0.0)
@@ -147,8 +148,8 @@ def test_a_gpu_is_read_by_its_energy_counter(library: Path) -> None:
     assert power_w == pytest.approx(400, rel=0.01)
 
 
-def test_the_sampler_reads_the_counter(library: Path, tmp_path: Path) -> None:
-    (line,) = run(library, WATCH, [MI300X], str(tmp_path / "power.jsonl"))
+def test_the_sampler_reads_the_counter(gpu_python: PreloadedPython, tmp_path: Path) -> None:
+    (line,) = run(gpu_python, WATCH, [MI300X], str(tmp_path / "power.jsonl"))
     assert line.split() == ["400.0", "2100"]
 
 
@@ -162,15 +163,17 @@ def test_the_sampler_reads_the_counter(library: Path, tmp_path: Path) -> None:
     ids=["no counter", "no power", "neither"],
 )
 def test_a_gpu_without_power_and_counter_tells_no_power(
-    library: Path, missing: tuple[str, ...], says: list[str]
+    gpu_python: PreloadedPython, missing: tuple[str, ...], says: list[str]
 ) -> None:
     without = {name: value for name, value in gpu(0).items() if name not in missing}
-    assert run(library, ASK, [without], "1") == says
+    assert run(gpu_python, ASK, [without], "1") == says
 
 
-def test_the_second_gpu_of_a_card_whose_counter_stays_at_zero_tells_no_power(library: Path) -> None:
+def test_the_second_gpu_of_a_card_whose_counter_stays_at_zero_tells_no_power(
+    gpu_python: PreloadedPython,
+) -> None:
     second = gpu(1, counted_w=0, current_w="N/A")
-    assert run(library, ASK, [gpu(0), second], "2") == [f"0 {amd.NO_POWER}"]
+    assert run(gpu_python, ASK, [gpu(0), second], "2") == [f"0 {amd.NO_POWER}"]
 
 
 @pytest.mark.parametrize(
@@ -217,25 +220,27 @@ def test_a_selection_that_leaves_no_gpu_is_quoted(
         amd.visible(devices, variables)
 
 
-def test_gpus_are_numbered_as_hip_does_and_not_as_the_bus(library: Path) -> None:
+def test_gpus_are_numbered_as_hip_does_and_not_as_the_bus(gpu_python: PreloadedPython) -> None:
     by_bus = [gpu(0, hip_id=1), gpu(1, hip_id=0)]
-    assert run(library, ASK, by_bus, "1") == ["1"]
-    assert run(library, ASK, by_bus, "1", HIP_VISIBLE_DEVICES="1") == ["0"]
+    assert run(gpu_python, ASK, by_bus, "1") == ["1"]
+    assert run(gpu_python, ASK, by_bus, "1", HIP_VISIBLE_DEVICES="1") == ["0"]
 
 
-def test_processes_that_share_a_claim_see_their_own_gpu(library: Path, tmp_path: Path) -> None:
+def test_processes_that_share_a_claim_see_their_own_gpu(
+    gpu_python: PreloadedPython, tmp_path: Path
+) -> None:
     cache = str(tmp_path / "cache")
-    assert run(library, CLAIM, THREE, SPECREG_CACHE=cache)[0] == "unset 0 0 0"
-    lines = run(library, CLAIM, THREE, ROCR_VISIBLE_DEVICES="2,1", SPECREG_CACHE=cache)
+    assert run(gpu_python, CLAIM, THREE, SPECREG_CACHE=cache)[0] == "unset 0 0 0"
+    lines = run(gpu_python, CLAIM, THREE, ROCR_VISIBLE_DEVICES="2,1", SPECREG_CACHE=cache)
     assert lines[0] == "2,1 0 0 2"
     assert lines[-1] == "2,1 unset unset"
 
 
 def test_a_stranger_on_the_gpu_is_named_with_the_variable_that_chooses_another(
-    library: Path,
+    gpu_python: PreloadedPython,
 ) -> None:
     busy_gpu = gpu(0, processes=[[4_000_000, GIB]])
-    (_, message) = run(library, ASK, [busy_gpu], "1")
+    (_, message) = run(gpu_python, ASK, [busy_gpu], "1")
     assert message.startswith("DEVICE_SHARED: Scripted AMD Instinct MI300X, number 0: used by")
     assert message.endswith("choose another GPU with HIP_VISIBLE_DEVICES")
 
@@ -250,15 +255,15 @@ def test_a_stranger_on_the_gpu_is_named_with_the_variable_that_chooses_another(
     ids=["none", "no driver", "no permission"],
 )
 def test_gpus_that_cannot_be_used_say_why(
-    library: Path, gpus: list[dict[str, Any]], init_error: int | None, words: str
+    gpu_python: PreloadedPython, gpus: list[dict[str, Any]], init_error: int | None, words: str
 ) -> None:
-    (message,) = run(library, ASK, gpus, "1", init_error=init_error)
+    (message,) = run(gpu_python, ASK, gpus, "1", init_error=init_error)
     assert message.startswith(words)
 
 
-def test_a_gpu_that_may_not_be_opened_hides_itself_alone(library: Path) -> None:
+def test_a_gpu_that_may_not_be_opened_hides_itself_alone(gpu_python: PreloadedPython) -> None:
     closed = gpu(0, uuid={"error": 10}, hip_uuid="N/A")
-    assert run(library, ASK, [closed, gpu(1)], "1") == ["1"]
+    assert run(gpu_python, ASK, [closed, gpu(1)], "1") == ["1"]
 
 
 def test_without_amdsmi_a_machine_with_such_gpus_says_what_to_install(tmp_path: Path) -> None:
@@ -271,9 +276,9 @@ def test_without_amdsmi_a_machine_with_such_gpus_says_what_to_install(tmp_path: 
 
 
 def test_the_environment_has_the_name_of_the_card_and_needs_a_build_for_rocm(
-    library: Path, tmp_path: Path
+    gpu_python: PreloadedPython, tmp_path: Path
 ) -> None:
-    name, message = run(library, CHECK, [MI300X], SPECREG_CACHE=str(tmp_path / "cache"))
+    name, message = run(gpu_python, CHECK, [MI300X], SPECREG_CACHE=str(tmp_path / "cache"))
     assert name == "scripted-amd-instinct-mi300x-192gb-x1 6.12.12"
     assert message.endswith(
         "its release is built for CUDA, and this machine has GPUs of AMD; name an environment with"
@@ -281,8 +286,10 @@ def test_the_environment_has_the_name_of_the_card_and_needs_a_build_for_rocm(
     )
 
 
-def test_a_power_limit_that_somebody_set_is_part_of_the_environment(library: Path) -> None:
-    (line,) = run(library, STATE, [gpu(0, power_cap_w=550)])
+def test_a_power_limit_that_somebody_set_is_part_of_the_environment(
+    gpu_python: PreloadedPython,
+) -> None:
+    (line,) = run(gpu_python, STATE, [gpu(0, power_cap_w=550)])
     device, _, _ = json.loads(line)
     assert device["limit_w"] == 550
     environment = Environment(kind="gpu", gpus=(device["name"],), power_limit_w=device["limit_w"])

@@ -23,6 +23,7 @@ from specreg.telemetry.identity import (
 )
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Answer, ScriptedDriver, ScriptedGpu, Throttle
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
 from tests.unit.builders.scripted_gpus import run_python
 
@@ -41,11 +42,14 @@ TWO = (H200, dataclasses.replace(H200, uuid="GPU-2"))
 
 
 def seen(
-    library: Path, *gpus: ScriptedGpu, answers: tuple[Answer, ...] = (), **variables: str
+    gpu_python: PreloadedPython,
+    *gpus: ScriptedGpu,
+    answers: tuple[Answer, ...] = (),
+    **variables: str,
 ) -> tuple[Gpus, Environment, Environment]:
     """What a process that has one core sees of a machine with these GPUs, as `PROGRAM` says."""
     driver = ScriptedDriver(gpus, answers)
-    output = run_python(library, library.parent, driver, PROGRAM, **variables)
+    output = run_python(gpu_python, gpu_python.folder, driver, PROGRAM, **variables)
     return msgspec.json.decode(output, type=tuple[Gpus, Environment, Environment])
 
 
@@ -99,9 +103,11 @@ def test_an_environment_is_named_by_its_processor_or_by_its_gpus() -> None:
     assert h100.name == "h100-80gb-hbm3-x1"
 
 
-def test_a_machine_is_described_by_its_gpus_or_processors_as_a_tier_needs(library: Path) -> None:
+def test_a_machine_is_described_by_its_gpus_or_processors_as_a_tier_needs(
+    gpu_python: PreloadedPython,
+) -> None:
     """An H200 as NVIDIA's data sheet has it: 141 GB."""
-    gpus, without, with_one = seen(library, *TWO)
+    gpus, without, with_one = seen(gpu_python, *TWO)
     assert gpus.memory_gib == pytest.approx((140.4, 140.4), abs=0.01)
     assert gpus.driver_version == "580.scripted"
     assert with_one == Environment(kind="gpu", gpus=("Scripted NVIDIA H200",), gpu_memory_gb=151)
@@ -111,16 +117,16 @@ def test_a_machine_is_described_by_its_gpus_or_processors_as_a_tier_needs(librar
     assert without == msgspec.structs.replace(here, cores=1)
 
 
-def test_a_power_limit_that_was_lowered_makes_another_machine(library: Path) -> None:
-    _, _, state = seen(library, dataclasses.replace(H200, power_limit_w=500.0))
+def test_a_power_limit_that_was_lowered_makes_another_machine(gpu_python: PreloadedPython) -> None:
+    _, _, state = seen(gpu_python, dataclasses.replace(H200, power_limit_w=500.0))
     assert state.power_limit_w == 500.0
     assert state.name == "scripted-h200-141gb-500w-x1"
 
 
-def test_gpus_that_are_hidden_are_none_of_ours(library: Path) -> None:
-    gpus, _, _ = seen(library, *TWO, CUDA_VISIBLE_DEVICES="1")
+def test_gpus_that_are_hidden_are_none_of_ours(gpu_python: PreloadedPython) -> None:
+    gpus, _, _ = seen(gpu_python, *TWO, CUDA_VISIBLE_DEVICES="1")
     assert [device.id for device in gpus.devices] == ["GPU-2"]
-    hidden, _, _ = seen(library, *TWO, CUDA_VISIBLE_DEVICES="")
+    hidden, _, _ = seen(gpu_python, *TWO, CUDA_VISIBLE_DEVICES="")
     assert hidden.why_none == (
         "NVML: CUDA_VISIBLE_DEVICES= leaves none of 2 GPU(s); unset it, or name one that is there"
     )
@@ -163,12 +169,14 @@ def answering(code: int, *functions: str, **changes: object) -> ScriptedGpu:
     return dataclasses.replace(H200, answers=answers, **changes)  # type: ignore[arg-type]
 
 
-def test_a_gpu_that_is_part_of_a_processor_has_the_machines_memory(library: Path) -> None:
+def test_a_gpu_that_is_part_of_a_processor_has_the_machines_memory(
+    gpu_python: PreloadedPython,
+) -> None:
     """As GB10 answers, the processor of NVIDIA's DGX Spark."""
     spark = answering(
         NOT_SUPPORTED, "nvmlDeviceGetMemoryInfo", *LIMITS, name="Scripted NVIDIA GB10"
     )
-    gpus, _, environment = seen(library, spark)
+    gpus, _, environment = seen(gpu_python, spark)
     (device,) = gpus.devices
     assert (device.memory_bytes, device.shares_memory, device.limit_w) == (None, True, None)
     assert gpus.memory_gib == (psutil.virtual_memory().total / 2**30,)
@@ -186,9 +194,9 @@ def test_a_gpu_that_is_part_of_a_processor_has_the_machines_memory(library: Path
     ids=["no-permission", "unknown", "zero"],
 )
 def test_a_memory_that_is_not_known_is_unknown_and_not_zero(
-    library: Path, gpu: ScriptedGpu
+    gpu_python: PreloadedPython, gpu: ScriptedGpu
 ) -> None:
-    gpus, _, environment = seen(library, gpu, TWO[1])
+    gpus, _, environment = seen(gpu_python, gpu, TWO[1])
     unknown_gib, other_gib = gpus.memory_gib
     assert unknown_gib is None
     assert other_gib == pytest.approx(140.4, abs=0.01)
@@ -200,37 +208,39 @@ def test_a_memory_that_is_not_known_is_unknown_and_not_zero(
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, UNKNOWN])
 @pytest.mark.parametrize("function", LIMITS)
 def test_a_power_limit_that_is_not_known_is_not_the_vendors(
-    library: Path, function: str, code: int
+    gpu_python: PreloadedPython, function: str, code: int
 ) -> None:
-    _, _, environment = seen(library, answering(code, function))
+    _, _, environment = seen(gpu_python, answering(code, function))
     assert environment.power_limit_w is None
     assert environment.name == "scripted-h200-141gb-x1"
 
 
 def test_what_a_driver_cannot_know_is_unknown_and_makes_no_environment_that_nobody_reads(
-    library: Path,
+    gpu_python: PreloadedPython,
 ) -> None:
     """NVML_VALUE_NOT_AVAILABLE, and a memory that no card has."""
     limit_w = (2**32 - 1) / 1000
     changes = ({"power_limit_w": limit_w}, {"default_power_limit_w": limit_w})
     for change in (*changes, {"memory_total_bytes": 2**63 - 1}):
-        gpus, _, environment = seen(library, dataclasses.replace(H200, **change))
+        gpus, _, environment = seen(gpu_python, dataclasses.replace(H200, **change))
         (device,) = gpus.devices
         assert (device.memory_bytes is None) == ("memory_total_bytes" in change)
         assert (device.limit_w is None) == ("memory_total_bytes" not in change)
         assert msgspec.json.decode(msgspec.json.encode(environment), type=Environment)
 
 
-def test_what_a_driver_says_is_plain_text(library: Path) -> None:
+def test_what_a_driver_says_is_plain_text(gpu_python: PreloadedPython) -> None:
     odd = dataclasses.replace(H200, name="Scripted \x1b[31mH200 \x07::error::")
-    gpus, _, environment = seen(library, odd)
+    gpus, _, environment = seen(gpu_python, odd)
     assert is_plain(gpus.devices[0].name)
     assert environment.gpus == (gpus.devices[0].name,)
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, UNKNOWN])
-def test_a_gpu_without_a_name_is_of_no_known_environment(library: Path, code: int) -> None:
-    gpus, _, environment = seen(library, answering(code, "nvmlDeviceGetName"))
+def test_a_gpu_without_a_name_is_of_no_known_environment(
+    gpu_python: PreloadedPython, code: int
+) -> None:
+    gpus, _, environment = seen(gpu_python, answering(code, "nvmlDeviceGetName"))
     assert gpus.devices[0].name == ""
     assert environment == UNKNOWN_ENVIRONMENT
 
@@ -238,19 +248,19 @@ def test_a_gpu_without_a_name_is_of_no_known_environment(library: Path, code: in
 @pytest.mark.parametrize("code", [NO_PERMISSION, UNKNOWN, 15])
 @pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
 def test_a_gpu_that_cannot_be_opened_hides_itself_alone(
-    library: Path, function: str, code: int
+    gpu_python: PreloadedPython, function: str, code: int
 ) -> None:
     first = answering(code, function)
-    gpus, _, environment = seen(library, first, TWO[1])
+    gpus, _, environment = seen(gpu_python, first, TWO[1])
     assert [device.id for device in gpus.devices] == ["GPU-2"]
     assert gpus.devices[0].number == 1
     assert [hidden.number for hidden in gpus.hidden] == [0]
     assert "; " in gpus.hidden[0].reason
     assert environment.kind == "gpu"
     assert [
-        device.id for device in seen(library, first, TWO[1], CUDA_VISIBLE_DEVICES="0")[0].devices
+        device.id for device in seen(gpu_python, first, TWO[1], CUDA_VISIBLE_DEVICES="0")[0].devices
     ] == ["GPU-2"]
-    alone, _, _ = seen(library, first)
+    alone, _, _ = seen(gpu_python, first)
     assert alone.is_unusable
     assert alone.why_none == gpus.hidden[0].reason
 
@@ -274,9 +284,9 @@ def test_a_gpu_that_cannot_be_opened_hides_itself_alone(
 )
 @pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
 def test_a_driver_that_does_not_work_is_not_a_machine_without_a_gpu(
-    library: Path, function: str, code: int, says: str
+    gpu_python: PreloadedPython, function: str, code: int, says: str
 ) -> None:
-    gpus, _, _ = seen(library, H200, answers=(Answer(function, code),))
+    gpus, _, _ = seen(gpu_python, H200, answers=(Answer(function, code),))
     assert gpus.devices == ()
     assert gpus.is_unusable
     assert says in gpus.why_none
@@ -284,21 +294,25 @@ def test_a_driver_that_does_not_work_is_not_a_machine_without_a_gpu(
         gpus.check_usable()
 
 
-def test_driver_and_library_of_different_versions_are_mended_by_a_reload(library: Path) -> None:
-    gpus, _, _ = seen(library, H200, answers=(Answer("nvmlInit", 18),))
+def test_driver_and_library_of_different_versions_are_mended_by_a_reload(
+    gpu_python: PreloadedPython,
+) -> None:
+    gpus, _, _ = seen(gpu_python, H200, answers=(Answer("nvmlInit", 18),))
     assert gpus.why_none.endswith("; reload the driver or reboot")
 
 
-def test_a_machine_without_a_driver_or_without_a_gpu_is_just_that(library: Path) -> None:
-    without_driver, _, _ = seen(library, answers=(Answer("nvmlInit", 12),))
+def test_a_machine_without_a_driver_or_without_a_gpu_is_just_that(
+    gpu_python: PreloadedPython,
+) -> None:
+    without_driver, _, _ = seen(gpu_python, answers=(Answer("nvmlInit", 12),))
     assert not without_driver.is_unusable
     assert without_driver.why_none.endswith("or start the container with --gpus")
-    assert not seen(library)[0].is_unusable
-    assert not seen(library, H200, CUDA_VISIBLE_DEVICES="-1")[0].is_unusable
+    assert not seen(gpu_python)[0].is_unusable
+    assert not seen(gpu_python, H200, CUDA_VISIBLE_DEVICES="-1")[0].is_unusable
 
 
 def test_a_process_with_gpus_but_without_their_library_is_refused(
-    library: Path, tmp_path: Path
+    gpu_python: PreloadedPython, tmp_path: Path
 ) -> None:
     program = (
         "import sys; from pathlib import Path; from specreg.telemetry import nvml\n"
@@ -307,47 +321,47 @@ def test_a_process_with_gpus_but_without_their_library_is_refused(
     )
     driver = ScriptedDriver(answers=(Answer("nvmlInit", 12),))
     node = tmp_path / "nvidiactl"
-    without = run_python(library, tmp_path, driver, program, str(node))
+    without = run_python(gpu_python, tmp_path, driver, program, str(node))
     assert without.startswith(f"{NoGpuError.__name__} NVML: NVML Shared Library Not Found; install")
     node.touch()
-    output = run_python(library, tmp_path, driver, program, str(node))
+    output = run_python(gpu_python, tmp_path, driver, program, str(node))
     assert output.startswith(f"{SensorError.__name__} NVML: NVML Shared Library Not Found, though")
 
 
-def test_gpus_whose_order_is_unknown_are_not_none(library: Path) -> None:
+def test_gpus_whose_order_is_unknown_are_not_none(gpu_python: PreloadedPython) -> None:
     mixed = dataclasses.replace(TWO[1], name="Scripted NVIDIA L4")
-    gpus, _, _ = seen(library, H200, mixed)
+    gpus, _, _ = seen(gpu_python, H200, mixed)
     assert gpus.is_unusable
     assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in gpus.why_none
 
 
-def test_a_gpu_in_slices_is_seen_as_its_first_slice(library: Path) -> None:
+def test_a_gpu_in_slices_is_seen_as_its_first_slice(gpu_python: PreloadedPython) -> None:
     cut = dataclasses.replace(H200, mig=True, slices=2, slice_memory_bytes=18 * 2**30)
-    unset = seen(library, cut)
-    by_number = seen(library, cut, CUDA_VISIBLE_DEVICES="0")
-    by_uuid = seen(library, cut, CUDA_VISIBLE_DEVICES=cut.uuid)
+    unset = seen(gpu_python, cut)
+    by_number = seen(gpu_python, cut, CUDA_VISIBLE_DEVICES="0")
+    by_uuid = seen(gpu_python, cut, CUDA_VISIBLE_DEVICES=cut.uuid)
     for gpus, _, environment in (unset, by_number, by_uuid):
         (device,) = gpus.devices
         assert device.id == f"MIG-{cut.uuid}-0"
         assert gpus.memory_gib == (18.0,)
         assert "MIG is on" in device.why_not
         assert environment.gpus == ("Scripted NVIDIA H200 MIG 1g",)
-    named, _, _ = seen(library, cut, CUDA_VISIBLE_DEVICES=f"MIG-{cut.uuid}-1")
+    named, _, _ = seen(gpu_python, cut, CUDA_VISIBLE_DEVICES=f"MIG-{cut.uuid}-1")
     assert [device.id for device in named.devices] == [f"MIG-{cut.uuid}-1"]
-    stranger, _, _ = seen(library, TWO[1], cut)
+    stranger, _, _ = seen(gpu_python, TWO[1], cut)
     assert [device.id for device in stranger.devices] == [f"MIG-{cut.uuid}-0"]
 
 
-def test_a_gpu_in_slices_that_lists_none_is_not_the_whole_card(library: Path) -> None:
+def test_a_gpu_in_slices_that_lists_none_is_not_the_whole_card(gpu_python: PreloadedPython) -> None:
     cut = dataclasses.replace(H200, mig=True, slices=0)
-    empty, _, _ = seen(library, cut)
+    empty, _, _ = seen(gpu_python, cut)
     assert empty.is_unusable
     assert "has no slice to compute on" in empty.why_none
-    stranger, _, _ = seen(library, cut, TWO[1])
+    stranger, _, _ = seen(gpu_python, cut, TWO[1])
     assert [device.id for device in stranger.devices] == ["GPU-2"]
     assert [hidden.number for hidden in stranger.hidden] == [0]
     unlisted = answering(13, "nvmlDeviceGetMaxMigDeviceCount", mig=True)
-    assert seen(library, unlisted)[0].memory_gib == (None,)
+    assert seen(gpu_python, unlisted)[0].memory_gib == (None,)
 
 
 STATE = """
@@ -372,10 +386,10 @@ print(msgspec.json.encode((state, held_back([state])[1])).decode())
     ],
 )
 def test_what_a_driver_does_not_tell_of_a_moment_is_none(
-    library: Path, function: str, field: str, code: int
+    gpu_python: PreloadedPython, function: str, field: str, code: int
 ) -> None:
     hot = answering(code, function, throttle=(Throttle(0x40),))
-    output = run_python(library, library.parent, [hot], STATE)
+    output = run_python(gpu_python, gpu_python.folder, [hot], STATE)
     state, problem = msgspec.json.decode(output, type=tuple[State, str])
     fields = msgspec.structs.asdict(state)
     assert fields.pop(field) is None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,6 +11,7 @@ from specreg.telemetry.power_record import arm_power, check_alone, check_held_ba
 from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, constant
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
 from tests.unit.builders.scripted_gpus import run_python, running
 
@@ -56,47 +56,53 @@ THREE = tuple(ScriptedGpu(uuid=f"GPU-{letter}") for letter in "abc")
 
 
 def asked(
-    library: Path, gpus: tuple[ScriptedGpu, ...], *arguments: int, **variables: str
+    gpu_python: PreloadedPython, gpus: tuple[ScriptedGpu, ...], *arguments: int, **variables: str
 ) -> list[str]:
     """What a process says of the devices of a server that takes so many GPUs."""
     return run_python(
-        library, library.parent, gpus, ASK, *map(str, arguments), **variables
+        gpu_python, gpu_python.folder, gpus, ASK, *map(str, arguments), **variables
     ).splitlines()
 
 
-def test_a_server_over_two_gpus_takes_the_first_two_that_it_sees(library: Path) -> None:
-    assert asked(library, THREE, 2) == ["GPU-a GPU-b", "free"]
-    assert asked(library, THREE, 2, CUDA_VISIBLE_DEVICES="2,0,1") == ["GPU-c GPU-a", "free"]
+def test_a_server_over_two_gpus_takes_the_first_two_that_it_sees(
+    gpu_python: PreloadedPython,
+) -> None:
+    assert asked(gpu_python, THREE, 2) == ["GPU-a GPU-b", "free"]
+    assert asked(gpu_python, THREE, 2, CUDA_VISIBLE_DEVICES="2,0,1") == ["GPU-c GPU-a", "free"]
 
 
-def test_a_case_that_says_which_gpu_its_server_sees_is_measured_there(library: Path) -> None:
-    seen = run_python(library, library.parent, THREE, OF_A_CASE, CUDA_VISIBLE_DEVICES="0")
+def test_a_case_that_says_which_gpu_its_server_sees_is_measured_there(
+    gpu_python: PreloadedPython,
+) -> None:
+    seen = run_python(gpu_python, gpu_python.folder, THREE, OF_A_CASE, CUDA_VISIBLE_DEVICES="0")
     assert seen == "GPU-c\n"
 
 
-def test_fewer_gpus_than_it_takes_are_none(library: Path) -> None:
+def test_fewer_gpus_than_it_takes_are_none(gpu_python: PreloadedPython) -> None:
     advice = "show the server more of them with CUDA_VISIBLE_DEVICES"
-    assert asked(library, THREE, 4) == [f"nvml shows 3 of 4 GPUs; {advice}"]
-    (message,) = asked(library, THREE, 1, CUDA_VISIBLE_DEVICES="7")
+    assert asked(gpu_python, THREE, 4) == [f"nvml shows 3 of 4 GPUs; {advice}"]
+    (message,) = asked(gpu_python, THREE, 1, CUDA_VISIBLE_DEVICES="7")
     assert message.startswith("NVML: CUDA_VISIBLE_DEVICES=7 leaves none of 3 GPU(s)")
 
 
-def test_a_stranger_on_any_of_them_is_named_and_ours_are_not(library: Path) -> None:
+def test_a_stranger_on_any_of_them_is_named_and_ours_are_not(gpu_python: PreloadedPython) -> None:
     taken_gpu = dataclasses.replace(THREE[1], processes=(Process(os.getpid(), 2**30),))
     gpus = (THREE[0], taken_gpu, THREE[2])
-    assert asked(library, gpus, 1) == ["GPU-a", "free"]
-    (_, message) = asked(library, gpus, 2)
+    assert asked(gpu_python, gpus, 1) == ["GPU-a", "free"]
+    (_, message) = asked(gpu_python, gpus, 2)
     assert message.startswith("DEVICE_SHARED: Scripted NVIDIA H100, number 1: used by process")
     assert f"process {os.getpid()} (" in message
-    assert asked(library, gpus, 2, os.getpid()) == ["GPU-a GPU-b", "free"]
+    assert asked(gpu_python, gpus, 2, os.getpid()) == ["GPU-a GPU-b", "free"]
 
 
-def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(library: Path) -> None:
+def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(
+    gpu_python: PreloadedPython,
+) -> None:
     """In a container none of ours is among them, though one of ours is on that device."""
     taken_gpu = dataclasses.replace(THREE[0], processes=(Process(4_000_000, 2**30),))
-    assert asked(library, (taken_gpu,), 1, os.getpid(), TAKEN="GPU-a") == ["GPU-a", "free"]
+    assert asked(gpu_python, (taken_gpu,), 1, os.getpid(), TAKEN="GPU-a") == ["GPU-a", "free"]
     for own_pids in ((), (os.getpid(),)):
-        (_, message) = asked(library, (taken_gpu,), 1, *own_pids, TAKEN="GPU-b")
+        (_, message) = asked(gpu_python, (taken_gpu,), 1, *own_pids, TAKEN="GPU-b")
         assert "used by process 4000000 (of another user or container)" in message
 
 
@@ -111,19 +117,19 @@ def test_where_the_driver_numbers_processes_otherwise_ours_are_not_strangers(lib
     ids=["ours", "alone under another id", "one of two", "none"],
 )
 def test_the_memory_that_a_server_holds_is_that_of_its_processes_on_all_gpus(
-    library: Path, pids: tuple[tuple[int, ...], ...], held: int | None
+    gpu_python: PreloadedPython, pids: tuple[tuple[int, ...], ...], held: int | None
 ) -> None:
     """Of each process a GiB; ours is number 1."""
     gpus = [
         dataclasses.replace(gpu, processes=tuple(Process(pid, 2**30) for pid in gpu_pids))
         for gpu, gpu_pids in zip(THREE, (*pids, ()), strict=True)
     ]
-    assert run_python(library, library.parent, gpus, HOLDING, "1").strip() == str(held)
+    assert run_python(gpu_python, gpu_python.folder, gpus, HOLDING, "1").strip() == str(held)
 
 
-def test_what_holds_a_gpu_back_before_it_runs_is_said(library: Path) -> None:
+def test_what_holds_a_gpu_back_before_it_runs_is_said(gpu_python: PreloadedPython) -> None:
     hot = dataclasses.replace(THREE[0], throttle=(Throttle(0x48),))
-    (_, message) = asked(library, (hot,), 1)
+    (_, message) = asked(gpu_python, (hot,), 1)
     assert message == (
         "THROTTLED: Scripted NVIDIA H100, number 0: is slowed down before it runs, hardware"
         " slowdown, hardware thermal slowdown, 61 °C at 1980 MHz; let it cool down"
@@ -217,9 +223,9 @@ def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> N
     ids=["lost", "closed", "sliced"],
 )
 def test_what_is_wrong_with_a_gpu_ends_with_what_to_do(
-    library: Path, gpu: ScriptedGpu, says: str
+    gpu_python: PreloadedPython, gpu: ScriptedGpu, says: str
 ) -> None:
-    assert asked(library, (running(gpu),), 1)[0] == says
+    assert asked(gpu_python, (running(gpu),), 1)[0] == says
 
 
 @pytest.mark.parametrize(
@@ -231,13 +237,18 @@ def test_what_is_wrong_with_a_gpu_ends_with_what_to_do(
     ],
 )
 def test_power_is_of_the_scope_that_the_energy_counter_has(
-    library: Path, module_extra_w: float, scope: str, power_w: float, *, has_counter: bool
+    gpu_python: PreloadedPython,
+    module_extra_w: float,
+    scope: str,
+    power_w: float,
+    *,
+    has_counter: bool,
 ) -> None:
     """A counter of the module beside the power of its GPU would seem to disagree 1.5 times."""
     gpu = ScriptedGpu(
         load=constant(400.0), module_extra_w=module_extra_w, has_energy_counter=has_counter
     )
-    output = run_python(library, library.parent, [running(gpu)], WITHIN_ONE_SCOPE)
+    output = run_python(gpu_python, gpu_python.folder, [running(gpu)], WITHIN_ONE_SCOPE)
     found_scope, average_w, counted_w = output.split()
     assert (found_scope, float(average_w)) == (scope, power_w)
     if has_counter:
