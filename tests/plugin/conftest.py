@@ -112,6 +112,7 @@ class Suite:
         """
         self.folder = folder
         self.preloaded = preloaded
+        self.gpu_python: PreloadedPython | None = None
         self.baselines = folder / "baselines"
         self.runs = folder / "runs"
         self.script = Script()
@@ -154,8 +155,9 @@ class Suite:
         if self.python_path is not None:
             scripted["PYTHONPATH"] = f"{self.python_path}{os.pathsep}{scripted['PYTHONPATH']}"
         if self.gpus or self.driver_answers:
-            library = self.folder / "libnvidia-ml.so.1"
-            library = library if library.exists() else build(self.folder)
+            folder = self.folder if self.gpu_python is None else self.gpu_python.folder
+            library = folder / "libnvidia-ml.so.1"
+            library = library if library.exists() else build(folder)
             driver = ScriptedDriver(self.gpus, self.driver_answers)
             scripted |= environment(library, write_script(self.folder / "gpus", driver))
         if self.job_summary is not None:
@@ -165,14 +167,21 @@ class Suite:
     def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """Run the command."""
         command = self.command(*arguments)
-        # A process reads where its libraries are as it starts, the scripted driver's among them.
-        has_driver = bool(self.gpus or self.driver_answers)
-        if self.preloaded is None or has_driver:
+        if self._python is None:
             env = self.environment()
             return run_here(*command, env=env, cwd=cwd, timeout_s=self.patience_s)
         _, _, module, *options = command
         # pytest can't rewrite the assertions of modules that have been imported.
         return self._fork(module, "--assert=plain", *options, cwd=cwd)
+
+    @property
+    def _python(self) -> PreloadedPython | None:
+        """What runs the commands in forks; None where each needs a process of its own.
+
+        A process reads where its libraries are as it starts, the scripted driver's among them.
+        """
+        has_driver = bool(self.gpus or self.driver_answers)
+        return self.gpu_python if has_driver else self.preloaded
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         """Start the command; its output is a pipe."""
@@ -203,16 +212,16 @@ class Suite:
     def specreg(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run `specreg` with the arguments."""
         command = ("specreg", *map(str, arguments))
-        if self.preloaded is not None:
+        if self._python is not None:
             return self._fork(*command)
         return run_here(
             *(sys.executable, "-m", *command), env=self.environment(), timeout_s=self.patience_s
         )
 
     def _fork(self, *command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """Run a module with arguments in a fork of the preloaded process."""
-        assert self.preloaded is not None
-        return self.preloaded.run(command, self.environment(), cwd, self.patience_s)
+        """Run a module with arguments in a fork."""
+        assert self._python is not None
+        return self._python.run(command, self.environment(), cwd, self.patience_s)
 
     def merge(
         self, *runs: Path, into: Path, arguments: Sequence[str] = ()
@@ -258,6 +267,13 @@ def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPyt
 def suite(tmp_path: Path, preloaded: PreloadedPython) -> Suite:
     """A suite with an empty folder of baselines."""
     return Suite(tmp_path, preloaded)
+
+
+@pytest.fixture
+def gpu_suite(suite: Suite, gpu_python: PreloadedPython) -> Suite:
+    """The same suite; its commands are forks too where it has a scripted driver."""
+    suite.gpu_python = gpu_python
+    return suite
 
 
 @pytest.fixture(scope="session")

@@ -29,10 +29,10 @@ def on_machine(suite: Suite, hub: FakeHub, folder: Path, *, needs_gpus: int) -> 
     return suite
 
 
-def test_from_a_bare_driver_to_the_first_green_night(suite: Suite, tmp_path: Path) -> None:
+def test_from_a_bare_driver_to_the_first_green_night(gpu_suite: Suite, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in TINY.iterdir() if path.is_file()}
     with FakeHub(models={"org/target": files}, gated=frozenset({"org/target"})).running() as hub:
-        night = on_machine(suite, hub, tmp_path, needs_gpus=1)
+        night = on_machine(gpu_suite, hub, tmp_path, needs_gpus=1)
 
         refused = night.run(*NIGHT)
         assert refused.returncode == 10, refused.stdout
@@ -50,7 +50,7 @@ def test_from_a_bare_driver_to_the_first_green_night(suite: Suite, tmp_path: Pat
 
         # No baseline is recorded of a scripted GPU, so the same tier goes on without one.
         hub.requests.clear()
-        night = on_machine(suite, hub, tmp_path, needs_gpus=0)
+        night = on_machine(gpu_suite, hub, tmp_path, needs_gpus=0)
         recorded = night.run(*NIGHT, "--update-baselines", "--specreg-launches=2")
         assert recorded.returncode == 0, recorded.stdout
         green = night.run(*NIGHT)
