@@ -1,7 +1,7 @@
 """How much wider sampling makes the interval of a change of acceptance.
 
-`python -m tests.bench.sampled RUN…` makes the table of docs/explanation/measuring.md of runs of the
-tier `cpu_sampled` that measured each case of `eagle3` on two launches.
+`python -m tests.bench.sampled RUN…` makes the figures of docs/explanation/measuring.md from runs of
+the tier `cpu_sampled` that measured each case of `eagle3` on two launches.
 """
 
 import argparse
