@@ -34,6 +34,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython]:
+    """A process that runs commands in forks of itself."""
+    process = PreloadedPython(tmp_path_factory.mktemp("preloaded"))
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
 def gpu_python(library: Path) -> Iterator[PreloadedPython]:
     """A process that runs commands in forks of itself, which find the scripted driver."""
     process = PreloadedPython(library.parent, variables={"LD_LIBRARY_PATH": str(library.parent)})

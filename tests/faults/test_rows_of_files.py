@@ -22,6 +22,7 @@ from specreg.report.document import began_at, load_report, record_document
 from specreg.verdicts.history import record_history
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import CASES, ROOT, Hurt, lives, wait_until
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
 from tests.unit.builders import reports
 from tests.unit.builders.gate_command import Gate
@@ -164,7 +165,7 @@ def test_row_15_a_killed_run_is_continued(run: Hurt) -> None:
 
 
 def test_row_17_no_secret_is_in_the_files_of_a_gate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: PreloadedPython
 ) -> None:
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
@@ -173,11 +174,11 @@ def test_row_17_no_secret_is_in_the_files_of_a_gate(
     both = ("--a", "engine_env.MY_TOKEN=planted-in-arguments")
     arguments = ("--launches", "2", *both, "--b", both[1])
     b = Script(says_secrets=True)
-    output = gate.run(*arguments, status=0, b=b)
+    output = gate.run(preloaded, *arguments, status=0, b=b)
     assert gate.report().run.complete, output
     assert leaks(gate.out, *output) == []
     assert gate.servers() == []
-    gate.run(*arguments, "--resume", status=0, b=b)
+    gate.run(preloaded, *arguments, "--resume", status=0, b=b)
 
 
 def test_row_17_no_secret_of_a_servers_settings_is_taken() -> None:

@@ -10,6 +10,7 @@ import pytest
 from specreg.correctness.checks import LOSSLESS
 from specreg.verdicts.verdict import Outcome
 from tests.doubles.vllm.script import BEFORE_ROUNDS, Fault, Script
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit.builders.gate_command import PROMPTS, Gate
 
 EAGLE3 = "vllm-eagle3-tiny-toy-c1"
@@ -21,17 +22,21 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
 
 
-def test_what_accepts_less_is_refused_for_its_acceptance(gate: Gate) -> None:
+def test_what_accepts_less_is_refused_for_its_acceptance(
+    gate: Gate, preloaded: PreloadedPython
+) -> None:
     gate.write_tier(speed=False)
     worse = Script(acceptance_probs=(0.6, 0.5, 0.4))
-    stdout, _ = gate.run("--launches", "2", status=1, b=worse)
+    stdout, _ = gate.run(preloaded, "--launches", "2", status=1, b=worse)
     assert f"{EAGLE3} is worse by acceptance" in stdout
     assert "DON'T: B is worse than A" in stdout
 
 
-def test_a_side_that_cant_start_is_said_before_anything_is_measured(gate: Gate) -> None:
+def test_a_side_that_cant_start_is_said_before_anything_is_measured(
+    gate: Gate, preloaded: PreloadedPython
+) -> None:
     planted = Script(fault=Fault.EXIT_AT_START, exit_log="error: unrecognized arguments: --nope")
-    _, stderr = gate.run(status=10, b=planted)
+    _, stderr = gate.run(preloaded, status=10, b=planted)
     assert f"side B ('{sys.executable}'): SERVER_NOT_STARTED: server 'vllm-none-tiny'" in stderr
     assert "unknown or refused argument" in stderr
     assert not (gate.out / "journal.jsonl").exists()
@@ -79,34 +84,40 @@ def test_identical_sides_may_be_exchanged_with_one_server_up_at_a_time(gate: Gat
         assert (gate.out / name).exists()
 
 
-def test_what_is_undecided_names_the_folder_to_go_on_with(gate: Gate) -> None:
-    stdout, _ = gate.run("--case", EAGLE3, "--launches", "1", status=10)
+def test_what_is_undecided_names_the_folder_to_go_on_with(
+    gate: Gate, preloaded: PreloadedPython
+) -> None:
+    stdout, _ = gate.run(preloaded, "--case", EAGLE3, "--launches", "1", status=10)
     typed = re.search(r"type the same with --resume --out (\S+) --launches \d+;", stdout)
     assert typed, stdout
     assert typed[1] == str(gate.out)
 
 
-def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate) -> None:
+def test_a_disk_that_refuses_ends_it_with_no_answer(gate: Gate, preloaded: PreloadedPython) -> None:
     gate.write_tier(speed=False)
     path = gate.out / "answers.json"
     path.mkdir(parents=True)
-    stdout, stderr = gate.run("--launches", "4", status=10)
+    stdout, stderr = gate.run(preloaded, "--launches", "4", status=10)
     assert f"'{path}': Is a directory; make room or repair its rights" in stderr
     assert "to continue, type the same command with --resume" in stdout
 
 
-def test_what_dies_on_one_side_is_told_and_tried_again_where_it_is_resumed(gate: Gate) -> None:
+def test_what_dies_on_one_side_is_told_and_tried_again_where_it_is_resumed(
+    gate: Gate, preloaded: PreloadedPython
+) -> None:
     gate.write_tier(speed=False)
     planted = Script(fault=Fault.CRASH_MID_RUN, fault_after_requests=BEFORE_ROUNDS + PROMPTS // 2)
-    stdout, _ = gate.run("--launches", "2", status=10, b=planted)
+    stdout, _ = gate.run(preloaded, "--launches", "2", status=10, b=planted)
     assert "side B: SERVER_DIED: server 'vllm-eagle3-tiny': ended with status 1" in stdout
-    stdout, _ = gate.run("--launches", "2", "--resume", status=0, b=Script())
+    stdout, _ = gate.run(preloaded, "--launches", "2", "--resume", status=0, b=Script())
     assert "UPGRADE: " in stdout
 
 
-def test_a_step_that_takes_longer_is_found_and_called_so(gate: Gate) -> None:
+def test_a_step_that_takes_longer_is_found_and_called_so(
+    gate: Gate, preloaded: PreloadedPython
+) -> None:
     slow = Script(step_ms=12.0)
-    stdout, _ = gate.run("--case", EAGLE3, "--launches", "8", status=1, b=slow)
+    stdout, _ = gate.run(preloaded, "--case", EAGLE3, "--launches", "8", status=1, b=slow)
     assert f"{EAGLE3} is worse by the cost of a step" in stdout
     judged = {verdict.metric: verdict for verdict in gate.report().run.verdicts}
     assert judged["acceptance_length_tokens"].outcome is Outcome.PASS

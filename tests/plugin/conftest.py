@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -253,14 +253,6 @@ class Suite:
     def recorded(self) -> dict[str, str]:
         """Return the content of each baseline, by case id."""
         return {path.stem: path.read_text() for path in self.baselines.glob("*/*.json")}
-
-
-@pytest.fixture(scope="session")
-def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython]:
-    """A process that runs commands in forks of itself."""
-    process = PreloadedPython(tmp_path_factory.mktemp("preloaded"))
-    yield process
-    process.close()
 
 
 @pytest.fixture

@@ -1,15 +1,15 @@
 """What a run can't use is named at once, in one line, before any server starts."""
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from specreg.telemetry.identity import current_environment
 from tests.plugin.conftest import MATRIX, Suite, run_here
+from tests.plugin.preloaded import PreloadedPython
 
 _WITHOUT_OVERRIDE = (
     *("setpriv", "--bounding-set=-dac_override,-dac_read_search"),
@@ -19,21 +19,24 @@ _WITHOUT_OVERRIDE = (
 CHOSEN = ("tests/perf", "-q", "-k", "acceptance and eagle3 and c1")
 
 
+@pytest.fixture(scope="module")
+def rights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython]:
+    """A process that the rights of files hold for, and the forks that it runs commands in."""
+    starter = _WITHOUT_OVERRIDE if os.geteuid() == 0 else ()
+    process = PreloadedPython(tmp_path_factory.mktemp("rights"), starter=starter)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def bound_suite(tmp_path: Path, rights: PreloadedPython) -> Suite:
+    """A suite that the rights of files hold for."""
+    return Suite(tmp_path, rights)
+
+
 def refusal_of(suite: Suite) -> str:
     """Run the suite, insist that it is refused at once, and return what it says."""
-    return checked_refusal(suite.run(*CHOSEN))
-
-
-def refusal_by_rights(suite: Suite) -> str:
-    """Do the same in a process that the rights of files hold for."""
-    command = suite.command(*CHOSEN)
-    if os.geteuid() == 0:
-        command = (*_WITHOUT_OVERRIDE, *command)
-    return checked_refusal(run_here(*command, env=suite.environment()))
-
-
-def checked_refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """Insist that a run was refused at once, and return what it says."""
+    done = suite.run(*CHOSEN)
     output = done.stdout + done.stderr
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, output
     assert "INTERNALERROR" not in output
@@ -73,15 +76,15 @@ def write_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [lock_folder, lock_environment, lock_names_only, write_file])
 def test_a_folder_of_baselines_that_cannot_be_read(
-    suite: Suite, spoil: Callable[[Path], None]
+    bound_suite: Suite, spoil: Callable[[Path], None]
 ) -> None:
     """No baseline would be found in it, as if there were none."""
-    spoil(suite.baselines)
+    spoil(bound_suite.baselines)
     try:
-        line = refusal_by_rights(suite)
+        line = refusal_of(bound_suite)
     finally:
-        unlock(suite.baselines)
-    assert line.startswith(f"ERROR: baselines '{suite.baselines}")
+        unlock(bound_suite.baselines)
+    assert line.startswith(f"ERROR: baselines '{bound_suite.baselines}")
     assert "can't be read, " in line
     assert "; repair its rights, or name another folder with --specreg-baselines" in line
 
@@ -113,15 +116,15 @@ def test_a_model_with_a_nul_character(suite: Suite) -> None:
 @pytest.mark.parametrize("spoil", [lock_folder, write_file])
 @pytest.mark.parametrize("setting", ["padding_layers = 12", 'widen = "30m"'])
 def test_a_cache_that_cannot_be_written(
-    suite: Suite, setting: str, spoil: Callable[[Path], None]
+    bound_suite: Suite, setting: str, spoil: Callable[[Path], None]
 ) -> None:
     """The models that a case has made larger lie in it."""
-    cache = suite.folder / "cache"
+    cache = bound_suite.folder / "cache"
     spoil(cache)
     head = '    target = "fixtures/models/tiny/target"'
-    suite.write_tier(MATRIX.replace(head, f"{head}\n    {setting}"))
-    suite.variables = {"SPECREG_CACHE": str(cache)}
-    line = refusal_by_rights(suite)
+    bound_suite.write_tier(MATRIX.replace(head, f"{head}\n    {setting}"))
+    bound_suite.variables = {"SPECREG_CACHE": str(cache)}
+    line = refusal_of(bound_suite)
     assert "can't be written, " in line
     assert "SPECREG_CACHE" in line
 

@@ -9,6 +9,7 @@ import psutil
 
 from specreg.report.document import Report, load_report
 from tests.doubles.vllm.script import Script, record_script
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit.builders.cases import ROOT
 from tests.unit.builders.tiers import tiny_tier
 
@@ -42,31 +43,41 @@ class Gate:
         return self.environment["SCRIPTED_SERVER"]
 
     def start(self, *arguments: str, b: Script | None = None) -> subprocess.Popen[str]:
-        """The command; `b` is what side B does otherwise."""
-        both = self.script("both", Script())
-        planted = self.script("b", b) if b is not None else both
+        """Start the command in a process of its own; `b` is what side B does otherwise."""
+        command = (sys.executable, "-m", *self._command(*arguments, b=b))
         return subprocess.Popen(
-            (
-                *(sys.executable, "-m", "specreg", "gate", sys.executable, sys.executable),
-                *("--root", str(ROOT), "--matrix", str(self.folder), "--tier", "cpu"),
-                *("--out", str(self.out), "--a", f"engine_env.SCRIPTED_SERVER={both}"),
-                *("--b", f"engine_env.SCRIPTED_SERVER={planted}"),
-                *("--seconds", "1"),
-                *arguments,
-            ),
+            command,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": self.environment["PYTHONPATH"]},
+            env=self._variables(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, *arguments: str, status: int, b: Script | None = None) -> tuple[str, str]:
-        """What it said, once it has ended with a status: on stdout, and on stderr."""
-        started = self.start(*arguments, b=b)
-        stdout, stderr = started.communicate(timeout=300)
-        assert started.returncode == status, stdout + stderr
-        return stdout, stderr
+    def run(
+        self, preloaded: PreloadedPython, *arguments: str, status: int, b: Script | None = None
+    ) -> tuple[str, str]:
+        """What it said in a fork, once it has ended with a status: on stdout, and on stderr."""
+        done = preloaded.run(self._command(*arguments, b=b), self._variables())
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout, done.stderr
+
+    def _command(self, *arguments: str, b: Script | None) -> tuple[str, ...]:
+        """What Python runs; `b` is what side B does otherwise."""
+        both = self.script("both", Script())
+        planted = self.script("b", b) if b is not None else both
+        return (
+            *("specreg", "gate", sys.executable, sys.executable),
+            *("--root", str(ROOT), "--matrix", str(self.folder), "--tier", "cpu"),
+            *("--out", str(self.out), "--a", f"engine_env.SCRIPTED_SERVER={both}"),
+            *("--b", f"engine_env.SCRIPTED_SERVER={planted}"),
+            *("--seconds", "1"),
+            *arguments,
+        )
+
+    def _variables(self) -> dict[str, str]:
+        """The environment of the command, whose sides name their scripts themselves."""
+        return os.environ | {"PYTHONPATH": self.environment["PYTHONPATH"]}
 
     def servers(self) -> list[psutil.Process]:
         """Those of its processes that live."""

@@ -12,6 +12,7 @@ from specreg import __version__ as specreg_version
 from specreg.baselines.record import record_baseline
 from specreg.cli import app, main
 from tests.plugin.conftest import run_here
+from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
 from tests.unit.builders.command_line import specreg
 
@@ -137,8 +138,10 @@ MISTYPED = (
 
 
 @pytest.mark.parametrize("arguments", MISTYPED, ids=" ".join)
-def test_a_secret_in_what_was_mistyped_is_not_quoted(arguments: tuple[str, ...]) -> None:
-    done = run_here(sys.executable, "-m", "specreg", *arguments)
+def test_a_secret_in_what_was_mistyped_is_not_quoted(
+    arguments: tuple[str, ...], preloaded: PreloadedPython
+) -> None:
+    done = preloaded.run(("specreg", *arguments))
     assert done.returncode, done.stdout
     assert "planted" not in done.stdout + done.stderr
     assert done.stderr.strip()
