@@ -11,21 +11,22 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
 from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.compare.pairs import Pair, Side
-from specreg.core.errors import InvalidMeasurementError
-from specreg.core.files import MIB, UNREADABLE, read_regular, replace_file
+from specreg.core.errors import InvalidMeasurementError, SpecregError
+from specreg.core.files import MIB, UNREADABLE, cause_of, read_regular, replace_file
 from specreg.core.reasons import Reason
 from specreg.core.values import hide_values
 from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch, were_equal
 from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
-from specreg.correctness.turns import Texts, ask_each_turn
+from specreg.correctness.turns import Texts, ask_each_turn, turns_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Transcript
@@ -41,6 +42,28 @@ _MAX_LAUNCHES = 2
 """After this many launches without a comparison, the gate stops trying to compare answers."""
 _MAX_NAMED = 3
 """The most prompts that a message names."""
+_MAX_FILE_BYTES = 512 * MIB
+_MAX_TOKEN_ID = 2**31 - 1
+"""The largest token id that every engine takes: they keep ids as signed numbers of 32 bits."""
+_MAX_TOKEN_CHARACTERS = 1024
+"""More characters than a token of any vocabulary has."""
+_MAX_REASON_CHARACTERS = 20_000
+"""More characters than a verdict's reason has, which names a few prompts at most."""
+_Frac = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
+class _SavedVerdict(msgspec.Struct, frozen=True):
+    """The part of a verdict on answers that differs between verdicts.
+
+    Attributes:
+        outcome: the outcome. Answers without either of these are compared again.
+        value: the share of equal answers; None if the sides were sent different prompts.
+        reason: why the verdict has its outcome; None if the answers were equal when timed.
+    """
+
+    outcome: Literal["PASS", "WRONG"]
+    value: _Frac | None = None
+    reason: Reason | None = None
 
 
 class _SavedAnswers(msgspec.Struct):
@@ -54,7 +77,7 @@ class _SavedAnswers(msgspec.Struct):
     """
 
     answers: dict[str, tuple[Transcript, ...]] = {}
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, _SavedVerdict] = {}
     digest: int = 1
 
 
@@ -81,12 +104,39 @@ class AnswerComparison:
     _launches: dict[str, set[int]] = field(default_factory=dict)
 
     def take_over(self) -> None:
-        """Load the saved answers of an earlier command, if they can be read."""
-        with contextlib.suppress(OSError, *UNREADABLE):
-            saved = msgspec.json.decode(read_regular(self.path, 1024 * MIB), type=_SavedAnswers)
-            # Answers that were compared by another rule are generated again.
-            if saved.digest == ANSWER_DIGEST:
-                self._saved = saved
+        """Load the saved answers of an earlier command.
+
+        The folder may come from another machine. What doesn't fit a pair is left out and said, and
+        is then generated again.
+
+        Raises:
+            SpecregError: the answers couldn't be saved later, because their path is a folder.
+        """
+        if self.path.is_dir():
+            message = f"'{self.path}': is a folder, needed a file; remove it, or name another --out"
+            raise SpecregError(message)
+        try:
+            content = read_regular(self.path, _MAX_FILE_BYTES)
+            saved = msgspec.json.decode(content, type=_SavedAnswers)
+        except FileNotFoundError:
+            return
+        except (OSError, *UNREADABLE) as error:
+            self.show(f"'{self.path}': {cause_of(error)}; the answers are generated again")
+            return
+        # Answers that were compared by another rule are generated again.
+        if saved.digest != ANSWER_DIGEST:
+            self.show(f"'{self.path}': is of another version; the answers are generated again")
+            return
+        for pair in self.pairs:
+            problem = next(_problems(pair, self.root, saved), None)
+            if problem is not None:
+                message = f"'{self.path}': {pair.id}: {problem}; the answers are generated again"
+                self.show(message)
+                continue
+            if pair.id in saved.answers:
+                self._saved.answers[pair.id] = saved.answers[pair.id]
+            if pair.id in saved.verdicts:
+                self._saved.verdicts[pair.id] = saved.verdicts[pair.id]
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -95,11 +145,13 @@ class AnswerComparison:
 
     def _verdict(self, pair: Pair) -> Verdict:
         """Return the verdict on the answers of a pair; INVALID if they weren't compared yet."""
-        if pair.id in self._saved.verdicts:
-            return self._saved.verdicts[pair.id]
         obstacle = why_not_compared(pair.a, pair.b)
         if obstacle:
             return _verdict_on(pair, Outcome.NOT_COMPARABLE, reason=Reason(text=obstacle))
+        saved = self._saved.verdicts.get(pair.id)
+        if saved is not None:
+            outcome = Outcome(saved.outcome)
+            return _verdict_on(pair, outcome, value=saved.value, reason=saved.reason)
         not_yet = Reason(text="the answers weren't compared", remedy="--resume does so")
         return _verdict_on(pair, Outcome.INVALID, reason=self._failures.get(pair.id, not_yet))
 
@@ -138,7 +190,7 @@ class AnswerComparison:
         self._launches.setdefault(pair.id, set()).add(launch)
         prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
         if _were_all_equal(measured, prompts):
-            self._saved.verdicts[pair.id] = _verdict_on(pair, Outcome.PASS, value=1.0)
+            self._saved.verdicts[pair.id] = _SavedVerdict("PASS", value=1.0)
         side = Side.A
         try:
             self._ask_a(pair, servers, prompts)
@@ -173,7 +225,63 @@ class AnswerComparison:
             return
         self.show(f"{pair.id}: comparing the answers")
         answers_of_a = self._saved.answers[pair.id]
-        self._saved.verdicts[pair.id] = compare_answers(pair, servers, prompts, answers_of_a)
+        verdict = compare_answers(pair, servers, prompts, answers_of_a)
+        outcome: Literal["PASS", "WRONG"] = "PASS"
+        if verdict.outcome is Outcome.WRONG:
+            outcome = "WRONG"
+        self._saved.verdicts[pair.id] = _SavedVerdict(
+            outcome, value=verdict.value, reason=verdict.reason
+        )
+
+
+def _problems(pair: Pair, root: Path, saved: _SavedAnswers) -> Iterator[str]:
+    """Yield what shows that the saved answers and verdict aren't those of a pair."""
+    verdict = saved.verdicts.get(pair.id)
+    if verdict is not None:
+        yield from _verdict_problems(pair, verdict)
+    answers = saved.answers.get(pair.id)
+    if answers is None:
+        return
+    case = pair.a
+    prompts = load_case_prompts(root, case)[: case.prompts]
+    turns = sum(turns_of(case, prompt) for prompt in prompts)
+    if len(answers) != turns:
+        yield f"it has {len(answers)} answers, needed {turns}"
+    has_later_turns = turns > len(prompts)
+    for answer in answers:
+        yield from _answer_problems(case, answer, needs_text=has_later_turns)
+
+
+def _verdict_problems(pair: Pair, verdict: _SavedVerdict) -> Iterator[str]:
+    """Yield what shows that a saved verdict isn't that on the answers of a pair."""
+    if why_not_compared(pair.a, pair.b):
+        yield "it has a verdict on answers that can't be compared"
+    if verdict.outcome == "PASS" and verdict.value is None:
+        yield "its verdict has no value"
+    reason = verdict.reason
+    if reason is not None and (reason.code or len(str(reason)) > _MAX_REASON_CHARACTERS):
+        yield "its verdict has an impossible reason"
+
+
+def _answer_problems(case: Case, answer: Transcript, *, needs_text: bool) -> Iterator[str]:
+    """Yield what shows that a saved answer isn't one of side A.
+
+    Args:
+        case: the case as side A runs it.
+        answer: the answer.
+        needs_text: whether the answer's text is sent as a part of later turns.
+    """
+    ids = (*answer.prompt, *answer.output)
+    if not answer.prompt or min(ids) < 0 or max(ids) > _MAX_TOKEN_ID:
+        yield "an answer has impossible token ids"
+    tokens = len(answer.output)
+    if tokens > case.output_cap_tokens:
+        yield f"an answer has {tokens} tokens, needed {case.output_cap_tokens} or fewer"
+    if answer.text is None and needs_text:
+        yield "an answer has no text, which later turns need"
+    characters = len(answer.text or "")
+    if characters > _MAX_TOKEN_CHARACTERS * max(tokens, 1):
+        yield f"an answer of {tokens} tokens has {characters} characters"
 
 
 def _verdict_on(

@@ -1,14 +1,17 @@
 """Two sides' answers are compared token by token, and kept until both sides were asked."""
 
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from specreg.acceptance.trace import ANSWER_DIGEST
 from specreg.compare.answers import AnswerComparison, compare_answers, judged_by_a, why_not_compared
 from specreg.compare.pairs import COMPARED, Pair, Side
+from specreg.core.errors import SpecregError
 from specreg.correctness.checks import ask_greedy
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.engines.wire_format import Transcript
@@ -66,6 +69,150 @@ def test_answers_of_side_a_are_kept_until_side_b_is_up(
     resumed.ask(CASE_PAIR, {Side.B: server}, 1, {})
     assert resumed.verdicts[0].outcome is Outcome.PASS
     assert not resumed.wants([CASE_PAIR])
+
+
+SOUND_VERDICT = {"outcome": "PASS", "value": 1.0}
+WRONG_VERDICT = {"outcome": "WRONG", "value": 0.5, "reason": {"text": "they differ"}}
+
+
+def taken_over(folder: Path, content: bytes) -> tuple[Verdict, list[str]]:
+    """Return the verdict of a comparison that takes over a file, and what it said."""
+    comparison = comparison_in(folder)
+    comparison.path.write_bytes(content)
+    said: list[str] = []
+    comparison.show = said.append
+    comparison.take_over()
+    (verdict,) = comparison.verdicts
+    return verdict, said
+
+
+def saved(**fields: object) -> bytes:
+    """Return a file of the present version with some fields."""
+    return msgspec.json.encode({"answers": {}, "verdicts": {}, "digest": ANSWER_DIGEST, **fields})
+
+
+def saved_verdict(**changes: object) -> bytes:
+    """Return a file with a verdict on the pair that has some fields changed."""
+    return saved(verdicts={CASE_PAIR.id: {**SOUND_VERDICT, **changes}})
+
+
+def saved_answers(*changes: dict[str, object], count: int = 4) -> bytes:
+    """Return a file with answers to the pair's prompts, the first of which are changed."""
+    answer: dict[str, object] = {"prompt": [1, 2], "output": [3], "text": "x"}
+    answers = [answer] * count
+    for number, changed_fields in enumerate(changes):
+        answers[number] = {**answer, **changed_fields}
+    return saved(answers={CASE_PAIR.id: answers})
+
+
+def test_a_verdict_that_fits_its_pair_is_taken_over(tmp_path: Path) -> None:
+    content = saved(verdicts={CASE_PAIR.id: WRONG_VERDICT, "another": SOUND_VERDICT})
+    verdict, said = taken_over(tmp_path, content)
+    assert (verdict.outcome, verdict.value, verdict.launches) == (Outcome.WRONG, 0.5, 0)
+    assert (verdict.case_id, verdict.metric) == (CASE_PAIR.id, "lossless_frac")
+    assert verdict.explanation == "they differ"
+    assert said == []
+    assert taken_over(tmp_path, saved_answers())[1] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        pytest.param(b"", "truncated", id="empty"),
+        pytest.param(saved_verdict()[:-9], "truncated", id="cut off"),
+        pytest.param(b"\xff" + saved_verdict(), "malformed", id="invalid UTF-8"),
+        pytest.param(b'{"x":' * 100_000, "recursion", id="nested"),
+        pytest.param(b"null", "Expected `object`, got `null`", id="no object"),
+        pytest.param(saved(digest=ANSWER_DIGEST - 1), "is of another version", id="version"),
+        pytest.param(saved(digest=10**400), "is of another version", id="huge version"),
+        pytest.param(
+            saved_verdict(outcome="REGRESSED"), "Invalid enum value 'REGRESSED'", id="regressed"
+        ),
+        pytest.param(
+            saved_verdict(outcome="INVALID"), "Invalid enum value 'INVALID'", id="invalid"
+        ),
+        pytest.param(saved_verdict(value=1.01), "Expected `float` <= 1.0", id="value above 1"),
+        pytest.param(saved_verdict(value=-0.5), "Expected `float` >= 0.0", id="value below 0"),
+        pytest.param(
+            saved_verdict(value=None), f"{CASE_PAIR.id}: its verdict has no value", id="no value"
+        ),
+        pytest.param(saved_verdict().replace(b"1.0", b"NaN"), "malformed", id="NaN"),
+        pytest.param(saved_verdict().replace(b"1.0", b"1e400"), "out of range", id="1e400"),
+        pytest.param(saved_verdict(reason={"text": 5}), "Expected `str`", id="reason of a number"),
+        pytest.param(
+            saved_verdict(reason={"text": "x" * 10**7}),
+            "its verdict has an impossible reason",
+            id="long reason",
+        ),
+        pytest.param(
+            saved_verdict(reason={"text": "x", "code": "UNCHECKED"}),
+            "an impossible reason",
+            id="reason with a code",
+        ),
+        pytest.param(saved_answers(count=3), "it has 3 answers, needed 4", id="too few answers"),
+        pytest.param(saved_answers(count=5), "it has 5 answers, needed 4", id="too many answers"),
+        pytest.param(
+            saved_answers({"prompt": []}), "an answer has impossible token ids", id="no prompt"
+        ),
+        pytest.param(
+            saved_answers({"output": [-1]}), "an answer has impossible token ids", id="negative id"
+        ),
+        pytest.param(
+            saved_answers({"output": [2**31]}),
+            "an answer has impossible token ids",
+            id="id of 32 bits",
+        ),
+        pytest.param(
+            saved_answers({"output": [10**400]}), "an answer has impossible token ids", id="huge id"
+        ),
+        pytest.param(
+            saved_answers({"output": [5] * 5000}),
+            "an answer has 5000 tokens, needed",
+            id="too many tokens",
+        ),
+        pytest.param(
+            saved_answers({"text": "x" * 2000}),
+            "an answer of 1 tokens has 2000 characters",
+            id="long text",
+        ),
+    ],
+)
+def test_answers_that_do_not_fit_are_generated_again(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
+    verdict, said = taken_over(tmp_path, content)
+    assert verdict.outcome is Outcome.INVALID
+    assert verdict.explanation == "the answers weren't compared; --resume does so"
+    (message,) = said
+    assert problem in message
+    assert message.endswith("; the answers are generated again")
+    assert len(message) < 1000
+
+
+def test_a_verdict_on_answers_that_cannot_be_equal_is_not_taken_over(tmp_path: Path) -> None:
+    sampled = dataclasses.replace(builders.CASE, temperature=0.8)
+    comparison = dataclasses.replace(
+        comparison_in(tmp_path), pairs=[Pair(a=sampled, b=sampled)], show=lambda _: None
+    )
+    comparison.path.write_bytes(saved(verdicts={sampled.id: SOUND_VERDICT}))
+    comparison.take_over()
+    assert comparison.verdicts[0].outcome is Outcome.NOT_COMPARABLE
+
+
+def test_answers_in_place_of_which_lies_something_else_are_found_before_any_launch(
+    tmp_path: Path,
+) -> None:
+    comparison = comparison_in(tmp_path)
+    comparison.take_over()
+    os.mkfifo(comparison.path)
+    said: list[str] = []
+    comparison.show = said.append
+    comparison.take_over()
+    assert "is a FIFO, needed a regular file; the answers are generated again" in said[0]
+    comparison.path.unlink()
+    comparison.path.mkdir()
+    with pytest.raises(SpecregError, match="is a folder, needed a file; remove it, or name"):
+        comparison.take_over()
 
 
 def timed(answer_sha256: str) -> Measurement:
