@@ -464,7 +464,8 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         UnknownNameError: the tier has no such case.
     """
     path = options.folder_in("soaks") / "soak.jsonl"
-    if path.exists():
+    # `exists` is False for a link that leads nowhere, but the segments would be written behind it.
+    if os.path.lexists(path):
         message = f"--out '{path.parent}': holds a soak already; name another folder"
         raise UnsupportedError(message)
     gpus = find_gpus()

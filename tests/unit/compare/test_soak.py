@@ -331,3 +331,9 @@ def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="holds a soak already; name another folder"):
         open_soak(SoakOptions(out=tmp_path), TIER)
     assert (tmp_path / "soak.jsonl").read_text() == "kept"
+
+
+def test_a_soak_writes_nothing_behind_a_link_to_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "soak.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsupportedError, match="holds a soak already; name another folder"):
+        open_soak(SoakOptions(out=tmp_path), TIER)
