@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -264,7 +265,7 @@ class _Search:
             case_ids=[self.case.id],
             # A gate that ends undecided would leave its version out of the search.
             minutes=math.inf,
-            resume=(folder / JOURNAL).exists(),
+            resume=os.path.lexists(folder / JOURNAL),
         )
         gate = self.open_gate(gate_options, self.tier)
         try:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from specreg.compare.judging import (
     plan_launches,
     rules_of,
 )
-from specreg.compare.options import GateOptions
+from specreg.compare.options import MAX_LAUNCHES, GateOptions
 from specreg.compare.pairs import (
     COMPARED,
     Group,
@@ -46,7 +47,9 @@ from specreg.core.errors import (
     SpecregError,
     UnsupportedError,
 )
+from specreg.core.files import cause_of
 from specreg.core.reasons import Reason
+from specreg.core.received import received_files
 from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.matrix.case import Case, Tier
@@ -137,7 +140,7 @@ class Gate:
         recorded = load_journal(self.journal.path, last=True)
         for key, measurement in recorded.items():
             arm = arms.get(msgspec.structs.replace(key, launch=0))
-            if arm is None:
+            if arm is None or not 1 <= key.launch <= MAX_LAUNCHES:
                 message = (
                     f"'{self.journal.path}': is of another gate; name the same sides, cases and"
                     " options as then, or another --out"
@@ -459,8 +462,12 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
 
     # Open the journal, which another gate may not use at the same time.
     journal = Journal(folder / JOURNAL)
+    # `exists` is False for a link that leads nowhere, but the journal would be written behind it.
+    has_journal = os.path.lexists(journal.path)
+    if has_journal and options.resume:
+        _check_continued(folder)
     journal.hold()
-    if journal.path.exists() and not options.resume:
+    if has_journal and not options.resume:
         message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
         raise SpecregError(message)
     # Two servers on one GPU would share its time, so there they run in turn.
@@ -484,9 +491,25 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         journal=journal,
         answers=answers,
     )
-    if journal.path.exists():
+    if has_journal:
         gate.take_over()
     return gate
+
+
+def _check_continued(folder: Path) -> None:
+    """Check that the folder of a resumed gate holds only folders and regular files.
+
+    It may come from another machine. The gate would write its logs behind a link, and wait forever
+    for a FIFO.
+
+    Raises:
+        UnsupportedError: it holds something else, or too much.
+    """
+    try:
+        received_files(folder)
+    except OSError as error:
+        message = f"--resume: the gate in '{folder}': {cause_of(error)}"
+        raise UnsupportedError(f"{message}; remove that, or name another --out") from error
 
 
 def _check_models_and_prompts(root: Path, pairs: Sequence[Pair]) -> None:

@@ -16,6 +16,8 @@ from specreg.core.files import real_path
 from specreg.core.readable import readable_block
 
 TOLERANCE = "--tolerance"
+MAX_LAUNCHES = 1000
+"""The most launches of each side of a gate."""
 
 
 def show_status(text: str) -> None:
@@ -62,7 +64,7 @@ class ComparisonOptions(ServerOptions):
         Option(
             help="the most launches of each side; fewer than 4 can't decide a speed",
             min=1,
-            max=1000,
+            max=MAX_LAUNCHES,
         ),
     ] = 16
     prompts: Annotated[

@@ -1,8 +1,10 @@
 """What can't be measured as it is asked for is said before anything is."""
 
 import dataclasses
+import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -161,6 +163,52 @@ def test_what_another_gate_left_is_not_continued(here: GateOptions) -> None:
         opened(dataclasses.replace(here, resume=True, prompts=4))
     with pytest.raises(UnsupportedError, match="is of another gate"):
         opened(dataclasses.replace(here, resume=True, least_s=1.0))
+
+
+def planted_link(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "problem"),
+    [
+        ("logs", planted_link, "'logs' is a symbolic link, needed"),
+        ("answers.json", planted_link, "'answers.json' is a symbolic link"),
+        ("journal.lock", planted_link, "'journal.lock' is a symbolic link"),
+        ("answers.json", os.mkfifo, "'answers.json' is a FIFO"),
+        ("report.json", os.mkfifo, "'report.json' is a FIFO"),
+    ],
+    ids=["logs", "answers", "lock", "fifo of answers", "fifo of the report"],
+)
+def test_a_resumed_gate_writes_and_reads_nothing_behind_a_link_or_a_fifo(
+    here: GateOptions, name: str, plant: Callable[[Path], None], problem: str
+) -> None:
+    gate = opened(here)
+    measured(gate, Side.A, 1)
+    path = gate.folder / name
+    path.unlink(missing_ok=True)
+    plant(path)
+    with pytest.raises(UnsupportedError, match=f"--resume: the gate in '.*': {problem}"):
+        opened(dataclasses.replace(here, resume=True))
+    assert not (gate.folder.parent / "elsewhere").exists()
+
+
+def test_a_gate_whose_journal_is_a_link_to_nowhere_is_not_started_anew(here: GateOptions) -> None:
+    assert here.out is not None
+    here.out.mkdir()
+    planted_link(here.out / "journal.jsonl")
+    with pytest.raises(SpecregError, match="holds a gate already"):
+        opened(here)
+    with pytest.raises(UnsupportedError, match=r"journal\.jsonl' is a symbolic link"):
+        opened(dataclasses.replace(here, resume=True))
+
+
+@pytest.mark.parametrize("number", [0, 1001, 10_000])
+def test_launches_that_no_gate_makes_are_of_another_gate(here: GateOptions, number: int) -> None:
+    """A resumed gate would otherwise plan as many launches as the journal says."""
+    measured(opened(here), Side.A, number)
+    with pytest.raises(UnsupportedError, match="is of another gate"):
+        opened(dataclasses.replace(here, resume=True))
 
 
 def test_two_gates_at_once_dont_share_a_folder(here: GateOptions) -> None:
