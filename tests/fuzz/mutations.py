@@ -27,6 +27,7 @@ _ODD: tuple[object, ...] = (
     *(1e308, float("nan"), float("inf"), _DEEP, _LONG, _WIDE, _BEYOND),
     *("", "0", " ", "NaN", "\x00", "\ud800", "\u202e", "é" * 3_000, "x" * 20_000, "../../etc"),
     *("%s", "<script>alert(1)</script>", "http://[", "a\nb", "\x1b[31m", "²"),
+    *("a\n::stop-commands::b", "a\n##[error]b"),
     *([], {}, [[]], [0] * 3_000, {"": {}}, [None], [-1], ["x"], {"x": 1}, [1e308], [2**62, 2**62]),
 )
 _BYTES = (

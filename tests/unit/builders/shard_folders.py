@@ -106,11 +106,13 @@ def merging_machine(folder: Path) -> MergingMachine:
     return MergingMachine(root)
 
 
-def record_measurement(journal: Journal, case: Case, launch: int = 1) -> Measurement:
+def record_measurement(
+    journal: Journal, case: Case, launch: int = 1, key: Key | None = None
+) -> Measurement:
     """Record a measurement of a case in a journal: a round of two prompts, of six tokens each."""
     moments_ns = itertools.count(1, 10**6)
     counts = builders.counts(2, 0, 0, 1)
-    key = Key(
+    key = key or Key(
         case=case.key,
         case_id=case.id,
         launch=launch,
