@@ -250,7 +250,7 @@ class AdaptiveDrafter(LookupDrafter):
                 if position >= first_with_logits:
                     position_logits = row_logits[position - first_with_logits]
                     candidates = speculation.likeliest(position_logits, _LEARNT_CANDIDATES)
-                start = max(0, position - speculation.LONGEST_TOKENS)
+                start = max(0, position - speculation.LONGEST_RUN_TOKENS)
                 # The text's own token comes last, because the last one wins a tie.
                 self._store.learn(text[start:position], (*candidates, text[position]))
             self._learnt_tokens[index] = len(text)

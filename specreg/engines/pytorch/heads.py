@@ -30,7 +30,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 Model = Any
 """A causal language model of transformers, built like Llama."""
-Unrolled = list[tuple[Tensor, Tensor]]
+StepCache = list[tuple[Tensor, Tensor]]
 """Keys and values of the draft steps so far, each `[rows, heads, anchors, head_dim]`."""
 MTP_LAYER = "model.mtp_layers.0."
 """The prefix of the tensors of a target's layer for multi-token prediction."""
@@ -129,19 +129,19 @@ class Attention(nn.Module):
     """Attention over the anchors and the draft steps after them."""
 
     def __init__(
-        self, config: LayerConfig, states: int = 1, *, bias: bool = False, norms: bool = False
+        self, config: LayerConfig, states_read: int = 1, *, bias: bool = False, norms: bool = False
     ) -> None:
         """Build the projections.
 
         Args:
             config: The configuration of the layer.
-            states: The number of states per anchor that are read, concatenated.
+            states_read: The number of states per anchor that are read, concatenated.
             bias: True if queries, keys and values have a bias.
             norms: True if the queries and keys of each attention head are normed, as in Qwen3.
         """
         super().__init__()
         self.config = config
-        width = states * config.hidden_size
+        width = states_read * config.hidden_size
         inner_width = config.num_attention_heads * config.head_dim
         self.q_proj = nn.Linear(width, inner_width, bias=bias)
         self.k_proj = nn.Linear(width, inner_width, bias=bias)
@@ -168,18 +168,18 @@ class Attention(nn.Module):
         heads = states.unflatten(-1, (-1, self.config.head_dim))
         return heads.transpose(1, 2)
 
-    def read(self, query: Tensor, unrolled: Unrolled) -> Tensor:
-        """Attend to the anchors of step 0 up to the own one, and to the own anchor's later steps.
+    def read(self, query: Tensor, step_cache: StepCache) -> Tensor:
+        """Let each anchor attend to step 0 of all anchors up to itself, and to its own later steps.
 
         Args:
             query: The queries of the current step, `[rows, heads, anchors, head_dim]`.
-            unrolled: The keys and values of all steps so far.
+            step_cache: The keys and values of all steps so far.
 
         Returns:
             The output for each anchor, `[rows, anchors, hidden]`.
         """
-        first_key, first_value = unrolled[0]
-        later_steps = unrolled[1:]
+        first_key, first_value = step_cache[0]
+        later_steps = step_cache[1:]
         anchors = query.shape[-2]
         scale = math.sqrt(query.shape[-1])
         # Of step 0 an anchor reads all anchors up to itself; of a later step it reads only itself.
@@ -212,20 +212,21 @@ class Layer(nn.Module):
         self.input_layernorm: nn.Module = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, states: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
+    def forward(self, states: Tensor, hidden: Tensor, step: int, step_cache: StepCache) -> Tensor:
         """Return the next hidden states, `[rows, anchors, hidden]`.
 
         Args:
             states: The states that the attention reads.
             hidden: The hidden states to which the layer adds its output.
-            start: The position of the first anchor in this step.
-            unrolled: The keys and values of the steps before; those of this step are appended.
+            step: The number of the step, from 0. Step j starts j positions later, so this is also
+                the position of its first anchor.
+            step_cache: The keys and values of the steps before; those of this step are appended.
         """
-        positions = torch.arange(hidden.shape[1], device=hidden.device) + start
+        positions = torch.arange(hidden.shape[1], device=hidden.device) + step
         query, key_and_value = self.self_attn.project(states, positions)
         # A state also reads itself, so its keys and values are appended before the attention reads.
-        unrolled.append(key_and_value)
-        hidden = hidden + self.self_attn.read(query, unrolled)
+        step_cache.append(key_and_value)
+        hidden = hidden + self.self_attn.read(query, step_cache)
         normed = self.post_attention_layernorm(hidden)
         return hidden + self.mlp(normed)
 
@@ -238,7 +239,8 @@ class Head(nn.Module):
     normed: ClassVar = True
     """True if it reads the target's last state after its norm."""
     layers_read: Sequence[int] = ()
-    """The numbers of target layers after which it reads the states; empty to read after all."""
+    """How many target layers have run at each point where the head reads the states. Empty to read
+    them only after the last layer."""
 
     @staticmethod
     def checkpoint_name(name: str) -> str:
@@ -255,25 +257,26 @@ class Head(nn.Module):
                 `[rows, anchors + drafted - 1, hidden]`.
             drafted: The number of tokens that a step drafts, 1 or more.
         """
-        unrolled: Unrolled = []
+        step_cache: StepCache = []
         states = []
         anchors = hidden.shape[1]
         for step in range(drafted):
             # All anchors draft at once, and read the text's next tokens in place of their drafts.
-            # A draft after one that isn't the text's is never accepted, so it doesn't matter.
+            # If a draft differs from the text, it and all later drafts are rejected, so it doesn't
+            # matter what those later drafts read.
             after = embeddings[:, step : step + anchors]
-            hidden = self.step(after, hidden, step, unrolled)
+            hidden = self.step(after, hidden, step, step_cache)
             states.append(hidden)
         return states
 
-    def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
+    def step(self, after: Tensor, hidden: Tensor, step: int, step_cache: StepCache) -> Tensor:
         """Return the hidden states of the next drafted tokens.
 
         Args:
             after: The embeddings of the tokens after the anchors.
             hidden: The hidden states of the anchors.
-            start: The number of the step, from 0.
-            unrolled: The keys and values of the steps before.
+            step: The number of the step, from 0.
+            step_cache: The keys and values of the steps before.
         """
         raise NotImplementedError
 
@@ -288,7 +291,7 @@ class Eagle3Head(Head):
         super().__init__()
         self.layers_read = config.eagle_aux_hidden_state_layer_ids
         self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
-        self.midlayer = Layer(Attention(config, states=2))
+        self.midlayer = Layer(Attention(config, states_read=2))
         self.midlayer.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -298,13 +301,13 @@ class Eagle3Head(Head):
         steps = super().unroll(self.fc(hidden), embeddings, drafted)
         return [self.lm_head(self.norm(states)) for states in steps]
 
-    def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
+    def step(self, after: Tensor, hidden: Tensor, step: int, step_cache: StepCache) -> Tensor:
         """Read the embedding and the hidden state, concatenated."""
         layer = self.midlayer
         normed_embedding = layer.input_layernorm(after)
         normed_hidden = layer.hidden_norm(hidden)
         both = torch.cat([normed_embedding, normed_hidden], -1)
-        return layer(both, hidden, start, unrolled)
+        return layer(both, hidden, step, step_cache)
 
 
 class ParallelEagle3Head(Eagle3Head):
@@ -326,13 +329,13 @@ class ParallelEagle3Head(Eagle3Head):
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
         """Return each step's logits; three residual streams of the target are side by side."""
         first = embeddings[:, : hidden.shape[1]]
-        unrolled: Unrolled = []
+        step_cache: StepCache = []
         # Step 0 reads what EAGLE-3 reads there.
-        states = [self.step(first, self.fc(hidden), 0, unrolled)]
+        states = [self.step(first, self.fc(hidden), 0, step_cache)]
         # The later steps read nothing that has been drafted.
         masks = self.mask.expand_as(first)
         unknown = self.fc(self.mask_hidden).expand_as(first)
-        states += [self.step(masks, unknown, step, unrolled) for step in range(1, drafted)]
+        states += [self.step(masks, unknown, step, step_cache) for step in range(1, drafted)]
         return [self.lm_head(self.norm(state)) for state in states]
 
 
@@ -347,11 +350,11 @@ class EagleHead(Head):
         layer.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([layer])
 
-    def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
+    def step(self, after: Tensor, hidden: Tensor, step: int, step_cache: StepCache) -> Tensor:
         """Fuse the embedding and the hidden state, and run the layer."""
         both = torch.cat([after, hidden], -1)
         fused = self.fc(both)
-        return self.layers[0](fused, fused, start, unrolled)
+        return self.layers[0](fused, fused, step, step_cache)
 
 
 class MtpHead(Head):
@@ -371,9 +374,9 @@ class MtpHead(Head):
         """Return the name in the target's own file."""
         return f"{MTP_LAYER}{name.removeprefix('block.')}"
 
-    def step(self, after: Tensor, hidden: Tensor, start: int, unrolled: Unrolled) -> Tensor:
+    def step(self, after: Tensor, hidden: Tensor, step: int, step_cache: StepCache) -> Tensor:
         """Norm and fuse the embedding and the hidden state, and run the layer."""
-        if start == 0:
+        if step == 0:
             # MiMo's layer gets zeros instead of an embedding at the first position of a text.
             after = nn.functional.pad(after[:, 1:], (0, 0, 1, 0))
         normed_hidden = self.hidden_layernorm(hidden)
@@ -381,7 +384,7 @@ class MtpHead(Head):
         both = torch.cat([normed_hidden, normed_embedding], -1)
         fused = self.input_proj(both)
         states = self.block.input_layernorm(fused)
-        output = self.block(states, fused, start, unrolled)
+        output = self.block(states, fused, step, step_cache)
         return self.final_layernorm(output)
 
 
@@ -443,17 +446,17 @@ class DFlashHead(Head):
         for layer in self.layers:
             attention = layer.self_attn
             # Each state of a block reads the context and all states of the block.
-            _, context_keys = attention.project(context, anchors)
-            keys = [context_keys]
+            _, context_key_value = attention.project(context, anchors)
+            key_values = [context_key_value]
             queries = []
             for offset, states in enumerate(block, 1):
                 normed = layer.input_layernorm(states)
-                query, state_keys = attention.project(normed, anchors + offset)
+                query, state_key_value = attention.project(normed, anchors + offset)
                 queries.append(query)
-                keys.append(state_keys)
+                key_values.append(state_key_value)
             next_block = []
             for query, states in zip(queries, block, strict=True):
-                attended = states + attention.read(query, keys)
+                attended = states + attention.read(query, key_values)
                 normed = layer.post_attention_layernorm(attended)
                 next_block.append(attended + layer.mlp(normed))
             block = next_block

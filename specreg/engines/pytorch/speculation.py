@@ -13,25 +13,25 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating]
 
-LONGEST_TOKENS = 4
-"""The most last tokens that are looked up, which is what the methods' table has vLLM do."""
-SHORTEST_TOKENS = 2
-"""The fewest of them."""
+LONGEST_RUN_TOKENS = 4
+"""The longest run of last tokens that is looked up. The table of methods sets the same for vLLM."""
+SHORTEST_RUN_TOKENS = 2
+"""The shortest run of last tokens that is looked up."""
 
 
 def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
     """Look up what followed the last tokens of a text at their first occurrence in it.
 
-    The same as vLLM's NgramProposer: the longest run of last tokens that occurred before counts,
-    and of its occurrences the first.
+    The same as vLLM's NgramProposer: it takes the longest run of last tokens that occurred earlier
+    in the text, and the first occurrence of that run.
 
     Returns:
         At most `draft_tokens` ids: fewer if the text ends before, none if no run occurred before.
     """
     # The ids become a string, because str has a fast search. An id is a code point, < 0x110000.
     text = "".join(map(chr, context))
-    longest = min(LONGEST_TOKENS, len(text) - 1)
-    for tokens in range(longest, SHORTEST_TOKENS - 1, -1):
+    longest = min(LONGEST_RUN_TOKENS, len(text) - 1)
+    for tokens in range(longest, SHORTEST_RUN_TOKENS - 1, -1):
         # The search ends before the last token: the end of the text isn't an earlier occurrence,
         # but may overlap with one.
         occurrence = text.find(text[-tokens:], 0, len(text) - 1)
@@ -53,8 +53,8 @@ def propose_padded(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]
     """
     text = "".join(map(chr, context))
     followers: tuple[int, ...] = ()
-    longest = min(LONGEST_TOKENS, len(text) - 1)
-    for tokens in range(longest, SHORTEST_TOKENS - 1, -1):
+    longest = min(LONGEST_RUN_TOKENS, len(text) - 1)
+    for tokens in range(longest, SHORTEST_RUN_TOKENS - 1, -1):
         occurrence = text.rfind(text[-tokens:], 0, len(text) - 1)
         if occurrence >= 0:
             start = occurrence + tokens
@@ -65,7 +65,7 @@ def propose_padded(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]
 
 
 class NGramStore:
-    """How often which token followed each run of 1 to `LONGEST_TOKENS` tokens (Ou et al. 2024).
+    """How often which token followed each run of 1 to `LONGEST_RUN_TOKENS` tokens (Ou et al. 2024).
 
     The store holds the `max_runs` runs that it learnt last, about 0.5 kB each.
     """
@@ -75,8 +75,12 @@ class NGramStore:
         self._counts = OrderedDict[tuple[int, ...], dict[int, int]]()
 
     def learn(self, context: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Count each of some tokens once as one that follows a text, the best of them last."""
-        longest = min(LONGEST_TOKENS, len(context))
+        """Count each of these tokens once more as a follower of each run that ends a text.
+
+        The best token has to come last, because the last one is drafted if several followed equally
+        often.
+        """
+        longest = min(LONGEST_RUN_TOKENS, len(context))
         for tokens in range(1, longest + 1):
             run = tuple(context[-tokens:])
             counts = self._counts.setdefault(run, {})
@@ -96,7 +100,7 @@ class NGramStore:
         Returns:
             At most `draft_tokens` ids: fewer, or none, if no run of last tokens is known.
         """
-        text = list(context[-LONGEST_TOKENS:])
+        text = list(context[-LONGEST_RUN_TOKENS:])
         drafted: list[int] = []
         while len(drafted) < draft_tokens:
             counts = self._counts_after(text)
@@ -110,7 +114,7 @@ class NGramStore:
 
     def _counts_after(self, text: Sequence[int]) -> dict[int, int] | None:
         """Return the counts after the longest known run of last tokens; None if none is known."""
-        longest = min(LONGEST_TOKENS, len(text))
+        longest = min(LONGEST_RUN_TOKENS, len(text))
         for tokens in range(longest, 0, -1):
             run = tuple(text[-tokens:])
             if run in self._counts:
@@ -166,8 +170,8 @@ class Sampling:
 
     Attributes:
         temperature: 0 is greedy.
-        top_p: the probability that the tokens to draw from have together, the likeliest first.
-        top_k: from how many of the likeliest tokens is drawn; None for all.
+        top_p: only the likeliest tokens that have this probability together are drawn, 0..1.
+        top_k: only this many of the likeliest tokens are drawn; None for all.
     """
 
     temperature: float = 0.0
@@ -175,7 +179,10 @@ class Sampling:
     top_k: int | None = None
 
     def distributions(self, logits: Floats) -> Floats:
-        """Return what is drawn from, over the last axis; the temperature must be above 0."""
+        """Return the distributions that tokens are drawn from, one for each row of logits.
+
+        The temperature must be above 0.
+        """
         p = distributions(logits, self.temperature)
         if self.top_k is None and self.top_p >= 1:
             return p
@@ -201,8 +208,8 @@ def verify(
     Args:
         draft: the tokens to verify.
         logits: the target's before each of the tokens and after the last, of shape [k + 1, V].
-        sampling: how tokens are drawn; of a greedy one the target's own choices are accepted, and
-            nothing is drawn.
+        sampling: how tokens are drawn. If it is greedy, drafts that equal the target's own choices
+            are accepted, and nothing is drawn.
         random: for a temperature above 0.
     """
     if sampling.temperature > 0:

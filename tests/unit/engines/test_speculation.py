@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from specreg.engines.pytorch.speculation import (
-    LONGEST_TOKENS,
-    SHORTEST_TOKENS,
+    LONGEST_RUN_TOKENS,
+    SHORTEST_RUN_TOKENS,
     Draft,
     Floats,
     NGramStore,
@@ -165,7 +165,7 @@ def test_a_temperature_divides_the_logits() -> None:
 
 def slow_propose(context: list[int], draft_tokens: int) -> tuple[int, ...]:
     """The rule as one says it: the longest run first, then the first place."""
-    for tokens in range(LONGEST_TOKENS, SHORTEST_TOKENS - 1, -1):
+    for tokens in range(LONGEST_RUN_TOKENS, SHORTEST_RUN_TOKENS - 1, -1):
         for end in range(tokens, len(context)):
             if context[end - tokens : end] == context[len(context) - tokens :]:
                 return tuple(context[end : end + draft_tokens])
@@ -174,8 +174,8 @@ def slow_propose(context: list[int], draft_tokens: int) -> tuple[int, ...]:
 
 def test_lookup_has_the_lengths_that_vllm_is_started_with() -> None:
     settings = engine_named("vllm").methods["ngram"].settings
-    assert settings["prompt_lookup_max"] == LONGEST_TOKENS
-    assert settings["prompt_lookup_min"] == SHORTEST_TOKENS
+    assert settings["prompt_lookup_max"] == LONGEST_RUN_TOKENS
+    assert settings["prompt_lookup_min"] == SHORTEST_RUN_TOKENS
 
 
 @given(context=st.lists(st.integers(0, 3), max_size=40), draft_tokens=st.integers(1, 5))
