@@ -36,14 +36,14 @@ class CountsTable(Counts[Column]):
 
     def without(self, prompt_ids: Container[str]) -> "CountsTable":
         """Return the table without these prompts."""
-        is_left = [prompt_id not in prompt_ids for prompt_id in self.prompt_ids]
-        rows = np.array(is_left, np.bool_)
+        is_kept = [prompt_id not in prompt_ids for prompt_id in self.prompt_ids]
+        rows = np.array(is_kept, np.bool_)
         proposed = None
         if self.proposed is not None:
             proposed = self.proposed[rows]
         position_counts = [column[rows] for column in self.position_counts]
         return CountsTable(
-            prompt_ids=tuple(itertools.compress(self.prompt_ids, is_left)),
+            prompt_ids=tuple(itertools.compress(self.prompt_ids, is_kept)),
             answer_tokens=self.answer_tokens[rows],
             steps=self.steps[rows],
             accepted=self.accepted[rows],
@@ -73,9 +73,9 @@ _TurnsByPrompt = Mapping[str, Mapping[int, _TurnAnswers]]
 def answers_in_common(
     *sides: Sequence[AcceptanceRecord],
 ) -> tuple[tuple[PromptAcceptance, ...], ...]:
-    """Return the answers of each side, in the smallest parts that all sides have counts for.
+    """Return the answers of each side, in the smallest units for which all sides have counts.
 
-    These are usually single requests. A side may have counts only for a whole round of requests.
+    The unit is usually a single request. A side may have counts only for a whole round of requests.
     The requests of such a round then count as one answer on all sides, named after its prompts.
 
     Args:
@@ -100,10 +100,11 @@ def answers_in_common(
 def _in_rounds(
     record: AcceptanceRecord, rounds: Iterable[tuple[str, ...]]
 ) -> Iterator[PromptAcceptance]:
-    """Yield the answers of a record, grouped into rounds.
+    """Yield the answers of a record under the names of their rounds.
 
-    A round is treated like a prompt, and its requests like the turns of this prompt. A round is
-    left out if the record lacks one of its prompts.
+    A round whose counts are those of the whole round is one answer. Of any other round each request
+    is an answer, as if the round were a prompt and its requests were the turns of this prompt. Such
+    a round is left out if the record lacks one of its prompts.
 
     Args:
         record: the record, which has counts of rounds or of single requests.
@@ -171,7 +172,7 @@ def _turns_by_prompt(answers: Iterable[PromptAcceptance]) -> _TurnsByPrompt:
 
 
 def _table(prompt_ids: Sequence[str], turns_by_prompt: _TurnsByPrompt) -> CountsTable:
-    """Tabulate the prompts with these ids, with as many positions as any of them has."""
+    """Tabulate the prompts with these ids, up to the deepest draft position of any of them."""
     rows = [tuple(turns_by_prompt[prompt_id].values()) for prompt_id in prompt_ids]
     turns = list(itertools.chain.from_iterable(rows))
     depths = [len(turn.counts.position_counts) for turn in turns]

@@ -28,9 +28,10 @@ _PORTABLE_OPTION = re.compile(
     r"|tier))=[^/\x00-\x1f]+"
     r"|--specreg-attach=https?://[^\x00-\x20]+"
 )
-"""The options that mean the same on any machine. The others name programs or folders of one."""
-_FEWER = "--num-prompts"
-"""An option that no recording takes: a baseline is of all prompts."""
+"""The options that mean the same on any machine. The others name programs or folders of one
+particular machine."""
+_NUM_PROMPTS_OPTION = "--num-prompts"
+"""An option that is left out of commands that record, because a baseline covers all prompts."""
 
 
 def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
@@ -64,7 +65,7 @@ def _quoted(names: str) -> str:
 
 def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
     """Return the command that records these cases' baselines, or all of the tier."""
-    kept_options = [option for option in options if not option.startswith(_FEWER)]
+    kept_options = [option for option in options if not option.startswith(_NUM_PROMPTS_OPTION)]
     return run_command(case_ids, (*kept_options, "--update-baselines"))
 
 
@@ -93,7 +94,8 @@ def portable_options(options: Sequence[str]) -> tuple[str, ...]:
     """Return those options of another machine's run that may be typed on this one.
 
     A report shows commands with them, and readers copy these. An option that names a program or a
-    folder is left out: a folder of tiers, for example, can name programs that it starts.
+    folder is left out: the files in a folder of tiers, for example, can name programs that a run
+    would start.
     """
     return tuple(option for option in options if _PORTABLE_OPTION.fullmatch(option))
 
@@ -104,9 +106,9 @@ def is_attached(options: Sequence[str]) -> bool:
 
 
 def _python() -> str:
-    """Return the path of this interpreter, relative to the user's folder if it is below it."""
-    here = Path.cwd()
+    """Return the path of this interpreter, relative to the current folder if it is below that."""
+    current_folder = Path.cwd()
     python = Path(sys.executable)
-    if python.is_relative_to(here):
-        return str(python.relative_to(here))
+    if python.is_relative_to(current_folder):
+        return str(python.relative_to(current_folder))
     return str(python)

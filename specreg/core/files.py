@@ -62,7 +62,10 @@ def repository_path(root: Path, path: str) -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the cache: the folder of environments and widened models, which checkouts share."""
+    """Return the cache, a folder of environments, prompts, models and checksums.
+
+    All checkouts share it.
+    """
     return Path(os.environ.get("SPECREG_CACHE") or platformdirs.user_cache_dir("specreg"))
 
 
@@ -73,7 +76,7 @@ def check_cache() -> None:
         SpecregError: The cache, or the folder in which it would be made, isn't writable.
     """
     cache = cache_dir().absolute()
-    with _naming_cache(cache):
+    with _cache_errors(cache):
         check_can_write(cache)
 
 
@@ -84,7 +87,7 @@ def cache_folder(name: str) -> Path:
         SpecregError: The folder can't be made, or isn't writable.
     """
     folder = cache_dir() / name
-    with _naming_cache(cache_dir()):
+    with _cache_errors(cache_dir()):
         folder.mkdir(parents=True, exist_ok=True)
         _check_writable(folder)
     return folder
@@ -117,7 +120,7 @@ def _check_writable(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _naming_cache(cache: Path) -> Iterator[None]:
+def _cache_errors(cache: Path) -> Iterator[None]:
     """Raise an OSError of the context as a SpecregError that names the cache."""
     try:
         yield
@@ -136,8 +139,8 @@ def data_dir() -> Path:
 def real_path(path: Path) -> Path:
     """Return an absolute path without links.
 
-    `Path.resolve` raises a RuntimeError for a loop of links. This returns the loop, so that whoever
-    opens it gets an OSError as for any other path.
+    `Path.resolve` raises a RuntimeError for a loop of links. This function returns a path in the
+    loop, so that opening it raises an OSError, as for any other bad path.
     """
     return Path(os.path.realpath(path))
 
@@ -145,7 +148,8 @@ def real_path(path: Path) -> Path:
 def cause_of(error: Exception) -> str:
     """Return why a file couldn't be read or written, in the words of the system or of a decoder.
 
-    The text of an OSError also has a number and a path, and a message names the path already.
+    The text of an OSError also has a number and a path, and the caller's message names the path
+    already.
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -325,7 +329,10 @@ def file_sha256(path: Path) -> str:
 
 
 def _cached_sum_path(path: Path) -> Path:
-    """Return the path of a file's checksum in the cache, which is another one once it changes."""
+    """Return the path at which the cache keeps a file's checksum.
+
+    When the file changes, so does this path.
+    """
     # A program can set mtime back after it has changed the file, but not ctime.
     stat = path.stat()
     version = (os.fsencode(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
