@@ -16,7 +16,7 @@ from specreg.core.certificates import trusted_certificates, why_not_trusted
 from specreg.core.errors import AnswerError
 from specreg.core.interrupts import check_signalled
 from specreg.core.readable import readable_line
-from specreg.core.server_words import MAX_QUOTED_CHARACTERS, error_in
+from specreg.core.server_words import MAX_QUOTED_CHARACTERS, find_error
 
 if TYPE_CHECKING:
     import httpx
@@ -60,7 +60,7 @@ class HttpResponse:
             AnswerError: The status isn't 2xx, or the content is an error: some servers answer an
                 error with the status 200.
         """
-        words = error_in(self.content)
+        words = find_error(self.content)
         is_good = HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
         if is_good and words is None:
             return self.content

@@ -43,8 +43,8 @@ class ServerWords:
 
 def quote(content: bytes | str) -> str:
     """Return a text as one printable line of at most 300 characters, without secrets."""
-    # Secrets are hidden in more than is quoted. If a secret were cut in half first, it wouldn't be
-    # recognised.
+    # Secrets are hidden in a longer part than the one that is quoted: a secret that was cut in half
+    # wouldn't be recognised.
     content = content[:_MAX_SEARCHED]
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
     return readable_line(text, MAX_QUOTED_CHARACTERS)
@@ -52,32 +52,32 @@ def quote(content: bytes | str) -> str:
 
 def quote_answer(content: bytes) -> str:
     """Return a short answer as it is. For a long one, return its error message or its beginning."""
-    words = error_in(content) if len(content) > MAX_QUOTED_CHARACTERS else None
+    words = find_error(content) if len(content) > MAX_QUOTED_CHARACTERS else None
     return words.text if words is not None else quote(content)
 
 
-def error_in(content: bytes) -> ServerWords | None:
+def find_error(content: bytes) -> ServerWords | None:
     """Return the message of an answer if it is JSON and an error; None for any other answer."""
     answer = _object_in(content)
     if answer is None:
         return None
-    return error_of(answer)
+    return find_error_in_object(answer)
 
 
-def words_in(content: bytes) -> ServerWords:
+def describe_error(content: bytes) -> ServerWords:
     """Return the message of an answer that is known to be an error, in any form."""
     answer = _object_in(content)
     if answer is None:
         return ServerWords(quote(content))
-    words = error_of(answer)
+    words = find_error_in_object(answer)
     if words is None:
-        return ServerWords(_words_of(answer), _status_of(answer))
+        return ServerWords(_message_of(answer), _status_of(answer))
     return words
 
 
-def words_of(described: object) -> ServerWords:
+def describe_error_value(described: object) -> ServerWords:
     """Return the message in a value that describes an error, such as that of a field `error`."""
-    return ServerWords(_words_of(described), _status_of(described))
+    return ServerWords(_message_of(described), _status_of(described))
 
 
 def is_json(content: bytes) -> bool:
@@ -100,7 +100,7 @@ def _object_in(content: bytes) -> dict[str, object] | None:
     return answer
 
 
-def error_of(answer: Mapping[str, object]) -> ServerWords | None:
+def find_error_in_object(answer: Mapping[str, object]) -> ServerWords | None:
     """Return the message of a decoded answer if it is an error; None for any other answer."""
     described = _description_of(answer)
     if described is None:
@@ -109,7 +109,7 @@ def error_of(answer: Mapping[str, object]) -> ServerWords | None:
     status = _status_of(described)
     if status is None:
         status = _status_of(answer)
-    return ServerWords(_words_of(described), status)
+    return ServerWords(_message_of(described), status)
 
 
 def _description_of(answer: Mapping[str, object]) -> object:
@@ -119,7 +119,7 @@ def _description_of(answer: Mapping[str, object]) -> object:
         return answer["error"]
     meta = answer.get("meta_info")
     if isinstance(meta, dict):
-        # SGLang marks an answer that it gave up with the finish reason `abort`.
+        # SGLang marks an answer that it aborted with the finish reason `abort`.
         finish_reason = meta.get("finish_reason")
         if isinstance(finish_reason, dict) and finish_reason.get("type") == "abort":
             return finish_reason
@@ -137,14 +137,14 @@ def is_error(value: object) -> bool:
     return value is not None and value is not False and value != ""
 
 
-def _words_of(described: object) -> str:
+def _message_of(described: object) -> str:
     """Return the message in a value that describes an error, in one printable line."""
     if isinstance(described, dict):
         for name in _WORDS:
             if described.get(name):
-                return _words_of(described[name])
+                return _message_of(described[name])
     if isinstance(described, list):
-        return quote("; ".join(_words_of(description) for description in described))
+        return quote("; ".join(_message_of(description) for description in described))
     if isinstance(described, str):
         return quote(described)
     return quote(msgspec.json.encode(described))

@@ -20,7 +20,7 @@ from specreg.correctness.turns import ask_each_turn, turns_of
 from specreg.datasets.prompts import Prompt
 from specreg.engines.engine import ModelRunner
 from specreg.engines.registry import engine_named
-from specreg.engines.wire_format import Endpoint, Transcript, Wanted
+from specreg.engines.wire_format import AnswerSettings, Endpoint, Transcript
 from specreg.load.rounds import Round
 from specreg.load.token_client import complete, encode_prompts, score
 from specreg.matrix.case import ROUNDING_NATS, Case
@@ -84,7 +84,7 @@ def ask_greedy(
         texts: The texts as token ids.
         in_flight: How many requests are in flight; 0 for as many as the case has.
     """
-    request = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
+    request = AnswerSettings(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
     requests = [request] * len(texts)
     batch = in_flight or case.in_flight
     return complete(server.endpoint, texts, requests, in_flight=batch)
@@ -239,7 +239,7 @@ def _draw(
     case: Case, endpoint: Endpoint, texts: Sequence[Sequence[int]], *, first_seed: int
 ) -> list[list[tuple[int, ...]]]:
     """Return the answers to each text that a server draws, each with a seed of its own."""
-    request = Wanted(
+    request = AnswerSettings(
         output_cap_tokens=max(BEGINNINGS_TOKENS),
         temperature=case.temperature,
         top_p=case.top_p,

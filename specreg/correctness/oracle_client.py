@@ -19,7 +19,7 @@ from specreg.core.processes import child_process, new_temporary
 from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
 from specreg.engines.pytorch.speculation import propose, propose_padded
 from specreg.engines.registry import engine_named
-from specreg.engines.wire_format import Endpoint, Transcript, Wanted
+from specreg.engines.wire_format import AnswerSettings, Endpoint, Transcript
 from specreg.load.token_client import complete
 from specreg.matrix.case import Case
 from specreg.servers.provision import engine_environment
@@ -166,7 +166,7 @@ def walk_answers(
         raise InvalidMeasurementError("CONTEXT_FULL", message)
     answered_texts = [(*answer.prompt, *answer.output) for answer in answers]
     # The drafter doesn't stop at the end of the text, so neither does the continuation.
-    request = Wanted(output_cap_tokens=spec.draft_tokens, ignore_eos=True)
+    request = AnswerSettings(output_cap_tokens=spec.draft_tokens, ignore_eos=True)
     requests = [request] * len(answers)
     tails = complete(endpoint, answered_texts, requests, in_flight=case.in_flight)
     texts = []

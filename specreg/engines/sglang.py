@@ -30,6 +30,7 @@ from specreg.engines.methods import (
 from specreg.engines.repetition import RepeatingStream
 from specreg.engines.serve_command import TARGET, ServeCommand
 from specreg.engines.wire_format import (
+    AnswerSettings,
     Ask,
     Call,
     Event,
@@ -40,7 +41,6 @@ from specreg.engines.wire_format import (
     SpecTokensDetails,
     TokenApi,
     Transcript,
-    Wanted,
     WireFormat,
     check_ended_well,
     check_no_error,
@@ -92,16 +92,16 @@ class _Answer(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
-def _sampling(wanted: Wanted) -> dict[str, object]:
+def _sampling(settings: AnswerSettings) -> dict[str, object]:
     """Return the parameters of sampling by SGLang's names."""
     parameters: dict[str, object] = {
-        "max_new_tokens": wanted.output_cap_tokens,
-        "temperature": wanted.temperature,
-        **wanted.truncated_sampling,
-        "ignore_eos": wanted.ignore_eos,
+        "max_new_tokens": settings.output_cap_tokens,
+        "temperature": settings.temperature,
+        **settings.truncated_sampling,
+        "ignore_eos": settings.ignore_eos,
     }
-    if wanted.seed is not None:
-        parameters["sampling_seed"] = wanted.seed
+    if settings.seed is not None:
+        parameters["sampling_seed"] = settings.seed
     return parameters
 
 
@@ -185,7 +185,9 @@ class SglangWireFormat(WireFormat, TokenApi):
             parse=lambda answer: decode_answer(answer, _Tokens).tokens,
         )
 
-    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
+    def complete(
+        self, model: str, ids: Sequence[int], settings: AnswerSettings
+    ) -> Call[Transcript]:
         """Return a call of SGLang's own endpoint, which serves one model only."""
         del model
 
@@ -200,7 +202,7 @@ class SglangWireFormat(WireFormat, TokenApi):
             counts = parsed.meta_info.counts
             return Transcript(prompt=tuple(ids), output=output, counts=counts, text=parsed.text)
 
-        body = {"input_ids": ids, "sampling_params": _sampling(wanted)}
+        body = {"input_ids": ids, "sampling_params": _sampling(settings)}
         return Call(path=_GENERATE, body=body, parse=parse)
 
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:

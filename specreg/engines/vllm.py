@@ -27,6 +27,7 @@ from specreg.engines.launch_facts import LaunchFacts
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
 from specreg.engines.serve_command import SPECULATION, TARGET, ServeCommand
 from specreg.engines.wire_format import (
+    AnswerSettings,
     Ask,
     Call,
     MetricsPage,
@@ -34,7 +35,6 @@ from specreg.engines.wire_format import (
     Scores,
     TokenApi,
     Transcript,
-    Wanted,
     WireFormat,
     decode_answer,
     unreadable,
@@ -136,9 +136,11 @@ class VllmWireFormat(WireFormat, TokenApi):
         wanted = {"model": ask.model, "max_tokens": 1, "return_token_ids": True}
         return Call(path=ask.openai_path, body=wanted | ask.openai_prompt, parse=parse)
 
-    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
+    def complete(
+        self, model: str, ids: Sequence[int], settings: AnswerSettings
+    ) -> Call[Transcript]:
         """Return a call that continues a text."""
-        body = {"model": model, "prompt": ids, "return_token_ids": True, **wanted.openai}
+        body = {"model": model, "prompt": ids, "return_token_ids": True, **settings.openai}
 
         def parse(answer: bytes) -> Transcript:
             parsed = decode_answer(answer, _Answer)

@@ -17,7 +17,14 @@ from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError, ServerAnswerError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import MAX_BYTES, Count, Histogram, Name
-from specreg.core.server_words import error_in, is_error, is_json, quote, words_in, words_of
+from specreg.core.server_words import (
+    describe_error,
+    describe_error_value,
+    find_error,
+    is_error,
+    is_json,
+    quote,
+)
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -35,7 +42,7 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class AnswerSettings:
     """The settings of an answer: its length and its sampling.
 
     Attributes:
@@ -80,7 +87,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask(Wanted):
+class Ask(AnswerSettings):
     """A request to a model.
 
     Attributes:
@@ -143,14 +150,14 @@ class Endpoint:
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of any server, which may be its error."""
+    """The field that the events of all servers share: an event may report an error."""
 
     error: object = None
 
 
 EventT = TypeVar("EventT", bound=Event)
 _FAILED = frozenset({"abort", "error", "cancelled"})
-"""The finish reasons of an answer that the server gave up."""
+"""The finish reasons of an answer that the server aborted."""
 
 
 def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
@@ -168,7 +175,7 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
         check_no_error(event)
         raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {quote(event)}") from error
     if decoded.error is not None and is_error(decoded.error):
-        words = words_of(decoded.error)
+        words = describe_error_value(decoded.error)
         raise ServerAnswerError(words.text, words.status)
     return decoded
 
@@ -179,19 +186,19 @@ def check_no_error(answer: bytes) -> None:
     Raises:
         ServerAnswerError: It is. The message has the server's words.
     """
-    words = error_in(answer)
+    words = find_error(answer)
     if words is not None:
         raise ServerAnswerError(words.text, words.status)
 
 
 def check_ended_well(finish_reason: str, event: bytes) -> None:
-    """Check that the server didn't give up an answer.
+    """Check that the server didn't abort an answer.
 
     Raises:
         ServerAnswerError: It did. The message has the server's words, or quotes the event.
     """
     if finish_reason in _FAILED:
-        words = error_in(event)
+        words = find_error(event)
         quotation = words.text if words is not None else quote(event)
         raise ServerAnswerError(f"{finish_reason}: {quotation}")
 
@@ -204,13 +211,13 @@ _THOUGHT_KEYS = frozenset({"reasoning", "reasoning_content", "thinking"})
 
 
 def channels_of(delta: Mapping[str, object]) -> Channels:
-    """Sort what a chat's delta adds into channels, by the names that servers use.
+    """Split the content of a chat's delta into channels, by the field names that servers use.
 
     An unknown field is kept as it is, so that answers that differ only in it count as different.
     """
     content = delta.get("content")
     # Nearly every delta of most servers is a text alone, so the fast way for it comes first. The
-    # client must read events faster than servers send them, or its times would be its own.
+    # client must read events faster than servers send them, or it would measure its own speed.
     if len(delta) == 1 and isinstance(content, str):
         return content, "", ""
     text = ""
@@ -292,7 +299,8 @@ class _Usage(msgspec.Struct, frozen=True, gc=False):
 class SpecTokensDetails(msgspec.Struct, frozen=True):
     """SGLang's record of an answer, by the names of 0.5.13 and newer.
 
-    Its own acceptance length counts the prefill's token and is cut by the cap; the counts aren't.
+    The acceptance length that SGLang computes isn't used: it counts the prefill's token, and the
+    output cap cuts it. The counts have neither fault.
     The histogram ends at the most drafts that a step accepted.
     """
 
@@ -412,8 +420,8 @@ class MetricsPage:
         """Check that the parser won't take longer than a few seconds.
 
         Raises:
-            InvalidMeasurementError: `METRICS_UNREADABLE`, the page, a line or their number is too
-                large.
+            InvalidMeasurementError: `METRICS_UNREADABLE`, the page or a line is too long, or
+                there are too many lines.
         """
         self._check_most(len(text), _MAX_PAGE_CHARACTERS, "characters")
         # Lines without a sample take time too, so all of them count.
@@ -448,7 +456,10 @@ class MetricsPage:
         return sum(self._count(sample) for sample in self.samples if sample.name == name)
 
     def by_position(self, name: str, label: str) -> Counter[int]:
-        """Return the counts of a name by the position of the draft, from 0, which is a label."""
+        """Sum up the samples of a name for each draft position.
+
+        The position, from 0, is the value of `label`.
+        """
         counts = Counter[int]()
         for sample in self.samples:
             if sample.name != name:
@@ -573,8 +584,8 @@ class WireFormat:
             InvalidMeasurementError: There are none, or they can't be read.
         """
         message = (
-            f"{type(self).__name__}: has no counters, and none in {len(page)} characters; judge"
-            " this engine by its requests"
+            f"{type(self).__name__}: has no counters, so its page of {len(page)} characters wasn't"
+            " read; judge this engine by its requests"
         )
         raise InvalidMeasurementError("METRICS_MISSING", message)
 
@@ -607,7 +618,7 @@ class Transcript:
         prompt: the ids of the prompt.
         output: the ids of the answer, with the one that ends the text.
         counts: the counts of its steps, if the answer has them.
-        text: the same as text; None if the server gives none.
+        text: the answer as a string; None if the server doesn't send it.
     """
 
     prompt: tuple[int, ...]
@@ -624,14 +635,17 @@ class TokenApi(ABC):
         """Return a call for the ids of a prompt, including those of the model's chat template."""
 
     @abstractmethod
-    def complete(self, model: str, ids: Sequence[int], wanted: Wanted) -> Call[Transcript]:
+    def complete(
+        self, model: str, ids: Sequence[int], settings: AnswerSettings
+    ) -> Call[Transcript]:
         """Return a call that continues a text, both in token ids."""
 
     @abstractmethod
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
         """Return a call for the log-probabilities of candidates for the next token, in nats.
 
-        A candidate that is missing from the answer gets the highest value that it can have.
+        A candidate that isn't among the likeliest tokens of the answer gets an upper bound of its
+        value.
         """
 
 
@@ -711,7 +725,7 @@ class EventSplitter:
                     self._held = data
                     continue
             elif line or self._held or self._is_error:
-                data = self._take_field(bytes(line.strip()))
+                data = self._take_other_line(bytes(line.strip()))
                 if not data:
                     continue
             else:
@@ -723,8 +737,11 @@ class EventSplitter:
                 raise _error_event(data)
             yield data
 
-    def _take_field(self, line: bytes) -> bytes:
-        """Take a line that is no data; return the object that it ends, if any.
+    def _take_other_line(self, line: bytes) -> bytes:
+        """Take a line without data: an empty line, a field of the event, or stray text.
+
+        Returns:
+            The JSON object that an empty line completes; empty for any other line.
 
         Raises:
             ServerAnswerError: the line calls the event before it an error.
@@ -752,11 +769,12 @@ class EventSplitter:
         """Check that what is left at the end of the stream is no error of the server.
 
         Args:
-            is_finished: whether the answer has ended as answers do; then other words mean nothing.
+            is_finished: whether the answer has a finish reason. Stray text after it is ignored.
 
         Raises:
             ServerAnswerError: what is left is an error.
-            InvalidMeasurementError: `EVENT_UNREADABLE`, there are other words, and no answer.
+            InvalidMeasurementError: `EVENT_UNREADABLE`, the answer isn't finished, and there is
+                stray text instead.
         """
         begun = bytes(self._begun.strip())
         data = self._held + begun.removeprefix(_PREFIX).strip()
@@ -774,5 +792,5 @@ class EventSplitter:
 
 
 def _error_event(data: bytes) -> ServerAnswerError:
-    words = words_in(data)
+    words = describe_error(data)
     return ServerAnswerError(words.text, words.status)

@@ -14,7 +14,15 @@ from specreg.core.http import read
 from specreg.core.server_words import quote_answer
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
-from specreg.engines.wire_format import Ask, Call, Endpoint, Message, TokenApi, Transcript, Wanted
+from specreg.engines.wire_format import (
+    AnswerSettings,
+    Ask,
+    Call,
+    Endpoint,
+    Message,
+    TokenApi,
+    Transcript,
+)
 from specreg.matrix.case import Case
 
 _TIMEOUT_S = 600.0
@@ -84,7 +92,7 @@ def encode_chats(
 def complete(
     endpoint: Endpoint,
     texts: Sequence[Sequence[int]],
-    wanted: Sequence[Wanted],
+    settings: Sequence[AnswerSettings],
     *,
     in_flight: int,
     within_s: float = _TIMEOUT_S,
@@ -94,7 +102,7 @@ def complete(
     Args:
         endpoint: the server.
         texts: the texts, in token ids.
-        wanted: the length and the sampling of each continuation.
+        settings: the length and the sampling of each continuation.
         in_flight: how many requests are in flight at once.
         within_s: how long an answer may take, in seconds.
 
@@ -105,8 +113,8 @@ def complete(
     """
     api = token_api_of(endpoint)
     calls = [
-        api.complete(endpoint.model, token_ids, wanted_of_text)
-        for token_ids, wanted_of_text in zip(texts, wanted, strict=True)
+        api.complete(endpoint.model, token_ids, settings_of_text)
+        for token_ids, settings_of_text in zip(texts, settings, strict=True)
     ]
     return _post_all(endpoint, calls, in_flight, within_s)
 

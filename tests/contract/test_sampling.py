@@ -13,7 +13,7 @@ import pytest
 
 from specreg.acceptance.record import NO_STEPS
 from specreg.correctness.oracle_client import predict_drafts, walk_answers
-from specreg.engines.wire_format import Transcript, Wanted
+from specreg.engines.wire_format import AnswerSettings, Transcript
 from specreg.load.token_client import complete, encode_prompts
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
@@ -35,7 +35,7 @@ def drawn_answers(
     """Answers to the first prompts of a case, each drawn by a seed of its own."""
     prompts = load_case_prompts(builders.ROOT, case)[:PROMPTS]
     texts = encode_prompts(server.endpoint, case, prompts)
-    greedy = Wanted(output_cap_tokens=case.output_cap_tokens, ignore_eos=True)
+    greedy = AnswerSettings(output_cap_tokens=case.output_cap_tokens, ignore_eos=True)
     requests = [
         dataclasses.replace(greedy, seed=seed, **sampling)  # type: ignore[arg-type]
         for seed in range(len(texts))

@@ -17,7 +17,7 @@ from specreg.acceptance.checks import check_counters, check_requests
 from specreg.core.errors import AnswerError, InvalidMeasurementError
 from specreg.engines.registry import ENGINES, engine_named
 from specreg.engines.vllm import VllmWireFormat
-from specreg.engines.wire_format import Form, Wanted
+from specreg.engines.wire_format import AnswerSettings, Form
 from specreg.load.chat_client import FinishedRequest
 from specreg.measurement.arm import read_acceptance
 from specreg.measurement.measure import values_of
@@ -82,7 +82,7 @@ def read_ids(protocol: str, _: Path, answer: bytes) -> None:
     """Ids, sent back as they would be asked on."""
     api = ENGINES[protocol].token_api
     assert api is not None
-    answer_ids = api.complete("toy", (1, 2), Wanted(output_cap_tokens=2)).parse(answer)
+    answer_ids = api.complete("toy", (1, 2), AnswerSettings(output_cap_tokens=2)).parse(answer)
     request = api.score("toy", (*answer_ids.prompt, *answer_ids.output), answer_ids.output[:1])
     msgspec.json.encode(request.body)
 

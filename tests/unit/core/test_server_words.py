@@ -8,7 +8,7 @@ import pytest
 from specreg.core.server_words import (
     MAX_QUOTED_CHARACTERS,
     ServerWords,
-    error_in,
+    find_error,
     quote,
     quote_answer,
 )
@@ -40,7 +40,7 @@ ABORTED = {"type": "abort", "message": "too long", "status_code": 400}
 )
 def test_an_error_is_found(answer: dict[str, Any], words: str, status: int | None) -> None:
     for content in (msgspec.json.encode(answer), b" \n" + msgspec.json.encode(answer)):
-        assert error_in(content) == ServerWords(words, status)
+        assert find_error(content) == ServerWords(words, status)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_an_error_is_found(answer: dict[str, Any], words: str, status: int | Non
     ],
 )
 def test_what_is_no_error_has_no_words(content: bytes) -> None:
-    assert error_in(content) is None
+    assert find_error(content) is None
 
 
 def test_a_quotation_is_one_printable_line_of_a_bounded_length() -> None:
@@ -68,7 +68,7 @@ def test_a_quotation_is_one_printable_line_of_a_bounded_length() -> None:
     assert quote(b"caf\xc3\xa9 \xff") == "café �"
     assert quote("x" * 10**6) == "x" * (MAX_QUOTED_CHARACTERS - 1) + "…"
     words = {"error": {"message": "\x1b[1m" + "y" * 10**5}}
-    quotation = error_in(msgspec.json.encode(words))
+    quotation = find_error(msgspec.json.encode(words))
     assert quotation is not None
     assert len(quotation.text) == MAX_QUOTED_CHARACTERS
     assert quotation.text.isprintable()

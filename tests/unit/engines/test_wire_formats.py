@@ -18,7 +18,15 @@ from specreg.core.http import MAX_BYTES
 from specreg.engines.registry import ENGINES
 from specreg.engines.sglang import SglangWireFormat
 from specreg.engines.vllm import VllmWireFormat
-from specreg.engines.wire_format import DONE, Ask, EventSplitter, Form, Message, TokenApi, Wanted
+from specreg.engines.wire_format import (
+    DONE,
+    AnswerSettings,
+    Ask,
+    EventSplitter,
+    Form,
+    Message,
+    TokenApi,
+)
 from tests.unit import builders
 
 HELLO = (Message("user", "Hello"),)
@@ -56,8 +64,8 @@ SGLANG = SglangWireFormat()
 APIS: dict[str, TokenApi] = {
     name: engine.token_api for name, engine in ENGINES.items() if engine.token_api
 }
-GREEDY = Wanted(output_cap_tokens=3)
-DRAWN = Wanted(output_cap_tokens=3, temperature=0.7, ignore_eos=True, seed=11)
+GREEDY = AnswerSettings(output_cap_tokens=3)
+DRAWN = AnswerSettings(output_cap_tokens=3, temperature=0.7, ignore_eos=True, seed=11)
 
 
 def recording(engine: str, version: str) -> Path:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from specreg.engines.registry import ENGINES
-from specreg.engines.wire_format import Wanted
+from specreg.engines.wire_format import AnswerSettings
 from tests.unit import builders
 from tests.unit.builders.wires import PIECES, Wire, event, replay_wire
 
@@ -87,7 +87,7 @@ def test_an_aborted_answer_of_sglang_is_an_error() -> None:
     api = ENGINES["sglang"].token_api
     assert api is not None
     with builders.invalid("SERVER_ERROR", "the engine is dead"):
-        api.complete("toy", [1], Wanted(output_cap_tokens=3)).parse(body)
+        api.complete("toy", [1], AnswerSettings(output_cap_tokens=3)).parse(body)
 
 
 def test_a_server_that_counts_tokens_only_at_the_end_has_no_times() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from specreg.core.errors import HungError, InvalidMeasurementError, UnsupportedError
 from specreg.datasets.prompts import Prompt
-from specreg.engines.wire_format import Endpoint, Form, Transcript, Wanted
+from specreg.engines.wire_format import AnswerSettings, Endpoint, Form, Transcript
 from specreg.load.token_client import complete, encode_prompts, score, token_api_of
 from tests.unit import builders
 from tests.unit.builders.http_servers import Json, answering
 
-TWO = Wanted(output_cap_tokens=2)
+TWO = AnswerSettings(output_cap_tokens=2)
 PROMPTS = (
     Prompt(id="text", category="any", turns=("Hello.", "Go on.")),
     Prompt(id="ids", category="any", token_ids=(7, 8, 9)),
@@ -42,7 +42,7 @@ def test_answers_come_in_the_order_of_the_texts_with_their_own_settings() -> Non
             released.release()
         return echoes(path, body)
 
-    wanted = [Wanted(output_cap_tokens=cap) for cap in (10, 20, 30)]
+    wanted = [AnswerSettings(output_cap_tokens=cap) for cap in (10, 20, 30)]
     with answering(answer) as url:
         answers = complete(at(url), [(1,), (2,), (3,)], wanted, in_flight=3)
 
