@@ -26,10 +26,10 @@ MODULES = (
     *("pytest", "specreg.plugin", "specreg.cli.suite", "fixtures.servers", "fixtures.measurements"),
     # Those that a run imports when it measures.
     *("httpx_aiohttp", "uvloop", "httpcore", "anyio._backends._asyncio", "numpy.polynomial"),
-    # Those that pytest imports as it starts.
+    # Those that pytest imports as it starts; pytest-xdist isn't one of them, because it keeps the
+    # folders of modules that there are when it is imported.
     *("_pytest.junitxml", "_pytest.pastebin", "_pytest.unittest", "_pytest.unraisableexception"),
     *("_pytest.threadexception", "anyio.pytest_plugin", "pdb", "pytest_cov.plugin", "unittest"),
-    "xdist.plugin",
 )
 
 
