@@ -7,6 +7,7 @@ changed since the last good night, a gate can: it runs both versions in the same
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -383,7 +384,7 @@ def _gate_options(check: EngineCheck, context: RunContext) -> GateOptions:
         least_s=max(check.case.least_s, _SHORTEST_S),
         tolerances=[f"{name}={frac:g}" for name, frac in check.tolerances.items()],
         # A run that is resumed goes on with the launches that it had measured.
-        resume=(folder / JOURNAL).exists(),
+        resume=os.path.lexists(folder / JOURNAL),
         out=folder,
         tier=context.tier.name,
         root=context.root,
