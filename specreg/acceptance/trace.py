@@ -157,13 +157,17 @@ def undrafted_steps_of(traces: Sequence[RequestTrace], counts: StepCounts) -> in
     """
     chunks = sum(trace.later_chunks for trace in traces)
     later_tokens = sum(max(trace.tokens - 1, 0) for trace in traces)
-    return max(chunks - counts.steps, later_tokens - counts.accepted - counts.steps, 0)
+    uncounted_chunks = chunks - counts.steps
+    # A counted step emits the drafts that it accepts, and one token more.
+    uncounted_tokens = later_tokens - (counts.accepted + counts.steps)
+    return max(uncounted_chunks, uncounted_tokens, 0)
 
 
 def chunk_sizes(chunks: Iterable[Chunk]) -> tuple[int, ...]:
     """Count the chunks that carried 0, 1, 2, … tokens; empty without chunks."""
-    sizes = Counter(map(operator.attrgetter("tokens"), chunks))
-    return tuple(sizes[tokens] for tokens in range(max(sizes, default=-1) + 1))
+    chunks_by_tokens = Counter(map(operator.attrgetter("tokens"), chunks))
+    most_tokens = max(chunks_by_tokens, default=-1)
+    return tuple(chunks_by_tokens[tokens] for tokens in range(most_tokens + 1))
 
 
 class StreamEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):

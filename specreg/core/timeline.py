@@ -82,7 +82,10 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
 def process_began_ns() -> int:
     """Return when this process began, on the monotonic clock and with a resolution of 10 ms."""
     started_s = started_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
-    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - round(started_s * _NS_PER_S)
+    started_ns = round(started_s * _NS_PER_S)
+    # The start of a process is counted from the boot, with the time that the machine slept. The
+    # monotonic clock leaves that time out.
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns
     return time.monotonic_ns() - age_ns
 
 

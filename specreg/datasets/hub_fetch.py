@@ -94,7 +94,8 @@ def has_all_weights(folder: Path) -> bool:
     """Return whether a folder has weights, and every file that its index names."""
     try:
         weight_map = json.loads((folder / _INDEX).read_text())["weight_map"]
-        return all((folder / name).is_file() for name in set(weight_map.values()))
+        file_names = set(weight_map.values())
+        return all((folder / name).is_file() for name in file_names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         # Without an index the weights are a single file, or those of an older format.
         return any(path.suffix in _FORMATS for path in folder.glob("*"))

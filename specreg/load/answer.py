@@ -148,10 +148,12 @@ class AnswerText:
         all_text = "".join(_texts_of(self._runs))
         if len(all_text) < _LEAST_LOOPING_CHARACTERS:
             return False
-        half = all_text[len(all_text) // 2 :]
+        middle = len(all_text) // 2
+        half = all_text[middle:]
         # The first half of that half must come again, which gives the length of a repetition.
-        period = half.find(half[: len(half) // 2], 1)
-        return 0 < period <= len(half) // 2 and half[period:] == half[:-period]
+        longest_period = len(half) // 2
+        period = half.find(half[:longest_period], 1)
+        return 0 < period <= longest_period and half[period:] == half[:-period]
 
     def sha256(self, tokens: int) -> str:
         """Return the first 16 digits of a checksum of all that was generated.

@@ -57,7 +57,9 @@ class _CgroupFiles:
         used_bytes = int((folder / self.use).read_text())
         lines = (folder / self.details).read_text().splitlines()
         details = dict(line.split() for line in lines)
-        return limit_bytes - used_bytes + int(details[self.droppable])
+        # The system drops these pages of files when a process needs the memory.
+        droppable_bytes = int(details[self.droppable])
+        return limit_bytes - used_bytes + droppable_bytes
 
 
 _CGROUP_VERSIONS = (

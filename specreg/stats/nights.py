@@ -285,10 +285,14 @@ def _change(
     """Return the change between the weighted means of two groups of nights, with its error."""
     weight_before = float(weights[before].sum())
     weight_after = float(weights[after].sum())
-    mean_before = float(np.dot(weights[before], levels[before])) / weight_before
-    mean_after = float(np.dot(weights[after], levels[after])) / weight_after
+    sum_before = float(np.dot(weights[before], levels[before]))
+    sum_after = float(np.dot(weights[after], levels[after]))
+    mean_before = sum_before / weight_before
+    mean_after = sum_after / weight_after
+    # A weight is the inverse of a variance, so the variance of a mean is 1 over the sum of weights.
+    variance_of_change = 1 / weight_before + 1 / weight_after
     return Effect(
         estimate_frac=mean_after - mean_before,
-        error_frac=math.sqrt(1 / weight_before + 1 / weight_after),
+        error_frac=math.sqrt(variance_of_change),
         freedom=freedom,
     )

@@ -88,10 +88,11 @@ class TimeHistogram(msgspec.Struct):
         """Add durations, each 0 or more."""
         # 0 has no logarithm, so it is counted as 1 ns.
         buckets = [math.floor(PER_E * math.log(max(duration, 1))) for duration in durations_ns]
+        squares_ns2 = map(operator.mul, durations_ns, durations_ns)
         added = TimeHistogram(
             counts=Counter(buckets),
             total_ns=sum(durations_ns),
-            total_ns2=sum(map(operator.mul, durations_ns, durations_ns)),
+            total_ns2=sum(squares_ns2),
             min_ns=min(durations_ns, default=0),
             max_ns=max(durations_ns, default=0),
         )

@@ -233,9 +233,12 @@ def _wait_until(moment_ns: int) -> bool:
     Returns:
         True if the input ended.
     """
-    wait_s = max(0, moment_ns - time.monotonic_ns()) / _NS_PER_S
-    readable, _, _ = select.select([sys.stdin], [], [], wait_s)
-    return bool(readable) and not os.read(sys.stdin.fileno(), 1)
+    left_ns = max(0, moment_ns - time.monotonic_ns())
+    readable, _, _ = select.select([sys.stdin], [], [], left_ns / _NS_PER_S)
+    if not readable:
+        return False
+    # An input that has ended is readable too, but gives no byte.
+    return not os.read(sys.stdin.fileno(), 1)
 
 
 def main() -> None:

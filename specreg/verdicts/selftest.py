@@ -639,7 +639,8 @@ def accepted_frac(rate: float, hardness: Column, shift: float) -> Column:
     """
     usual_logit = math.log(rate / (1 - rate))
     logits = usual_logit + hardness + shift
-    return np.asarray(1 / (1 + np.exp(-logits)))
+    odds_against = np.exp(-logits)
+    return np.asarray(1 / (1 + odds_against))
 
 
 @functools.cache
