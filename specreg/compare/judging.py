@@ -36,11 +36,10 @@ from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per
 from specreg.report.document import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
 from specreg.report.tables import label_of
 from specreg.stats.intervals import LEVEL, Effect, change_of_pairs, t_quantile
-from specreg.verdicts.by_nights import MACHINE_MOVED
 from specreg.verdicts.changed_lengths import weigh_changed_lengths
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import Reference, judge_effect
-from specreg.verdicts.verdict import Cause, Comparison, Outcome, Verdict
+from specreg.verdicts.verdict import MACHINE_MOVED, Cause, Comparison, Outcome, Verdict
 
 UNCHECKED = "UNCHECKED"
 """The code of a loss of speed while side A hasn't been measured against itself."""

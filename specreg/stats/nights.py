@@ -46,6 +46,8 @@ class NightLevel:
             was subtracted from the level, this is the variance of that common change.
         stands: whether the night may be part of a reference, because it was judged neither worse
             nor invalid.
+        lost: whether the software was worse on that night. The machine isn't the cause, so the
+            night doesn't show how much nights vary.
     """
 
     run: str
@@ -53,6 +55,7 @@ class NightLevel:
     launches: int = 1
     noise: float = 0.0
     stands: bool = True
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,8 @@ def variance_of_nights(series: Sequence[NightLevel], launch: Variance) -> Varian
     """Estimate the variance of nights with one launch from the differences of successive nights.
 
     A lasting change appears in only one difference, so it hardly widens the estimate. The ordinary
-    variance around the mean would grow with every night after the change.
+    variance around the mean would grow with every night after the change. Nights on which the
+    software was worse are left out, or nothing could be judged on the nights after a great loss.
 
     Args:
         series: the nights in order.
@@ -99,17 +103,18 @@ def variance_of_nights(series: Sequence[NightLevel], launch: Variance) -> Varian
             out, and the estimate adds that part again.
 
     Returns:
-        None with fewer than two nights.
+        None with fewer than two such nights.
     """
-    if len(series) <= 1:
+    usual_nights = [night for night in series if not night.lost]
+    if len(usual_nights) <= 1:
         return None
     estimates = []
-    for before, after in itertools.pairwise(series):
+    for before, after in itertools.pairwise(usual_nights):
         averaged_out = launch.value * (2 - 1 / before.launches - 1 / after.launches)
         squared_difference = (after.level - before.level) ** 2
         # A difference of two nights has twice the variance of one night.
         estimates.append((squared_difference + averaged_out) / 2)
-    freedom = DIFFERENCE_FREEDOM * (len(series) - 1)
+    freedom = DIFFERENCE_FREEDOM * (len(usual_nights) - 1)
     return Variance(value=statistics.fmean(estimates), freedom=freedom)
 
 

@@ -30,10 +30,16 @@ from specreg.report.tables import label_of
 from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.document import exact_baseline
 from specreg.suite.result import Run, RunResult
-from specreg.verdicts.by_nights import MACHINE_MOVED
 from specreg.verdicts.history import settings_sha256
 from specreg.verdicts.multiple_testing import draw_of
-from specreg.verdicts.verdict import ENGINE_SLOWER, GOOD, Outcome, Verdict, with_remark
+from specreg.verdicts.verdict import (
+    ENGINE_SLOWER,
+    GOOD,
+    MACHINE_MOVED,
+    Outcome,
+    Verdict,
+    with_remark,
+)
 
 FOLDER = "engines"
 """The folder, in that of the run, for gates between two versions; each case has a folder in it."""

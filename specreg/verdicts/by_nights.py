@@ -12,14 +12,10 @@ from specreg.measurement.metrics import Family, Metric
 from specreg.stats.intervals import LEVEL, LEVELS, Look
 from specreg.verdicts.detection import MAX_NIGHTS_TO_HOLD, nights_to_hold, to_frac
 from specreg.verdicts.nights import KNOWN_NIGHTS, CommonEvidence, LastingLoss, NightEvidence
-from specreg.verdicts.verdict import Outcome, Verdict, with_remark
+from specreg.verdicts.verdict import LASTING, MACHINE_MOVED, Outcome, Verdict, with_remark
 
 HELD_BY_NIGHTS = "HELD_BY_NIGHTS"
 """The code of a figure that one night leaves undecided, and the last nights together decide."""
-LASTING = "LASTING"
-"""The code of a loss that the nights prove, with the night on which it began."""
-MACHINE_MOVED = "MACHINE_MOVED"
-"""The code of a loss that the whole machine has, in all cases or in the control."""
 COMMON_LEVEL = LEVEL / 20
 """The probability that chance alone shows a common loss of all cases. It is smaller than `LEVEL`
 because a common loss fails many tests at once."""

@@ -26,7 +26,7 @@ from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric, acceptance_value
 from specreg.stats.intervals import Spread
-from specreg.verdicts.verdict import ENGINE_SLOWER, GOOD, JUDGED, Verdict
+from specreg.verdicts.verdict import GOOD, JUDGED, LASTING, MACHINE_MOVED, Outcome, Verdict
 
 _FEWEST_RUNS = 5
 """The fewest identical runs from which their noise is estimated."""
@@ -56,10 +56,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             over the prompts of the case, without those of an extension.
         host: the machine that measured the case; empty if one machine measured the whole run.
         recorded: whether the run recorded baselines instead of judging.
-        lost_by_engine: the metrics that the engine made worse, as its earlier version showed in the
-            same hour. Such a night says nothing about how the machine varies.
         accepted: whether the user gave a reason for recording. Later nights are then compared with
             this level only, and not with the levels before it.
+        lost: whether this night alone proved the case or its engine worse, so that the machine
+            isn't the cause. None of its figures shows how much the machine varies.
     """
 
     run: _Text
@@ -75,7 +75,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     host: _Text = ""
     recorded: bool = False
     accepted: bool = False
-    lost_by_engine: tuple[str, ...] = ()
+    lost: bool = False
 
     @property
     def night(self) -> str:
@@ -226,12 +226,21 @@ def run_record(
         launches=len(timed_launches) or len(launches),
         launch_values=launch_values,
         host=origin.host,
-        lost_by_engine=tuple(
-            verdict.metric for verdict in verdicts if verdict.has_code(ENGINE_SLOWER)
-        ),
         recorded=origin.recorded,
         accepted=origin.accepted,
+        lost=any(_is_lost(verdict) for verdict in verdicts),
     )
+
+
+def _is_lost(verdict: Verdict) -> bool:
+    """Return whether a night alone proved a loss, of which the machine isn't the cause."""
+    if verdict.outcome is not Outcome.REGRESSED:
+        return False
+    # All cases moved, for which the machine may be the reason.
+    has_moved = verdict.has_code(MACHINE_MOVED)
+    # A loss that only several nights together prove is as small as nights usually differ.
+    is_lasting = verdict.has_code(LASTING)
+    return not has_moved and not is_lasting
 
 
 def night_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]:
@@ -330,11 +339,11 @@ def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> d
 def identical_to(
     records: Iterable[RunRecord], settings: CaseSettings, engine_version: str, draft_sha256: str
 ) -> list[RunRecord]:
-    """Return the runs with the same settings, engine version and draft."""
+    """Return the runs with the same settings, engine version and draft, but none with a loss."""
     identity = (settings_sha256(settings), engine_version, draft_sha256)
     identical = []
     for record in records:
         record_identity = (record.settings_sha256, record.engine_version, record.draft_sha256)
-        if record_identity == identity:
+        if record_identity == identity and not record.lost:
             identical.append(record)
     return identical

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from specreg.core.reasons import Reason
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.verdicts.by_nights import MACHINE_MOVED
-from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict, with_remark
+from specreg.verdicts.verdict import GOOD, JUDGED, MACHINE_MOVED, Outcome, Verdict, with_remark
 
 _MAX_KEPT = 0.5
 """The first position counts as unchanged if it lost less than this share of its tolerance."""

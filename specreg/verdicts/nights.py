@@ -11,6 +11,7 @@ import bisect
 import dataclasses
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -145,6 +146,7 @@ class MetricNights:
         _usual: the median level of the nights before tonight.
         _launch_variances: how the launches of one night vary, moderated by the other cases.
         _deviations: for each past run, the sorted differences of all cases from their usual levels.
+        _lost_runs: the past runs in which the software of most cases was worse.
         _variances: how past nights vary after the common change was subtracted.
     """
 
@@ -158,18 +160,24 @@ class MetricNights:
     _usual: dict[str, float] = field(default_factory=dict)
     _launch_variances: dict[str, Variance] = field(default_factory=dict)
     _deviations: dict[str, list[float]] = field(default_factory=dict)
+    _lost_runs: set[str] = field(default_factory=set)
     _variances: dict[str, Variance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Derive how far each past night was from the usual levels, and how much nights vary."""
+        lost_cases: Counter[str] = Counter()
         for case_id, nights in self.past.items():
-            usual = statistics.median(night.level for night in nights)
+            usual_levels = [night.level for night in nights if not night.lost]
+            usual = statistics.median(usual_levels or [night.level for night in nights])
             self._usual[case_id] = usual
             self._launch_variances[case_id] = self._shrunk_launch_variance(case_id)
             for night in nights:
                 self._deviations.setdefault(night.run, []).append(night.level - usual)
-        for deviations in self._deviations.values():
+                lost_cases[night.run] += night.lost
+        for run, deviations in self._deviations.items():
             deviations.sort()
+            if lost_cases[run] > len(deviations) / 2:
+                self._lost_runs.add(run)
         # This needs the deviations of all cases, so it can't be part of the first loop.
         for case_id, nights in self.past.items():
             relative = self._relative(case_id, nights, [])
@@ -221,6 +229,7 @@ class MetricNights:
             else:
                 spread = self._absolute_spread(case_id)
 
+        series = _without_mended_losses(series)
         # A gain that lasted is the new level, so the nights before it no longer count.
         level = LASTING_LEVEL / cases
         start = start_of_gain(series[:-1], spread, level=level, least_frac=least_frac)
@@ -348,7 +357,8 @@ class MetricNights:
             if len(deviations) > FEWEST_OTHERS
         ]
         tonight = self._common_level(_TONIGHT, deviations_tonight)
-        nights = [*past, tonight]
+        nights = _without_mended_losses([*past, tonight])
+        usual_nights = [night for night in past if not night.lost]
         # A single series estimates its own spread badly, and a common loss fails many tests at
         # once. So the prior always counts, with all of its degrees of freedom.
         prior = self._prior()
@@ -358,16 +368,18 @@ class MetricNights:
             variances.append(variance)
         spread = NightSpread(night=pooled(variances) or prior, launch=_NO_LAUNCH_VARIANCE)
         return CommonEvidence(
-            effect=change_tonight(nights, spread),
+            effect=change_tonight([*(usual_nights or past), tonight], spread),
             lasting=self._lasting(nights, spread, COMMON_LASTING_LEVEL, least_frac),
-            nights=len(past) - 1,
+            nights=max(len(usual_nights) - 1, 0),
             cases=len(deviations_tonight),
         )
 
     def _common_level(self, run: str, deviations: Sequence[float]) -> NightLevel:
         """Return the level of a night that all cases share: the median of their deviations."""
         noise = self._noise_of_median(len(deviations))
-        return NightLevel(run=run, level=statistics.median(deviations), noise=noise)
+        return NightLevel(
+            run=run, level=statistics.median(deviations), noise=noise, lost=run in self._lost_runs
+        )
 
     def _lasting(
         self, series: Sequence[NightLevel], spread: NightSpread, level: float, least_frac: float
@@ -407,6 +419,16 @@ def _without(deviations: Sequence[float], removed: float) -> list[float]:
 def _without_case(variances: Mapping[str, Variance], case_id: str) -> list[Variance]:
     """Return the variances of all cases but one."""
     return [variance for known_id, variance in variances.items() if known_id != case_id]
+
+
+def _without_mended_losses(series: Sequence[NightLevel]) -> list[NightLevel]:
+    """Return the nights without those of losses that were mended before tonight, the last night.
+
+    The nights of a loss are kept if they directly precede tonight, because it may still last.
+    """
+    usual_rows = [row for row, night in enumerate(series[:-1]) if not night.lost]
+    last_usual_row = max(usual_rows, default=0)
+    return [night for row, night in enumerate(series) if not night.lost or row > last_usual_row]
 
 
 def _reference(nights: Sequence[NightLevel]) -> Sequence[NightLevel]:
@@ -546,7 +568,7 @@ class MachineNights:
                 past[case_id] = nights
             # How the launches of one night vary.
             samples: list[Sequence[float]] = [baseline.launch_values(metric)]
-            samples += [record.values_of(metric.name) for record in records]
+            samples += [record.values_of(metric.name) for record in records if not record.lost]
             variance = _variance_within(samples) if metric.by_launch else None
             if variance is not None:
                 launches[case_id] = variance
@@ -620,16 +642,15 @@ def _nights(
     for record in records:
         outcome = record.outcomes.get(metric.name)
         level = _level(metric, record.values_of(metric.name))
-        # A night with a slower engine isn't one of those that show how much the machine varies. If
-        # it were, the next night with the same engine would look usual.
-        if level is None or outcome in _SPOILED or metric.name in record.lost_by_engine:
+        if level is None or outcome in _SPOILED:
             continue
         night = NightLevel(
             run=record.night,
             level=level,
             launches=record.launches_of(metric.name),
             # A night with a loss isn't compared with, or the loss would become the usual level.
-            stands=outcome != Outcome.REGRESSED,
+            stands=outcome != Outcome.REGRESSED and not record.lost,
+            lost=record.lost,
         )
         nights.append(night)
     return tuple(nights)

@@ -112,6 +112,7 @@ class Nights:
         loss_frac: by how much the throughput of the first case falls, 0..1.
         everything_frac: by how much the throughput of all cases falls, 0..1.
         since: the first night with the loss, counted from 1.
+        until: the last night with the loss; None if it is never mended.
         drift_frac: by how much the throughput falls on every night, instead of once; 0..1.
         nights: how many nights there are.
         rerecorded: whether the baseline is recorded again each night.
@@ -127,6 +128,7 @@ class Nights:
     loss_frac: float = 0.0
     everything_frac: float = 0.0
     since: int = 1
+    until: int | None = None
     drift_frac: float = 0.0
     nights: int = 12
     rerecorded: bool = False
@@ -143,9 +145,17 @@ class Nights:
         """Return the share of its throughput that the first case has left on a night, 0..1."""
         if self.drift_frac:
             return (1 - self.drift_frac) ** night
-        if night < self.since:
+        if not self._is_within(night):
             return 1.0
         return 1 - self.loss_frac
+
+    def is_lost_on(self, night: int) -> bool:
+        """Return whether the first case has less throughput on a night."""
+        return self.has_loss and self._is_within(night)
+
+    def _is_within(self, night: int) -> bool:
+        is_mended = self.until is not None and night > self.until
+        return night >= self.since and not is_mended
 
     def all_left_frac(self, night: int) -> float:
         """Return the share of their throughput that all cases have left on a night, 0..1."""
@@ -160,6 +170,15 @@ IDENTICAL = (
     Nights(name="launches 2.6 %, nights 3.2 %", launch_frac=0.026, day_frac=0.032),
     Nights(name="launches 5 %, nights 7 %", launch_frac=0.05, day_frac=0.07),
     Nights(name="launches 2 %, nights 2 % of each case", launch_frac=0.02, own_frac=0.02),
+    # The two nights with the loss aren't counted. Those after it must be judged as before.
+    Nights(
+        name="launches 5 %, nights 7 %, -60 % for two nights",
+        launch_frac=0.05,
+        day_frac=0.07,
+        loss_frac=0.6,
+        since=4,
+        until=5,
+    ),
 )
 STEPS_OF_SPEED = (
     Nights(
@@ -226,7 +245,7 @@ class NightCounts:
 
     Attributes:
         series: the number of series.
-        nights: the number of nights in all series.
+        nights: the number of nights without a loss in all series.
         red: the number of nights on which a test failed.
         regressed: the number of nights on which something was REGRESSED.
         named_on: for each series in which the loss was found, the night on which it was found,
@@ -386,11 +405,15 @@ def try_nights(nights: Nights, series: int, *, cases: int) -> NightCounts:
         machine = Machine(seed, nights, cases)
         for night in range(1, nights.nights + 1):
             verdicts = machine.night(night)
-            counts.nights += 1
-            counts.red += any(verdict.fails for verdict in verdicts)
-            counts.regressed += any(verdict.outcome is Outcome.REGRESSED for verdict in verdicts)
+            if not nights.is_lost_on(night):
+                counts.nights += 1
+                counts.red += any(verdict.fails for verdict in verdicts)
+                counts.regressed += any(
+                    verdict.outcome is Outcome.REGRESSED for verdict in verdicts
+                )
+                continue
             losses = [verdict for verdict in verdicts if machine.is_named(verdict)]
-            if losses and nights.has_loss and night >= nights.since:
+            if losses and nights.until is None:
                 counts.named_on.append(night - nights.since + 1)
                 counts.dated += machine.is_dated(losses[0], night)
                 # The series ends when the loss is found.

@@ -39,6 +39,10 @@ SKIPPED = frozenset({Outcome.NOT_COMPARABLE})
 """Outcomes that are neither good nor bad. The test of such a verdict is skipped with a reason."""
 
 
+LASTING = "LASTING"
+"""The code of a loss that the nights prove, with the night on which it began."""
+MACHINE_MOVED = "MACHINE_MOVED"
+"""The code of a loss that the whole machine has, in all cases or in the control."""
 ENGINE_SLOWER = "ENGINE_SLOWER"
 """The code of a loss that the engine causes: its earlier version didn't have it in that hour."""
 

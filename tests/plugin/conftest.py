@@ -19,7 +19,7 @@ import pytest
 from filelock import FileLock
 
 from specreg.report.document import RunVerdict, load_verdict
-from specreg.verdicts.by_nights import MACHINE_MOVED
+from specreg.verdicts.verdict import MACHINE_MOVED
 from tests.doubles.nvml.device import (
     Answer,
     ScriptedDriver,

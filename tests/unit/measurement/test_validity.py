@@ -10,7 +10,7 @@ import pytest
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Invalidity
 from specreg.measurement.metrics import ALL, SPOILS, Family, note_invalidity, render_invalid
-from specreg.verdicts.by_nights import MACHINE_MOVED
+from specreg.verdicts.verdict import MACHINE_MOVED
 from tests.unit import builders
 
 NAME = re.compile(r"[A-Z]+(?:_[A-Z]+)+|HUNG|THROTTLED")

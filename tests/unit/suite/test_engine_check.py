@@ -17,9 +17,8 @@ from specreg.suite.context import RunContext
 from specreg.suite.engine_check import EngineCheck, check_engine, possible_checks
 from specreg.suite.result import Run
 from specreg.suite.resumed import Resumed
-from specreg.verdicts.by_nights import MACHINE_MOVED
 from specreg.verdicts.history import RunRecord, record_history, settings_sha256
-from specreg.verdicts.verdict import ENGINE_SLOWER, Comparison, Outcome, Verdict
+from specreg.verdicts.verdict import ENGINE_SLOWER, MACHINE_MOVED, Comparison, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders import runs
 from tests.unit.builders.runs import LENGTH, SPEED

@@ -1,8 +1,8 @@
 """The history: lines that come back, and what hours differ by once there are enough of them."""
 
-import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ from specreg.verdicts.history import (
     run_record,
     settings_sha256,
 )
-from specreg.verdicts.verdict import ENGINE_SLOWER, Outcome, Verdict
+from specreg.verdicts.verdict import ENGINE_SLOWER, LASTING, MACHINE_MOVED, Outcome, Verdict
 from tests.unit import builders
 
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -91,9 +91,11 @@ def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: b
 
 
 @pytest.mark.parametrize(
-    "changes", [{"settings_sha256": "x"}, {"engine_version": "x"}, {"draft_sha256": "x"}], ids=str
+    "changes",
+    [{"settings_sha256": "x"}, {"engine_version": "x"}, {"draft_sha256": "x"}, {"lost": True}],
+    ids=str,
 )
-def test_only_identical_runs_tell_how_hours_differ(changes: dict[str, str]) -> None:
+def test_only_identical_runs_tell_how_hours_differ(changes: dict[str, Any]) -> None:
     same = msgspec.structs.replace(
         past_run(throughput_tokens_per_s=100.0), settings_sha256=settings_sha256(builders.SETTINGS)
     )
@@ -138,11 +140,38 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
             rate: [0.0, 0.5],
         },
     )
-    lost = dataclasses.replace(verdicts[0], reason=Reason(code=ENGINE_SLOWER, text="it is"))
-    of_engine = run_record(origin, launches, [lost, *verdicts[1:]], builders.SETTINGS, BASELINE)
-    assert of_engine.lost_by_engine == (SPEED.name,)
     without_baseline = run_record(origin, launches, verdicts, builders.SETTINGS, None)
     assert without_baseline.baseline_sha256 == ""
+
+
+ALONE = Reason(text="worse on 2 of 2 launches")
+OF_ALL = Reason(code=MACHINE_MOVED, text="all 8 cases changed by -25.0% alike tonight")
+OF_NIGHTS = Reason(code=LASTING, text="-6.1% since the night of 2026-11-21, over 4 nights")
+OF_ENGINE = Reason(code=ENGINE_SLOWER, text="it is the engine, not the machine")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "lost"),
+    [
+        pytest.param(Outcome.REGRESSED, ALONE, True, id="the-case-alone"),
+        pytest.param(Outcome.REGRESSED, OF_ENGINE, True, id="the-engine"),
+        pytest.param(Outcome.REGRESSED, OF_ALL, False, id="perhaps-the-machine"),
+        pytest.param(Outcome.REGRESSED, OF_NIGHTS, False, id="no-further-than-nights-vary"),
+        pytest.param(Outcome.INCONCLUSIVE, ALONE, False, id="undecided"),
+        pytest.param(Outcome.PASS, None, False, id="as-recorded"),
+    ],
+)
+def test_a_night_is_lost_if_it_alone_proved_a_loss_of_the_software(
+    outcome: Outcome, reason: Reason | None, *, lost: bool
+) -> None:
+    launches = [builders.measurement({SPEED.name: 80.0, TIME.name: 8.0})]
+    verdicts = [
+        Verdict(case_id=builders.CASE.id, metric=TIME.name, outcome=Outcome.PASS),
+        Verdict(case_id=builders.CASE.id, metric=SPEED.name, outcome=outcome, reason=reason),
+    ]
+    origin = RunOrigin(run="20261121-0730")
+    record = run_record(origin, launches, verdicts, builders.SETTINGS, BASELINE)
+    assert record.lost is lost
 
 
 def test_five_runs_tell_how_hours_differ_beyond_their_launches() -> None:

@@ -15,11 +15,11 @@ from specreg.measurement.metrics import METRICS, Family, Metric, Replay
 from specreg.stats.intervals import LEVELS, Effect, Look, Spread, t_quantile
 from specreg.stats.nights import NightSpread
 from specreg.stats.variance import Variance
-from specreg.verdicts.by_nights import HELD_BY_NIGHTS, LASTING, MACHINE_MOVED
+from specreg.verdicts.by_nights import HELD_BY_NIGHTS
 from specreg.verdicts.detection import detectable, detects_against, nights_to_hold
 from specreg.verdicts.judge import JudgedBy, Reference, first_look, judge, judge_effect, outcome_of
 from specreg.verdicts.nights import CommonEvidence, LastingLoss, NightEvidence
-from specreg.verdicts.verdict import Lack, Outcome, Verdict
+from specreg.verdicts.verdict import LASTING, MACHINE_MOVED, Lack, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders.nights import nights_of
 

@@ -109,17 +109,39 @@ def test_what_all_cases_do_alike_is_taken_off_and_judged_by_itself() -> None:
 
 def test_a_slower_engine_stays_slower_on_the_nights_after() -> None:
     """A night that the engine lost doesn't show how much the machine varies."""
-    lost = [record(case_id, 7, 75.0, outcomes={SPEED.name: "REGRESSED"}) for case_id in CASES]
-    by_engine = [msgspec.structs.replace(night, lost_by_engine=(SPEED.name,)) for night in lost]
+    slower = [record(case_id, 7, 75.0, outcomes={SPEED.name: "REGRESSED"}) for case_id in CASES]
+    by_engine = [msgspec.structs.replace(night, lost=True) for night in slower]
 
     first = tonight(machine(steady()), dict.fromkeys(CASES, 75.0), "case-0").common
     second = tonight(machine([*steady(), *by_engine]), dict.fromkeys(CASES, 75.0), "case-0").common
-    taught = tonight(machine([*steady(), *lost]), dict.fromkeys(CASES, 75.0), "case-0").common
+    taught = tonight(machine([*steady(), *slower]), dict.fromkeys(CASES, 75.0), "case-0").common
 
     assert first is not None
-    assert second == first
+    assert first.lasting is None
+    assert second is not None
+    assert second.effect == first.effect
+    assert second.lasting is not None
+    assert second.lasting.since == "20261207"
     assert taught is not None
     assert taught.effect.p_worse > 10 * first.effect.p_worse
+
+
+@pytest.mark.parametrize("cases", [CASES, CASES[:1]], ids=["beside-others", "alone"])
+def test_a_loss_that_is_mended_leaves_the_later_nights_as_sharp_as_before(
+    cases: tuple[str, ...],
+) -> None:
+    """On an H200 a night of -61 % made the next night of the same software INCONCLUSIVE."""
+    before = [night for night in steady() if night.case_id in cases]
+    lost = record("case-0", 7, 39.0, outcomes={SPEED.name: "REGRESSED"}, lost=True)
+    others = [record(case_id, 7) for case_id in cases[1:]]
+    usual = dict.fromkeys(cases, 100.0)
+
+    untouched = tonight(machine(before, cases), usual, "case-0")
+    mended = tonight(machine([*before, lost, *others], cases), usual, "case-0")
+
+    assert mended.spread.night.value == pytest.approx(untouched.spread.night.value, rel=0.2)
+    assert mended.effect.estimate_frac == pytest.approx(0.0, abs=0.01)
+    assert mended.lasting is None
 
 
 def test_a_case_is_lost_by_how_it_differs_from_the_others() -> None:
