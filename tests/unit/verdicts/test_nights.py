@@ -6,13 +6,24 @@ from typing import Any
 import msgspec
 import pytest
 
+from specreg.baselines.schema import load_baseline
 from specreg.measurement.metrics import METRICS
-from specreg.verdicts.history import History, RunRecord, baseline_sha256, settings_sha256
+from specreg.stats.intervals import LEVEL
+from specreg.verdicts.detection import to_frac
+from specreg.verdicts.history import (
+    History,
+    RunRecord,
+    baseline_sha256,
+    load_history,
+    settings_sha256,
+)
 from specreg.verdicts.nights import MachineNights, NightEvidence
 from tests.unit import builders
 
 SPEED = METRICS["throughput_tokens_per_s"]
 BASELINE = builders.baseline(*({SPEED.name: value} for value in (99.0, 100.0, 101.0)))
+H200_CASE = "vllm-eagle3-wide-8b-toy-c16"
+H200_HISTORY = builders.ROOT / "fixtures/recordings/h200/history.jsonl"
 CASES = tuple(f"case-{number}" for number in range(8))
 
 
@@ -142,6 +153,27 @@ def test_a_loss_that_is_mended_leaves_the_later_nights_as_sharp_as_before(
     assert mended.spread.night.value == pytest.approx(untouched.spread.night.value, rel=0.2)
     assert mended.effect.estimate_frac == pytest.approx(0.0, abs=0.01)
     assert mended.lasting is None
+
+
+def test_a_gpu_of_which_one_night_was_lost_still_decides_on_the_next() -> None:
+    """The last of six recorded nights of H200s had the same software as all but the one before."""
+    baseline = load_baseline(builders.ROOT / f"baselines/h200-141gb-x1/{H200_CASE}.json")
+    assert baseline is not None
+    *before, last = load_history(H200_HISTORY).of(H200_CASE)
+    before = [
+        msgspec.structs.replace(night, lost="REGRESSED" in night.outcomes.values())
+        for night in before
+    ]
+    assert [night.lost for night in before] == [False, False, False, False, True]
+    nights = MachineNights(
+        baselines={H200_CASE: baseline}, history=History({H200_CASE: tuple(before)})
+    )
+    nights.add(H200_CASE, SPEED, last.values_of(SPEED.name))
+    evidence = nights.evidence(H200_CASE, SPEED, tolerance_frac=0.2)
+    assert evidence is not None
+    low, _ = evidence.effect.bounds(LEVEL)
+    assert to_frac(SPEED, low) > -0.2
+    assert evidence.lasting is None
 
 
 def test_a_case_is_lost_by_how_it_differs_from_the_others() -> None:
