@@ -94,8 +94,12 @@ class Confirmation:
         return row
 
     def confirm(self) -> None:
-        """Judge the waiting verdicts again on up to MORE_LAUNCHES fresh launches."""
+        """Judge the waiting verdicts again on up to MORE_LAUNCHES fresh launches.
+
+        A loss is confirmed in any case. An undecided figure waits no longer once the case is red.
+        """
         for number in range(1, MORE_LAUNCHES + 1):
+            self._waiting = [row for row in self._waiting if not self._is_settled(row)]
             cases = {self._case_of(row).id: self._case_of(row) for row in self._waiting}
             if not cases:
                 return
@@ -150,6 +154,21 @@ class Confirmation:
         tolerance_frac = verdict.comparison.tolerance_frac or 0.0
         lost_frac = abs(change_frac) if metric.two_sided else -change_frac
         return lost_frac > tolerance_frac
+
+    def _is_settled(self, row: int) -> bool:
+        """Return whether a waiting figure is only undecided, in a case of which a loss is proven.
+
+        The case is red already, and each further launch of it may take minutes.
+        """
+        undecided = self._decided[row]
+        if undecided.outcome is not Outcome.INCONCLUSIVE:
+            return False
+        return any(
+            verdict.case_id == undecided.case_id
+            and verdict.outcome is Outcome.REGRESSED
+            and proven_row not in self._waiting
+            for proven_row, verdict in enumerate(self._decided)
+        )
 
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
         """Return the verdict at one look.

@@ -194,6 +194,17 @@ def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> N
     assert outcomes == [REGRESSED, REGRESSED, INCONCLUSIVE] * 2
 
 
+def test_no_launch_decides_a_doubt_in_a_case_of_which_a_loss_is_proven() -> None:
+    """On an H200, doubt about TTFT took two launches more, four minutes, of a case at -61 %."""
+    slow_once = [launch(speed=60.0, time_ms=12.0), launch(speed=60.0, time_ms=10.0)]
+    run, asked = begin({ONE: slow_once[1:]})
+    for metric in (SPEED, TIME):
+        run.judge(metric, slow_once[:1])
+    speed, _ = concluded(run)
+    assert speed.outcome is REGRESSED
+    assert asked == [([ONE], 1)]
+
+
 def test_what_all_cases_do_alike_is_known_when_the_run_is_over() -> None:
     """Five cases are 40 % slower alike, and twenty nights tell that the machine never was."""
     slow = {case: launch(case, speed=60.0) for case in CASES}
