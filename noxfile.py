@@ -123,7 +123,7 @@ def tests(session: nox.Session) -> None:
     """
     _install(session, "tests")
     folders = ("tests/plugin", "tests/gate/test_gate_command.py", "tests/unit", "tests/fuzz")
-    _pytest(session, *folders, "-n", "3", "--dist=loadfile", "--no-loadscope-reorder")
+    _pytest(session, *folders, "-n", "4", "--dist=loadfile", "--no-loadscope-reorder")
 
 
 @nox.session(tags=["develop"])
