@@ -318,8 +318,11 @@ def _figure_history(
             # Dozens of good lines would hide a bad one, so they are drawn as a band.
             fine_lines.append(line)
             continue
-        bad_points = line[history.first_bad :]
-        dots = [(plot.x(number), plot.height(change), "bad") for number, change in bad_points]
+        first = history.first_bad
+        dots = []
+        for run, (number, change) in zip(history.runs[first:], line[first:], strict=True):
+            tone = "bad" if is_bad(run, metric.name) else "doubt"
+            dots.append((plot.x(number), plot.height(change), tone))
         curve = Curve(
             name=case_id, color=colors.get(case_id, "bad"), path=plot.path(line), dots=dots
         )

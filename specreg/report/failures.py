@@ -237,9 +237,11 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
         story = f"not fine since {moment_of(streak[0])}"
         if len(streak) > 1:
             story += f", {len(streak)} judged runs in a row"
-        if first_bad_index:
-            last_fine = runs[first_bad_index - 1]
-            story += f"; last fine {moment_of(last_fine)}"
+        fine_runs = [run for run in runs[:first_bad_index] if run.fine(verdict.metric)]
+        if fine_runs:
+            story += f"; last fine {moment_of(fine_runs[-1])}"
+        elif first_bad_index:
+            story += "; undecided before"
         else:
             story += "; no earlier run was fine"
         labels_by_story.setdefault(story, []).append(label_of(verdict.metric))
@@ -248,19 +250,20 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
 
 
 def first_bad(runs: Sequence[RunRecord], metric: str) -> int:
-    """Return the index of the first run after the last fine one.
+    """Return the index of the first bad run after the last fine one.
+
+    An INCONCLUSIVE run is neither bad nor fine, so a loss doesn't begin with it.
 
     Returns:
-        0 if no run was fine. The number of runs if the last one was fine, or if all runs after the
-        last fine one were INCONCLUSIVE, because an undecided night isn't a loss.
+        The number of runs if none is bad after the last fine one.
     """
-    start = 0
+    first = len(runs)
     for index, run in enumerate(runs):
         if run.fine(metric):
-            start = index + 1
-    if any(is_bad(run, metric) for run in runs[start:]):
-        return start
-    return len(runs)
+            first = len(runs)
+        elif is_bad(run, metric):
+            first = min(first, index)
+    return first
 
 
 def is_bad(run: RunRecord, metric: str) -> bool:

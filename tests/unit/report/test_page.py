@@ -109,6 +109,24 @@ def test_figures_that_fail_since_the_same_night_are_named_together() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "before"),
+    [
+        (("PASS", "INCONCLUSIVE"), "last fine 2026-11-13 02:00 UTC with 0.32.0"),
+        (("INCONCLUSIVE", "INCONCLUSIVE"), "undecided before"),
+    ],
+)
+def test_a_loss_begins_with_no_night_that_could_not_tell(
+    outcomes: tuple[str, ...], before: str
+) -> None:
+    """On an H200, three undecided nights of a speedup were said to be a loss of four."""
+    name = "throughput_tokens_per_s"
+    runs = reports.judged_runs(name, *outcomes, "REGRESSED", first_day=13)
+    case = msgspec.structs.replace(reports.CASE_REPORT, history=runs)
+    (fact,) = since_when(case, [reports.LOST])
+    assert fact == f"throughput: not fine since 2026-11-15 02:00 UTC with 0.32.0; {before}"
+
+
 @pytest.mark.parametrize("outcome", ["NOT_COMPARABLE", "NO_BASELINE", "INVALID", "MEASURED"])
 def test_a_run_that_did_not_judge_a_figure_says_nothing_of_since_when(outcome: str) -> None:
     name = "throughput_tokens_per_s"
@@ -429,8 +447,8 @@ def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -
 def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
     days = reports.judged_runs("ttft_p50_ms", "REGRESSED", "PASS", "INCONCLUSIVE", "REGRESSED")
     picture = history_of("ttft p50", *days)
-    assert picture.note == "Not fine since 2026-11-03 02:00 UTC with 0.32.0."
-    assert picture.bad == [465]
+    assert picture.note == "Not fine since 2026-11-04 02:00 UTC with 0.32.0."
+    assert picture.bad == [650]
     fine = history_of("ttft p50", *days[:2])
     assert fine.note == ""
     assert fine.bad == []

@@ -62,7 +62,7 @@ def test_nights_that_could_not_tell_are_no_loss() -> None:
     assert [tone for tone, _ in cells(text)] == ["good new", "doubt", "doubt"]
     assert "all 1 cases fine" in Page(text).text
     lost = trend(*reports.judged_runs(METRIC, "PASS", "INCONCLUSIVE", "REGRESSED"))
-    assert [tone for tone, _ in cells(lost)] == ["good new", "doubt first", "bad"]
+    assert [tone for tone, _ in cells(lost)] == ["good new", "doubt", "bad first"]
 
 
 def test_a_run_that_recorded_a_baseline_is_shown_as_that() -> None:
