@@ -46,8 +46,8 @@ class NightLevel:
             was subtracted from the level, this is the variance of that common change.
         stands: whether the night may be part of a reference, because it was judged neither worse
             nor invalid.
-        lost: whether the software was worse on that night. The machine isn't the cause, so the
-            night doesn't show how much nights vary.
+        lost: whether the software was proven worse on that night, so that the night doesn't show
+            how much nights vary. Such a night doesn't stand either.
     """
 
     run: str

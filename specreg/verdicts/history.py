@@ -24,7 +24,7 @@ from specreg.core.values import readable_values
 from specreg.matrix.case import CaseSettings
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Metric, acceptance_value
+from specreg.measurement.metrics import METRICS, Family, Metric, acceptance_value
 from specreg.stats.intervals import Spread
 from specreg.verdicts.verdict import GOOD, JUDGED, LASTING, MACHINE_MOVED, Outcome, Verdict
 
@@ -58,8 +58,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         recorded: whether the run recorded baselines instead of judging.
         accepted: whether the user gave a reason for recording. Later nights are then compared with
             this level only, and not with the levels before it.
-        lost: whether this night alone proved the case or its engine worse, so that the machine
-            isn't the cause. None of its figures shows how much the machine varies.
+        lost: whether this night alone proved the case or its engine worse or wrong. None of its
+            figures then shows how much the machine varies.
     """
 
     run: _Text
@@ -233,14 +233,16 @@ def run_record(
 
 
 def _is_lost(verdict: Verdict) -> bool:
-    """Return whether a night alone proved a loss, of which the machine isn't the cause."""
-    if verdict.outcome is not Outcome.REGRESSED:
+    """Return whether a night alone proved that the software was worse or wrong."""
+    if verdict.outcome is Outcome.WRONG:
+        return True
+    is_power = verdict.metric in METRICS and METRICS[verdict.metric].family is Family.POWER
+    if verdict.outcome is not Outcome.REGRESSED or is_power:
+        # The power of a case says nothing about its other figures.
         return False
-    # All cases moved, for which the machine may be the reason.
-    has_moved = verdict.has_code(MACHINE_MOVED)
-    # A loss that only several nights together prove is as small as nights usually differ.
-    is_lasting = verdict.has_code(LASTING)
-    return not has_moved and not is_lasting
+    # If all cases moved, the machine may be the cause. And a loss that only several nights together
+    # prove adds a single difference to the spread.
+    return not verdict.has_code(MACHINE_MOVED, LASTING)
 
 
 def night_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]:

@@ -147,6 +147,7 @@ class MetricNights:
         _launch_variances: how the launches of one night vary, moderated by the other cases.
         _deviations: for each past run, the sorted differences of all cases from their usual levels.
         _lost_runs: the past runs in which the software of most cases was worse.
+        _runs_that_stand: the past runs in which the nights of most cases stand.
         _variances: how past nights vary after the common change was subtracted.
     """
 
@@ -161,11 +162,13 @@ class MetricNights:
     _launch_variances: dict[str, Variance] = field(default_factory=dict)
     _deviations: dict[str, list[float]] = field(default_factory=dict)
     _lost_runs: set[str] = field(default_factory=set)
+    _runs_that_stand: set[str] = field(default_factory=set)
     _variances: dict[str, Variance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Derive how far each past night was from the usual levels, and how much nights vary."""
         lost_cases: Counter[str] = Counter()
+        standing_cases: Counter[str] = Counter()
         for case_id, nights in self.past.items():
             usual_levels = [night.level for night in nights if not night.lost]
             usual = statistics.median(usual_levels or [night.level for night in nights])
@@ -173,11 +176,16 @@ class MetricNights:
             self._launch_variances[case_id] = self._shrunk_launch_variance(case_id)
             for night in nights:
                 self._deviations.setdefault(night.run, []).append(night.level - usual)
-                lost_cases[night.run] += night.lost
+                if night.lost:
+                    lost_cases[night.run] += 1
+                if night.stands:
+                    standing_cases[night.run] += 1
         for run, deviations in self._deviations.items():
             deviations.sort()
             if lost_cases[run] > len(deviations) / 2:
                 self._lost_runs.add(run)
+            if standing_cases[run] > len(deviations) / 2:
+                self._runs_that_stand.add(run)
         # This needs the deviations of all cases, so it can't be part of the first loop.
         for case_id, nights in self.past.items():
             relative = self._relative(case_id, nights, [])
@@ -222,7 +230,8 @@ class MetricNights:
         else:
             deviations = self._deviations_tonight(case_id)
             relative = self._relative(case_id, series, deviations)
-            if len(relative) > 1 and relative[-1].run == _TONIGHT:
+            has_reference = any(night.stands for night in relative[:-1])
+            if has_reference and relative[-1].run == _TONIGHT:
                 series = relative
                 spread = self._relative_spread(case_id)
                 common = self._common(deviations, least_frac)
@@ -230,15 +239,16 @@ class MetricNights:
                 spread = self._absolute_spread(case_id)
 
         series = _without_mended_losses(series)
+        known_nights = sum(not night.lost for night in series[:-1])
         # A gain that lasted is the new level, so the nights before it no longer count.
         level = LASTING_LEVEL / cases
-        start = start_of_gain(series[:-1], spread, level=level, least_frac=least_frac)
+        start = _start_of_level(series, spread, level, least_frac)
         series = series[start:]
         nights_together, together = _together(series, spread)
         reference = _reference(series[:-1])
         return NightEvidence(
             effect=change_tonight([*reference, series[-1]], spread),
-            nights=len(series) - 2 + start,
+            nights=max(known_nights - 1, 0),
             lasting=self._lasting(series, spread, level, least_frac),
             together=together,
             nights_together=nights_together,
@@ -358,7 +368,8 @@ class MetricNights:
         ]
         tonight = self._common_level(_TONIGHT, deviations_tonight)
         nights = _without_mended_losses([*past, tonight])
-        usual_nights = [night for night in past if not night.lost]
+        good_nights = [night for night in past if night.stands] or past
+        known_nights = sum(not night.lost for night in past)
         # A single series estimates its own spread badly, and a common loss fails many tests at
         # once. So the prior always counts, with all of its degrees of freedom.
         prior = self._prior()
@@ -368,9 +379,9 @@ class MetricNights:
             variances.append(variance)
         spread = NightSpread(night=pooled(variances) or prior, launch=_NO_LAUNCH_VARIANCE)
         return CommonEvidence(
-            effect=change_tonight([*(usual_nights or past), tonight], spread),
+            effect=change_tonight([*good_nights, tonight], spread),
             lasting=self._lasting(nights, spread, COMMON_LASTING_LEVEL, least_frac),
-            nights=max(len(usual_nights) - 1, 0),
+            nights=max(known_nights - 1, 0),
             cases=len(deviations_tonight),
         )
 
@@ -378,7 +389,11 @@ class MetricNights:
         """Return the level of a night that all cases share: the median of their deviations."""
         noise = self._noise_of_median(len(deviations))
         return NightLevel(
-            run=run, level=statistics.median(deviations), noise=noise, lost=run in self._lost_runs
+            run=run,
+            level=statistics.median(deviations),
+            noise=noise,
+            stands=run in self._runs_that_stand,
+            lost=run in self._lost_runs,
         )
 
     def _lasting(
@@ -422,13 +437,26 @@ def _without_case(variances: Mapping[str, Variance], case_id: str) -> list[Varia
 
 
 def _without_mended_losses(series: Sequence[NightLevel]) -> list[NightLevel]:
-    """Return the nights without those of losses that were mended before tonight, the last night.
+    """Return the nights, and leave out lost ones that a night which stands followed.
 
-    The nights of a loss are kept if they directly precede tonight, because it may still last.
+    Such a loss was mended, so it can't have lasted until tonight, the last night of the series.
     """
-    usual_rows = [row for row, night in enumerate(series[:-1]) if not night.lost]
-    last_usual_row = max(usual_rows, default=0)
-    return [night for row, night in enumerate(series) if not night.lost or row > last_usual_row]
+    rows_that_stand = [row for row, night in enumerate(series[:-1]) if night.stands]
+    last_to_stand = max(rows_that_stand, default=-1)
+    return [night for row, night in enumerate(series) if not night.lost or row > last_to_stand]
+
+
+def _start_of_level(
+    series: Sequence[NightLevel], spread: NightSpread, level: float, least_frac: float
+) -> int:
+    """Return the index of the night from which on tonight's level has been the usual one.
+
+    A gain counts among the nights that stand. A loss of which a part was mended isn't a gain.
+    """
+    rows = [row for row, night in enumerate(series[:-1]) if night.stands]
+    good_nights = [series[row] for row in rows]
+    start = start_of_gain(good_nights, spread, level=level, least_frac=least_frac)
+    return rows[start] if start else 0
 
 
 def _reference(nights: Sequence[NightLevel]) -> Sequence[NightLevel]:

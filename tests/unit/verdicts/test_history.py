@@ -157,6 +157,7 @@ OF_ENGINE = Reason(code=ENGINE_SLOWER, text="it is the engine, not the machine")
         pytest.param(Outcome.REGRESSED, OF_ENGINE, True, id="the-engine"),
         pytest.param(Outcome.REGRESSED, OF_ALL, False, id="perhaps-the-machine"),
         pytest.param(Outcome.REGRESSED, OF_NIGHTS, False, id="no-further-than-nights-vary"),
+        pytest.param(Outcome.WRONG, ALONE, True, id="wrong"),
         pytest.param(Outcome.INCONCLUSIVE, ALONE, False, id="undecided"),
         pytest.param(Outcome.PASS, None, False, id="as-recorded"),
     ],

@@ -134,7 +134,7 @@ def test_a_slower_engine_stays_slower_on_the_nights_after() -> None:
     assert second.lasting is not None
     assert second.lasting.since == "20261207"
     assert taught is not None
-    assert taught.effect.p_worse > 10 * first.effect.p_worse
+    assert taught.effect.error_frac > 1.2 * first.effect.error_frac
 
 
 @pytest.mark.parametrize("cases", [CASES, CASES[:1]], ids=["beside-others", "alone"])
@@ -153,6 +153,54 @@ def test_a_loss_that_is_mended_leaves_the_later_nights_as_sharp_as_before(
     assert mended.spread.night.value == pytest.approx(untouched.spread.night.value, rel=0.2)
     assert mended.effect.estimate_frac == pytest.approx(0.0, abs=0.01)
     assert mended.lasting is None
+
+
+def lost_night(night: int, speed: float) -> RunRecord:
+    return record("case-0", night, speed, outcomes={SPEED.name: "REGRESSED"}, lost=True)
+
+
+def proven_by_nights(night: int, speed: float) -> RunRecord:
+    return record("case-0", night, speed, outcomes={SPEED.name: "REGRESSED"})
+
+
+def alone_after(*nights: RunRecord, speed: float) -> NightEvidence:
+    """What the nights say of a case without others tonight, after six steady nights and these."""
+    before = [night for night in steady() if night.case_id == "case-0"]
+    return tonight(machine([*before, *nights], CASES[:1]), {"case-0": speed}, "case-0")
+
+
+def test_a_loss_that_later_nights_prove_too_began_on_its_first_night() -> None:
+    evidence = alone_after(lost_night(7, 70.0), proven_by_nights(8, 70.0), speed=70.0)
+    assert evidence.lasting is not None
+    assert evidence.lasting.since == "20261207"
+
+
+def test_a_loss_of_which_a_part_was_mended_is_no_gain() -> None:
+    lost = [lost_night(night, 40.0) for night in range(7, 13)]
+    less = [proven_by_nights(night, 80.0) for night in range(13, 20)]
+    evidence = alone_after(*lost, *less, speed=80.0)
+    assert evidence.effect.estimate_frac == pytest.approx(math.log(0.8), abs=0.01)
+
+
+def test_lost_nights_are_none_of_those_that_are_known() -> None:
+    lost = [lost_night(night, 40.0) for night in range(7, 13)]
+    assert alone_after(*lost, speed=40.0).nights == 6
+
+
+def test_a_night_of_which_all_are_lost_has_the_baseline_to_be_compared_with() -> None:
+    """Baselines of different days have too few others beside them to take off what is common."""
+    baselines = {
+        case_id: msgspec.structs.replace(
+            BASELINE,
+            provenance=msgspec.structs.replace(BASELINE.provenance, recorded_on=f"2026-11-{day}"),
+        )
+        for day, case_id in enumerate(CASES, start=10)
+    }
+    first_night = {case_id: (record(case_id, 1),) for case_id in CASES}
+    first_night["case-0"] = (lost_night(1, 40.0),)
+    nights = MachineNights(baselines=baselines, history=History(first_night), cases=len(CASES))
+    evidence = tonight(nights, dict.fromkeys(CASES, 100.0), "case-0")
+    assert evidence.effect.estimate_frac == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_gpu_of_which_one_night_was_lost_still_decides_on_the_next() -> None:
