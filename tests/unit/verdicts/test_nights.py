@@ -133,6 +133,13 @@ def test_a_slower_engine_stays_slower_on_the_nights_after() -> None:
     assert second.effect == first.effect
     assert second.lasting is not None
     assert second.lasting.since == "20261207"
+    # The second night is REGRESSED by the nights together, and the loss still began on the first.
+    proven = [msgspec.structs.replace(night, run="20261208") for night in slower]
+    nights = machine([*steady(), *by_engine, *proven])
+    third = tonight(nights, dict.fromkeys(CASES, 75.0), "case-0").common
+    assert third is not None
+    assert third.lasting is not None
+    assert third.lasting.since == "20261207"
     assert taught is not None
     assert taught.effect.error_frac > 1.2 * first.effect.error_frac
 
