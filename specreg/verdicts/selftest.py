@@ -172,7 +172,7 @@ IDENTICAL = (
     Nights(name="launches 2 %, nights 2 % of each case", launch_frac=0.02, own_frac=0.02),
     # The two nights with the loss aren't counted. Those after it must be judged as before.
     Nights(
-        name="launches 5 %, nights 7 %, -60 % for two nights",
+        name="launches 5 %, nights 7 %, two at -60 %",
         launch_frac=0.05,
         day_frac=0.07,
         loss_frac=0.6,
