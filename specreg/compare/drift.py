@@ -146,12 +146,8 @@ def change_of_parts(values: Sequence[float], hours: Sequence[float]) -> Effect:
 
 def part_means(values: Sequence[float]) -> NDArray[np.float64]:
     """Return the means of `SEGMENT_PARTS` parts in order, of sizes as equal as possible."""
-    size, remainder = divmod(len(values), SEGMENT_PARTS)
-    parts = np.arange(SEGMENT_PARTS + 1)
-    # The first parts are one segment longer if the segments can't be divided evenly.
-    edges = parts * size + np.minimum(parts, remainder)
-    sums: NDArray[np.float64] = np.add.reduceat(np.asarray(values, dtype=float), edges[:-1])
-    return sums / np.diff(edges)
+    parts = np.array_split(np.asarray(values), SEGMENT_PARTS)
+    return np.array([part.mean() for part in parts])
 
 
 def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> float | None:
