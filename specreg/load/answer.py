@@ -1,4 +1,4 @@
-"""Gather what one streamed answer holds, by the channel in which it came."""
+"""Gather the texts of one streamed answer, by the channels in which they came."""
 
 import hashlib
 import itertools
@@ -16,8 +16,8 @@ _DIGITS = 16
 _LEAST_LOOPING_CHARACTERS = 64
 """A shorter answer may repeat itself without looping."""
 _REPEATED_EVENTS = 3
-"""This many events can't repeat the earlier text by chance, if none has more tokens than the last
-one."""
+"""So many events don't begin with the text of the event before them by chance, if each has more
+text than that event, and no more tokens."""
 
 # The channels of an answer
 _THOUGHT = "thought"
@@ -38,11 +38,12 @@ class AnswerText:
 
     Attributes:
         in_thought: whether the last text belongs to a thought.
-        is_partly_unseen: whether tokens came with neither ids nor text.
-        inline_thought_chunks: how many chunks had come when the mark that ends a thought came in
-            the text itself, as it does from a server that doesn't separate thoughts; 0 without that
-            mark. Everything up to the mark is the thought, even if its beginning isn't marked,
-            because a template may end the prompt with that other mark.
+        is_partly_unseen: whether tokens before the answer's last event with tokens came without
+            any text. They may have ids.
+        inline_thought_chunks: how many chunks had come, with the one that has the mark that ends a
+            thought, if the mark is in the text itself; 0 without a mark. A server that doesn't
+            separate thoughts sends it so. All text before the mark is the thought. Its beginning
+            may have no mark, because a template may end the prompt with the mark of the beginning.
     """
 
     in_thought: bool = False
@@ -53,12 +54,13 @@ class AnswerText:
     _token_ids: list[int] = field(default_factory=list)
     _last_is_unseen: bool = False
     _last: StreamEvent | None = None
+    # How many events repeated the text of the event before them; None once an event didn't.
     _repeats: int | None = 0
     _text_end: str = ""
     _has_ended_thought: bool = False
 
     def take(self, event: StreamEvent) -> None:
-        """Take what one more event shows."""
+        """Add one more event."""
         is_unseen = True
         if event.thought:
             is_unseen = False
@@ -99,12 +101,13 @@ class AnswerText:
         """Check whether the text has reached the end of a thought that it contains."""
         if self._has_ended_thought or any(run.channel == _THOUGHT for run in self._runs):
             return
+        # The mark may be split between events.
         recent = self._text_end + text
         self._has_ended_thought = END_OF_THOUGHT in recent
         self._text_end = recent[1 - len(END_OF_THOUGHT) :]
 
     def _count_repetition(self, event: StreamEvent) -> None:
-        """Count the events that repeat all text before them, until one doesn't."""
+        """Count the events that repeat the text of the event before them, until one doesn't."""
         last = self._last
         self._last = event
         if last is None or self._repeats is None:
@@ -156,14 +159,14 @@ class AnswerText:
         return 0 < period <= longest_period and half[period:] == half[:-period]
 
     def sha256(self, tokens: int) -> str:
-        """Return the first 16 digits of a checksum of all that was generated.
+        """Return the first 16 digits of a checksum of everything that was generated.
 
         Args:
-            tokens: how many tokens the answer has by the server's count.
+            tokens: how many tokens came, by the server's count.
 
         Returns:
-            An empty text if some tokens came with neither ids nor text, because two such answers
-            may differ in them.
+            An empty text if nothing came, or if some tokens came without any text and not all
+            tokens have ids, because two such answers may differ in tokens that aren't seen.
         """
         has_all_ids = bool(tokens) and len(self._token_ids) == tokens
         if not has_all_ids and (self.is_partly_unseen or not self._runs):

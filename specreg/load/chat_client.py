@@ -30,6 +30,7 @@ _SILENCE_S = 60.0
 _WATCH_S = 1.0
 """How often the streams are checked for silence."""
 _ERROR_BYTES = 16 * 2**10
+"""How much is read of an answer whose status of HTTP is an error."""
 _EMPTY_EVENT = StreamEvent()
 _MORE_TOKENS = 1024
 """How many tokens beyond the cap an answer may have, because its last step may exceed the cap."""
@@ -103,12 +104,13 @@ class _StreamState:
         heard_ns: when the last bytes arrived, even if they were only a part of an event.
         most_tokens: how many tokens the answer may have.
         tokens: how many tokens have come.
-        characters: how many characters have come, the thought's included.
+        characters: how many characters have come: of the text, the thought, and everything else.
         error: why the request failed; None if it didn't.
         timed_out: whether its time was up. Its end is then no sign that the server is alive.
         has_uncounted_text: whether text came before any token was counted.
         chunks: the chunks with a token.
-        thought_chunks: those of them, after the first, that belong to a thought.
+        thought_chunks: the chunks after the first that belong to a thought, if the server separates
+            thoughts.
         answer: the answer's text and thought.
         finish_reason: why the answer ended; None before its end.
         usage_tokens: how many tokens the server says that the answer has.
@@ -149,7 +151,8 @@ class _StreamState:
             self._take_tokens(event.tokens, at_ns)
         elif self.tokens == 0 and (event.text or event.thought):
             self.has_uncounted_text = True
-        # Servers send these on one of the last events, or on several with the totals so far.
+        # Servers send the following fields on one of the last events, or on several events with the
+        # totals so far.
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
         if event.usage_tokens is not None:
@@ -242,7 +245,7 @@ class ChatClient:
             self.idle_ns = now_ns
 
     async def replay(self, conversation_index: int, prompt: Prompt, planned_ns: int) -> None:
-        """Replay one conversation, each turn after the model's own replies to those before it.
+        """Replay one conversation. Each turn is sent after the model's replies to earlier turns.
 
         A request that fails ends the conversation.
 
@@ -253,7 +256,7 @@ class ChatClient:
         """
         messages: tuple[Message, ...] = ()
         empty_replies = 0
-        # A prompt in token ids has a turn too, without a text.
+        # A prompt in token ids has no texts, and is sent as one turn.
         texts = prompt.turns[: self.case.turns] or ("",)
         for turn, text in enumerate(texts, 1):
             messages = (*messages, Message("user", text))
@@ -350,7 +353,8 @@ class ChatClient:
         """Send a request, and take the events of its answer as they come.
 
         Raises:
-            InvalidMeasurementError: the answer isn't one, is too long, or can't be measured.
+            InvalidMeasurementError: the answer is an error, can't be read, is too long, or can't be
+                measured.
         """
         splitter = EventSplitter()
         clock = self.clock
@@ -406,6 +410,8 @@ def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) 
     last_ns = None
     first_chunk_tokens = 0
     reply = stream.answer.reply
+    # A thought that has no end is the whole answer. Otherwise, the server separates the thought, or
+    # the text has a mark at its end, or there is no thought.
     if reply is Reply.UNFINISHED_THOUGHT:
         thought_chunks = stream.chunks[1:]
     elif stream.thought_chunks:

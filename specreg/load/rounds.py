@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import httpx
 
 BEAT_NS = 20 * 10**6
-"""How far the beats are apart at which a client measures its lag."""
+"""The time between two beats. At each beat, a client measures its lag."""
 _FINISHING_NS = 10**6
 """How long requests that ended are handled before the sockets are read again."""
 _HEAD_START_NS = 50 * 10**6
@@ -141,10 +141,10 @@ async def replay_round(
     A request that fails is a trace with an error, and ends its conversation; nothing is retried.
 
     Args:
-        case: the case whose load it is.
+        case: the case, which has the load.
         endpoint: the server.
-        prompts: one conversation each, at least one; under a load with a duration they are replayed
-            again and again.
+        prompts: one or more, each of them a conversation. Under a load with a duration they are
+            replayed again and again.
         client: the HTTP client for the endpoint.
         clock: monotonic, in nanoseconds.
         record: takes each request as it ends.
@@ -175,7 +175,7 @@ async def replay_round(
         tasks = (replaying, watching, finishing)
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if replaying in done:
-            # An error of the replay itself comes before one of the tasks beside it.
+            # If several tasks ended at once, an error of the replay itself is the one to raise.
             done = {replaying}
         for task in done:
             task.result()
@@ -219,9 +219,9 @@ async def _keep_finishing(
 def due_after_ns(load: Load) -> Iterator[int]:
     """Yield, without end, when each request of an open load is due after the start of a round.
 
-    A rate that rises linearly over the ramp T sends, by time t < T, t²/2T as many requests as one
-    second at the full rate does. So a request that is due at u without the ramp is due at sqrt(2uT)
-    while u < T/2, and at u + T/2 later.
+    The rate rises linearly over a ramp of T seconds. By the time t < T, as many requests are due as
+    at the full rate in t²/2T seconds. So a request that is due at u without the ramp is due at
+    sqrt(2uT) if u < T/2, and at u + T/2 otherwise.
     """
     generator = random.Random(load.seed)  # noqa: S311
     rate = load.requests_per_s
@@ -251,8 +251,9 @@ async def _replay_closed(
     end_ns = part.started_ns + (load.duration_s or math.inf) * _NS_PER_S
 
     async def keep_replaying(slot: int) -> None:
-        ramp_ns = round(load.ramp_up_s * _NS_PER_S * slot / load.concurrency)
-        await _sleep_until(part.started_ns + ramp_ns, clock)
+        # The slots begin one after another, at equal distances over the ramp.
+        delay_ns = round(load.ramp_up_s * _NS_PER_S * slot / load.concurrency)
+        await _sleep_until(part.started_ns + delay_ns, clock)
         while clock() < end_ns and (conversation := next(conversations, None)):
             index, prompt = conversation
             await chat_client.replay(index, prompt, clock())
@@ -305,8 +306,8 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         finished: a request that ended.
-        lags: how late its event loop was; the last message of a slice.
-        hung_s: how long no token came, in seconds; the last message if the server hangs.
+        lags: how late its event loop was at each beat. They are the last message of a slice.
+        hung_s: how long no token came, in seconds. It is the last message if the server hangs.
     """
 
     finished: FinishedRequest | None = None
@@ -352,8 +353,8 @@ class Clients:
         endpoint: the server.
         clock: monotonic, in nanoseconds.
         client: the HTTP client of this process.
-        workers: the further processes; none unless the case asks for two or more.
-        token_within_s: in how long, in seconds, a server that doesn't hang generates a token.
+        workers: the further processes; none unless the case asks for two or more processes.
+        token_within_s: the time, in seconds, in which a server that doesn't hang generates a token.
     """
 
     case: Case
@@ -383,7 +384,11 @@ class Clients:
         return builder.as_round()
 
     async def _check_hanging(self, prompts: Sequence[Prompt]) -> None:
-        """Ask the server for a single token; a HungError if it doesn't come in its time."""
+        """Ask the server for a single token.
+
+        Raises:
+            HungError: the token didn't come in time.
+        """
         case = dataclasses.replace(
             self.case,
             load=Load(concurrency=1),
@@ -411,13 +416,13 @@ class Clients:
         """Return the server's page at a path.
 
         Raises:
-            InvalidMeasurementError: `METRICS_MISSING`, there is no such page.
+            InvalidMeasurementError: `METRICS_MISSING`, the page can't be read.
         """
         try:
             page = await read(self.client, "GET", path, within_s=_SCRAPE_S)
             page.good()
         except AnswerError as error:
-            message = f"looked for counters, {error}; look at the server's log"
+            message = f"the server's counters can't be read, {error}; look at the server's log"
             raise InvalidMeasurementError("METRICS_MISSING", message) from error
         return page.text
 

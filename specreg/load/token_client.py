@@ -53,7 +53,7 @@ def encode_prompts(
 
     Raises:
         UnsupportedError: the engine's answers have no token ids.
-        InvalidMeasurementError: `HTTP_ERROR` or `ANSWER_UNREADABLE`.
+        InvalidMeasurementError: `HTTP_ERROR`, `SERVER_ERROR` or `ANSWER_UNREADABLE`.
         HungError: no answer came in ten minutes.
     """
     chats = [(Message("user", prompt.turns[0]),) for prompt in prompts if not prompt.token_ids]
@@ -147,7 +147,7 @@ def _post_all(
     """Return the answers in the order of the calls.
 
     Raises:
-        InvalidMeasurementError: `HTTP_ERROR` or `ANSWER_UNREADABLE`.
+        InvalidMeasurementError: `HTTP_ERROR`, `SERVER_ERROR` or `ANSWER_UNREADABLE`.
         HungError: no answer came in `within_s`.
     """
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server

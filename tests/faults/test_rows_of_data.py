@@ -64,7 +64,11 @@ def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> Non
 @pytest.mark.parametrize(
     ("fault", "looked_for", "there"),
     [
-        (Fault.COUNTERS_MISSING, "METRICS_MISSING: looked for counters", "HTTP 404 from /metrics"),
+        (
+            Fault.COUNTERS_MISSING,
+            "METRICS_MISSING: the server's counters can't be read",
+            "HTTP 404 from /metrics",
+        ),
         (
             Fault.COUNTERS_RENAMED,
             "SPEC_DISABLED: the server counts tokens, and has no speculation counters: ",
