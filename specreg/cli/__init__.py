@@ -23,7 +23,7 @@ TierOption = Annotated[
 ]
 HERE = Path()
 DEFAULT_OPTIONS = Options()
-"""The defaults of a run's options. The commands look for a repository's folders where these say."""
+"""The default options of a run. They say where in a repository the commands find its folders."""
 _COMMANDS: Mapping[str, str] = {
     "init": "init",
     "gate": "gate",

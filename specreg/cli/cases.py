@@ -49,7 +49,7 @@ def baselines(
         typer.echo(render_schema(), nl=False)
         return
     by_path, errors = read_baselines(baseline_files(root / DEFAULT_OPTIONS.baselines))
-    length = METRICS["acceptance_length_tokens"]
+    acceptance_length = METRICS["acceptance_length_tokens"]
     throughput = METRICS["throughput_tokens_per_s"]
     rows = [
         (
@@ -57,7 +57,7 @@ def baselines(
             baseline.provenance.recorded_on,
             f"{baseline.case.engine}=={baseline.provenance.engine_version}",
             str(len(baseline.launches)),
-            format_number(baseline.expected_value(length)),
+            format_number(baseline.expected_value(acceptance_length)),
             format_number(baseline.expected_value(throughput)),
             " ".join(baseline.provenance.reason.split()),
         )
@@ -78,10 +78,10 @@ def prepare(
     name: Annotated[str, typer.Argument(help="a prompt set, such as gsm8k")],
     user_file: Annotated[Path | None, typer.Option("--from", help="your copy of the file")] = None,
 ) -> None:
-    """Fetch a dataset, or read your copy, check it, and write it as cases replay it.
+    """Fetch a dataset, or read your copy, check it, and write the prompts that cases replay.
 
-    No dataset is part of specreg: each has a licence of its own, which is shown first. It is
-    written to SPECREG_DATA, else to specreg's cache.
+    No dataset is part of specreg: each has a licence of its own, which is shown first. The prompts
+    are written to the folder SPECREG_DATA, or else to specreg's cache.
     """
     prepare_set(
         dataset_named(name),
@@ -105,13 +105,18 @@ def selftest(
 
 
 def tier_of(folder: Path, name: str | None) -> Tier:
-    """Load a tier, by default this machine's, with the model pairs that its GPUs hold.
+    """Load a tier, with the model pairs that the GPUs of this machine hold.
 
     Args:
         folder: the folder of the tiers.
         name: the name of the tier; None for `gpu` on a machine with a GPU, else `cpu`.
+
+    Raises:
+        SensorError: no tier is named, and the GPU driver or the GPUs can't be used.
+        SpecregError: as for `load_tier`.
     """
     gpus = find_gpus()
+    # With a broken driver, a machine with GPUs would look like one without, and get the tier `cpu`.
     if name is None:
         gpus.check_usable()
     return load_tier(folder, name or ("gpu" if gpus.devices else "cpu")).chosen(gpus.memory_gib)
@@ -133,7 +138,7 @@ def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
 
 
 def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> str:
-    """Render a row for each case, the total, what to prepare, and what doesn't fit the GPUs.
+    """Render a row for each case, the total, what to prepare, and how many cases don't fit.
 
     Args:
         tier: the tier.
@@ -145,6 +150,7 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
     lines = [render_rows(columns, rows, folded=("by",)), "", *_time_lines(tier, estimates, gpus)]
     datasets = sorted({case.dataset for case in tier.cases})
+    # Only a dataset that needs to be prepared has a licence.
     licensed = [name for name in datasets if dataset_named(name).licence]
     if licensed:
         commands = "; ".join(specreg_command("prepare", name) for name in licensed)
@@ -203,7 +209,7 @@ def _hours(seconds: float) -> str:
 
 
 def _unfit_line(tier: Tier, unfit_ids: Collection[str], gpus: Gpus) -> str:
-    """Say in a line which cases a machine leaves out, and how much memory they need."""
+    """Return a line that says how many cases don't fit a machine, and how much memory they need."""
     memory = render_memory(gpus.memory_gib) or f"no GPU ({gpus.why_none})"
     line = f"{len(unfit_ids)} of {len(tier.cases)} cases don't fit this machine: {memory}"
     if not gpus.devices:

@@ -73,7 +73,7 @@ def _ending() -> Iterator[None]:
     except (SpecregError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError):
-            # Of a file that replaces another one, the user knows the name of the second alone.
+            # If a temporary file was to replace a file, the user only knows the second name.
             path = error.filename2 or error.filename
             message = f"'{path}': {cause_of(error)}; make room or repair its rights"
         say(message, err=True)
@@ -118,7 +118,7 @@ def gate(options: GateOptions) -> int:
 
 @_command
 def bisect(options: BisectOptions) -> int:
-    """Find the release in which a case became worse, by gates against the good one.
+    """Find the release in which a case became worse, by gates against the good release.
 
     Exit status: 0 found, 10 not found or only narrowed down.
     """
@@ -146,7 +146,8 @@ def soak(options: SoakOptions) -> int:
     try:
         with _ending():
             running_soak.run()
-    finally:  # what was measured is shown even if the soak was cut short
+    finally:
+        # What was measured is shown even if the soak was cut short.
         if running_soak.segments:
             verdicts = running_soak.look(LAST_LEVEL)
             _show_soak(running_soak, verdicts)

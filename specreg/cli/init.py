@@ -22,6 +22,7 @@ _COPIED = (
 )
 """The files of specreg's own repository that are copied unchanged."""
 _TO_FILL_IN = "docs/examples/init/gpu.toml"
+"""A tier for a machine with a GPU, to which users add their own models."""
 _KEPT = re.compile(
     r"(@nox\.session\(.*\)\n)?def (_pytest|_suite|_specreg|cpu_perf|gpu_perf|gate)\("
 )
@@ -51,7 +52,7 @@ pythonpath = ["."]
 _SETTINGS = re.compile(r"^\[(tool[.:])?pytest\b", re.MULTILINE)
 _IGNORED = ".nox/\n__pycache__/\n.benchmarks/\n.specreg/\n"
 _LAST_LINE_NEEDED = ("conftest.py", "pytest.toml", ".gitignore")
-"""The files whose last line must be added by hand to a file that exists already."""
+"""If such a file exists already, the user has to add the last line of the new one to it."""
 _NEXT = """
 what next:
   pytest -k eagle3 --specreg-tier=cpu
@@ -66,20 +67,22 @@ nox comes with: pip install "nox[uv]\""""
 def init(root: RootOption = HERE) -> None:
     """Write what a repository needs to measure with specreg; existing files are left alone.
 
-    The suite's tests and fixtures, a tier without a GPU and one to fill in, sessions of nox, and a
-    workflow that runs each night. The tiny models and their prompts stay in specreg.
+    These are the suite's tests and fixtures, a tier for a machine without a GPU, a tier for GPUs to
+    fill in, sessions of nox, and a workflow that runs each night. The tiny models and their prompts
+    stay in specreg.
     """
     for name, content in _files():
-        there = _there(root, name)
+        existing = _existing_path(root, name)
         needed = content.splitlines()[-1] if name in _LAST_LINE_NEEDED else ""
         try:
-            if there is None:
+            if existing is None:
                 replace_file(root / name, content.encode())
                 done = f"wrote {name}"
             else:
-                lacks = needed and needed not in there.read_text()
-                message_left = f"left {there.relative_to(root)} as it was"
-                done = f"{message_left}; it needs {needed}" if lacks else message_left
+                lacks = needed and needed not in existing.read_text()
+                done = f"left {existing.relative_to(root)} as it was"
+                if lacks:
+                    done += f"; it needs {needed}"
         except (OSError, UnicodeDecodeError) as error:
             message = f"repository '{root}': {name}: {cause_of(error)}"
             raise SpecregError(f"{message}; give --root a folder to write into") from error
@@ -87,8 +90,12 @@ def init(root: RootOption = HERE) -> None:
     say(_NEXT)
 
 
-def _there(root: Path, name: str) -> Path | None:
-    """Return what is in the place of a file, the folder of a `.gitkeep`; None if nothing is."""
+def _existing_path(root: Path, name: str) -> Path | None:
+    """Return the path because of which a file isn't written; None if it is to be written.
+
+    It is the file itself, the folder of a `.gitkeep`, or a file that already has settings of pytest
+    in the place of `pytest.toml`.
+    """
     paths = [root / name.removesuffix("/.gitkeep")]
     if name == "pytest.toml":
         names = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -98,19 +105,21 @@ def _there(root: Path, name: str) -> Path | None:
 
 
 def _files() -> Iterator[tuple[str, str]]:
+    """Yield each file that a repository needs: its path relative to the root, and its content."""
     for path in (path for pattern in _COPIED for path in sorted(OWN_REPOSITORY.glob(pattern))):
         yield str(path.relative_to(OWN_REPOSITORY)), path.read_text()
     yield f"{DEFAULT_OPTIONS.matrix}/gpu.toml", (OWN_REPOSITORY / _TO_FILL_IN).read_text()
     yield f"{DEFAULT_OPTIONS.baselines}/.gitkeep", ""
     yield "pytest.toml", _PYTEST
     yield ".gitignore", _IGNORED
+    # In formatted code, two empty lines separate the functions of a module.
     parts = (OWN_REPOSITORY / "noxfile.py").read_text().split("\n\n\n")
     head = _NOXFILE.format(origin=_origin())
     yield "noxfile.py", "\n\n\n".join((head, *filter(_KEPT.match, parts))) + "\n"
 
 
 def _origin() -> str:
-    """Return what follows specreg's name to require it as it was installed: a URL or a version."""
+    """Return the end of a requirement of this specreg, after its name: a URL or a version."""
     try:
         origin = importlib.metadata.distribution("specreg").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

@@ -80,7 +80,8 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
         first = document
         run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, names[1])
         document = side_by_side(first, load_report(run_folder / FILE_NAME))
-        check_spelling("run", first.run.run)  # the name becomes a folder's
+        # The name becomes part of a folder's name, and a report may come from another machine.
+        check_spelling("run", first.run.run)
         target = folder or run_folder / f"against-{first.run.run}"
         if target.is_symlink():
             message = f"'{target}': is a symbolic link; remove it, or name another --folder"
@@ -101,15 +102,18 @@ def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None
         )
         for machine, history in load_histories(paths or [usual])
     ]
-    for shown in machines:
-        if shown.history.problem:
-            say(shown.history.problem, err=True)
+    for machine_history in machines:
+        if machine_history.history.problem:
+            say(machine_history.history.problem, err=True)
     page = render_trend(machines, dt.datetime.now(tz=dt.UTC))
     say(write_in(folder or usual, TREND_FILE, page.encode()))
 
 
 def _expected_values(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the values of each baseline in a folder by case; unreadable ones are left out."""
+    """Return the values of each baseline in a folder, by case and metric.
+
+    Baselines that can't be read are left out.
+    """
     baselines, _ = read_baselines(sorted(folder.glob("*.json")))
     expected = {}
     for path, baseline in baselines.items():
@@ -119,7 +123,16 @@ def _expected_values(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def _folder_of(runs: Path, run: str | None) -> Path:
-    """Find the folder of a run: by path, by name, or the last that reached a verdict."""
+    """Find the folder of a run by its path or by its name.
+
+    Args:
+        runs: the folder of all runs.
+        run: the path or the name; None for the last run that judged something, or else for the last
+            one that has a verdict file. A line on standard error says so if a later run exists.
+
+    Raises:
+        ReportError: no run has a verdict file, or none has that name.
+    """
     if run is not None and Path(run).is_dir():
         return Path(run)
     names = sorted((path.parent.name for path in runs.glob("*/verdict.json")), reverse=True)
@@ -133,14 +146,18 @@ def _folder_of(runs: Path, run: str | None) -> Path:
         check_name("run", run, names, str(runs))
         return runs / run
     judged = [name for name in names if _has_judged(runs / name)]
-    shown = judged[0] if judged else names[0]
+    chosen = judged[0] if judged else names[0]
+    # The name of a run begins with its time.
     last = max(path.name for path in runs.iterdir() if path.is_dir())
-    if last > shown:
-        say(f"the last run, '{last}', judged nothing; this is '{shown}'", err=True)
-    return runs / shown
+    if last > chosen:
+        say(f"the last run, '{last}', judged nothing; this is '{chosen}'", err=True)
+    return runs / chosen
 
 
 def _has_judged(folder: Path) -> bool:
-    """Return whether a run judged anything; one that skipped all of its tests didn't."""
+    """Return whether a run judged anything.
+
+    False for a run that skipped all of its tests; True if its verdict can't be read.
+    """
     verdict = load_verdict(folder / "verdict.json")
     return verdict is None or bool(verdict.verdicts)

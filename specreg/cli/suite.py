@@ -46,12 +46,12 @@ _LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_ca
 _TASK_VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "false"}
 """Settings of the processes in which Ray runs the shards.
 
-Ray would kill the children of a process that it ends, and the supervisor of the shard with them,
-which removes the shard's folder.
+When Ray ends a process, it would kill the children of the process. One of these is the supervisor
+of the shard, which has to remove the shard's folder.
 """
 _POLL_S = 0.1
 _SHARD_ENDS_WITHIN_S = 8.0
-"""How long a shard that is asked to end may take: more than it gives its server, which is 5 s."""
+"""How long a shard may take to end when it has to: more than the 5 s that it gives its server."""
 
 
 def doctor(
@@ -119,12 +119,19 @@ def merge(
 
 
 def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> None:
-    """Join the shards of a run by the options of this machine."""
+    """Join the shards of a run by the options of this machine, show the report, and exit.
+
+    Raises:
+        SpecregError: the folder can't be made, or a shard can't be read or copied.
+        typer.Exit: with the status of the run.
+    """
+    # Read the shards.
     try:
         into.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         message = f"--into '{into}': {error.strerror}; name a folder that can be made"
         raise SpecregError(message) from error
+    # If no shard has a plan, loading the first one raises an error that names the plan.
     begun = [run for run in runs if has_plan(run)] or runs
     remarks = [
         f"'{run}': no {PLAN}, so it ended before it measured anything"
@@ -137,6 +144,8 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     if shards_inconclusive != options.inconclusive:
         here = f"this merge judges with '{options.inconclusive}'"
         remarks.append(f"the shards ran with --specreg-inconclusive={shards_inconclusive}, {here}")
+
+    # Judge their measurements together.
     run, shard_remarks = merge_shards(
         context, shards, missing_is_invalid=True, ended_at=last_end(shards)
     )
@@ -145,6 +154,8 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     result = run.result()
     failed_otherwise = any(shard.failed_otherwise for shard in shards)
     status = exit_status(result.verdicts) or int(failed_otherwise)
+
+    # Write the baselines, then the report.
     color = sys.stdout.isatty()
     if context.is_recording:
         recorded, all_written = record_baselines(result, color=color)
@@ -186,21 +197,28 @@ def ray(
     except ImportError as error:
         message = f"specreg ray: Ray isn't installed; {install_command('ray')}"
         raise SpecregError(message) from error
+    # Cut the run. If there are fewer groups of servers than shards, some shards are empty.
     root = real_path(root)
     arguments_given = tuple(arguments or ())
     options = options_typed(arguments_given)
     cut = [shard for shard in _shards(root, shards, arguments_given) if shard.groups]
+
+    # Connect to the cluster.
     environment: dict[str, Any] = {"env_vars": {COMMIT: commit_of(root), **_TASK_VARIABLES}}
     if not shared:
         environment |= {"working_dir": str(root), "excludes": list(_LEFT_OUT)}
     host, _, port = address.rpartition(":")
     try:
-        if port.isdecimal():  # Ray itself waits for more than a minute
+        if port.isdecimal():
+            # Ray would wait for more than a minute if nothing listened at the address.
             socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S).close()
         cluster.init(address=address, runtime_env=environment, log_to_driver=True)
     except (OSError, ValueError, RuntimeError) as error:
-        message = f"specreg ray --address {address}: no cluster answers ({error}); name another"
+        problem = f"no cluster answers ({error})"
+        message = f"specreg ray --address {address}: {problem}; name another address"
         raise SpecregError(message) from error
+
+    # Start a task for each shard.
     task = cluster.remote(run_shard)
     folder = str(root) if shared else ""
     waiting = {
@@ -208,11 +226,16 @@ def ray(
             name=f"shard {shard.number}/{shards}",
             num_gpus=max(group.gpus for group in shard.groups),
             memory=round(memory_gib * _BYTES_PER_GIB),
+            # Each node has one unit of the resource that is named after its kind of GPU. Asking for
+            # a little of it restricts the task to such nodes.
             resources={f"accelerator_type:{gpu_kind}": 0.001} if gpu_kind else None,
-            max_retries=1,  # where its node is lost; a shard that fails has its report
+            # Ray starts a task again only if its node is lost. A shard that fails has a report.
+            max_retries=1,
         ).remote(shard.number, shards, arguments_given, folder): shard.number
         for shard in cut
     }
+
+    # Collect the folders of the shards as they end.
     home = Path(tempfile.mkdtemp(prefix="shards-", dir=root / ".specreg"))
     runs = []
     while waiting:
@@ -221,7 +244,8 @@ def ray(
         try:
             status, output, packed = cluster.get(done)
         except cluster.exceptions.RayError as error:
-            cause = getattr(error, "cause", None) or error  # its own words are a traceback
+            # The message of Ray's own error is a traceback.
+            cause = getattr(error, "cause", None) or error
             say(f"shard {number}/{shards}: lost, {cause!r}", err=True)
             continue
         say(f"shard {number}/{shards}: ended with status {status}", err=True)
@@ -234,17 +258,24 @@ def ray(
             say(f"shard {number}/{shards}: lost, its folder {error.strerror}", err=True)
     cluster.shutdown()
     if not runs:
-        raise SpecregError("specreg ray: no shard came home; see what the tasks said above")
+        raise SpecregError("specreg ray: no shard returned its folder; see the messages above")
     _merge(runs, into, root, options)
 
 
 def run_shard(
     number: int, of: int, arguments: tuple[str, ...], folder: str
 ) -> tuple[int, str, bytes]:
-    """Run a shard on a node, in the folder or in the one that Ray has carried there.
+    """Run a shard on a node of the cluster, as a task of Ray.
+
+    Args:
+        number: the number of the shard, from 1.
+        of: how many shards the run is cut into.
+        arguments: arguments of pytest.
+        folder: the repository, if all nodes share its folder; empty if Ray sends a copy.
 
     Returns:
-        Its status, the end of what it said, and its run's folder packed; empty without one.
+        The exit status of pytest, the last lines that it printed, and the folder of its run as a
+        packed archive, which is empty if there is no such folder.
     """
     with interruptible(), contextlib.ExitStack() as cleanups:
         temporary = new_temporary("shard-")
@@ -253,7 +284,8 @@ def run_shard(
             *(sys.executable, "-m", "pytest", "tests/perf", f"--specreg-shard={number}/{of}"),
             *(f"--specreg-runs={runs}", *arguments),
         )
-        here = Path(folder) if folder else Path.cwd()  # which Ray has made the copy's
+        # Ray has changed the working folder to that of the copy.
+        here = Path(folder) if folder else Path.cwd()
         process = start_process(
             command,
             # All temporary files of the shard are in the folder that goes with it.
@@ -262,10 +294,12 @@ def run_shard(
             cwd=here,
             temporary=temporary,
         )
-        # Only after the run was packed; if we are killed before, the supervisor cleans up.
+        # The temporary folder has the run's folder, so it is removed after that was packed. If this
+        # process is killed before, the supervisor removes it.
         cleanups.callback(clean_up, process)
-        try:  # where Ray ends this task, nothing of the shard goes on
-            # Ray cancels a task by an exception that comes between two instructions of Python.
+        # When Ray cancels this task, the shard has to end with it.
+        try:
+            # Ray cancels a task by an exception, which comes between two instructions of Python.
             while (status := process.popen.poll()) is None:
                 time.sleep(_POLL_S)
         finally:
@@ -282,7 +316,8 @@ def run_shard(
 def interruptible() -> Iterator[None]:
     """Let SIGINT interrupt this process, which runs a task of Ray.
 
-    Ray blocks it in its own processes, and a cluster that was started in the background ignores it.
+    Ray blocks SIGINT in its own processes, and a cluster that was started in the background ignores
+    it.
     """
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -294,13 +329,18 @@ def interruptible() -> Iterator[None]:
 
 
 def _shards(root: Path, of: int, arguments: tuple[str, ...]) -> list[Shard]:
+    """Have pytest cut the run into `of` shards, and return them.
+
+    Raises:
+        SpecregError: pytest failed.
+    """
     command = (sys.executable, "-m", "pytest", "tests/perf", "-q", f"--specreg-shard=list/{of}")
     done = subprocess.run(  # noqa: S603 - what the user typed
         (*command, *arguments), check=False, cwd=root, capture_output=True, text=True
     )
     if done.returncode:
         raise SpecregError(
-            f"specreg ray: the run can't be cut, pytest ended with status {done.returncode}; mend"
-            f" what it says:\n{done.stdout[-2000:]}{done.stderr}"
+            "specreg ray: the run can't be cut into shards, because pytest ended with status"
+            f" {done.returncode}; correct what it reports:\n{done.stdout[-2000:]}{done.stderr}"
         )
     return msgspec.json.decode((root / SHARDS).read_bytes(), type=list[Shard])
