@@ -1,4 +1,4 @@
-"""Compute intervals, levels, chances and percentiles of plain numbers.
+"""Compute intervals, levels, probabilities and percentiles of plain numbers.
 
-The room knows nothing of cases, metrics or outcomes.
+Nothing here depends on cases, metrics or outcomes.
 """

@@ -40,11 +40,11 @@ class Look(Enum):
     """A moment at which a metric may be decided."""
 
     EARLY = "early"
-    """After one to four fifths of the prompts of a case. It finds only obvious losses."""
+    """After one, two, three or four fifths of a case's prompts. It finds only obvious losses."""
     FULL = "full"
     """After all prompts of the case."""
     EXTENDED = "extended"
-    """After as many prompts again."""
+    """After the extension, which replays as many further prompts."""
     LAUNCH = "launch"
     """After the launches that the run planned. This look is for speeds."""
     FURTHER_LAUNCH = "further_launch"
@@ -59,8 +59,8 @@ LEVELS: Mapping[Look, float] = {
     Look.FURTHER_LAUNCH: 0.002,
 }
 """The level of each look. A night has hundreds of figures, and each of them has four early looks,
-so an early look has very little. Acceptance spends four EARLY, FULL and EXTENDED; a speed spends
-LAUNCH and three FURTHER_LAUNCH; each adds up to `LEVEL`."""
+so an early look gets very little. Acceptance spends EARLY four times, then FULL and EXTENDED. A
+speed spends LAUNCH, and then FURTHER_LAUNCH three times. Either way the sum is `LEVEL`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Effect:
     Attributes:
         estimate_frac: the change, as a difference of logarithms.
         error_frac: the standard error of the change, 0 or more.
-        freedom: the degrees of freedom of the error, 1 or more.
+        freedom: the degrees of freedom of the error, above 0.
     """
 
     estimate_frac: float
@@ -81,7 +81,7 @@ class Effect:
         """Return the interval of the change.
 
         Args:
-            level: the probability that it misses the truth on either side, 0..0.5.
+            level: the probability, on each of its two sides, that it misses the truth, 0..0.5.
         """
         reach = 0.0
         if self.error_frac:
@@ -125,12 +125,12 @@ def change_of_ratio(
     numerators, denominators = measured
     numerator_sum = numerators.sum()
     denominator_sum = denominators.sum()
-    # With two sides, the share of a prompt is the mean of its shares on both.
     shares = denominators / denominator_sum
     recorded_deviations = np.zeros_like(shares)
     if recorded is not None:
         _, recorded_denominators = recorded
         recorded_shares = recorded_denominators / recorded_denominators.sum()
+        # With two sides, the share of a prompt is the mean of its shares on both.
         shares = (shares + recorded_shares) / 2
         recorded_deviations = _deviations(*recorded, expected)
     remainders = np.maximum(1 - shares, _LEAST_REMAINDER)
@@ -141,7 +141,7 @@ def change_of_ratio(
         recorded_error = float(np.linalg.norm(recorded_deviations / remainders))
         expected_count = expected * float(denominator_sum)
         return _change_to_nothing(expected_count, recorded_error, freedom)
-    # The error is that of the difference, in which what both sides share has cancelled.
+    # The variation that both sides share cancels in this difference, so it isn't in the error.
     deviations = _deviations(numerators, denominators, ratio) - recorded_deviations
     error = float(np.linalg.norm(deviations / remainders))
     return Effect(
@@ -245,18 +245,18 @@ def change_of_pairs(
     """Return the change between two arms that were measured side by side, over their launches.
 
     The change is the mean of n differences, with the error s/√n. Their spread s is moderated by the
-    spreads of other pairs of arms, because two launches of one pair determine it badly and
-    different loads have different spreads. A median is only as precise as the bucket of its
-    histogram, of width q. That adds q²/12 to the variance of each launch, and prevents an error of
-    0 if all launches fall into the same bucket.
+    spreads of other pairs of arms, because two launches of one pair determine a
+    spread badly, and different loads have different spreads. A median is only as precise as the
+    bucket of its histogram, of width q. For each of the two arms, that adds q²/12 to the variance
+    of a difference. It prevents an error of 0 if all launches fall into the same bucket.
 
     Args:
         differences: the difference of logarithms in each launch; better is positive.
         other_pairs: the differences of each other pair of arms.
 
     Returns:
-        None with fewer than three degrees of freedom, because the spread may then look far too
-        small by chance.
+        None without differences. Also None with fewer than three degrees of freedom, because the
+        spread may then look far too small by chance.
     """
     if not differences:
         return None
@@ -293,7 +293,7 @@ def t_tail(t: float, freedom: float) -> float:
     angles = start + half_width * (nodes + 1)
     heights = np.cos(angles) ** (freedom - 1)
     integral = half_width * float(np.dot(weights, heights))
-    # The logarithm, because the gamma function of many degrees of freedom overflows.
+    # Use logarithms, because the gamma function of many degrees of freedom overflows.
     log_beta = math.lgamma(freedom / 2) + math.lgamma(0.5) - math.lgamma((freedom + 1) / 2)
     return integral / math.exp(log_beta)
 

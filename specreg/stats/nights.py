@@ -21,7 +21,7 @@ from specreg.stats.variance import Variance
 MAX_NIGHTS = 20
 """The most nights that define a level. More nights hardly make the level more precise."""
 MAX_TOGETHER = 50
-"""The most nights whose mean is compared as the last nights."""
+"""The most nights of which a mean is formed, of the last nights as well as of the first ones."""
 _FEWEST_LAST = 2
 """The fewest nights of a lasting loss. A loss of one night is judged as a change of that night."""
 _FEWEST_GAINED = 5
@@ -91,7 +91,7 @@ class LastingChange:
 
 
 def variance_of_nights(series: Sequence[NightLevel], launch: Variance) -> Variance | None:
-    """Estimate the variance of nights with one launch from the differences of successive nights.
+    """Estimate, from the differences of successive nights, how nights with one launch vary.
 
     A lasting change appears in only one difference, so it hardly widens the estimate. The ordinary
     variance around the mean would grow with every night after the change. Nights on which the
@@ -100,10 +100,10 @@ def variance_of_nights(series: Sequence[NightLevel], launch: Variance) -> Varian
     Args:
         series: the nights in order.
         launch: the variance between launches. A night with several launches averages part of it
-            out, and the estimate adds that part again.
+            out, and the estimate adds that part back.
 
     Returns:
-        None with fewer than two such nights.
+        None with fewer than two nights that aren't `lost`.
     """
     usual_nights = [night for night in series if not night.lost]
     if len(usual_nights) <= 1:
@@ -155,10 +155,12 @@ def lasting_loss(
 ) -> LastingChange | None:
     """Find the most significant loss that has lasted until tonight; None without one.
 
-    The mean of the first i nights is compared with the mean of all nights from j on, for all
-    i <= j. Leaving out the nights between i and j makes a slow drift as visible as a step. The loss
-    is dated by the most significant step, for which i = j. A loss doesn't count as lasting if
-    tonight is closer to the old level than to the new one, or if a single bad night causes it.
+    The mean of the first i nights is compared with the mean of all nights from index j on, for all
+    i <= j with at most `MAX_NIGHTS` nights on either side. Leaving out the nights between the two
+    groups makes a slow drift as visible as a step. The loss is dated by the most significant step,
+    a comparison of all nights before index j, or of the first `MAX_NIGHTS` of them. A loss doesn't
+    count as lasting if tonight is closer to the old level than to the new one, or if tonight alone
+    causes it.
 
     Args:
         series: the nights in order; the last is tonight.
@@ -183,12 +185,12 @@ def lasting_loss(
         # Tonight, and also the mean of the nights from `start` to yesterday, must be closer to the
         # new level than to the old one.
         halfway = means[firsts] + changes / 2
-        before_mean, _ = _mean_since(start, means[:-1], weights[:-1])
+        mean_until_yesterday, _ = _mean_since(start, means[:-1], weights[:-1])
         is_back = series[-1].level > halfway
-        is_spike = before_mean > halfway
+        is_spike = mean_until_yesterday > halfway
         is_lasting = (changes <= -least_frac) & ~is_back & ~is_spike
         t_values = np.where(is_lasting, -changes / errors, 0.0)
-        # The last number of first nights leaves out no night between them, so this is a step.
+        # The last entry has the most first nights, so it is the comparison that counts as a step.
         if t_values[-1] > clearest_step_t:
             clearest_step_t = float(t_values[-1])
             first_night = start
@@ -201,6 +203,7 @@ def lasting_loss(
                 freedom=spread.night.freedom,
             )
             clearest = LastingChange(since=start, effect=effect)
+    # A drift without any step keeps the night that makes it most significant.
     if clearest is None or not first_night:
         return clearest
     return LastingChange(since=first_night, effect=clearest.effect)
@@ -275,7 +278,7 @@ def _levels(series: Sequence[NightLevel]) -> NDArray[np.float64]:
 
 
 def _weights(series: Sequence[NightLevel], spread: NightSpread) -> NDArray[np.float64]:
-    """Return the inverse of each night's variance, with which the mean has the least error."""
+    """Return the inverse of each night's variance, the weights that give a mean the least error."""
     variances = [spread.of(night.launches) + night.noise for night in series]
     return np.array([1 / variance for variance in variances])
 

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 PER_E = 200
-"""How many buckets a factor of e has. A bucket is 0.5 % wide, so a percentile of a `TimeHistogram`,
-which is the middle of its bucket, is off by at most 0.25 %."""
+"""The number of buckets between a duration and e times that duration. A bucket is 0.5 % wide. A
+percentile of a `TimeHistogram` is the middle of a bucket, so it is off by at most 0.25 %."""
 _PERCENTS = (50, 75, 90, 95, 99)
 _NS_PER_MS = 10**6
 
@@ -73,6 +73,7 @@ class TimeHistogram(msgspec.Struct):
         max_ns: the longest duration.
     """
 
+    # msgspec gives each histogram an empty dictionary of its own.
     counts: dict[int, int] = {}
     total_ns: int = 0
     total_ns2: int = 0
@@ -125,7 +126,7 @@ class TimeHistogram(msgspec.Struct):
         """Return a quantile of the durations: the middle of the bucket that contains it.
 
         Args:
-            frac: the share of the durations below it, 0..1.
+            frac: the share of the durations that are below the quantile, 0..1.
 
         Returns:
             0 if there are no durations.

@@ -24,12 +24,12 @@ Draws = Sequence[Sequence[int]]
 def chance_of_alike(
     drawn: Sequence[tuple[Draws, Draws]], *, tokens: int, seed: int = 0, shuffles: int = SHUFFLES
 ) -> float:
-    """Return the probability that draws from one distribution differ as much as these, 0..1.
+    """Return the probability that draws from one distribution differ at least as much, 0..1.
 
     The statistic is Pearson's χ² of the table of beginnings and servers. It is summed over the
-    prompts, so that small differences in every prompt add up. Its distribution comes from shuffling
-    which draw came from which server within each prompt. Unlike the χ² distribution, this is also
-    valid for rare beginnings.
+    prompts, so that small differences in every prompt add up. Its distribution comes from assigning
+    the draws of each prompt to the two servers at random. Unlike the χ² distribution, this is valid
+    for rare beginnings too.
 
     Args:
         drawn: for each prompt, the draws with speculation and those without, at least one of each.
@@ -52,7 +52,7 @@ def chance_of_alike(
         # Shuffling draws and servers gives each beginning a hypergeometric count on one server.
         shuffled = random.multivariate_hypergeometric(totals, len(draws), shuffles, method="count")
         shuffled_statistics += _statistic(shuffled, totals)
-    # Shuffles with the same table may differ from the statistic by rounding.
+    # A shuffle that gives the same table may have a slightly different statistic by rounding.
     is_as_large = shuffled_statistics >= statistic - 1e-9
     as_large = int(is_as_large.sum())
     # The draws themselves count as one of the shuffles, so the probability is never 0.

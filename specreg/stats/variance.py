@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 _LEAST_SHRINKING_FREEDOM = 4.0
-"""The least degrees of freedom that the typical variance of the other cases is worth."""
+"""The least degrees of freedom that the typical variance of the other cases is worth, unless it has
+fewer itself."""
 _CERTAIN = 1e6
 """Degrees of freedom of a variance that counts as exactly known."""
 
@@ -18,7 +19,7 @@ class Variance:
 
     Attributes:
         value: the variance, 0 or more.
-        freedom: the degrees of freedom of the estimate, above 0.
+        freedom: the degrees of freedom of the estimate; 0 if nothing is known.
     """
 
     value: float
@@ -52,10 +53,10 @@ def shrunk(own: Variance | None, others: Sequence[Variance], prior: Variance) ->
     """Return the variance of one case, moderated by the variances of other cases and by a prior.
 
     Three launches determine a spread only within a factor of two, and different loads have
-    different spreads. So neither the case's own variance v nor the typical variance v0 of all cases
-    is a good estimate. The result is their weighted mean (d0 v0 + d v) / (d0 + d), where d and d0
-    are degrees of freedom. d0 follows from how much the variances of the cases differ, by the
-    moments of an F distribution: it is small if they differ much, and large if they are nearly
+    different spreads. So neither the case's own variance v nor the typical variance v0 of the other
+    cases is a good estimate. The result is their weighted mean (d0 v0 + d v) / (d0 + d), where d
+    and d0 are degrees of freedom. d0 follows from how much the variances of the cases differ, by
+    the moments of an F distribution: it is small if they differ much, and large if they are nearly
     equal. This is the moderated variance of Smyth (2004), with moments in place of its digamma
     functions.
 
@@ -112,11 +113,16 @@ def _similarity_freedom(samples: Sequence[Variance]) -> float:
     excess = squared_variation * freedom - 2
     if excess <= 0:
         return _CERTAIN
+    # An F distribution with d and d0 degrees of freedom has a squared coefficient of variation of
+    # 2 (d + d0 - 2) / (d (d0 - 4)). This is solved for d0.
     return max((4 * excess + 2 * freedom + 4) / excess, _LEAST_SHRINKING_FREEDOM)
 
 
 def sum_of(first: Variance, second: Variance) -> Variance:
-    """Return the sum of two variances, with degrees of freedom after Satterthwaite (1946)."""
+    """Return the sum of two variances, with degrees of freedom after Satterthwaite (1946).
+
+    Each of the two must have degrees of freedom above 0.
+    """
     value = first.value + second.value
     if not value:
         return Variance(value=0.0, freedom=min(first.freedom, second.freedom))
