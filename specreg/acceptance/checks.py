@@ -13,9 +13,11 @@ from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCo
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 
-_TRY_VERSION = "try the version that specreg is tested with (leave out --specreg-engine-version)"
+_TRY_VERSION = "try the version of the engine that specreg is tested with"
 _ALLOWED_PINNED_ERROR_TOKENS = 0.02
+"""How far an acceptance length may be from the pinned one, apart from chance."""
 _STANDARD_ERRORS = 3
+"""How many standard errors of chance are allowed in addition."""
 
 
 def check_requests(traces: Sequence[RequestTrace]) -> None:
@@ -64,10 +66,9 @@ def check_acceptance(
     _check_drafting(record)
     expected_drafts = drafted_tokens or draft_tokens
     total = record.total
-    # `_check_drafting` has made sure that there are steps to divide by.
     depth = len(total.position_counts)
     # A histogram may end at the most drafts that one step accepted. The number of drafts that a
-    # step proposed then shows the depth.
+    # step proposed then shows the depth. `_check_drafting` has made sure that there are steps.
     drafts_per_step = (total.proposed or 0) // total.steps
     drafts = max(depth, drafts_per_step)
     drafts_differ = drafts != expected_drafts
@@ -146,9 +147,9 @@ def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int)
     allowed_tokens = _ALLOWED_PINNED_ERROR_TOKENS + _STANDARD_ERRORS * standard_error
     if abs(measured_tokens - length_tokens) > allowed_tokens:
         message = (
-            f"the acceptance length is {measured_tokens:.3f}, asked for {length_tokens:g} ±"
-            f" {allowed_tokens:.2g}: the engine doesn't keep to it, or doesn't answer as it did"
-            ' before; use another version or case, or acceptance = "real"'
+            f"the acceptance length is {measured_tokens:.3f}, but the case pins it to"
+            f" {length_tokens:g} ± {allowed_tokens:.2g}, which the engine doesn't do; use another"
+            ' version or case, or acceptance = "real"'
         )
         raise InvalidMeasurementError("NOT_PINNED", message)
 
@@ -176,7 +177,7 @@ def check_emitted(
     if record.prompts:
         for prompt, trace in zip(record.prompts, traces, strict=True):
             _check_emitted(f"prompt '{prompt.prompt_id}'", prompt.counts, [trace], draft_tokens)
-    _check_emitted("all", record.total, traces, draft_tokens)
+    _check_emitted("all requests", record.total, traces, draft_tokens)
 
 
 def _check_emitted(
@@ -187,14 +188,14 @@ def _check_emitted(
     steps = counts.steps
     if chunks > steps:
         steps = chunks + sum(trace.hidden_steps(draft_tokens) for trace in traces)
-    # Prefill emits one token of each request.
+    # The prefill emits the first token of each request.
     most_tokens = len(traces) + counts.accepted + steps
     if tokens > most_tokens:
         message = (
-            f"{subject}: {tokens} tokens delivered, its {steps} steps emitted {most_tokens} at"
-            f" most, of which {counts.accepted} are accepted drafts; the server counts fewer drafts"
-            " than it accepts, or steps without a draft came in merged chunks: lower the load, or"
-            f" {_TRY_VERSION}"
+            f"{subject}: {tokens} tokens were delivered, but the prefill and {steps} steps emit"
+            f" {most_tokens} at most, of which {counts.accepted} are accepted drafts; the server"
+            " counts fewer drafts than it accepts, or steps without a draft came in merged chunks:"
+            f" lower the load, or {_TRY_VERSION}"
         )
         raise InvalidMeasurementError("TOKENS_IMPOSSIBLE", message)
 
@@ -214,15 +215,14 @@ def check_counters(before: Counters, after: Counters) -> Counters:
         requests = after.requests - before.requests
     # A counter never falls, unless the server was restarted and counts from 0 again.
     differences = [steps, requests or 0]
-    counts_text = ""
+    changes_text = f"steps changed by {steps}"
     if counts:
         differences += [counts.accepted, counts.proposed or 0, *counts.position_counts]
-        counts_text = f", steps, accepted, drafted by {_listed(counts)}"
+        changes_text = f"steps, accepted, drafted changed by {_listed(counts)}"
+    if requests is not None:
+        changes_text += f", requests by {requests}"
     if min(differences) < 0:
-        message = (
-            f"steps changed by {steps}{counts_text}: the server was restarted meanwhile; look at"
-            " its log"
-        )
+        message = f"{changes_text}: the server was restarted meanwhile; look at its log"
         raise InvalidMeasurementError("COUNTERS_FELL", message)
     # A request that runs at either end may be one that somebody else sent.
     at_ends = (before.running_requests, after.running_requests)
@@ -240,7 +240,7 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
         moved: by how much the server's counters rose.
 
     Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` if the counters rose by more, else
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` if the server counted more steps, else
             `COUNTS_DISAGREE`.
     """
     if moved.steps == requests.steps and moved.counts in {None, requests}:
@@ -276,14 +276,16 @@ def check_ended(requests: int, moved: Counters) -> None:
 
 def _disagreement(message: str, *, is_foreign: bool) -> InvalidMeasurementError:
     if is_foreign:
-        remedy = "another client is using the server; keep the server to this run"
+        remedy = "another client is using the server; keep the server for this run alone"
         return InvalidMeasurementError("FOREIGN_TRAFFIC", f"{message}; {remedy}")
     remedy = f"attach to one server, not to a balancer of several, or {_TRY_VERSION}"
     return InvalidMeasurementError("COUNTS_DISAGREE", f"{message}; {remedy}")
 
 
 def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None = None) -> None:
-    """Check AL ≤ k + 1, Σ P_i = A, A ≤ D ≤ n·S and that P_i never rises with i; so Σ h_j = S.
+    """Check AL ≤ k + 1, Σ P_i = A, A ≤ D ≤ n·S, and that S, P_1, P_2, … never rise or fall below 0.
+
+    It follows that Σ h_j = S.
 
     Args:
         counts: the counts to check.
@@ -311,7 +313,8 @@ def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None
     drafts = counts.proposed
     if drafts is None:
         drafts = most_drafts
-    # Steps, then those that accepted one draft or more, two or more, …: none may exceed the former.
+    # All steps, then those that accepted one draft or more, two or more, and so on. No number may
+    # exceed the one before it.
     steps_by_depth = (counts.steps, *counts.position_counts)
     never_rises = all(earlier >= later for earlier, later in itertools.pairwise(steps_by_depth))
     adds_up = sum(counts.position_counts) == counts.accepted

@@ -150,9 +150,11 @@ def test_a_pinned_length_may_differ_by_the_error_of_its_draws(
     counts = StepCounts(steps=steps, accepted=accepted, proposed=None, position_counts=())
     record = builders.acceptance(counts)
     checks.check_pinned(record, length_tokens, in_flight)
-    with builders.invalid("NOT_PINNED", f"{1 + accepted / steps:.3f}, asked for 2 ± 0.02: the"):
+    measured_tokens = 1 + accepted / steps
+    deviation = f"{measured_tokens:.3f}, but the case pins it to 2 ± 0.02"
+    with builders.invalid("NOT_PINNED", deviation):
         checks.check_pinned(record, 2.0, in_flight)
-    with builders.invalid("NOT_PINNED", f"asked for {length_tokens + 0.2:g} ±"):
+    with builders.invalid("NOT_PINNED", f"pins it to {length_tokens + 0.2:g} ±"):
         checks.check_pinned(record, length_tokens + 0.2, 1)
 
 
@@ -162,7 +164,7 @@ def test_no_more_is_delivered_than_the_steps_emitted() -> None:
     record = builders.acceptance_of([builders.prompt_acceptance(counts)])
     for last_tokens in (1, 3):
         checks.check_emitted(record, [of_sizes(1, 4, last_tokens)], draft_tokens=5)
-    beyond = "'chat-0': 9 tokens delivered, its 2 steps emitted 8 at most, of which 5 are accepted"
+    beyond = "'chat-0': 9 tokens were delivered, but the prefill and 2 steps emit 8 at most"
     with builders.invalid("TOKENS_IMPOSSIBLE", beyond):
         checks.check_emitted(record, [of_sizes(1, 4, 4)], draft_tokens=5)
 
@@ -232,7 +234,7 @@ def test_steps_without_a_draft_do_not_explain_missing_drafts(tokens: tuple[int, 
     request = of_sizes(*tokens)
     by_prompt = builders.acceptance_of([builders.prompt_acceptance(DRAFTED)])
     for record in (by_prompt, dataclasses.replace(by_prompt, prompts=())):
-        with builders.invalid("TOKENS_IMPOSSIBLE", "tokens delivered, its [23456] steps emitted"):
+        with builders.invalid("TOKENS_IMPOSSIBLE", "but the prefill and [23456] steps emit"):
             checks.check_emitted(record, [request], draft_tokens=3)
 
 
@@ -319,7 +321,8 @@ def test_delivered_tokens_are_checked_against_a_sum_too() -> None:
     request = builders.trace(builders.chunk(1), builders.chunk(2, tokens=50))
     checks.check_emitted(record, [request], draft_tokens=3)
     request = builders.trace(builders.chunk(1, tokens=52))
-    with builders.invalid("TOKENS_IMPOSSIBLE", "all: 52 tokens delivered, its 20 steps"):
+    excess = "all requests: 52 tokens were delivered, but the prefill and 20 steps"
+    with builders.invalid("TOKENS_IMPOSSIBLE", excess):
         checks.check_emitted(record, [request], draft_tokens=3)
 
 

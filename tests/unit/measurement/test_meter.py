@@ -200,7 +200,8 @@ def test_merged_steps_without_a_draft_are_no_missing_drafts() -> None:
     for drafts_of_many in (1, 2):
         schedule = ((1, 3, 3), (4, 8, drafts_of_many))
         always = dataclasses.replace(builders.SPEC, speculation=((key, schedule),))
-        with builders.invalid("TOKENS_IMPOSSIBLE", "8 tokens delivered, its 3 steps emitted 7"):
+        excess = "8 tokens were delivered, but the prefill and 3 steps emit 7"
+        with builders.invalid("TOKENS_IMPOSSIBLE", excess):
             read(traces, page(counts), spec=always)
     schedule = ((1, 3, 3), (4, 8, 0))
     dynamic = dataclasses.replace(builders.SPEC, speculation=((key, schedule),))
