@@ -23,7 +23,8 @@ class Source(StrEnum):
 
 
 _RECONCILED = ({Source.VLLM_COUNTERS, Source.VLLM_REQUEST},)
-"""Sources of one engine: each measurement checks that its requests add up to its counters."""
+"""Sets of sources that may be compared with each other. Each measurement checks that the counts of
+its requests add up to the engine's counters."""
 
 
 class View(StrEnum):
@@ -65,7 +66,8 @@ class StepCounts(Counts[int]):
     """The verify steps of one request, or of several requests added up.
 
     Attributes:
-        steps: the number of verify steps in which something was drafted (S).
+        steps: the number of counted verify steps (S), usually those in which something was
+            drafted; see `CountedSteps`.
         accepted: the number of draft tokens that the target accepted (A).
         proposed: the number of draft tokens (D); None if the source doesn't report it.
         position_counts: entry i counts the steps with more than i drafts accepted (P_(i+1)). It has
@@ -126,7 +128,7 @@ class StepCounts(Counts[int]):
         return dataclasses.replace(self, position_counts=(*self.position_counts, *padding))
 
     def over_all_steps(self, undrafted_steps: int) -> "StepCounts":
-        """Return S with the steps that drafted nothing added, and A; all else is left out."""
+        """Return S with the steps that drafted nothing, and A. Everything else is left out."""
         return StepCounts(
             steps=self.steps + undrafted_steps,
             accepted=self.accepted,
@@ -174,7 +176,7 @@ NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """A server's own counters, summed over its engines: at a moment, or their rise in a window.
+    """A server's own counters, summed over its copies of the model: at a moment, or their rise.
 
     Attributes:
         steps: the number of verify steps (S).
@@ -201,7 +203,7 @@ class PromptAcceptance:
         completion_tokens: the number of tokens of the answer.
         turn: which turn of the conversation it is, from 1.
         undrafted_steps: the number of steps that drafted nothing, which `counts` don't include;
-            None if it isn't known.
+            None if their number isn't known.
     """
 
     prompt_id: str
@@ -215,8 +217,8 @@ class PromptAcceptance:
     def over_all_steps(self) -> "PromptAcceptance":
         """The acceptance over all steps, see `AcceptanceRecord.over_all_steps`.
 
-        If the number of steps without a draft isn't known, it is computed from the tokens of the
-        answer, because each of these steps emits one token.
+        If the number of steps without a draft isn't known, it is computed from the number of tokens
+        of the answer, because each of these steps emits one token.
         """
         undrafted_steps = self.undrafted_steps
         if undrafted_steps is None:
@@ -231,7 +233,7 @@ class RoundAcceptance:
     """The acceptance of a round's requests together, from the counters before and after it.
 
     Attributes:
-        prompt_ids: the ids of its prompts, each once, in their order.
+        prompt_ids: the ids of the round's prompts, each once, in their order.
         counts: the counts of all steps.
         completion_tokens: the number of tokens of all answers.
         requests: the number of requests.
@@ -265,9 +267,10 @@ class AcceptanceRecord:
             `undrafted_steps_of`; None if it isn't known.
         later_tokens: the number of tokens delivered after the first one of each request, N - R;
             None if it isn't known.
-        counted: which steps are counted. Records that differ in it are compared over all steps.
-        rounds: the acceptance of each round, if the counters were read in between; empty if the
-            source reports each request, or only the sum.
+        counted: which steps are counted. Two records that count different steps are compared over
+            all steps.
+        rounds: the acceptance of each round, if the counters were read between the rounds; empty
+            if the source reports each request, or if only the sum is known.
     """
 
     source: Source
@@ -281,7 +284,7 @@ class AcceptanceRecord:
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
-        """The ids of the prompts whose acceptance is known apart, in their order."""
+        """The ids of the prompts of all requests and rounds of the record, in their order."""
         # A dictionary keeps the order of the ids, of which a prompt with turns has several.
         prompt_ids = dict.fromkeys(prompt.prompt_id for prompt in self.prompts)
         for round_acceptance in self.rounds:
@@ -289,7 +292,7 @@ class AcceptanceRecord:
         return tuple(prompt_ids)
 
     def counts_as(self, source: Source, view: View) -> bool:
-        """Return whether a source counts the same steps as this record's, in the same view."""
+        """Return whether a source and a view count the same steps as this record."""
         if self.view is not view:
             return False
         sources = {self.source, source}
@@ -299,8 +302,8 @@ class AcceptanceRecord:
     def over_all_steps(self) -> "AcceptanceRecord":
         """The record over all steps, with S and A only.
 
-        These two mean the same for each way of counting. The drafts and the counts by position may
-        or may not include padding, so they are left out.
+        S and A over all steps don't depend on which steps were counted. The drafts and the counts
+        by position may or may not include padding, so they are left out.
         """
         prompts = tuple(prompt.over_all_steps for prompt in self.prompts)
         rounds = tuple(round_acceptance.over_all_steps for round_acceptance in self.rounds)
@@ -341,14 +344,14 @@ class AcceptanceRecord:
         return dataclasses.replace(self, total=total, prompts=tuple(prompts), rounds=tuple(rounds))
 
     def repeats(self, second_record: "AcceptanceRecord") -> bool:
-        """Return whether each answer that both records have is as long, with the same counts."""
+        """Return whether the answers that both records have are equal in counts and length."""
         answers = _answers_by_request(self)
         second_answers = _answers_by_request(second_record)
         shared_requests = answers.keys() & second_answers.keys()
         return all(answers[request] == second_answers[request] for request in shared_requests)
 
     def only(self, prompt_ids: Container[str]) -> "AcceptanceRecord":
-        """Return the record of some of the prompts, and of the rounds that have no others."""
+        """Return the record of some prompts, and of the rounds that replayed none but these."""
         rounds = [
             round_acceptance
             for round_acceptance in self.rounds
@@ -377,7 +380,7 @@ class AcceptanceRecord:
             total += prompt.counts
             # The prefill emits the first token.
             later_tokens += prompt.completion_tokens - 1
-            # The sum is unknown as soon as the number of one request is.
+            # If the number of a single request is unknown, so is the sum.
             if undrafted_steps is None or prompt.undrafted_steps is None:
                 undrafted_steps = None
             else:
@@ -396,7 +399,10 @@ class AcceptanceRecord:
 def _answers_by_request(
     record: AcceptanceRecord,
 ) -> dict[tuple[str | tuple[str, ...], int], set[tuple[StepCounts, int]]]:
-    """Return by prompt and turn, or by the prompts of a round, the counts and the lengths."""
+    """Return the counts and lengths of the answers, by prompt and turn.
+
+    A round has the sums of all its answers, by its prompts and the number 0, which no turn has.
+    """
     answers: dict[tuple[str | tuple[str, ...], int], set[tuple[StepCounts, int]]] = {}
     for prompt in record.prompts:
         answer = (prompt.counts, prompt.completion_tokens)

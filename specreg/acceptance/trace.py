@@ -11,7 +11,8 @@ from specreg.acceptance.record import StepCounts
 from specreg.core.errors import InvalidMeasurementError
 
 ANSWER_DIGEST = 2
-"""The version of the definition of `RequestTrace.answer_sha256`; version 1 left thoughts out."""
+"""The version of the definition of `RequestTrace.answer_sha256`. Version 1 left thoughts out, so
+checksums of different versions can't be compared."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -37,7 +38,7 @@ class Reply(StrEnum):
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One request from its planned start to its last chunk, of a size independent of the answer's.
+    """One request from its planned start to its last chunk. Its size is bounded for long answers.
 
     Attributes:
         prompt_id: the id of the prompt that was replayed.
@@ -50,8 +51,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         first_chunk_tokens: the number of tokens of the first chunk: the prefill's one, or more if
             chunks were merged.
         chunk_sizes: entry j counts the later chunks that carried j tokens.
-        usage_tokens: the number of tokens of the answer, as the server counts them; None if it
-            doesn't report it.
+        usage_tokens: the number of tokens of the answer, as the server counts them; None if the
+            server doesn't report it.
         finish_reason: "stop" or "length"; None if the stream ended without one.
         acceptance: the server's own counts for this request; None if it doesn't report them.
         error: what went wrong; None for a request that finished.
@@ -59,9 +60,9 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
             ids if the server reports them, and each text with the channel in which it came. Empty
             if the stream doesn't show everything that was generated.
         prompt_tokens: the number of tokens of the whole conversation before the answer, as the
-            server counts them; None if it doesn't report it.
+            server counts them; None if the server doesn't report it.
         thought_chunk_sizes: like `chunk_sizes`, for the later chunks that carried only a thought,
-            if the server separates thoughts.
+            if the server separates thoughts from the text.
         reply: what the answer consists of; None in a journal that doesn't record it.
         loops: true if the second half of the answer repeats itself.
         empty_replies: how many of the earlier replies that this request sent along were empty.
@@ -141,6 +142,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
                 " the server merged chunks, so they don't show its steps; lower the load"
             )
             raise InvalidMeasurementError("CHUNKS_MERGED", message)
+        # A step emits one token more than it accepts, so the sizes from 1 on are the histogram.
         steps_by_accepted = self.chunk_sizes[1:]
         padding = (0,) * (draft_tokens + 1 - len(steps_by_accepted))
         histogram = (*steps_by_accepted, *padding)
@@ -149,11 +151,11 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def undrafted_steps_of(traces: Sequence[RequestTrace], counts: StepCounts) -> int:
-    """Return the least number of steps of the requests that can have drafted nothing.
+    """Return how many steps of the requests drafted nothing, at least.
 
     Dynamic speculation turns drafting off for a step, which then emits one token and isn't counted.
     Such steps show as chunks beyond the counted steps, or as tokens that the counted steps can't
-    have emitted. Fewer show if chunks were merged.
+    have emitted. If chunks were merged, fewer of these steps show.
     """
     chunks = sum(trace.later_chunks for trace in traces)
     later_tokens = sum(max(trace.tokens - 1, 0) for trace in traces)
