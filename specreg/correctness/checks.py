@@ -35,8 +35,8 @@ ORACLE = "oracle_length_tokens"
 
 _ORACLE_FRAC = 0.01
 """How far an engine's counts may be from the oracle's. In float32 the counts of vLLM's and SGLang's
-methods were equal to them. In other formats rounding may decide between two drafts that are almost
-equally likely."""
+methods were equal to the oracle's. In other formats rounding may decide between two drafts that are
+almost equally likely."""
 _DRAWN_PROMPTS = 4
 """How many prompts the check of sampling uses."""
 _DRAWS = 250
@@ -45,7 +45,7 @@ _MAX_NAMED = 3
 """How many prompts a verdict names."""
 
 ControlAnswers = MutableMapping[tuple[object, ...], tuple[Transcript, ...]]
-"""The answers of controls, by the control and the requests."""
+"""The answers of controls, by the control and the requests that it got."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,9 @@ class RunningCase:
         server: The server with speculation.
         control: The server without speculation; None if the case has none.
         prompts: The prompts of the case.
-        predict_drafts: Runs the models themselves.
-        models: Target and draft as folders or hub ids. The target has no padding.
+        predict_drafts: Runs the models without the engine, and predicts the drafts.
+        models: Target and draft as folders or hub ids; None for no draft. The target has no padding
+            layers, which wouldn't change its answers.
         control_answers: The answers of controls so far, which cases with the same control share.
         replay: The timed rounds of both servers; None if the case wasn't measured.
     """
@@ -106,12 +107,13 @@ def other_batch(case: Case) -> int:
 def check_answers(running: RunningCase) -> Verdict:
     """Compare greedy answers with speculation to those without, token by token, in each turn.
 
-    Answers that were equal in the timed rounds count as equal. The other prompts are sent again,
-    and both servers get the same conversations, with the replies without speculation.
+    Answers that were equal in the timed rounds count as equal. The other prompts are sent again.
+    In later turns both servers get the same conversation, with the replies of the server without
+    speculation.
 
     Raises:
-        InvalidMeasurementError: A server didn't answer in ids, or the answers without speculation
-            change too much with the batch size.
+        InvalidMeasurementError: A server didn't answer in ids, a reply has no text, or the answers
+            without speculation change too much with the batch size.
     """
     # Leave out the prompts whose answers were equal in the timed rounds.
     case = running.case
@@ -124,7 +126,7 @@ def check_answers(running: RunningCase) -> Verdict:
 
     def ask_control(texts: Sequence[tuple[int, ...]], in_flight: int) -> tuple[Transcript, ...]:
         """Return the control's answers. Cases with the same requests share them."""
-        # The address belongs to the key, because the answers are those of one running server.
+        # The address is in the key, because another launch of the control may answer otherwise.
         request = (tuple(texts), case.output_cap_tokens, case.ignore_eos, in_flight)
         key = (control.spec, control.base_url, *request)
         if key not in running.control_answers:
@@ -141,7 +143,8 @@ def check_answers(running: RunningCase) -> Verdict:
     batch = other_batch(case)
     if batch:
         regenerate_plain = functools.partial(ask_control, texts, batch)
-    # Compare the answers. If some differ, the control answers again and scores both tokens.
+    # Compare the answers. If some differ, the control answers again, and reports how likely both
+    # tokens are.
     speculative_answers = ask_greedy(case, running.server, texts)
     known_equal = sum(turns_of(case, prompt) for prompt in equal_prompts)
     losslessness = check_lossless(
@@ -195,7 +198,7 @@ def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
 
 def _answers_to(prompt: Prompt, rounds: Sequence[Round]) -> set[tuple[int, str, int, str | None]]:
     """Return the turn, digest, token count and finish reason of each answer to a prompt."""
-    # A set, because a prompt is answered once in each round: equal answers count once.
+    # A prompt is answered once in each round. The set holds equal answers only once.
     answers = set()
     for trace in itertools.chain.from_iterable(part.traces for part in rounds):
         if trace.prompt_id == prompt.id:
@@ -210,8 +213,8 @@ def check_sampling(running: RunningCase) -> Verdict:
     Raises:
         InvalidMeasurementError: A server didn't answer in ids.
     """
-    # Draw answers from both servers. Their seeds differ, because the test below takes the draws of
-    # the two servers to be independent.
+    # Draw answers from both servers. Their seeds differ, because the test below assumes that the
+    # draws of the two servers are independent.
     case = running.case
     control = _control(running)
     texts = encode_prompts(control.endpoint, case, running.prompts[:_DRAWN_PROMPTS])
@@ -226,9 +229,9 @@ def check_sampling(running: RunningCase) -> Verdict:
     if chance >= LEVEL:
         return Verdict(case_id=case.id, metric=SAMPLING, outcome=Outcome.PASS, value=chance)
     reason = Reason(
-        text=f"{_DRAWS} draws each of {len(texts)} prompts begin otherwise with speculation than"
-        f" without; by chance they do so {chance:.2g} of the time: the verifier draws from another"
-        " distribution than the target's"
+        text=f"{_DRAWS} answers drawn to each of {len(texts)} prompts begin differently with"
+        f" speculation than without, which has a probability of {chance:.2g} by chance: the"
+        " verifier draws from another distribution than the target's"
     )
     return Verdict(
         case_id=case.id, metric=SAMPLING, outcome=Outcome.WRONG, value=chance, reason=reason
@@ -262,9 +265,10 @@ def check_steps(running: RunningCase) -> Verdict:
     """Compare an engine's steps to those that follow from its text and its models.
 
     Raises:
-        InvalidMeasurementError: A server didn't answer in ids, or doesn't count its steps; or
-            nothing was drafted.
-        ModelError: The models can't be read.
+        InvalidMeasurementError: A server didn't answer in ids or doesn't count its steps, nothing
+            was drafted, or the context has no room for the drafts after an answer.
+        EnvironmentSetupError: The environment that runs the models couldn't be made.
+        ModelError: The models can't be read, or don't fit together.
     """
     # Get answers, and recompute their steps.
     case = running.case
@@ -277,10 +281,10 @@ def check_steps(running: RunningCase) -> Verdict:
         _as_run(case, server), answers, endpoint, running.models, running.predict_drafts
     )
     if not any(answer.counts for answer in answers):
-        message = "no answer tells its steps, so there is nothing to hold against the oracle"
+        message = "no answer reports its steps, so there is nothing to compare with the oracle"
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
-    # Count the steps of the engine, and those that were expected. SGLang's histograms end with the
-    # largest number that a step accepted, so they are extended to the same length.
+    # Count the steps of the engine, and the expected ones. SGLang's histograms end with the largest
+    # number of drafts that a step accepted, so they are extended to the same length.
     depth = case.server.draft_tokens
     counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in answers]
     total = sum(counted, NO_STEPS)
@@ -307,7 +311,7 @@ def check_steps(running: RunningCase) -> Verdict:
     reason = None
     if reasons:
         reason = Reason(text="; ".join(reasons))
-    # Without a step there are no shares, so one of the two may be shorter than the other.
+    # Without a step there are no shares, so one of the two sequences may be shorter.
     shares = zip(total.marginal_acceptance, expected_total.marginal_acceptance, strict=False)
     return Verdict(
         case_id=case.id,
@@ -406,13 +410,13 @@ def _differs(total: StepCounts, expected: StepCounts, change_frac: float) -> boo
     # Acceptance per step alone isn't enough: a drafter that skips every second step keeps it.
     if abs(change_frac) > _ORACLE_FRAC:
         return True
-    missing_steps = abs(total.steps - expected.steps)
-    if missing_steps > _ORACLE_FRAC * expected.steps:
+    difference_steps = abs(total.steps - expected.steps)
+    if difference_steps > _ORACLE_FRAC * expected.steps:
         return True
     if total.proposed is None or expected.proposed is None:
         return False
-    excess = abs(total.proposed - expected.proposed)
-    return excess > _ORACLE_FRAC * expected.proposed
+    difference_tokens = abs(total.proposed - expected.proposed)
+    return difference_tokens > _ORACLE_FRAC * expected.proposed
 
 
 def _control(running: RunningCase) -> Server:

@@ -3,7 +3,7 @@
 Greedy speculation must not change a text. At the first token in which two answers differ, either
 rounding has decided between two tokens of nearly equal probability, or one of the tokens is wrong.
 The server that gave the plain answers, those without speculation, reports how likely both tokens
-were. The tokens after it aren't compared, because the two answers then continue different texts.
+were. Later tokens aren't compared, because the two answers then continue different texts.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ in nats, as a server computes them."""
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first token in which an answer differs from the one without speculation.
+    """The first token in which an answer differs from the plain one, that without speculation.
 
     Attributes:
         prompt_id: The id of the prompt.
         position: The index of the token in the answers, from 0.
         plain: The token without speculation; None if that answer has ended.
         speculative: The token with speculation; None if that answer has ended.
-        text: The ids of the prompt and of the tokens that both answers share before it.
+        text: The ids of the prompt and of the tokens before this one, which both answers share.
         gap_nats: How much likelier `plain` is than `speculative`; None if an answer has ended.
     """
 
@@ -52,9 +52,9 @@ class Losslessness:
     """The comparison of a case's answers with the plain ones, those without speculation.
 
     Attributes:
-        prompts: The number of answers that were compared, at least one.
-        compared_by_token: How many of them were compared token by token. The others are known to
-            be equal.
+        prompts: The number of all answers, at least one.
+        compared_by_token: How many of them were compared token by token. The rest are known to be
+            equal.
         partings: The first difference of each answer that isn't equal.
         plain_partings: For each prompt whose plain answer depends on the batch size, the first
             difference of its two plain answers; None if they weren't generated again.
@@ -190,7 +190,7 @@ def check_lossless(
             "the server whose answers are the reference gives other answers at another batch size:"
             f" their tokens are {losslessness.bound_nats:.2f} nats apart, and rounding explains"
             f" {max(MAX_NOISE_NATS, rounding_nats):g} nats at most; use another version, or set"
-            " vLLM's engine_env VLLM_BATCH_INVARIANT on a GPU"
+            " VLLM_BATCH_INVARIANT in engine_env for vLLM on a GPU"
         )
         raise InvalidMeasurementError("CONTROL_UNSTEADY", message)
     return losslessness

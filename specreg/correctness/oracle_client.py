@@ -60,7 +60,7 @@ _MAX_LOG_LINES = 15
 """How many of the last lines of the oracle's log an error quotes."""
 
 PredictDrafts = Callable[[Question], OracleAnswer]
-"""Runs the models on texts, and returns how many drafts each step would have accepted."""
+"""Runs the models on texts, and returns how many drafts a step at each token would accept."""
 DraftsAt = Callable[[int], tuple[int, int]]
 """Takes the index of a token in a text. Returns how many tokens a step that begins there drafts,
 and how many of these drafts are equal to the text that follows, which are the accepted ones."""
@@ -69,9 +69,9 @@ and how many of these drafts are equal to the text that follows, which are the a
 def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
     """Count the steps of an answer.
 
-    All accepted drafts of the last step count, even those beyond the end of the answer.
     The prefill emits the first token. Each step emits its accepted drafts and one more token. A
-    step that drafts nothing emits one token and isn't counted.
+    step that drafts nothing emits one token and isn't counted. All accepted drafts of the last step
+    count, even those beyond the end of the answer.
 
     Args:
         drafts_at: Returns how many tokens a step drafts and accepts.
@@ -124,7 +124,7 @@ def padded_drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) 
 
 
 def has_oracle(case: Case) -> bool:
-    """Return whether the oracle knows the rule by which a case's engine drafts."""
+    """Return whether the oracle can recompute the drafts of a case's engine."""
     further_keys = {key for key, _ in case.server.speculation}
     # Any other key may change what is drafted in a way that the oracle doesn't imitate.
     return _drafter(case) in _UNSEEN_TOKENS and further_keys <= _KEYS_WITHOUT_EFFECT
@@ -152,6 +152,7 @@ def walk_answers(
     Raises:
         InvalidMeasurementError: A server didn't answer in ids, or `CONTEXT_FULL`: there is no room
             for the drafts after an answer.
+        EnvironmentSetupError: The environment that runs the models couldn't be made.
         ModelError: The models can't be read, or don't fit together.
     """
     # Let the endpoint continue the answers, because the last step may draft beyond an answer's end.
@@ -177,7 +178,7 @@ def walk_answers(
             output_tokens=len(answer.output),
         )
         texts.append(text)
-    # Run the models on them.
+    # Run the models on these texts.
     target, draft = models
     branches = 0
     if spec.tree:
@@ -237,7 +238,7 @@ def predict_drafts(
     Raises:
         EnvironmentSetupError: The environment couldn't be made.
         ModelError: The models can't be read, aren't of the architecture that the method needs, or
-            don't fit together.
+            don't fit together; or the process ended without an answer.
     """
     requirement = engine_named("reference").requirement(on_gpu=on_gpu)
     python = engine_environment(requirement, show=show)
@@ -247,7 +248,8 @@ def predict_drafts(
         command.append("cpu")
     models = (question.target, question.draft)
     variables = {**os.environ, "PYTHONPATH": _SPECREG_PARENT}
-    # Nothing needs to be fetched then, so this works on a machine without a network too.
+    # If all models are folders, the hub isn't even asked for newer files, so the oracle runs
+    # on a machine without a network too.
     if all(Path(model).is_dir() for model in models if model):
         variables["HF_HUB_OFFLINE"] = "1"
     temporary = new_temporary()

@@ -24,7 +24,7 @@ class TurnAnswer(NamedTuple):
     """The answer to one turn of a prompt.
 
     Attributes:
-        name: The id of the prompt; from the second turn on with the number of the turn.
+        name: The id of the prompt, followed by the number of the turn from the second turn on.
         text: The text that was sent, as token ids: the conversation up to this turn.
         answer: The answer.
     """
@@ -50,7 +50,7 @@ def ask_each_turn(
 
     Args:
         endpoint: The server whose tokenizer and chat template make the texts.
-        case: The case, which says how prompts are sent and how many turns of each.
+        case: The case, which says how prompts are sent, and how many turns each of them has.
         prompts: The prompts, at least one.
         ask: Returns the answers to texts. They become part of the later turns.
 

@@ -276,7 +276,7 @@ def test_draws_of_another_distribution_are_wrong(
     is_wrong = outcome is Outcome.WRONG
     chance = verdict.value or 0.0
     assert (chance < 0.001) == is_wrong
-    assert (f"by chance they do so {chance:.2g} of the time" in verdict.explanation) == is_wrong
+    assert (f"a probability of {chance:.2g} by chance" in verdict.explanation) == is_wrong
 
 
 ANSWERED = says([4, 5, 6, 7, 8], told(0, 2))
@@ -350,7 +350,7 @@ UNDRAFTED = {
 @pytest.mark.parametrize(
     ("engine", "answer", "reason"),
     [
-        ("sglang", says([4, 5, 6]), "ACCEPTANCE_MISSING: no answer tells its steps"),
+        ("sglang", says([4, 5, 6]), "ACCEPTANCE_MISSING: no answer reports its steps"),
         ("sglang", LONG, "CONTEXT_FULL: '.*': a prompt and its answer have 1022 tokens and"),
         ("vllm", lambda _, __: UNDRAFTED, "NOTHING_DRAFTED: "),
     ],
