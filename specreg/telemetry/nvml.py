@@ -348,10 +348,12 @@ def _of_number(word: str, devices: Sequence[Device], variables: Mapping[str, str
     if number is None or number >= len(devices):
         return None
     if len({device.name for device in devices}) > 1 and variables.get(_ORDER) != "PCI_BUS_ID":
+        setting = f"{_VISIBLE} isn't set"
+        if _VISIBLE in variables:
+            setting = f"{_VISIBLE}={variables[_VISIBLE]}"
         raise SensorError(
-            f"{_VISIBLE}={variables.get(_VISIBLE, '')}: CUDA numbers GPUs of several kinds by their"
-            f" speed, so their order is unknown; set {_ORDER}=PCI_BUS_ID, or name them by their"
-            f" UUIDs in {_VISIBLE}"
+            f"{setting}: CUDA numbers GPUs of several kinds by their speed, so their order is"
+            f" unknown; set {_ORDER}=PCI_BUS_ID, or name them by their UUIDs in {_VISIBLE}"
         )
     return devices[number]
 
