@@ -61,7 +61,8 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     devices = find_visible(variables).devices if gpus else rapl.find()
     if len(devices) < gpus:
         problem = f"{devices[0].sensor} shows {len(devices)} of {gpus} GPUs"
-        raise SensorError(f"{problem}; show the server more of them with CUDA_VISIBLE_DEVICES")
+        advice = f"show the server more of them with {devices[0].selector}"
+        raise SensorError(f"{problem}; {advice}, or use a machine that has enough")
     return devices[:gpus] if gpus else devices
 
 

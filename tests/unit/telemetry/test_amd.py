@@ -220,6 +220,16 @@ def test_a_selection_that_leaves_no_gpu_is_quoted(
         amd.visible(devices, variables)
 
 
+def test_too_few_gpus_are_named_with_the_variable_that_shows_more(
+    gpu_python: PreloadedPython,
+) -> None:
+    advice = (
+        "show the server more of them with HIP_VISIBLE_DEVICES, or use a machine that has enough"
+    )
+    (message,) = run(gpu_python, ASK, THREE, "2", HIP_VISIBLE_DEVICES="1")
+    assert message == f"amdsmi shows 1 of 2 GPUs; {advice}"
+
+
 def test_gpus_are_numbered_as_hip_does_and_not_as_the_bus(gpu_python: PreloadedPython) -> None:
     by_bus = [gpu(0, hip_id=1), gpu(1, hip_id=0)]
     assert run(gpu_python, ASK, by_bus, "1") == ["1"]

@@ -79,7 +79,9 @@ def test_a_case_that_says_which_gpu_its_server_sees_is_measured_there(
 
 
 def test_fewer_gpus_than_it_takes_are_none(gpu_python: PreloadedPython) -> None:
-    advice = "show the server more of them with CUDA_VISIBLE_DEVICES"
+    advice = (
+        "show the server more of them with CUDA_VISIBLE_DEVICES, or use a machine that has enough"
+    )
     assert asked(gpu_python, THREE, 4) == [f"nvml shows 3 of 4 GPUs; {advice}"]
     (message,) = asked(gpu_python, THREE, 1, CUDA_VISIBLE_DEVICES="7")
     assert message.startswith("NVML: CUDA_VISIBLE_DEVICES=7 leaves none of 3 GPU(s)")

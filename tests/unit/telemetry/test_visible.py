@@ -67,8 +67,8 @@ def test_numbers_of_mixed_gpus_mean_nothing_without_their_order() -> None:
     assert seen("GPU-bb", MIXED) == ["GPU-bb-1"]
     with pytest.raises(SensorError, match="or name them by their UUIDs in CUDA_VISIBLE_DEVICES"):
         seen(None, MIXED)
-    with pytest.raises(SensorError, match="^CUDA_VISIBLE_DEVICES isn't set: CUDA numbers GPUs"):
+    with pytest.raises(SensorError, match=r"^CUDA_VISIBLE_DEVICES isn't set: CUDA numbers GPUs"):
         seen(None, MIXED)
-    with pytest.raises(SensorError, match="^CUDA_VISIBLE_DEVICES=0,1: CUDA numbers GPUs"):
+    with pytest.raises(SensorError, match=r"^CUDA_VISIBLE_DEVICES=0,1: CUDA numbers GPUs"):
         seen("0,1", MIXED)
     assert seen(None, MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID") == ["GPU-aa-1", "GPU-bb-1"]
