@@ -105,8 +105,8 @@ def check_cool(devices: Sequence[Device]) -> None:
         held_back_frac, reasons = held_back([open_probe(device).state()])
         if held_back_frac:
             raise SensorError(
-                f"THROTTLED: {device.name}, number {device.number}: is slowed down before it"
-                f" runs, {reasons}; let it cool down"
+                f"THROTTLED: {device.name}, number {device.number}: is slowed down before a server"
+                f" starts, {reasons}; let it cool down, or give it more power"
             )
 
 

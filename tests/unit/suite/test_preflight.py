@@ -153,8 +153,8 @@ def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, gpu_python: Preload
     _, held = findings["GPU 0"]
     unreadable = findings["power"][0]
     assert (held.state, unreadable.state) == (State.IN_THE_WAY, State.NOTE)
-    assert "slowed down before it runs, hardware thermal slowdown" in held.says
-    assert "let it cool down" in held.says
+    assert "slowed down before a server starts, hardware thermal slowdown" in held.says
+    assert "let it cool down, or give it more power" in held.says
     assert "its power can't be read, Insufficient Permissions" in unreadable.says
 
 

@@ -133,8 +133,9 @@ def test_what_holds_a_gpu_back_before_it_runs_is_said(gpu_python: PreloadedPytho
     hot = dataclasses.replace(THREE[0], throttle=(Throttle(0x48),))
     (_, message) = asked(gpu_python, (hot,), 1)
     assert message == (
-        "THROTTLED: Scripted NVIDIA H100, number 0: is slowed down before it runs, hardware"
-        " slowdown, hardware thermal slowdown, 61 °C at 1980 MHz; let it cool down"
+        "THROTTLED: Scripted NVIDIA H100, number 0: is slowed down before a server starts,"
+        " hardware slowdown, hardware thermal slowdown, 61 °C at 1980 MHz; let it cool down, or"
+        " give it more power"
     )
 
 
