@@ -124,8 +124,8 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
         SensorError: The device was lost, or more than 10 % of the samples are missing.
     """
     name = trace.device.name
-    if trace.lost is not None and trace.lost.at_ns < span[1]:
-        raise SensorError(f"{name}: {trace.lost.lost}")
+    if trace.lost_sample is not None and trace.lost_sample.at_ns < span[1]:
+        raise SensorError(f"{name}: {trace.lost_sample.lost}")
     frac = missing_frac(trace, span)
     if frac > _MAX_MISSING_FRAC:
         raise SensorError(

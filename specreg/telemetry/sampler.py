@@ -72,12 +72,13 @@ class PowerTrace:
     Attributes:
         device: The device.
         samples: Its samples in the order of time.
-        lost: The sample that says why the device was lost; None if it could be read to the end.
+        lost_sample: The sample that says why the device was lost; None if it could be read to the
+            end.
     """
 
     device: Device
     samples: list[Sample] = field(default_factory=list)
-    lost: Sample | None = None
+    lost_sample: Sample | None = None
 
     def within(self, span: Span) -> list[Sample]:
         """Return the samples of a span, including those at its two ends."""
@@ -175,7 +176,7 @@ def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
             sample = decoder.decode(line)
             trace = traces[sample.device]
             if sample.lost:
-                trace.lost = sample
+                trace.lost_sample = sample
             else:
                 trace.samples.append(sample)
     return traces
