@@ -152,7 +152,7 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
     if not opened:
         raise SensorError(hidden[0].reason)
     # Select those that the process sees, and replace divided ones by their slices.
-    selected = visible(opened, variables, slice_called=_slice)
+    selected = visible(opened, variables, slice_with_uuid=_slice)
     if not selected:
         message = f"NVML: {_VISIBLE}={variables.get(_VISIBLE, '')} leaves none of {len(opened)}"
         raise NoGpuError(f"{message} GPU(s); unset it, or name one that is there")
@@ -187,22 +187,22 @@ def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[Hi
     Returns:
         The devices, and the GPUs that have no slice to compute on.
     """
-    whole_gpus: list[Device] = []
+    usable_devices: list[Device] = []
     unsliced: list[HiddenGpu] = []
     for device in devices:
         is_slice = device.id.startswith("MIG-")
         handle = None if is_slice else _ask(pynvml.nvmlDeviceGetHandleByUUID, device.id)
         if handle is None or not _is_sliced(handle):
-            whole_gpus.append(device)
+            usable_devices.append(device)
             continue
         slices = _slices_of(handle, device.number)
         if slices:
             return (slices[0],), []
         if slices is None:
-            whole_gpus.append(msgspec.structs.replace(device, memory_bytes=None))
+            usable_devices.append(msgspec.structs.replace(device, memory_bytes=None))
         else:
             unsliced.append(HiddenGpu(number=device.number, reason=_UNSLICED))
-    return tuple(whole_gpus), unsliced
+    return tuple(usable_devices), unsliced
 
 
 def _slices_of(handle: object, number: int) -> list[Device] | None:
@@ -236,7 +236,7 @@ def open_probe(device: Device) -> Probe:
 
 
 def _device(handle: object, number: int) -> Device:
-    scope, why_not = _readable(handle)
+    scope, why_not = _power_scope(handle)
     memory_bytes, shares_memory = _memory(handle)
     bus_id = ""
     pci = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
@@ -307,7 +307,7 @@ def visible(
     devices: Sequence[Device],
     variables: Mapping[str, str],
     *,
-    slice_called: Callable[[str], Device | None],
+    slice_with_uuid: Callable[[str], Device | None],
 ) -> tuple[Device, ...]:
     """Return the GPUs that a process with these environment variables sees, in its order.
 
@@ -318,7 +318,7 @@ def visible(
     Args:
         devices: The GPUs of the machine.
         variables: The environment variables of the process.
-        slice_called: Returns the slice (MIG) with a UUID; None if there is none.
+        slice_with_uuid: Returns the slice (MIG) with a UUID; None if there is none.
 
     Raises:
         SensorError: The list has numbers, and the order of the GPUs isn't known because they are
@@ -329,7 +329,7 @@ def visible(
     selected: list[Device] = []
     for word in filter(None, map(str.strip, words)):
         if word.startswith("MIG-"):
-            device = slice_called(word)
+            device = slice_with_uuid(word)
         elif word.startswith("GPU-"):
             fitting = [device for device in devices if device.id.startswith(word)]
             device = fitting[0] if len(fitting) == 1 else None
@@ -392,7 +392,7 @@ def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
     return None if answer in _NOT_AVAILABLE else answer
 
 
-def _readable(handle: object) -> tuple[Scope, str]:
+def _power_scope(handle: object) -> tuple[Scope, str]:
     """Return what a GPU's power covers, and why it can't be read; empty if it can."""
     if _is_sliced(handle):
         return Scope.GPU, _SLICED

@@ -23,7 +23,7 @@ def seen(
     cuda_visible: str | None, devices: tuple[Device, ...] = ALIKE, **variables: str
 ) -> list[str]:
     said_so = {} if cuda_visible is None else {"CUDA_VISIBLE_DEVICES": cuda_visible}
-    visible_devices = visible(devices, {**said_so, **variables}, slice_called=sliced)
+    visible_devices = visible(devices, {**said_so, **variables}, slice_with_uuid=sliced)
     return [device.id for device in visible_devices]
 
 
