@@ -90,7 +90,7 @@ class _Gpu(Probe):
         return None if clock is None else _number(clock["clk"])
 
     def _temperature_c(self) -> int | None:
-        """Return the temperature of the hottest spot, or that of the edge on older cards."""
+        """Return the temperature of the hottest spot, or of the edge on older cards."""
         metric = self.smi.AmdSmiTemperatureMetric.CURRENT
         for name in ("HOTSPOT", "EDGE"):
             sensor = getattr(self.smi.AmdSmiTemperatureType, name)
@@ -116,7 +116,8 @@ def find_all(
 
     Raises:
         NoGpuError: The machine has none.
-        SensorError: The machine has such GPUs, and amdsmi is missing or doesn't work.
+        SensorError: The machine has such GPUs, and amdsmi is missing; or amdsmi doesn't work, or
+            none of the GPUs can be used.
     """
     smi = _library(control_node)
     with _mapped_errors(smi):
@@ -138,7 +139,7 @@ def find_all(
 
 
 def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the GPUs that a process with these environment variables sees, in its order.
+    """Return the GPUs that a process with these environment variables sees, as it numbers them.
 
     ROCm's guide to GPU isolation defines the rule. ROCR_VISIBLE_DEVICES lists the indices or UUIDs
     of the GPUs that the runtime shows. HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES lists the
@@ -191,6 +192,10 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
     Args:
         devices: The GPUs that it may see.
         variables: The current environment variables of the process.
+
+    Raises:
+        NoGpuError: As in `find_all`.
+        SensorError: As in `find_all`.
     """
     # The variable of the runtime isn't changed, so HIP's indices count the GPUs that it selects.
     installed, _ = find_all()
@@ -222,7 +227,7 @@ def _library(control_node: Path) -> Any:  # noqa: ANN401 - a library that may be
 
     Raises:
         NoGpuError: amdsmi isn't installed, and the machine has no GPU of AMD.
-        SensorError: The machine has such a GPU, and amdsmi isn't installed or doesn't work.
+        SensorError: The machine has such a GPU, and amdsmi isn't installed; or amdsmi doesn't work.
     """
     try:
         smi = importlib.import_module(SENSOR)
@@ -264,7 +269,7 @@ def _device(smi: Any, handle: object, index: int) -> Device:  # noqa: ANN401 - a
     Args:
         smi: The module amdsmi.
         handle: Its handle of the GPU.
-        index: The index of the handle in its list, which is used if HIP's index isn't known.
+        index: The index of the handle in amdsmi's list. It is used if HIP's index isn't known.
 
     Raises:
         AmdSmiException: The GPU doesn't report its id, so it couldn't be recognised later.

@@ -67,15 +67,14 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 def held_back(states: Sequence[State]) -> tuple[float, str]:
-    """Return how often heat or a lack of power held a device back.
+    """Return in which share of its states a device was held back by heat or a lack of power.
 
     Args:
         states: The sampled states of the device.
 
     Returns:
-        The share of the states in which it was held back, from 0 to 1, and a text with the reasons,
-        the highest temperature and the lowest clock. If it was never held back, 0 and an empty
-        text.
+        The share, from 0 to 1, and a text with the reasons, and with the highest temperature and
+        the lowest clock while it was held back. If it never was, 0 and an empty text.
     """
     held_states = [state for state in states if (state.throttle_mask or 0) & _HELD_BACK_MASK]
     if not held_states:
@@ -99,7 +98,7 @@ def check_cool(devices: Sequence[Device]) -> None:
     """Check before a start that no device is held back by heat or a lack of power.
 
     Raises:
-        SensorError: A device is held back.
+        SensorError: A device is held back, or is gone.
     """
     for device in devices:
         held_back_frac, reasons = held_back([open_probe(device).state()])
@@ -123,7 +122,8 @@ def check_free(
         our_device_ids: The ids of the devices on which a server of this run is running already.
 
     Raises:
-        SensorError: Another process uses a device. The message names the process and its user.
+        SensorError: Another process uses a device, or a device is gone. The message names the
+            process, and its user if it can be seen.
     """
     for device in devices:
         pids = set(open_probe(device).processes() or ())
@@ -157,7 +157,7 @@ def wait_until_free(
         our_device_ids: As in `check_free`.
 
     Raises:
-        SensorError: Another process uses a device.
+        SensorError: Another process uses a device, or a device is gone.
     """
     deadline_s = time.monotonic() + _FREE_WITHIN_S
     while time.monotonic() <= deadline_s:
@@ -185,8 +185,8 @@ def held_bytes(count: int, variables: Mapping[str, str], pids: AbstractSet[int])
         for device in devices_of(count, variables):
             bytes_by_pid = open_probe(device).processes() or {}
             sizes_bytes = [size for pid, size in bytes_by_pid.items() if pid in pids]
-            # In a container the driver may list processes by other ids. A process that is alone on
-            # its GPU must be the one in question.
+            # In a container the driver may list processes by the ids that they have on the host. A
+            # process that is alone on its GPU must be the one in question.
             if not sizes_bytes and len(bytes_by_pid) == 1:
                 sizes_bytes = list(bytes_by_pid.values())
             if not sizes_bytes:

@@ -20,7 +20,7 @@ from specreg.telemetry.gpus import find_visible
 from specreg.telemetry.sensor import Device, HiddenGpu
 
 _INSTRUCTION_SETS = ("amx_tile", "avx512f", "avx2", "asimd")
-"""The instruction sets for vectors, the widest first. Engines choose their kernels by it."""
+"""The instruction sets for vectors, the widest first. Engines choose kernels for the widest one."""
 _SHORT_INSTRUCTION_SETS = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
@@ -170,7 +170,7 @@ class Gpus:
 
     @property
     def driver_version(self) -> str:
-        """The version of the driver of all GPUs; empty without a GPU."""
+        """The version of the driver of all GPUs; empty without a GPU or if it isn't reported."""
         return self.devices[0].driver_version if self.devices else ""
 
 
@@ -208,8 +208,8 @@ def _power_limit_w(devices: Sequence[Device]) -> float | None:
     """Return the lowest of the power limits that somebody has changed.
 
     Returns:
-        The limit in W; 0 if all limits are the vendor's; None if none was changed as far as is
-        known, but the limit of a GPU isn't known.
+        The limit in W; 0 if all limits are the vendor's defaults; None if the limit of a GPU isn't
+        known and no other was changed.
     """
     limits_w = [device.limit_w for device in devices]
     changed_w = [limit_w for limit_w in limits_w if limit_w]

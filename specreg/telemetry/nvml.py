@@ -32,7 +32,7 @@ _CONTROL_NODE = Path("/dev/nvidiactl")
 """The file that a process opens to use any GPU. It is missing in a container without GPUs."""
 _MW_PER_W = 1000
 _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
-"""NVML_VALUE_NOT_AVAILABLE, which a driver returns if it can't answer a question."""
+"""NVML_VALUE_NOT_AVAILABLE in 32 and in 64 bits, which a driver returns for an unknown value."""
 _PERCENT = 100
 _SLICED = "NVML: MIG is on, and a slice reports no power of its own; use a GPU without MIG"
 _UNSLICED = (
@@ -84,7 +84,7 @@ class _Gpu(Probe):
 
     Attributes:
         handle: NVML's handle of the GPU.
-        scope: what its power covers.
+        scope: What its power covers.
     """
 
     handle: Any
@@ -119,7 +119,7 @@ class _Gpu(Probe):
 
 
 def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> VisibleGpus:
-    """Find the GPUs that CUDA_VISIBLE_DEVICES selects, in the order of their bus addresses.
+    """Find the GPUs that CUDA_VISIBLE_DEVICES selects, in its order; without it, find all GPUs.
 
     A GPU that can't be opened, because it is lost or was given to another job, doesn't affect the
     others. If a GPU is divided into slices (MIG), the process sees only the first slice.
@@ -219,7 +219,7 @@ def _slices_of(handle: object, number: int) -> list[Device] | None:
 
 
 def visibility(devices: Sequence[Device]) -> Mapping[str, str]:
-    """Return the variables with which a process sees only some GPUs."""
+    """Return the variables with which a process sees only these GPUs."""
     return {_VISIBLE: ",".join(device.id for device in devices)}
 
 
@@ -309,7 +309,7 @@ def visible(
     *,
     slice_with_uuid: Callable[[str], Device | None],
 ) -> tuple[Device, ...]:
-    """Return the GPUs that a process with these environment variables sees, in its order.
+    """Return the GPUs that a process with these environment variables sees, as it numbers them.
 
     CUDA's programming guide defines the rule. CUDA_VISIBLE_DEVICES lists numbers or UUIDs. The
     beginning of a UUID is enough if only one GPU has it. The first entry that fits no GPU ends the
@@ -344,9 +344,16 @@ def visible(
 
 
 def _of_number(word: str, devices: Sequence[Device], variables: Mapping[str, str]) -> Device | None:
+    """Return the GPU that a number in the list selects; None if the entry selects none.
+
+    Raises:
+        SensorError: The order of the GPUs isn't known.
+    """
     number = number_in(word)
     if number is None or number >= len(devices):
         return None
+    # The devices are in the order of their bus addresses. CUDA orders GPUs of several models by
+    # their speed, unless it is set to this order.
     if len({device.name for device in devices}) > 1 and variables.get(_ORDER) != "PCI_BUS_ID":
         setting = f"{_VISIBLE} isn't set"
         if _VISIBLE in variables:
@@ -393,16 +400,16 @@ def _ask(question: Callable[..., _T], *arguments: object) -> _T | None:
 
 
 def _power_scope(handle: object) -> tuple[Scope, str]:
-    """Return what a GPU's power covers, and why it can't be read; empty if it can."""
+    """Return what a GPU's power covers, and why the power can't be read; empty if it can."""
     if _is_sliced(handle):
         return Scope.GPU, _SLICED
     scopes = [
         scope for scope in _SCOPES if any(value is not None for value in _power(handle, scope))
     ]
     if scopes:
-        # GH200 reports the power of both scopes, but its energy counter is that of the module. The
-        # power must be of the same scope to be compared with it. Without a counter, the power of
-        # the GPU alone is preferred.
+        # GH200 reports the power of both scopes, but its energy counter covers the module. The
+        # power must be of the same scope to be compared with the counter. Without a counter, the
+        # power of the GPU alone is preferred.
         has_counter = _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) is not None
         return (scopes[-1] if has_counter else scopes[0]), ""
     try:
@@ -425,7 +432,10 @@ def _is_sliced(handle: object) -> bool:
 
 
 def _power(handle: object, scope: Scope) -> tuple[int | None, int | None]:
-    """Return a GPU's average power over a second and its power at this moment, in mW."""
+    """Return a GPU's average power over a second and its power at this moment, in mW.
+
+    Each is None if the GPU doesn't report it.
+    """
     fields = (pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_FI_DEV_POWER_INSTANT)
     questions = [(field, _SCOPES[scope]) for field in fields]
     answers = _ask(pynvml.nvmlDeviceGetFieldValues, handle, questions)

@@ -28,20 +28,20 @@ from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span
 from specreg.telemetry.sensor import Device, State
 
 SHORTEST_S = 10.0
-"""The shortest block that is judged. In a shorter one the ends make an error of more than 1 %."""
+"""The shortest block that is judged. In a shorter one, the error of the ends may exceed 1 %."""
 POWER_INVALID = "POWER_INVALID"
 """The code of an invalidity: the readings of a device's power can't be right."""
 _MAX_MISSING_FRAC = 0.1
 """The share of the samples of a span that may be missing."""
 _MAX_DISAGREEMENT_FRAC = 0.03
-"""How far counter and power may disagree; see `check_counter`."""
+"""How far the counter and the power may disagree; see `check_counter`."""
 _STUCK_NS = 10**9
 """How long a counter may have the same value under load."""
 _AVERAGED_NS = 10**9
 """The time over which most cards average their power."""
 _LEAST_READS = 30
-"""How many reads are needed to measure the lag of a power: those of three seconds, of which the
-last can't be compared."""
+"""How many reads are needed to measure the lag of a power: as many as there are in three seconds,
+because the reads of the last second can't be compared."""
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
 _MW_PER_W = 1000
@@ -56,8 +56,8 @@ class Energy:
         energy_j: The energy, from the device's counter or integrated from samples of its power.
         error_frac: The error that the two ends of the span cause, as a share of the energy.
         from_counter: True if the energy is from the counter.
-        counter_ratio: The counter's energy over that of the samples; None if one of them is
-            missing.
+        counter_ratio: The energy from the counter, divided by the energy that the samples of power
+            add up to; None if one of them is missing.
     """
 
     energy_j: float
@@ -168,12 +168,12 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
 
 
 def check_counter(energy: Energy) -> None:
-    """Check that counter and power agree within 3 % and the error of the ends of the span.
+    """Check that the counter and the power agree within 3 % plus the error of the span's ends.
 
     Raises:
         SensorError: They disagree by more.
     """
-    # Under a load that swung between 130 and 700 W for 10 s on an H100, they disagreed by up to
+    # On an H100, under a load that swung between 130 and 700 W for 10 s, they disagreed by up to
     # 3.4 %.
     allowed_frac = _MAX_DISAGREEMENT_FRAC + energy.error_frac
     ratio = energy.counter_ratio
@@ -189,10 +189,10 @@ def averaging_lag_ns(samples: Sequence[Sample]) -> int:
     """Return how far a device's average power lags behind, in nanoseconds.
 
     On most cards NVML's average power covers the last second. GA100 and older chips answer the same
-    question with the momentary power (nvml.h, `nvmlDeviceGetPowerUsage`). Which one a card does is
-    measured instead of looked up: the power is integrated with either lag and compared with the
-    energy counter at all its reads, and the lag with the smaller deviation is taken. A constant
-    load gives equal deviations, and then the lag doesn't matter.
+    question with the momentary power (nvml.h, `nvmlDeviceGetPowerUsage`). Which of the two a card
+    reports is measured instead of looked up: the power is integrated with either lag and compared
+    with the reads of the energy counter, and the lag with the smaller deviation is taken. A
+    constant load gives equal deviations, and then the lag doesn't matter.
 
     Args:
         samples: The samples of the device, from before the load to its end.
@@ -220,7 +220,10 @@ def averaging_lag_ns(samples: Sequence[Sample]) -> int:
 def _deviation_from_counter(
     moments_ns: np.ndarray, energies_mj: np.ndarray, powers_mw: np.ndarray, lag_ns: int
 ) -> float:
-    """Return how much the counter deviates from the integral of a power with a lag, in mJ squared.
+    """Return how much the counter deviates from the integral of a power with a lag.
+
+    Returns:
+        The mean square of the deviations, in mJ squared.
 
     Args:
         moments_ns: When the device was read, of shape (n,).
@@ -286,7 +289,7 @@ def missing_frac(trace: PowerTrace, span: Span) -> float:
 
 
 def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
-    """Check that neither heat nor a lack of power held a device back in some spans.
+    """Check that neither heat nor a lack of power held a device back during the given spans.
 
     Raises:
         InvalidMeasurementError: `THROTTLED`, a device was held back.
@@ -304,7 +307,7 @@ def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None
 def check_alone(
     traces: Sequence[PowerTrace], spans: Sequence[Span], our_pids: AbstractSet[int]
 ) -> None:
-    """Check that no other process computed on a device in some spans.
+    """Check that no other process computed on a device during the given spans.
 
     Args:
         traces: The samples of the devices.
@@ -337,7 +340,7 @@ def check_alone(
 
 
 def _pids_in(lists: Sequence[tuple[int, AbstractSet[int]]], spans: Sequence[Span]) -> set[int]:
-    """Return the processes that were listed in some spans.
+    """Return the processes that were listed during the given spans.
 
     A sampler lists processes only twice a second, or less often on a busy machine. So the last list
     before a span and the first one after it count too.
@@ -361,7 +364,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         device: the device.
-        energy_j: the energy that it drew; null if its readings can't be right.
+        energy_j: the energy that it drew; null if it can't be computed from the readings.
         mean_w: the energy over the time of the block.
         from_counter: true if the energy is from the device's counter.
         error_frac: the error of the energy that the ends of the block cause, as a share of it.
@@ -373,7 +376,8 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
         used_bytes: the most memory in use.
         utilisation_frac: the mean share of the time in which it computed.
         throttled: all reasons for which its clocks were lowered.
-        counter_ratio: the counter's energy over that of the samples of power.
+        counter_ratio: the energy from the counter, divided by the energy that the samples of power
+            add up to.
         missing_frac: the share of the samples that are missing.
         invalid: why its energy means nothing; empty if it is valid.
     """
@@ -405,11 +409,13 @@ class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
         energy_j: the energy that the devices drew.
         mean_w: the energy over the length of the block.
         idle_w: the mean power while the servers had nothing to do.
-        error_frac: the largest error of a device's energy, as a share of it.
-        energy_j_per_token: the energy over the tokens.
-        above_idle_j_per_token: the energy beyond that of idle devices, over the tokens.
-        energy_j_per_accepted_token: the energy over the accepted draft tokens.
-        tokens_per_kwh: the tokens over the energy.
+        error_frac: the largest error of a device's energy, as a share of it; null if no energy
+            is from a counter.
+        energy_j_per_token: the energy divided by the tokens.
+        above_idle_j_per_token: the energy beyond what idle devices would have drawn, divided by the
+            tokens.
+        energy_j_per_accepted_token: the energy divided by the accepted draft tokens.
+        tokens_per_kwh: the tokens divided by the energy.
         devices: the record of each device.
     """
 
@@ -432,9 +438,10 @@ class PowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         case: the power of the case's server; null if it isn't known.
         control: the power of the control server; null if it isn't known.
-        energy_ratio: the control's energy per token over the case's: what speculation saves.
+        energy_ratio: the control's energy per token, divided by the case's: more than 1 if
+            speculation saves energy.
         invalid: why the figures mean nothing; null if they are valid.
-        too_short: why the block is too short to be judged; empty if it isn't.
+        too_short: why the block is too short to be judged; empty if it is long enough.
     """
 
     case: ArmPower | None = None
@@ -454,7 +461,10 @@ def record_power(
         span: The time of the block.
         tokens: The number of tokens that were generated in the block.
         accepted_frac: The share of the tokens that are accepted drafts, from 0 to 1.
-        idle: A span without requests; an empty one if there was none.
+        idle: A span without requests; a span of no length if there was none.
+
+    Returns:
+        The record, with the power as that of the case's server.
     """
     devices = [_record_device(trace, span, idle) for trace in traces]
     arm = arm_power(devices, span, tokens=tokens, accepted_frac=accepted_frac)
@@ -527,7 +537,7 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
 
     If its energy isn't valid, the record has the reason, and the state of the device nevertheless.
     """
-    # The energy.
+    # Compute the energy, under load and without requests.
     energy: Energy | None = None
     invalid = ""
     try:
@@ -536,10 +546,11 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
     except SensorError as error:
         invalid = str(error)
     idle_w: float | None = None
-    # No other figure depends on the idle power, so it may stay unknown.
+    # The idle power is only reported and never judged, so it may stay unknown. It has no value if
+    # the idle span has no length.
     with contextlib.suppress(SensorError, ZeroDivisionError):
         idle_w = _mean_w(energy_of(trace, idle).energy_j, idle)
-    # The state.
+    # Summarise the state. What no sample has stays unknown.
     states = trace.states(span)
 
     def summarised(field: str, statistic: Callable[[Sequence[Any]], Any]) -> Any:  # noqa: ANN401 - an int or a float

@@ -89,7 +89,7 @@ def open_probe(device: Device, folder: Path = FOLDER) -> Probe:
     """Return a probe that reads the energy of a processor.
 
     Raises:
-        SensorError: The counter can't be read.
+        SensorError: The counter, or the value at which it starts again, can't be read.
     """
     package = folder / device.id.partition("-of-")[0]
     range_uj = _read(package / "max_energy_range_uj")

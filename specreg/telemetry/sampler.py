@@ -1,7 +1,7 @@
 """Sample devices in a process of its own, and load the samples as traces.
 
-`python -m specreg.telemetry.sampler` reads the devices from the first line of its input. It writes
-a line for each sample, and stops when its input ends; see `specreg.core.processes`.
+`python -m specreg.telemetry.sampler` gets the list of devices in the first line of its input. It
+writes a line for each sample, and stops when its input ends; see `specreg.core.processes`.
 """
 
 import bisect
@@ -38,9 +38,10 @@ _PROCESSES_EVERY = 5
 """Only every fifth sample lists processes, because listing them may take milliseconds."""
 
 _START_S = 10.0
+"""How long a sampler may take to write its first sample."""
 _POLL_S = 0.02
 _LATER_SAMPLE_S = 0.6
-"""How long to wait until a sample after a moment has been written, even on a busy machine."""
+"""After a moment, the time within which a later sample is in the file, even on a busy machine."""
 _NS_PER_S = 10**9
 _NICENESS = -10
 
@@ -50,7 +51,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         device: The index of the device in the sampler's input.
-        at_ns: When it was read, on the monotonic clock.
+        at_ns: When it was read, in nanoseconds of the monotonic clock.
         energy_mj: The value of the device's energy counter; None if it has none.
         state: The other values that were read.
         pids: The ids of the processes that compute on the device; None if they weren't listed.
@@ -112,12 +113,13 @@ class Watch:
         """Wait until the samples cover the time up to a moment, and load them.
 
         Args:
-            until_ns: The moment, on the monotonic clock.
+            until_ns: The moment, in nanoseconds of the monotonic clock.
 
         Returns:
             The trace of each device; and why the sampler ended, empty if it is still running.
         """
         wait_s = (until_ns - time.monotonic_ns()) / _NS_PER_S + _LATER_SAMPLE_S
+        # A sampler that works outlives the wait, so the timeout is its usual end.
         try:
             status = self.child.popen.wait(timeout=max(0.0, wait_s))
         except TimeoutExpired:
@@ -140,8 +142,8 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
         path: The file.
 
     Yields:
-        The running sampler, once it has written its first sample or has failed to within 10 s.
-        `Watch.traces` reports a sampler that failed.
+        The running sampler, as soon as it has written its first sample or has ended, or after 10 s.
+        `Watch.traces` reports a sampler that has ended.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     log_path = path.with_name(f"{path.name}.log")
@@ -157,17 +159,21 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
                     time.sleep(_POLL_S)
                 yield Watch(devices=tuple(devices), path=path, child=child)
         finally:
-            # A sampler that works prints nothing.
+            # The samples go to the other file. A sampler that works writes nothing to its log,
+            # which gets its standard error.
             if not log_path.stat().st_size:
                 log_path.unlink()
 
 
 def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
-    """Load the samples in a sampler's file, up to a line that isn't complete.
+    """Load the samples in a sampler's file, up to the first line that can't be read.
 
     Args:
-        path: The file.
+        path: The file. Its last line may be incomplete, because the sampler is still writing.
         devices: The devices that were sampled, in the order of the sampler's input.
+
+    Returns:
+        The trace of each device, in the same order; without samples if there is no file.
     """
     traces = [PowerTrace(device=device) for device in devices]
     decoder = msgspec.json.Decoder(Sample)
@@ -201,7 +207,7 @@ def sample_devices(
     due_ns = clock()
     rounds = 0
     while open_probes and not wait_until(due_ns):
-        for device, probe in tuple(open_probes.items()):
+        for device_index, probe in tuple(open_probes.items()):
             start_ns = clock()
             try:
                 energy_mj = probe.energy_mj()
@@ -210,19 +216,19 @@ def sample_devices(
                 state = probe.state()
                 processes = None if rounds % _PROCESSES_EVERY else probe.processes()
             except SensorError as error:
-                write(Sample(device=device, at_ns=clock(), lost=str(error)))
-                del open_probes[device]
+                write(Sample(device=device_index, at_ns=clock(), lost=str(error)))
+                del open_probes[device_index]
                 continue
             sample = Sample(
-                device=device,
+                device=device_index,
                 at_ns=at_ns,
                 energy_mj=energy_mj,
                 state=state,
                 pids=None if processes is None else tuple(processes),
             )
             write(sample)
-        # If this round was late, the next one follows at once. Whole periods that were missed are
-        # skipped.
+        # If this round was late, the next one follows at once, and whole periods that were missed
+        # are skipped.
         periods = max(1, (clock() - due_ns) // EVERY_NS)
         due_ns += periods * EVERY_NS
         rounds += 1
@@ -246,8 +252,8 @@ def main() -> None:
     """Sample the devices that the first line of the input names, until the input ends."""
     devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Device, ...])
     probes = [open_probe(device) for device in devices]
-    # The sampler needs only a hundredth of a core, but at the right moments. An
-    # engine's threads may keep all cores busy, so the sampler gets a higher priority if allowed.
+    # The sampler needs only a hundredth of a core, but at the right moments. An engine's threads
+    # may keep all cores busy, so the sampler gets a higher priority if that is allowed.
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
 

@@ -27,7 +27,7 @@ class Scope(enum.StrEnum):
 
 
 MAX_PLAUSIBLE_MEMORY_BYTES = 2**50
-"""A driver that reports more than this doesn't report the memory of a device."""
+"""The largest figure that is taken for the memory of a device. A larger one isn't its memory."""
 
 
 def number_in(word: str) -> int | None:
@@ -46,12 +46,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         sensor: The interface that reads it: nvml, amdsmi or rapl.
         id: A unique and constant id, such as a GPU's UUID.
-        name: The name of its model, as the driver reports it.
+        name: The name of its model, or of a RAPL counter, as the driver reports it.
         number: Its index in the driver's order, from 0.
         scope: What its power covers.
-        limit_w: The power limit that somebody has set, in W; 0 if the vendor's default holds.
+        limit_w: The power limit, in W, if somebody has changed it; 0 if it is the vendor's default.
         memory_bytes: The size of its memory.
-        shares_memory: True if it has no memory of its own and uses the machine's.
+        shares_memory: True if it has no memory of its own and uses that of the machine.
         driver_version: The version of its driver.
         bus_id: Its PCI address as Linux writes it, 0000:1b:00.0.
         why_not: Why its power can't be read; empty if it can.
@@ -128,7 +128,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Probe(Protocol):
     """Reads one device.
 
-    A method returns None if the device doesn't report the value, and raises a SensorError once the
+    A value is None if the device doesn't report it. A method may raise a SensorError once the
     device is gone.
     """
 
