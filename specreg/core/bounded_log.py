@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 KEPT_BYTES = 8 * 2**20
-"""How much of a log's beginning is kept, and of its end."""
+"""How much of a log's beginning is kept, and how much of its end at least."""
 SECRET_BYTES = 4096
-"""How long a secret may be that isn't known and in which a long line isn't cut."""
+"""The longest unknown secret that stays whole when a long line is cut."""
 LONG_LINE_BYTES = 2**20
+"""The length from which an unfinished line is cut instead of waiting for its end."""
 _LEFT_OUT = b"\n[specreg: %d bytes are left out here]\n"
 
 
@@ -37,9 +38,10 @@ class BoundedLog:
 
         Args:
             path: The path of the file.
-            hide: Returns whole lines without their secrets.
+            hide: Returns output without its secrets.
             kept_bytes: How much of the beginning is kept, and how much of the end at least.
-            secret_bytes: How long a secret may be, together with the words that mark it as one.
+            secret_bytes: The longest secret that stays whole when a long line is cut, with the
+                words that mark it as one.
         """
         self._file = path.open("r+b", buffering=0)
         self._hide = hide
@@ -58,7 +60,7 @@ class BoundedLog:
         most_bytes = 2 * self._kept_bytes
         if len(self._waiting) > most_bytes and self._head_bytes < self._kept_bytes:
             self.write()
-            # A line that still waits for its end may be left.
+            # An unfinished line may be left, because it waits for its end.
             most_bytes += LONG_LINE_BYTES
         if len(self._waiting) > most_bytes:
             self._drop_waiting()
@@ -67,13 +69,13 @@ class BoundedLog:
         """Write what was taken. What a full disk refuses is written once there is room.
 
         Args:
-            unfinished: True to write an unfinished last line as well. It is written again, with its
-                secrets hidden, once it is whole.
+            unfinished: True to write an unfinished last line as well. The whole line replaces it
+                later, because a secret may be recognised only once it is whole.
         """
         self.has_unwritten_output = False
         self._tail += self._hide(self._take_lines())
         room = max(0, self._kept_bytes - self._head_bytes)
-        # Drop the middle. This waits for twice the size of the end, so that it is done rarely.
+        # Drop the middle, once the end has twice the size that is kept. So this is done rarely.
         if len(self._tail) > room + 2 * self._kept_bytes:
             end = len(self._tail) - self._kept_bytes
             self._left_out_bytes += end - room
@@ -114,6 +116,7 @@ class BoundedLog:
         latest = len(self._waiting) - self._kept_bytes
         end = 1 + self._waiting.rfind(b"\n", 0, latest)
         if not end:
+            # If no cut is harmless, everything is dropped.
             end = self._end_of_whole_secrets(latest) or len(self._waiting)
         self._left_out_bytes += len(self._tail) + end
         self._tail.clear()
@@ -123,8 +126,8 @@ class BoundedLog:
         """Find the last position at which the output that waits can be cut without harm.
 
         A cut is harmless if hiding the secrets of both parts gives the same text as hiding those of
-        the whole. The text that is compared goes so far beyond the position that it has the end of
-        each secret which begins before the position.
+        the whole. The text that is compared goes far enough to both sides of the position to
+        contain the whole of each secret that the position could divide.
 
         Args:
             latest: The last position that may be returned.

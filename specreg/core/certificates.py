@@ -1,4 +1,4 @@
-"""Which certificates of a server are trusted, and what is wrong with one that isn't."""
+"""Decide which certificates of servers are trusted, and explain why another one isn't."""
 
 import os
 import ssl
@@ -12,7 +12,7 @@ from specreg.core.files import check_kind
 _VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """The variables that name further certificates: of OpenSSL, requests and curl.
 
-OpenSSL takes several folders, as PATH does.
+Each may name several files or folders, separated as in PATH.
 """
 _ADVICE_BY_CODE = {
     9: "check the clocks of both machines",
@@ -20,20 +20,29 @@ _ADVICE_BY_CODE = {
     62: "use a host name that the certificate is for in the URL",
     64: "use a host name that the certificate is for in the URL",
 }
-"""What to do about an error of OpenSSL: not yet valid, expired, another name, another address."""
+"""What to do about an error of OpenSSL, by its code.
+
+The certificate isn't valid yet (9), has expired (10), or is for another host name (62) or address
+(64).
+"""
 
 
 def trusted_certificates(
     base_url: str, variables: Mapping[str, str] = os.environ
 ) -> ssl.SSLContext | bool:
-    """Return what httpx takes as `verify`: those of certifi, of the system and of the variables.
+    """Return the trusted certificates in the form that httpx takes as `verify`.
+
+    They are those of certifi, of the system, and of the files and folders that variables name.
 
     Args:
-        base_url: The server's URL. Without TLS nothing is loaded, as that takes a while.
+        base_url: The server's URL.
         variables: The environment.
 
+    Returns:
+        The certificates; False for a URL without TLS, because loading them takes a while.
+
     Raises:
-        AnswerError: A file that a variable names can't be read.
+        AnswerError: A file or a folder that a variable names can't be read.
     """
     if not base_url.startswith("https:"):
         return False
@@ -43,7 +52,7 @@ def trusted_certificates(
     for name in _VARIABLES:
         for path in filter(None, variables.get(name, "").split(os.pathsep)):
             _trust(context, name, Path(path))
-    # This reads the variables of OpenSSL again, so only after they were checked.
+    # This reads the variables of OpenSSL again, so it comes after their check.
     context.load_default_certs()
     return context
 
@@ -58,7 +67,7 @@ def _trust(context: ssl.SSLContext, name: str, path: Path) -> None:
         if path.is_dir():
             context.load_verify_locations(capath=path)
         else:
-            # A FIFO would keep us waiting.
+            # Reading a FIFO waits for a writer.
             check_kind(path.stat(), stat.S_IFREG)
             context.load_verify_locations(cafile=path)
     except OSError as error:

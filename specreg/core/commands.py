@@ -53,6 +53,7 @@ def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
     typed_options = [option for option in options if option not in launcher_options]
     if typed_options:
         parts.append(shlex.join(typed_options))
+    # nox needs the dashes only before arguments.
     return " ".join(parts).removesuffix(" --")
 
 
@@ -64,13 +65,18 @@ def _quoted(names: str) -> str:
 
 
 def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
-    """Return the command that records these cases' baselines, or all of the tier."""
+    """Return the command that records the baselines of these cases.
+
+    Args:
+        case_ids: The ids of the cases; empty for the whole tier.
+        options: The options with which they run.
+    """
     kept_options = [option for option in options if not option.startswith(_NUM_PROMPTS_OPTION)]
     return run_command(case_ids, (*kept_options, "--update-baselines"))
 
 
 def specreg_command(*arguments: str) -> str:
-    """Return one of specreg's commands.
+    """Return a command of specreg, such as `specreg prepare toy`, as the user can type it.
 
     Under nox, specreg is installed only in the environment of the session, so the command names
     that environment's interpreter.

@@ -40,7 +40,7 @@ def leaves(error: BaseException) -> tuple[BaseException, ...]:
 
 
 class UnknownNameError(SpecregError):
-    """An engine, method, dataset, tier or model pair that isn't declared."""
+    """A name that isn't declared: of an engine, a method, a dataset, a case, a key and so on."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], where: str = "") -> None:
         known = sorted(known)
@@ -69,26 +69,32 @@ def check_name(kind: str, name: str, known: Iterable[str], where: str = "") -> N
 
 
 class MatrixError(SpecregError):
-    """A matrix file that can't be decoded or contradicts itself. It names file, table and key."""
+    """A matrix file that can't be decoded or contradicts itself.
+
+    The message names the file, and the table and the key if the error is about one.
+    """
 
 
 class UnsupportedError(SpecregError):
-    """An engine or its version doesn't support what a case needs. It says which one does."""
+    """A setting, a case or a command that an engine, its version or specreg doesn't support."""
 
 
 class DatasetError(SpecregError):
-    """A prompt file that can't be used, or a prompt set that wasn't prepared.
+    """A prompt file or a prompt set that can't be used, fetched or prepared.
 
-    The message names file, row and field.
+    The message names the file, and the row and the field if the error is about one.
     """
 
 
 class ModelError(SpecregError):
-    """A model folder that is missing or incomplete."""
+    """A model that is missing or incomplete, or can't be fetched, read, used or made larger."""
 
 
 class EnvironmentSetupError(SpecregError):
-    """An engine's environment couldn't be made. The message ends with the installer's output."""
+    """An engine's environment that can't be made or checked, or that was changed.
+
+    If the installer failed, the message ends with its output.
+    """
 
 
 class ServerError(SpecregError):
@@ -130,7 +136,12 @@ class ServerDiedError(ServerError):
 
 
 class AnswerError(ServerError):
-    """An answer that is an error, with HTTP's `status`, or that is late, too long or not HTTP."""
+    """A request to a server without a usable answer.
+
+    Attributes:
+        status: The status of HTTP, if the server answered with an error; None otherwise.
+        late: True if no whole answer came in time.
+    """
 
     def __init__(self, message: str, *, status: int | None = None, late: bool = False) -> None:
         self.status = status
@@ -143,7 +154,7 @@ class AttachError(ServerError):
 
 
 class SensorError(SpecregError):
-    """A device whose power can't be read, that is gone, or that another run uses."""
+    """A device whose power can't be read, or that is gone, slowed down or used by a program."""
 
 
 class NoGpuError(SensorError):
@@ -151,11 +162,11 @@ class NoGpuError(SensorError):
 
 
 class MemoryHeldError(SensorError):
-    """A GPU whose memory isn't free after its server's end. It ends the run."""
+    """A GPU whose memory isn't free after its server's end. This error ends the run."""
 
 
 class UnkillableError(MemoryHeldError):
-    """Processes that still live after they were killed. It ends the run.
+    """Processes that still live after they were killed. This error ends the run.
 
     The message has their ids.
     """
@@ -188,7 +199,7 @@ class ServerAnswerError(InvalidMeasurementError):
 
 
 class HungError(InvalidMeasurementError):
-    """A server that accepts requests and generates nothing for some time. It is stopped."""
+    """A server that accepts requests and generates nothing for some time, and so is stopped."""
 
     code = "HUNG"
 

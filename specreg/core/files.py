@@ -251,7 +251,8 @@ def replace_file(path: Path, content: bytes) -> None:
 def temporary_folder_beside(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to a path.
 
-    A file is made in the folder, and then moved to the path in one step.
+    The caller makes a file in the folder, or fills the folder, and moves the file or the folder to
+    the path in one step.
     """
     part = _new_part(path)
     part.mkdir()
@@ -288,10 +289,10 @@ def append_lines(path: Path, content: bytes) -> None:
 
 
 def _new_part(path: Path) -> Path:
-    """Return a temporary path next to a path, and remove those of killed processes.
+    """Return a temporary path next to a path, and remove what killed processes left at theirs.
 
-    The temporary name has the process's id and the machine's name. The name is needed because
-    machines may share a disk, and a process id means nothing on another machine.
+    The temporary name has the process's id and the machine's name. The machine's name is needed
+    because machines may share a disk, and a process id means nothing on another machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     own_prefix = f".{path.name}.{platform.node()}."
@@ -301,6 +302,7 @@ def _new_part(path: Path) -> Path:
             continue
         process_id = int(match[1])
         is_running = Path(f"/proc/{process_id}").exists()
+        # This process removes its own files, so one with its id is left by an earlier process.
         if is_running and process_id != os.getpid():
             continue
         if neighbour.is_dir():
@@ -334,6 +336,12 @@ def _cached_sum_path(path: Path) -> Path:
     When the file changes, so does this path.
     """
     # A program can set mtime back after it has changed the file, but not ctime.
-    stat = path.stat()
-    version = (os.fsencode(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    status = path.stat()
+    version = (
+        os.fsencode(path),
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+    )
     return cache_dir() / "sums" / hashlib.sha256(repr(version).encode()).hexdigest()

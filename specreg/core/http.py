@@ -1,4 +1,4 @@
-"""Send requests to a server over HTTP, with limits of size and time, because servers may misbehave.
+"""Send requests to a server over HTTP, with limits on size and time, because servers may misbehave.
 
 `specreg.load.chat_client` reads the streams of measured requests, with the same limits.
 """
@@ -27,7 +27,7 @@ MAX_BYTES = 16 * 2**20
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 """A number of tokens or steps that a server reports."""
 Histogram = Annotated[tuple[Count, ...], msgspec.Meta(max_length=1024)]
-"""The number of steps for each number of accepted drafts. Drafters draft far fewer tokens."""
+"""The number of steps for each number of accepted drafts. Drafters draft far fewer than 1,024."""
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
 """The name of a model or an answer, or a version."""
 
@@ -137,8 +137,8 @@ def ask(
     async def ask_once() -> HttpResponse:
         trusted = trusted_certificates(base_url)
         try:
-            # Without `trust_env`, a proxy meant for the internet doesn't get what a server here
-            # is asked.
+            # With `trust_env`, what a server here is asked could go to a proxy that is meant for
+            # the internet.
             client = httpx.AsyncClient(base_url=base_url, trust_env=False, verify=trusted)
         except httpx.InvalidURL as error:
             raise _failure(path, error) from error

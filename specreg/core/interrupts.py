@@ -2,7 +2,8 @@
 
 A run that is interrupted ends its processes itself. An exception that is raised between any two
 instructions could leave a file open that nothing closes yet, or a module half imported, and Python
-drops an exception that a finalizer raises. So a signal is looked at again until the run waits.
+drops an exception that a finalizer raises. So a signal that comes while the run is busy is sent
+again and again, until the run waits or has been busy for a second.
 """
 
 import _thread
@@ -14,9 +15,11 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 _AGAIN_AFTER_S = 0.01
+"""How long after a signal that couldn't interrupt the signal is sent again."""
 _IDLE_CPU_S = 0.002
 """The most CPU time that a thread which waits uses from one look to the next."""
 _BUSY_S = 1.0
+"""How long a run may be busy after a signal before it is interrupted all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class _Look:
     """What the main thread was doing when a signal was looked at.
 
     Attributes:
-        code: The code that it ran, None outside of any.
+        code: The code that it ran; None if it ran none.
         instruction: The index of the instruction in the code.
         cpu_s: The CPU time that the thread had used.
     """
@@ -52,14 +55,14 @@ class Interrupter:
     """Raises `KeyboardInterrupt` for signals.
 
     Attributes:
-        busy_s: How long a run that doesn't come to wait goes on after a signal, in seconds.
-        signalled: The numbers of the signals that have interrupted.
+        busy_s: How long a run that never waits goes on after a signal, in seconds.
+        signalled: The numbers of the signals that have interrupted the run.
     """
 
     busy_s: float = _BUSY_S
     signalled: list[int] = field(default_factory=list)
     _came_s: float | None = None
-    """When the signal came that has yet to interrupt."""
+    """When the signal came that hasn't interrupted yet; None if there is none."""
     _last_look: _Look | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -88,7 +91,7 @@ class Interrupter:
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise `KeyboardInterrupt` if a signal has interrupted: Python may have dropped that one.
+        """Raise the interrupt of an earlier signal again, because Python may have dropped it.
 
         Raises:
             KeyboardInterrupt: A signal has interrupted.
@@ -107,14 +110,14 @@ def _send_again(number: int) -> None:
 
 
 INTERRUPTER = Interrupter()
-"""The one of this process."""
+"""The interrupter of this process."""
 
 
 def interrupt_on_signals() -> None:
     """Have Ctrl-C, a cancelled job and a closed terminal interrupt the run.
 
-    A signal that is ignored stays so, as SIGHUP under nohup. SIGINT has a handler of ours too:
-    without one asyncio takes it for itself and makes one interrupt of two in a row, where the
+    A signal that is ignored stays ignored, such as SIGHUP under nohup. SIGINT gets our handler
+    too. Otherwise asyncio would install a handler that makes one interrupt of two in a row. But the
     second has to interrupt the cleanup that follows the first.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

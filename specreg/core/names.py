@@ -16,6 +16,7 @@ MAX_NAME_CHARACTERS = 64
 MAX_CASE_CHARACTERS = 128
 """With the suffixes of a log and of a temporary file, an id must not exceed 255 bytes."""
 _SHOWN_CHARACTERS = 80
+"""How much of a wrong name a message shows."""
 
 
 def _characters(most: int) -> str:
@@ -33,11 +34,11 @@ def _pattern(most_characters: int) -> str:
 NAME_PATTERN = _pattern(MAX_NAME_CHARACTERS)
 CASE_PATTERN = _pattern(MAX_CASE_CHARACTERS)
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
-"""An environment, a model pair, a tier, a run, a metric or a check."""
+"""The name of an environment, a model pair, a tier, a run, a metric or a check."""
 CaseId = Annotated[str, msgspec.Meta(pattern=CASE_PATTERN)]
 _CASE = _characters(MAX_CASE_CHARACTERS)
 ReportedCase = Annotated[str, msgspec.Meta(pattern=rf"^(?!\.{{1,2}}$){_CASE}( > {_CASE})?$(?!\n)")]
-"""The id of a case, or of the two cases that a gate compares where their ids differ."""
+"""The id of a case, or the ids of the two cases that a gate compares if they differ."""
 
 
 def is_name(text: str, most_characters: int = MAX_NAME_CHARACTERS) -> bool:

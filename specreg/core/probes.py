@@ -22,17 +22,17 @@ def ask_program(
     *,
     within_s: float = _WITHIN_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that answers and ends, and return what it says.
+    """Run a program that answers and ends, and return its output.
 
-    What isn't UTF-8 in it is replaced.
+    Bytes that aren't UTF-8 are replaced.
 
     Args:
         command: The program and its arguments.
-        variables: All its environment variables.
-        within_s: The most time that it takes, in seconds.
+        variables: All its environment variables. `SAFE_PATH` is added if they don't have it.
+        within_s: How long it may take, in seconds.
 
     Raises:
-        OSError: It can't be run, or doesn't end within that time; `strerror` says which.
+        OSError: The program can't be run, or doesn't end in time; `strerror` says which.
     """
     try:
         return subprocess.run(  # noqa: S603 - no shell

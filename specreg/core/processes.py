@@ -59,6 +59,7 @@ _KILL_S = 10.0
 _GONE_S = 20.0
 """How much longer a killed process may take to free its memory before it counts as unkillable."""
 _REAPED_S = 5.0
+"""How long to wait for the exit status of a process after the kill."""
 _MESSAGE_BYTES = 256 * 2**20
 """The longest line of messages that is read in an event loop."""
 _TAIL_BYTES = 64 * 1024
@@ -185,7 +186,7 @@ def start_process(
             for path, text in files.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-            # The supervisor opens the log when it gets its first line.
+            # The supervisor opens the log when it gets its first line, and the log must exist then.
             log_path.write_bytes(b"")
             # Secrets aren't among the arguments, because a list of processes shows those.
             startup_message = {"secrets": known_secrets(), "shared": tuple(shared_files())}
@@ -420,7 +421,7 @@ def process_ids(process: SupervisedProcess) -> frozenset[int]:
 
 
 def our_ids() -> frozenset[int]:
-    """Return the ids of all processes that were started and not stopped, with descendants."""
+    """Return the ids of all processes that were started and not stopped, and their descendants."""
     all_ids: set[int] = set()
     for process in _RUNNING.values():
         all_ids |= process_ids(process)

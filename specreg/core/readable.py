@@ -5,10 +5,10 @@ Secrets are hidden, and what a terminal, a CI system or a reader would take for 
 replaced:
 
 - control characters, characters that turn the direction of writing, separators of lines and
-  whatever else isn't printable become `�`, or a space where they are one;
+  whatever else isn't printable become `�`, or a space if they count as space;
 - sequences that style a text on a terminal are removed;
-- `::` that begins a word, and `##[`, are taken apart: at the beginning of a line GitHub and Azure
-  take them for commands, and any program may break a line before a word.
+- `::` that begins a word, `##[` and `##vso[` are taken apart: at the beginning of a line GitHub and
+  Azure take them for commands, and any program may break a line before a word.
 
 What is left is legal in XML too.
 """
@@ -39,15 +39,17 @@ def readable_block(
     Args:
         text: what is shown.
         styled: whether our own styles stay, for a terminal.
-        line_characters: the most characters of a line, whose middle is left out; None for any.
-        secrets: as of `hide`; None for the known ones.
+        line_characters: how many characters of a longer line are kept, half of them from its end;
+            None for all. It has no effect on a styled text.
+        secrets: as in `hide`.
     """
     if styled:
-        # What lies between two of our own styles is as any other text.
+        # The text between two of our own styles is treated like any other text.
         own_styles = _OWN_STYLE.findall(text)
         parts = [readable_block(part, secrets=secrets) for part in _OWN_STYLE.split(text)]
         return "".join(part + style for part, style in zip(parts, [*own_styles, ""], strict=True))
     text = text.replace("\r\n", "\n")
+    # A style begins with an escape character, or with a control character that isn't ASCII.
     if "\x1b" in text or not text.isascii():
         text = STYLING.sub("", text)
     text = hide(text, secrets)

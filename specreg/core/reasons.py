@@ -1,4 +1,4 @@
-"""Why something has no figures, or a figure its verdict: as data, from which sentences are made."""
+"""The reasons of verdicts and of invalid measurements, as data from which sentences are made."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class Invalidity:
     """Why the figures of a measurement mean nothing.
 
     Attributes:
-        code: the name of the check that broke, such as "SPEC_DISABLED".
+        code: the name of the check that failed, such as "SPEC_DISABLED".
         text: what is wrong and what to do.
     """
 
@@ -24,7 +24,7 @@ class Reason:
     """Why a verdict has its outcome, or why there is nothing to judge.
 
     Attributes:
-        code: identifies the kind of reason for programs, such as "MACHINE_MOVED"; empty where the
+        code: identifies the kind of reason for programs, such as "MACHINE_MOVED"; empty if the
             outcome alone identifies it.
         text: what is the matter, as a clause without a full stop.
         remedy: what to do about it; empty if there is nothing to do.
@@ -40,7 +40,7 @@ class Reason:
 
     @property
     def headline(self) -> str:
-        """What is the matter in a few words, to be shown where there is little room."""
+        """What is the matter, in a few words that fit where there is little room."""
         first_line, _, _ = self.text.partition("\n")
         clause, _, _ = first_line.partition("; ")
         return f"{self.code}: {clause}" if self.code else clause

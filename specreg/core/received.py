@@ -75,8 +75,9 @@ def received_files(folder: Path) -> list[PurePosixPath]:
     """Return the paths of all files of a run folder, relative to it and sorted.
 
     Raises:
-        OSError: The folder has a link or something else that isn't a regular file, or too many or
-            too large files, or it is no folder.
+        OSError: The path isn't a folder; or the folder has a link, a file with further hard links
+            or something else that isn't a regular file; or it has too many files or folders, too
+            large files, or too deep folders.
     """
     files: list[PurePosixPath] = []
     entries = 0
@@ -90,7 +91,7 @@ def received_files(folder: Path) -> list[PurePosixPath]:
             raise refusal(f"lies more than {_MAX_FOLDERS_DEEP} folders deep", below)
         entries += len(folders) + len(names)
         if entries > _MAX_FILES:
-            raise refusal(f"holds more than {_MAX_FILES} files")
+            raise refusal(f"holds more than {_MAX_FILES} files and folders")
         for name in (*folders, *names):
             wanted = stat.S_IFDIR if name in folders else stat.S_IFREG
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -98,8 +99,9 @@ def received_files(folder: Path) -> list[PurePosixPath]:
             _check_alone(status, below / name)
             if wanted == stat.S_IFREG:
                 size_bytes += status.st_size
+        # The sizes count and not the room on the disk, which a sparse file takes only once it is
+        # copied.
         if size_bytes > _MAX_FOLDER_BYTES:
-            # A sparse file takes no room on the disk until it is copied.
             raise refusal(f"holds more than {_MAX_FOLDER_BYTES / 2**30:g} GiB")
         files.extend(below / name for name in names)
     return sorted(files)
@@ -140,8 +142,9 @@ def unpack_received(packed: bytes, into: Path) -> Path:
         The folder. `into` has nothing else in it.
 
     Raises:
-        OSError: The bytes aren't an archive of one folder, or the archive has something other than
-            folders and regular files, or too much of it.
+        OSError: The bytes aren't an archive of one folder; or the archive has something other than
+            folders and regular files, a name that leads out of the folder, or too many or too large
+            files.
     """
     into.mkdir(parents=True)
     left_bytes = _MAX_FOLDER_BYTES
@@ -150,7 +153,7 @@ def unpack_received(packed: bytes, into: Path) -> Path:
             for number, member in enumerate(archive):
                 left_bytes -= member.size
                 if number > _MAX_FILES or left_bytes < 0:
-                    raise refusal("unpacks to too much")
+                    raise refusal("unpacks to too many or too large files")
                 if not (member.isfile() or member.isdir()):
                     raise refusal("is neither a folder nor a regular file", Path(member.name))
                 # The filter also refuses members whose names lead out of the folder.
@@ -168,7 +171,7 @@ def check_below(folder: Path, name: str) -> Path:
 
     Raises:
         OSError: `name` could lead elsewhere, because it has a part that isn't a plain name, or
-            because a folder on the way is a link.
+            because a folder on the way is a link or a file.
     """
     path = folder
     *folders, file_name = _parts_of(folder, name)

@@ -33,8 +33,9 @@ _SAYS_SECRET = re.compile(
     r"|(?:PATS?|PWD|CREDS?|AUTHORIZATION|BEARER|JWT|COOKIES?|SIG|SIGNATURE|SALT|OTP)\d*"
 )
 _ORDINARY_PARTS = frozenset({"ASKPASS", "BYPASS", "COMPASS", "HOTKEY", "MONKEY", "TURKEY"})
-"""Parts of names that end like a secret's and are words of their own."""
+"""Parts of names that end like the name of a secret, but are ordinary words."""
 _ORDINARY_NAMES = frozenset({"HF_HUB_DISABLE_IMPLICIT_TOKEN", "OLDPWD", "PWD"})
+"""Names of variables that look like the name of a secret, but hold none."""
 _ABOUT_A_SECRET = frozenset(
     {
         "DIR",
@@ -57,7 +58,7 @@ _ABOUT_A_SECRET = frozenset(
         "VERSION",
     }
 )
-"""Last parts of names that hold something about a secret and not the secret: HF_TOKEN_PATH."""
+"""Last parts of the names of variables that hold something about a secret: HF_TOKEN_PATH."""
 STYLING = re.compile(
     # The control sequences of ECMA-48, its control strings, such as the title of a window, and
     # escapes of two or three characters: `tput sgr0` writes one.
@@ -69,7 +70,7 @@ STYLING = re.compile(
 _SAFE_IN_URLS = ("", "/", "!'()*", "/?:@!$'()*,", "!$&'()*+,;=:@/?")
 """The characters that programs leave as they are in a URL: Python, JavaScript, aiohttp, httpx."""
 _RUNNING_TEST = "PYTEST_CURRENT_TEST"
-"""A variable of pytest that changes with each test; what looks like an assignment in it is none."""
+"""A variable of pytest that changes with each test. Its value assigns nothing, whatever it has."""
 _NUMBER = re.compile(r"[\d.,:+-]*")
 _SETTING = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)
 """A parameter of a URL with such a value is no secret: `?max_tokens=64`."""
@@ -80,12 +81,13 @@ _ASSIGNED = re.compile(
     r"(?=\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|([^\s\"',;&{}\[\]()]+))"
 )
 """`name=value`, `--name=value` and `"name": "value"`."""
-# Every repetition is bounded: what others write is searched with these, megabytes of it.
+# These expressions search megabytes of text from other programs, and must not go back over all of
+# it. So their repetitions are bounded, except of digits and at the end.
 _PASSWORD = re.compile(
     r"(://[^\s/:@'\"]{0,256}:)(?:[^\s/'\"]{1,512}|(?!\d+/)[^\s'\"]{1,128}?)(?=@)"
     r"|(://)[^\s/:@'\"]{16,512}(?=@)"
 )
-"""A password in a URL, after a group that stays: behind a user's name, or a long token alone."""
+"""A password in a URL, after a user's name, or a long token without one. Its group stays."""
 _PARAMETER = re.compile(r"([?&;#]([\w.-]{1,128})=)([^\s&#;\"'<>]+)")
 _HEADER = re.compile(
     # JSON in a string of JSON has backslashes before its quotes.
@@ -108,13 +110,16 @@ class NamedValue(NamedTuple):
 
 _LEARNT: set[NamedValue] = set()
 _WORDS: list[str] = [""]
-"""All words that were declared, a line each, in one text that is searched at once."""
+"""All words that were declared, a line each, in one text that is searched at once.
+
+The list has only this text, which `declare_words` replaces.
+"""
 
 
 def hide_secrets_of(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
     """Hide the secrets in variables and arguments from now on.
 
-    The secrets in the variables of this process are always hidden, without being named here.
+    The secrets in the variables of this process are always hidden, without a call.
     """
     _LEARNT.update(_named_values(environment, arguments))
 
@@ -336,8 +341,8 @@ def _known(
     Args:
         variables: The variables of this process.
         learnt: The secrets of other programs.
-        words: The words that are never hidden. They are read elsewhere, but the result depends on
-            them, so they belong to the key of the cache.
+        words: The words that are never hidden. `_why_unhidden` reads them from `_WORDS`, but the
+            result depends on them, so they belong to the key of the cache.
     """
     del words
     named = _named_values(dict(variables)) | learnt
@@ -350,7 +355,7 @@ def _known(
 
 
 def _parts_of(value: str) -> Iterator[str]:
-    """Yield the parts of a secret that a log may have alone.
+    """Yield the parts of a secret that may stand alone in a log.
 
     They are the lines of a private key, the keys of a list, and the value of a cookie.
     """

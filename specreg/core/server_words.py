@@ -1,6 +1,6 @@
 """Find a server's own message about an error, in any of the forms that servers use.
 
-Some servers report an error with HTTP 200, so the body must be examined. The forms are
+Some servers report an error with HTTP 200, so the body must be examined. The usual forms are
 `{"error": {"message": …}}`, `{"error": "…"}`, `{"object": "error", "message": …}`,
 `{"detail": …}` and `{"message": …}`. SGLang ends an answer with the finish reason `abort`, which
 has the message.
@@ -16,12 +16,13 @@ from specreg.core.readable import readable_line
 
 MAX_QUOTED_CHARACTERS = 300
 _MAX_SEARCHED = 16 * 2**10
+"""How much of a text is searched for secrets before its beginning is quoted."""
 _MAX_FIELDS = 12
-"""An object with more fields isn't an error, even if it has a field `error`."""
+"""An object with more fields isn't taken for an error because of a field `error` or a message."""
 _MESSAGE_FIELDS = ("errors", "detail", "message", "msg", "error_message")
 """The fields that may hold the message of an error without a field `error`."""
 _ANSWER_FIELDS = frozenset({"choices", "text", "text_output", "data", "usage", "output_ids"})
-"""The fields of an answer. An object with one of them isn't an error, even if it has a message."""
+"""The fields of an answer. An object with one of them isn't an error because of a message."""
 _WORDS = ("message", "msg", "error", *_MESSAGE_FIELDS, "reason", "type", "code")
 """The fields of an error that may hold words, the most informative first."""
 _STATUSES = ("code", "status", "status_code")
@@ -76,7 +77,7 @@ def describe_error(content: bytes) -> ServerWords:
 
 
 def describe_error_value(described: object) -> ServerWords:
-    """Return the message in a value that describes an error, such as that of a field `error`."""
+    """Return the message in a value that describes an error, such as the value of `error`."""
     return ServerWords(_message_of(described), _status_of(described))
 
 

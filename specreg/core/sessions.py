@@ -76,6 +76,7 @@ def started_ticks(pid: int) -> int:
     Raises:
         OSError: There is no such process.
     """
+    # Field 22 of proc_pid_stat(5).
     return int(_stat(pid)[19])
 
 
@@ -121,8 +122,8 @@ def end_all(
         session: The processes.
         number: The signal; each process gets it once.
         within_s: How long to wait until none is left, in seconds.
-        nested_after_s: How long inner supervisors are left to end their processes, in seconds;
-            after that the signal goes to those as well.
+        nested_after_s: How long inner supervisors have to end their processes, in seconds; after
+            that the signal goes to the nested processes as well.
 
     Returns:
         The ids of the survivors.
@@ -153,11 +154,12 @@ def _living_processes() -> Iterator[_Process]:
     """Yield all living processes. A process lives on if only its first thread has ended."""
     for process_id in all_process_ids():
         with contextlib.suppress(OSError):
+            # The fields 3, 6 and 20 of proc_pid_stat(5).
             fields = _stat(process_id)
             state = fields[0]
             session = int(fields[3])
             threads = int(fields[17])
-            # Of a zombie with several threads, the others may go on and hold files and memory.
+            # The other threads of a zombie may go on, and hold files and memory.
             if state in {b"Z", b"X"} and threads <= 1:
                 continue
             yield _Process(process_id, session, _marks_of(process_id))

@@ -22,7 +22,7 @@ def shared_files() -> frozenset[str]:
 
 
 def shared_by(session: Session, before: Collection[str]) -> set[str]:
-    """Return the names of a session's files in /dev/shm that weren't there before."""
+    """Return the names of a session's files in /dev/shm, except those that were there before."""
     return set(used_by(living(session)).difference(before))
 
 

@@ -5,7 +5,7 @@
 - MARK is a text in the environment of all supervised processes, by which they are found;
 - DESCRIPTOR is the read end of the pipe that they print into;
 - LOG is the file of their log;
-- each FOLDER is removed when they are ended.
+- each FOLDER is removed if the supervisor ends the processes, or if none was ever started.
 
 Neither the log nor a folder need exist before the first line of the input.
 
@@ -56,9 +56,12 @@ time is longer than the inner supervisor waits before it kills, so that it can c
 EXEC_S = 0.2
 """How long a forked child may take until it runs its own program, with its mark."""
 _GRACE_S = 2.0
+"""How long the processes may take to end by themselves before they are killed."""
 _KILLED_S = 30.0
+"""How long to wait for the end of killed processes, at most."""
 _PIECE_BYTES = 2**20
 _IDLE_S = 0.1
+"""How long nothing is printed before the log is written. Its writes are at least as far apart."""
 _WAIT_PER_WRITE = 20
 """After a write of the log, the next one waits this many times as long as that write took."""
 
@@ -78,7 +81,8 @@ class _LogPipe:
 
         Args:
             other_fds: Descriptors to wait for as well.
-            within_s: How long to wait for any of them, in seconds; None for as long as it takes.
+            within_s: How long to wait for any of them, in seconds; None for as long as it takes. If
+                output is still unwritten, the wait is `_IDLE_S`.
 
         Returns:
             Those of the other descriptors that can be read.

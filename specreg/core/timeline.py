@@ -138,7 +138,10 @@ class Timeline:
             self.listener(tuple(self._steps))
 
     def _default_pairs(self) -> tuple[str, ...]:
-        """Return the pairs of the enclosing phase, or else the pair that was added last."""
+        """Return the pairs of the enclosing phase, or else the pair that was added last.
+
+        Before the first pair, this is a pair without a name.
+        """
         if self._steps:
             return self._steps[-1].pairs
         if not self._spent_ns:

@@ -238,7 +238,7 @@ def _encodable(text: str) -> str:
 def _fields_with_text(kind: type) -> tuple[str, ...]:
     """Return the names of a type's fields that may hold a text that isn't a name.
 
-    The other fields are skipped to save time: a request in a journal has thousands of times.
+    The other fields are skipped to save time: a request in a journal has thousands of timestamps.
     """
     info = msgspec.inspect.type_info(kind)
     if not isinstance(info, _TYPES_WITH_FIELDS):
@@ -265,8 +265,8 @@ def _may_hold_text(name: str, info: msgspec.inspect.Type) -> bool:
 def _types_in(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
     """Yield a type and all types that it consists of, each once."""
     waiting = [info]
-    # A type may contain itself, so types are compared by identity and not by value. An id counts
-    # only as long as its object is kept.
+    # A type may contain itself, so types are compared by identity and not by value. The objects are
+    # kept, because the id of an object that is gone may be that of a new one.
     seen = dict[int, msgspec.inspect.Type]()
     while waiting:
         part = waiting.pop()
