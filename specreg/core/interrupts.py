@@ -56,11 +56,11 @@ class Interrupter:
 
     Attributes:
         busy_s: How long a run that never waits goes on after a signal, in seconds.
-        signalled: The numbers of the signals that have interrupted the run.
+        interrupting_signals: The numbers of the signals that have interrupted the run.
     """
 
     busy_s: float = _BUSY_S
-    signalled: list[int] = field(default_factory=list)
+    interrupting_signals: list[int] = field(default_factory=list)
     _came_s: float | None = None
     """When the signal came that hasn't interrupted yet; None if there is none."""
     _last_look: _Look | None = None
@@ -87,7 +87,7 @@ class Interrupter:
             return
         self._came_s = None
         self._last_look = None
-        self.signalled.append(number)
+        self.interrupting_signals.append(number)
         raise KeyboardInterrupt
 
     def check(self) -> None:
@@ -96,7 +96,7 @@ class Interrupter:
         Raises:
             KeyboardInterrupt: A signal has interrupted.
         """
-        if self.signalled:
+        if self.interrupting_signals:
             raise KeyboardInterrupt
 
 

@@ -165,7 +165,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         result = empty_result(context, config.stash.get(SELECTION, Selection()))
         config.stash[END] = SessionEnd(result=result, verdict=None, failure_blocks={})
         return
-    if len(INTERRUPTER.signalled) > 1:
+    if len(INTERRUPTER.interrupting_signals) > 1:
         kill_running()
         raise KeyboardInterrupt
     cut_short = _is_cut_short(session, exitstatus)

@@ -48,7 +48,7 @@ def test_a_second_signal_interrupts_again() -> None:
             signal.raise_signal(NUMBER)
             with pytest.raises(KeyboardInterrupt):
                 time.sleep(5)
-    assert interrupter.signalled == [NUMBER, NUMBER]
+    assert interrupter.interrupting_signals == [NUMBER, NUMBER]
 
 
 def test_what_computes_is_no_waiting_though_it_is_met_twice_at_one_place() -> None:

@@ -25,9 +25,9 @@ class Broken(Wire):
 @pytest.fixture
 def signalled() -> Iterator[None]:
     """A process that a signal has interrupted, as far as it knows."""
-    INTERRUPTER.signalled.append(signal.SIGINT)
+    INTERRUPTER.interrupting_signals.append(signal.SIGINT)
     yield
-    INTERRUPTER.signalled.clear()
+    INTERRUPTER.interrupting_signals.clear()
 
 
 @pytest.fixture
