@@ -166,10 +166,10 @@ def _cause_of(error: BaseException) -> str:
                 return readable_line(cause.strerror)
             return os.strerror(cause.errno)
         cause = cause.__cause__ or cause.__context__
-    return shortly(error) or "no words"
+    return short_message(error) or "no words"
 
 
-def shortly(error: BaseException) -> str:
+def short_message(error: BaseException) -> str:
     """Return the message of an error as a line of at most 300 characters.
 
     Some libraries quote a whole answer in their errors.

@@ -13,7 +13,7 @@ from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import Chunk, Reply, RequestTrace, StreamEvent, chunk_sizes
 from specreg.core.certificates import trusted_certificates
 from specreg.core.errors import HungError, InvalidMeasurementError
-from specreg.core.http import HEADERS, shortly
+from specreg.core.http import HEADERS, short_message
 from specreg.core.interrupts import check_signalled
 from specreg.core.server_words import quote, quote_answer
 from specreg.datasets.prompts import REPLIES, Prompt
@@ -303,7 +303,7 @@ class ChatClient:
             # If Ctrl-C came inside a callback of the event loop, the loop may have swallowed it and
             # closed the connection, which shows only as this error.
             check_signalled()
-            stream.error = ": ".join(filter(None, (type(failure).__name__, shortly(failure))))
+            stream.error = ": ".join(filter(None, (type(failure).__name__, short_message(failure))))
             stream.timed_out = isinstance(failure, httpx.TimeoutException | TimeoutError)
         except TimeoutError:
             # A stream that was ended because it was silent has its error already.
