@@ -13,7 +13,7 @@ isn't used, because its single response has no times of tokens.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
@@ -169,6 +169,16 @@ class Triton(Engine):
         super().check(settings)
         for argument in settings.engine_args:
             _parse_argument(argument)
+
+    def further_speculation(
+        self, speculation: Sequence[tuple[str, Setting]]
+    ) -> Mapping[str, Setting]:
+        """Return the further settings by the names of vLLM, which is the backend."""
+        return vllm.Vllm().further_speculation(speculation)
+
+    def turns_drafting_off(self, speculation: Mapping[str, Setting]) -> bool:
+        """Return whether the settings let some steps of vLLM, the backend, go without any draft."""
+        return vllm.Vllm().turns_drafting_off(speculation)
 
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return whether vLLM, which is the backend, accepts such drafts."""

@@ -445,7 +445,8 @@ class Vllm(Engine):
 
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True for FLy's rejection sampling (vLLM 0.33), which is lossy by design."""
-        return speculation.get("rejection_sample_method") == "fly"
+        settings = self.further_speculation(tuple(speculation.items()))
+        return settings.get("rejection_sample_method") == "fly"
 
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
         """Return whether every step of a method counts as one that drafted.

@@ -63,9 +63,18 @@ def test_tensorrt_llm_gets_them_in_the_section_of_its_file() -> None:
     assert options["speculative_config"]["acceptance_window"] == 100
 
 
-def test_triton_gets_them_as_the_vllm_inside_it() -> None:
-    words = words_of(spec_with("triton", rejection_sample_method="block"))
+@pytest.mark.parametrize("key", ["rejection_sample_method", "rejection-sample-method"])
+def test_triton_gets_them_as_the_vllm_inside_it(key: str) -> None:
+    words = words_of(spec_with("triton", **{key: "block"}))
     assert '"rejection_sample_method": "block"' in words
+
+
+@pytest.mark.parametrize("engine", ["vllm", "triton"])
+@pytest.mark.parametrize("key", ["per_batch_size", "per-batch-size"])
+def test_a_schedule_of_drafts_may_turn_drafting_off(engine: str, key: str) -> None:
+    name = f"num_speculative_tokens_{key}"
+    assert ENGINES[engine].turns_drafting_off({name: SCHEDULE})
+    assert not ENGINES[engine].turns_drafting_off({name: ((1, 8, 3),)})
 
 
 @pytest.mark.parametrize(
@@ -74,6 +83,7 @@ def test_triton_gets_them_as_the_vllm_inside_it() -> None:
         ("vllm", {"method": "ngram"}, "speculation.method: in the matrix this is set by methods"),
         ("vllm", {"num_speculative_tokens": 5}, "in the matrix this is set by draft_tokens"),
         ("triton", {"model": "a/b"}, "in the matrix this is set by the drafts of the model pair"),
+        ("triton", {"num-speculative-tokens": 5}, "in the matrix this is set by draft_tokens"),
         ("vllm", {"synthetic_acceptance_length": 2.5}, "this is set by pinned_length_tokens"),
         ("vllm", {"draft_tensor_parallel_size": 1}, "this is set by parallel.draft_tensor"),
         ("sglang", {"speculative_num_steps": 5}, "in the matrix this is set by draft_tokens"),
@@ -99,7 +109,9 @@ def case_with(engine: str, **speculation: Setting) -> Case:
 
 LOSSY = [
     ("vllm", "rejection_sample_method", "fly"),
+    ("vllm", "rejection-sample-method", "fly"),
     ("triton", "rejection_sample_method", "fly"),
+    ("triton", "rejection-sample-method", "fly"),
     ("sglang", "speculative_accept_threshold_single", 0.9),
     ("sglang", "speculative-accept-threshold-acc", 0.5),
     ("tensorrt_llm", "use_relaxed_acceptance_for_thinking", True),
