@@ -257,6 +257,8 @@ _CHAIN = _DRAFT | _STEPS
 _TREE = _CHAIN | {"speculative-eagle-topk": BRANCHES}
 # SGLang's default is a tree. With a single branch, it drafts like the other engines.
 _SINGLE_BRANCH: dict[str, Setting] = {"speculative-ngram-max-bfs-breadth": 1}
+_THRESHOLDS = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
+"""The flags that set which drafts are accepted. Their values are probabilities."""
 _METHODS = {
     "none": Spelling(settings={}),
     # It learns, because the texts of every batch are added to its corpus.
@@ -366,6 +368,9 @@ class Sglang(Engine):
             if value is False or isinstance(value, tuple):
                 message = f"speculation.{key} = {value}: a flag takes one value, or true"
                 raise UnsupportedError(f"{message}; correct it, or leave it out")
+            if key in _THRESHOLDS and not _is_number(value):
+                message = f"speculation.{key} = {value}: is no number"
+                raise UnsupportedError(f"{message}; correct it, or leave it out")
         return super().further_speculation(flags)
 
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
@@ -387,9 +392,8 @@ class Sglang(Engine):
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True if a threshold is set below 1, which accepts less likely drafts too."""
         flags = self.further_speculation(tuple(speculation.items()))
-        thresholds = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
         # 1 is SGLang's default. A flag's value may also be a text, as TOML has it.
-        values = [float(str(flags.get(name, 1.0))) for name in thresholds]
+        values = [float(str(flags.get(name, 1.0))) for name in _THRESHOLDS]
         return min(values) < 1.0
 
     def requirement(self, *, on_gpu: bool) -> Requirement:
@@ -484,6 +488,15 @@ class Sglang(Engine):
             )
         # A server whose settings can't be read is still identified by its list of models.
         return identity
+
+
+def _is_number(value: Setting) -> bool:
+    """Return whether the value of a flag is a number, which may also be written as a text."""
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True
 
 
 def _speculation_flags(speculation: Mapping[str, Setting]) -> tuple[str, ...]:

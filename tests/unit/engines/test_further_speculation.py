@@ -90,6 +90,8 @@ def test_a_schedule_of_drafts_may_turn_drafting_off(engine: str, key: str) -> No
         ("sglang", {"port": 1}, "isn't a flag of SGLang's speculation; put it into engine_args"),
         ("sglang", {"speculative-adaptive": False}, "takes one value, or true"),
         ("sglang", {"speculative-token-map": ("a",)}, "takes one value, or true"),
+        ("sglang", {"speculative-accept-threshold-acc": "low"}, "is no number; correct it"),
+        ("sglang", {"speculative_accept_threshold_single": True}, "is no number; correct it"),
         ("tensorrt_llm", {"max_draft_len": 5}, "in the matrix this is set by draft_tokens"),
         ("reference", {"anything": 1}, "the reference engine has no further keys"),
     ],
