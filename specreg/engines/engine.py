@@ -1,4 +1,4 @@
-"""The base class of engines, and the types of what specreg must know to install and start one."""
+"""The base class of engines, and the types of what is needed to install and start one."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -64,9 +64,10 @@ ALONE = Parallel()
 """A whole model on one GPU."""
 
 
-# This class and `LaunchSettings` have no slots, because classes derived from them have a further
-# base class, and Python allows only one base class with slots. The classes into which msgspec
-# decodes need slots: without them, msgspec doesn't set the attributes that a text leaves out.
+# This class and `LaunchSettings` have no slots, because `CaseSettings` and `CasesTable` derive from
+# them and from further classes, and Python allows only one base class with slots. These two classes
+# do have slots: msgspec decodes texts into them, and without slots it wouldn't set the attributes
+# that a text leaves out.
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """The settings of a server that must be equal for two measurements to be compared.
@@ -193,7 +194,7 @@ class Requirement:
     Attributes:
         package: The distribution.
         version: The version; empty if it isn't known.
-        extras: Further requirements, of a method for instance.
+        extras: Further requirements, for instance those of a method.
         overrides: Requirements that replace those of the package, in uv's form.
         local_torch: The build of torch for CPUs that the engine needs; None for PyPI's torch.
         source: The wheel or folder that the engine is built from; empty for a release.
@@ -227,14 +228,16 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a running server reports about itself; a field is empty if it doesn't report it.
+    """What a running server reports about itself.
+
+    A field that the server doesn't report is empty, unless its description says otherwise.
 
     Attributes:
         engine: The name of its engine, one of `ENGINES`.
         version: The version that it reports; "unknown" if it reports none.
         model: The name of the model in requests.
         target: The folder or hub id of that model.
-        speculates: True if it has a drafter; None if it doesn't report that.
+        speculates: True if it has a drafter; None if it doesn't report whether it has one.
         speculation: Its speculative settings by the engine's names, as far as it reports them.
     """
 
@@ -274,7 +277,7 @@ class Engine(ABC):
         methods: The methods that it has, with their settings.
         seen: How each method was tried on a real server: "measured" or "started", with the
             engine's version and the date. A method that isn't in it has never been run.
-        backend: The engine inside it that drafts; empty if it is an engine by itself.
+        backend: The name of the engine inside it that drafts; empty if it drafts by itself.
         oldest: The oldest version that specreg supports.
         program: The program that must be on PATH; None for an engine that specreg installs.
         module: The Python module of the engine; empty if it is a program.
@@ -282,8 +285,9 @@ class Engine(ABC):
         version_path: The path at which it reports its version.
         wire_format: How requests to it and its answers are written.
         serves_names: True if it serves its model under the name that it is given.
-        parallel_fields: The fields of `Parallel` that it supports. All engines split a draft like
-            its target.
+        parallel_fields: The fields of `Parallel` that it supports. A `draft_tensor` that equals
+            `tensor` needs no support, because every engine splits a draft like its target by
+            default.
         ray_packages: The packages that it needs for Ray's executor.
         memory_flags: The beginnings of the flags that set how much of a GPU's memory it takes. If
             an argument of a case begins with one, specreg doesn't size the KV cache itself. Empty
@@ -296,7 +300,7 @@ class Engine(ABC):
         serve_command: How a command line of its users is read; None if it can't be turned into a
             case.
         reserved_speculation_keys: The keys of its speculative configuration that `speculation` may
-            not set, each with the key of `[[cases]]` that sets it.
+            not set, each with the setting of the matrix that sets it.
     """
 
     name: ClassVar[str]
@@ -331,14 +335,14 @@ class Engine(ABC):
 
     @property
     def token_api(self) -> TokenApi | None:
-        """How it is asked in token ids; None if it doesn't answer in token ids."""
+        """The calls that take and return token ids; None if the engine has none."""
         return self.wire_format if isinstance(self.wire_format, TokenApi) else None
 
     def spelling_of(self, method: str) -> Spelling:
         """Return the settings with which the engine uses a method.
 
         Raises:
-            UnknownNameError: It doesn't have the method. The message lists those that it has.
+            UnknownNameError: The engine doesn't have the method. The message lists those it has.
         """
         check_name(f"method of engine '{self.name}'", method, self.methods)
         return self.methods[method]
@@ -349,8 +353,8 @@ class Engine(ABC):
         """Return the further settings of a case's speculation by the engine's names.
 
         Raises:
-            UnsupportedError: The engine has no such settings, or `[[cases]]` has a key of its own
-                for one.
+            UnsupportedError: The engine has no such settings, or another setting of the matrix
+                sets one of them.
         """
         for key, _ in speculation:
             if key in self.reserved_speculation_keys:
@@ -376,10 +380,10 @@ class Engine(ABC):
         return True
 
     def turns_drafting_off(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return whether a case's keys of speculation let steps go without any draft.
+        """Return whether the settings let some steps go without any draft.
 
         Args:
-            speculation: the further keys of a case's speculation.
+            speculation: The further settings of a case's speculation.
         """
         del speculation
         return False
@@ -398,7 +402,7 @@ class Engine(ABC):
         return self.pinned_on_gpu if on_gpu else self.pinned_on_cpu
 
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
-        """Return whether every step of a method drafts, or is padded and counted as if it did.
+        """Return whether every step of a method drafts, or is padded and counted as if it drafted.
 
         Args:
             method: The method.
@@ -424,8 +428,8 @@ class Engine(ABC):
         """Check that the engine supports a server's settings.
 
         Raises:
-            UnsupportedError: It doesn't support the parallelism, the speculation or the choice of
-                a model runner.
+            UnsupportedError: The engine doesn't support the parallelism, the speculation or the
+                choice of a model runner.
         """
         if settings.model_runner is not None and not self.has_model_runners:
             raise UnsupportedError(
@@ -437,7 +441,7 @@ class Engine(ABC):
         for name in Parallel.__struct_fields__:
             value = getattr(parallel, name)
             is_default = value == getattr(ALONE, name)
-            # Every engine splits a draft like its target.
+            # Every engine splits a draft like its target by default.
             is_like_target = name == "draft_tensor" and value == parallel.tensor
             # The number of machines is no setting of the engine: it only says where the GPUs are.
             is_supported = name == "nodes" or name in self.parallel_fields
@@ -481,6 +485,7 @@ class Engine(ABC):
 
         Raises:
             Whatever `fetch` raises.
+            InvalidMeasurementError: An answer can't be read.
         """
         del log, fetch
         return NOTHING_KNOWN
@@ -493,7 +498,7 @@ class Engine(ABC):
 
         Raises:
             Whatever `fetch` raises.
-            AttachError: The server can't be measured; the message begins with the reason.
+            AttachError: The server can't be measured. The message doesn't name the server.
         """
         try:
             models = msgspec.json.decode(fetch("GET", "/v1/models"), type=_Models).data
@@ -506,7 +511,7 @@ class Engine(ABC):
         # A server of another engine needn't have this engine's path for the version.
         if first.owned_by == self.name:
             version = self.parse_version(fetch("GET", self.version_path))
-        # A server that doesn't say which model it has loaded is taken to serve it by its name.
+        # A server that doesn't report which model it has loaded is assumed to serve it by its name.
         target = first.root or first.id
         return Identity(engine=first.owned_by, version=version, model=first.id, target=target)
 

@@ -18,7 +18,7 @@ NONE = "none"
 class LaunchFacts(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What a launch of a server ran with. A fact that isn't known is empty.
+    """The facts of one launch of a server. A fact that isn't known is empty.
 
     Attributes:
         model_runner: vLLM's model runner, "v1" or "v2".

@@ -1,6 +1,7 @@
 """The table of speculative methods.
 
-The file of an engine says which methods the engine supports, and with which settings.
+The file of an engine says which methods the engine supports, and with which settings. The section
+"A method" of CONTRIBUTING.md lists all that a new method needs.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ DRAFT = "{draft}"
 DRAFT_TOKENS = "{draft_tokens}"
 """In a setting, it stands for the number of tokens that a step drafts."""
 VERIFIED_TOKENS = "{verified_tokens}"
-"""In a setting, it stands for that number and one more, the token that the drafts continue."""
+"""In a setting, it stands for the number of tokens that the target verifies in a step: all drafts,
+and the token that they continue."""
 BRANCHES = "{branches}"
 """In a setting, it stands for the branches of a tree."""
 
@@ -44,11 +46,11 @@ class Spelling:
     """The settings with which an engine uses a method, and what the method needs.
 
     Attributes:
-        settings: The speculative settings by the engine's names; empty for `none`. A value such as
-            `DRAFT` stands for one of the case.
+        settings: The speculative settings by the engine's names; empty for `none`. A placeholder
+            such as `DRAFT` stands for a value of the case.
         packages: The packages that the method needs in addition to the engine.
-        learns: True if it drafts from texts that the server has generated before, so that its
-            acceptance depends on them.
+        learns: True if the method drafts from texts that the server has generated before, so that
+            the acceptance depends on them.
         until: The first version of the engine without the method; empty if all have it.
     """
 
@@ -73,13 +75,13 @@ class Spelling:
             draft_tokens: The largest number of drafts that a step can accept; the depth of a tree.
             tree: How the drafts branch; None if they don't.
         """
-        # The branches of a chain aren't needed: no method without a tree has that placeholder.
+        # Without a tree `BRANCHES` needs no value, because only methods with trees have it.
         drafted_tokens = draft_tokens
         values: dict[Setting, Setting] = {DRAFT: draft or "", DRAFT_TOKENS: draft_tokens}
         if tree is not None:
             drafted_tokens = tree.drafted_tokens
             values[BRANCHES] = tree.branches
-        # The target also computes the token after the last draft.
+        # The token that the drafts continue counts too.
         values[VERIFIED_TOKENS] = drafted_tokens + 1
         return {key: values.get(value, value) for key, value in self.settings.items()}
 
@@ -137,8 +139,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "pard": Method(needs_draft=True),
         "p_eagle": Method(needs_draft=True),
         "dflash": Method(needs_draft=True),
-        # Like DFlash, and then each token is corrected by the one before it. If its confidence is
-        # low, a step may have fewer drafts than requested.
+        # Like DFlash, but each token is then corrected by the one before it. A step may have fewer
+        # drafts than requested, if the head's confidence is low.
         "dspark": Method(needs_draft=True),
         # A draft model with another vocabulary. It drafts tokens that both models have.
         "draft_model_tli": Method(needs_draft=True),

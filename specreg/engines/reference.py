@@ -35,7 +35,7 @@ _METHODS = {
     "ngram": Spelling(settings={"method": "ngram", "draft-tokens": DRAFT_TOKENS}),
     "ngram_adaptive": Spelling(
         settings={"method": "ngram_adaptive", "draft-tokens": DRAFT_TOKENS},
-        learns=True,  # its store takes in every text
+        learns=True,  # each text is added to its store
     ),
     "draft_model": Spelling(
         settings={"method": "draft_model", "draft-model": DRAFT, "draft-tokens": DRAFT_TOKENS}
@@ -66,10 +66,10 @@ class ReferenceEngine(Engine):
     def further_speculation(
         self, speculation: Sequence[tuple[str, Setting]]
     ) -> Mapping[str, Setting]:
-        """Refuse all of them.
+        """Refuse any further setting, because the engine has none.
 
         Raises:
-            UnsupportedError: there is one.
+            UnsupportedError: A setting is given.
         """
         if speculation:
             first_key, _ = speculation[0]
@@ -102,7 +102,7 @@ class ReferenceEngine(Engine):
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Return variables with which the engine finds specreg, after the user's own modules."""
-        # specreg isn't installed in the engine's environment.
+        # specreg isn't installed in the engine's environment, so its folder is named.
         folders = [str(Path(__file__).parents[2])]
         users_path = os.environ.get("PYTHONPATH")
         if users_path:

@@ -20,7 +20,7 @@ def engine_named(name: str) -> Engine:
     """Return the engine with a name.
 
     Raises:
-        UnknownNameError: There is none. The message lists the engines that there are.
+        UnknownNameError: There is no such engine. The message lists the engines.
     """
     check_name("engine", name, ENGINES)
     return ENGINES[name]
@@ -37,8 +37,11 @@ def render_methods() -> str:
 
 
 def _evidence(engine: Engine, method: str) -> str:
-    """Return how an engine was seen to run a method; a dash if it doesn't have the method."""
+    """Return how an engine was seen to run a method.
+
+    The result is "spelt" if it was never run, and a dash if the engine doesn't have the method.
+    """
     if method not in engine.methods:
         return "–"
-    # A method that was never run is only known to have the right spelling.
+    # The settings of a method that was never run come from the engine's source or documentation.
     return engine.seen.get(method, "spelt")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from specreg.core.errors import InvalidMeasurementError
 
 _ENOUGH_EXTENSIONS = 2
-"""How many texts must begin with the text before them until that can't be chance."""
+"""The number of texts that must begin with the text before them. So many can't do so by chance."""
 _QUOTED_CHARACTERS = 100
 
 
@@ -75,12 +75,13 @@ class RepeatingStream:
         Args:
             text: The text of the event.
             token_ids: The ids of the event; None if it has none.
-            all_tokens: The number of tokens that the answer has so far, as the event counts.
+            all_tokens: The number of tokens that the answer has so far, by the event's own count.
             is_last: True if the answer ends with the event.
 
         Raises:
             InvalidMeasurementError: `STREAM_UNRECOGNISED`, the event neither repeats the answer nor
-                continues it, or the answer ends before that is decided.
+                continues it, relates to it in another way than earlier events, or ends the answer
+                before the way is decided.
         """
         new_tokens = all_tokens - self._tokens
         if new_tokens < 0:
@@ -138,7 +139,8 @@ class RepeatingStream:
     def _decide(self, way: _Way, text: str) -> None:
         """Note how the events relate, and check that it doesn't contradict earlier events."""
         if self._way not in {None, way}:
-            raise _unrecognised("an event comes another way than those before it", text)
+            fault = "an event relates to the answer in another way than the events before it"
+            raise _unrecognised(fault, text)
         self._way = way
 
     def _take_text(self, text: str, *, is_last: bool) -> str:
@@ -150,7 +152,8 @@ class RepeatingStream:
         if self._way is _Way.REPEATING:
             before = self._shown
             if not text.startswith(before):
-                raise _unrecognised("an event repeats the token ids before it, not the text", text)
+                fault = "an event repeats the token ids before it, but not the text before it"
+                raise _unrecognised(fault, text)
             self._shown = text
             return text[len(before) :]
         if not self._shown:
@@ -169,6 +172,6 @@ class RepeatingStream:
 def _unrecognised(fault: str, text: str) -> InvalidMeasurementError:
     message = (
         f"{fault}, in: {text[-_QUOTED_CHARACTERS:]!r}; events must hold either all text and token"
-        " ids so far or the new ones alone; take a version of the engine that specreg knows"
+        " ids so far or only the new ones; use a version of the engine that specreg is tested with"
     )
     return InvalidMeasurementError("STREAM_UNRECOGNISED", message)

@@ -1,7 +1,7 @@
 """Read the command line with which people start a server, such as `vllm serve …`.
 
-The file of each engine has a table of what its flags mean for a case. Splitting a command line into
-flags, and finding its speculative method, is the same for all engines and done here.
+The file of each engine has a table of what the engine's flags mean for a case. Splitting a command
+line into flags, and finding its speculative method, is the same for all engines and done here.
 """
 
 import re
@@ -33,8 +33,8 @@ _TYPOGRAPHIC = re.compile("[\u2018\u2019\u201c\u201d]")
 _FOR_A_SHELL = re.compile(
     r"\d*[<>]{1,2}(?![\w/])|\d?>&\d|&|\||;$|#|~|`|\$[\w{(]|[\w./]*\$\{|[A-Za-z_]\w*=\$"
 )
-"""Words that only a shell understands: redirections, operators, comments, the home folder, and
-variables and commands that it replaces."""
+"""The beginnings of words that only a shell understands: redirections, operators, comments, the
+home folder, and variables and commands that a shell replaces."""
 _NO = "no-"
 """The beginning of a flag that switches a setting off."""
 
@@ -48,14 +48,15 @@ class ServeCommand:
     Attributes:
         programs: The possible beginnings of a command line; `python` stands for any interpreter.
         takes_target: True if the target may follow without a flag.
-        keys: The key of `[[cases]]` for a flag. `target` stands for the model, and `speculation`
-            for a flag whose value is the whole speculative configuration as JSON.
+        keys: The key of `[[cases]]` by flag. `target` stands for the model, and `speculation` for
+            a flag whose value is the whole speculative configuration as JSON.
         speculation_flags: The beginnings of flags that set one key of the speculative
-            configuration, which has the name of the flag.
-        speculation_names: The key of the speculative configuration for a flag of another name.
-        refused: Why a server that is measured can't have a flag.
-        preset: The values of flags that specreg itself sets for each server.
-        dropped: Why a flag is left out.
+            configuration. The key has the name of the flag.
+        speculation_names: The key of the speculative configuration by flag, for flags of another
+            name.
+        refused: The flags that a measured server can't have, each with the reason.
+        preset: The flags that specreg itself sets for each server, each with its values.
+        dropped: The flags that are left out, each with the reason.
     """
 
     programs: tuple[tuple[str, ...], ...]
@@ -76,8 +77,9 @@ class ReadCommand:
         engine: The name of the engine.
         variables: The environment variables before the program.
         target: The folder or hub id of the model.
-        values: The words after a flag, by the key of `[[cases]]`; empty for a flag without a value.
-        flags: The flag as it was written, by the key of `[[cases]]`.
+        values: The words after a flag, by the flag's key of `[[cases]]`; empty for a flag without a
+            value.
+        flags: The flag as it was written, by the same key.
         speculation: The speculative configuration by the engine's names.
         engine_args: The words of all other flags, in their order.
         notes: Lines about the flags that were left out, and why.
@@ -132,7 +134,7 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
 
     Raises:
         MatrixError: The text can't be read, starts no server, names no model, or has a flag that
-            a server which is measured can't have.
+            a measured server can't have or that contradicts another one.
     """
     # Split off the environment variables and the program.
     words = _words_of(text)
@@ -195,8 +197,8 @@ def _words_of(text: str) -> list[str]:
     for word in words:
         if _FOR_A_SHELL.match(word):
             raise MatrixError(
-                f"command: '{word}' is for a shell, and none reads it here; write the command that"
-                " starts the server alone, with values in place of variables"
+                f"command: '{word}' is for a shell, and none reads it here; write only the command"
+                " that starts the server, with values in place of variables"
             )
     return words
 
@@ -244,7 +246,7 @@ def _flags_of(words: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     """
     flags: list[tuple[str, tuple[str, ...]]] = []
     for word in words:
-        # A negative number is the value of a flag.
+        # A negative number begins with a dash too, but is the value of a flag.
         if word.startswith("-") and not _is_number(word):
             flag, equals, value = word.partition("=")
             values: tuple[str, ...] = ()
@@ -273,11 +275,12 @@ def _read_flag(
     """Add one flag of a command line to the reading.
 
     Raises:
-        MatrixError: A server that is measured can't have the flag, or it contradicts another one.
+        MatrixError: A measured server can't have the flag, or the flag contradicts another one.
     """
     # Flags that a case doesn't have.
     name = flag.lstrip("-").replace("_", "-")
-    if name in command.refused or command.preset.get(name, values) != values:
+    contradicts_preset = command.preset.get(name, values) != values
+    if name in command.refused or contradicts_preset:
         reason = command.refused.get(name, "specreg gives each server its own")
         raise MatrixError(f"command: {' '.join((flag, *values))}: {reason}; leave it out")
     if name in command.preset:
@@ -301,7 +304,7 @@ def _read_flag(
     for setting in settings:
         if setting in reading.speculation:
             raise MatrixError(
-                f"command: {flag} says again what {setting} of the speculation is; leave out one"
+                f"command: {flag} sets {setting} of the speculation again; leave out one"
             )
     reading.speculation |= settings
 
@@ -326,7 +329,7 @@ def _read_setting(
         return
     if known_key in reading.flags:
         raise MatrixError(
-            f"command: {flag} says again what {reading.flags[known_key]} says; leave out one"
+            f"command: {flag} sets again what {reading.flags[known_key]} sets; leave out one"
         )
     reading.flags[known_key] = flag
     # A flag that switches something off leaves the key at its default, which is off.
@@ -343,7 +346,7 @@ def _setting_of(values: tuple[str, ...]) -> Setting:
         value = msgspec.json.decode(text)
     except UNREADABLE:
         return text
-    # A list or an object stays the text that was written. The engine parses it.
+    # A list or an object stays a text as it was written. The engine parses it.
     if isinstance(value, int | float):
         return value
     return text
@@ -386,7 +389,7 @@ def read_speculation(
     steps = None
     for key in _keys_of(spelling, DRAFT_TOKENS):
         steps = settings.get(key)
-    # SGLang's number of verified tokens is one more than that of the drafts, because it includes
+    # SGLang's number of verified tokens is one more than the number of drafts, because it includes
     # the token that the drafts continue.
     verified = None
     for key in _keys_of(spelling, VERIFIED_TOKENS):
@@ -432,8 +435,9 @@ def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling])
     if not agreements:
         shown = msgspec.json.encode(settings).decode()
         raise MatrixError(
-            f"command: no method is spelt as the speculation {shown}; {specreg_command('engines')}"
-            " lists the methods: name one, and its draft where it needs one"
+            f"command: no method has the speculative settings {shown};"
+            f" {specreg_command('engines')} lists the methods: name one, and its draft if it needs"
+            " one"
         )
     return max(agreements, key=agreements.__getitem__)
 
@@ -443,39 +447,39 @@ def _fits(
 ) -> bool:
     """Return whether a configuration may be one of a method.
 
-    It must have a draft and branches exactly if the method has them, and the method's texts and
-    switches. Its numbers may differ.
+    It must have a draft and branches exactly if the method has them. Texts and switches must equal
+    those of the method; numbers may differ.
     """
     if not spelling.settings:
         return False
     draft_keys: set[str] = set()
-    chain_keys: set[str] = set()
+    branch_keys: set[str] = set()
     for method in methods.values():
         draft_keys.update(_keys_of(method, DRAFT))
-        chain_keys.update(_keys_of(method, BRANCHES))
+        branch_keys.update(_keys_of(method, BRANCHES))
     has_draft = not draft_keys.isdisjoint(settings)
     needs_draft = DRAFT in spelling.settings.values()
     if has_draft != needs_draft:
         return False
     return all(
-        _value_fits(settings.get(key), value, says_chain=key in chain_keys)
+        _value_fits(settings.get(key), value, shows_branching=key in branch_keys)
         for key, value in spelling.settings.items()
     )
 
 
 def _keys_of(spelling: Spelling, placeholder: str) -> list[str]:
-    """Return the keys of a method's settings whose value is a placeholder."""
+    """Return the keys of a method's settings that have a placeholder as their value."""
     return [key for key, value in spelling.settings.items() if value == placeholder]
 
 
-def _value_fits(setting: Setting | None, value: Setting, *, says_chain: bool) -> bool:
-    """Return whether the value of a key is one that a method may have.
+def _value_fits(setting: Setting | None, value: Setting, *, shows_branching: bool) -> bool:
+    """Return whether a method may have a value for a key.
 
     Args:
         setting: The value of the key; None if the key isn't given.
         value: The value in the method's settings.
-        says_chain: True if another method has the branches of a tree in this key, so that the value
-            says whether the drafts branch.
+        shows_branching: True if another method has the branches of a tree in this key, so that the
+            value shows whether the drafts branch.
     """
     if value == BRANCHES:
         return setting is not None and _count(setting) > 1
@@ -483,15 +487,15 @@ def _value_fits(setting: Setting | None, value: Setting, *, says_chain: bool) ->
         return True
     if isinstance(value, str) or value is True:
         return setting == value
-    return not says_chain or setting in {None, value}
+    return not shows_branching or setting in {None, value}
 
 
 def _further(settings: Mapping[str, Setting], spelling: Spelling) -> dict[str, Setting]:
     """Return the settings that a method doesn't have, or has with another value."""
     further = {}
     for key, value in settings.items():
-        own_setting = spelling.settings.get(key)
-        if own_setting not in _PLACEHOLDERS and own_setting != value:
+        method_value = spelling.settings.get(key)
+        if method_value not in _PLACEHOLDERS and method_value != value:
             further[key] = value
     return further
 
@@ -500,9 +504,10 @@ def _count(value: Setting | None) -> int:
     """Return a value as a number of tokens or branches.
 
     Raises:
-        MatrixError: It isn't a number from 1 on.
+        MatrixError: It isn't an integer from 1 on.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        problem = f"the speculation has {value} where a number from 1 on is due"
-        raise MatrixError(f"command: {problem}; give it such a number")
+        shown = "missing" if value is None else value
+        message = f"command: a number of tokens or branches of the speculation is {shown}"
+        raise MatrixError(f"{message}, needed an integer from 1 on; correct it")
     return value

@@ -1,7 +1,7 @@
 """SGLang: the package `sglang`, whose kernels need a GPU.
 
 The server also starts without a GPU if another package takes the place of the kernels.
-`tests/sglang_cpu` has such a package. It is for tests of the protocol, and never for measuring.
+`tests/sglang_cpu` has such a package. It only serves to test the protocol, never to measure.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class _Event(Event, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_Event)
-_SAYS_NOTHING = _Event()
+_EMPTY_EVENT = _Event()
 
 
 class _Tokens(msgspec.Struct, frozen=True):
@@ -120,9 +120,9 @@ class SglangWireFormat(WireFormat, TokenApi):
         return _GENERATE
 
     def body(self, ask: Ask) -> Body:
-        """Return a body that asks for the usage in each chunk and for the record of the answer.
+        """Return a body that requests the usage in each chunk and the record of the answer.
 
-        `/generate` gives both without being asked.
+        `/generate` sends both without a request for them.
         """
         if ask.form is Form.CHAT:
             return {**super().body(ask), "return_spec_tokens_details": True}
@@ -136,7 +136,7 @@ class SglangWireFormat(WireFormat, TokenApi):
     def new_parser(self, ask: Ask) -> ParseEvent:
         """Return a parser for the endpoint of the prompt.
 
-        Events of `/generate` may repeat what earlier ones had, or have new text only.
+        An event of `/generate` either repeats the whole answer so far, or has only its new part.
         """
         if ask.form is Form.CHAT:
             return super().new_parser(ask)
@@ -150,7 +150,7 @@ class SglangWireFormat(WireFormat, TokenApi):
                 finish_reason = meta.finish_reason.type
                 check_ended_well(finish_reason, event)
             # An error of another form than `error` decodes as an event without any field.
-            if parsed == _SAYS_NOTHING:
+            if parsed == _EMPTY_EVENT:
                 check_no_error(event)
                 return StreamEvent()
             added = stream.take(
@@ -172,7 +172,11 @@ class SglangWireFormat(WireFormat, TokenApi):
         return parse_event
 
     def parse_counters(self, page: str) -> Counters:
-        """Parse the number of verify calls, which is all that SGLang counts of its steps."""
+        """Parse the number of verify calls, which is all that SGLang counts of its steps.
+
+        Raises:
+            InvalidMeasurementError: The page doesn't have it, or can't be read.
+        """
         parsed = MetricsPage(page)
         parsed.require(_VERIFY_CALLS, advice=f"start the server with {self.counters_flag}")
         return Counters(steps=parsed.total(_VERIFY_CALLS))
@@ -188,7 +192,7 @@ class SglangWireFormat(WireFormat, TokenApi):
     def complete(
         self, model: str, ids: Sequence[int], settings: AnswerSettings
     ) -> Call[Transcript]:
-        """Return a call of SGLang's own endpoint, which serves one model only."""
+        """Return a call of SGLang's own endpoint, which has one model, that continues a text."""
         del model
 
         def parse(answer: bytes) -> Transcript:
@@ -197,7 +201,7 @@ class SglangWireFormat(WireFormat, TokenApi):
             tokens = parsed.meta_info.completion_tokens
             # 0 is the value of an answer that doesn't count its tokens.
             if tokens not in {0, len(output)}:
-                mismatch = f"{len(output)} output_ids, where it counts {tokens} tokens"
+                mismatch = f"it has {len(output)} output_ids, but counts {tokens} tokens"
                 raise unreadable(mismatch, answer)
             counts = parsed.meta_info.counts
             return Transcript(prompt=tuple(ids), output=output, counts=counts, text=parsed.text)
@@ -206,7 +210,7 @@ class SglangWireFormat(WireFormat, TokenApi):
         return Call(path=_GENERATE, body=body, parse=parse)
 
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
-        """Return a call that asks for the log-probabilities of the candidates themselves."""
+        """Return a call for the log-probabilities of the candidates, which are all exact."""
         del model
 
         def parse(answer: bytes) -> Scores:
@@ -232,7 +236,7 @@ class SglangWireFormat(WireFormat, TokenApi):
 _VERSION = "0.5.23"
 _MAX_CHARACTERS = 1024
 """The length at which a value that a server reports about itself is cut."""
-# All of these are CUDA builds; none is of use without a GPU.
+# All of these are built for CUDA, and none is of use without a GPU.
 _KERNELS = (
     *("cuda-tile", "cuda-python", "flash-attn-4", "flashinfer-python", "humming-kernels"),
     *("nvidia-cutlass-dsl", "nvidia-mathdx", "nvshmem4py-cu13", "quack-kernels", "sgl-deep-ep"),
@@ -242,7 +246,7 @@ _KERNELS = (
 
 
 def _drafter(algorithm: str, settings: dict[str, Setting], *, learns: bool = False) -> Spelling:
-    """Return the flags of a speculative algorithm, with the number of tokens a step verifies."""
+    """Return the flags of an algorithm, with the number of tokens that a step verifies."""
     flags: dict[str, Setting] = {
         "speculative-algorithm": algorithm,
         **settings,
@@ -255,7 +259,7 @@ _DRAFT: dict[str, Setting] = {"speculative-draft-model-path": DRAFT}
 _STEPS: dict[str, Setting] = {"speculative-num-steps": DRAFT_TOKENS, "speculative-eagle-topk": 1}
 _CHAIN = _DRAFT | _STEPS
 _TREE = _CHAIN | {"speculative-eagle-topk": BRANCHES}
-# SGLang's default is a tree. With a single branch, it drafts like the other engines.
+# By default SGLang drafts n-grams as a tree. With a single branch, it drafts like other engines.
 _SINGLE_BRANCH: dict[str, Setting] = {"speculative-ngram-max-bfs-breadth": 1}
 _THRESHOLDS = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
 """The flags that set which drafts are accepted. Their values are probabilities."""
@@ -334,8 +338,8 @@ class Sglang(Engine):
     parallel_fields: ClassVar = frozenset({"tensor", "data", "expert"})
     wire_format: ClassVar = SglangWireFormat()
     memory_flags: ClassVar = ("--max-total-tokens", "--mem-fraction-static")
-    # With a pinned acceptance, SGLang lets all requests accept the same number of drafts in a step.
-    # It can do that only for methods whose model drafts a single branch.
+    # With a pinned acceptance, all requests of a batch accept the same number of drafts in a step.
+    # SGLang can do that only for methods whose model drafts a single branch.
     pinned_on_gpu: ClassVar = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
     pinned_on_cpu: ClassVar = pinned_on_gpu
     compiles: ClassVar = True
@@ -356,12 +360,12 @@ class Sglang(Engine):
         """Return the further settings by the names of flags, with dashes instead of underscores.
 
         Raises:
-            UnsupportedError: A flag isn't one of speculation, can't have the value, or `[[cases]]`
-                has a key of its own for it.
+            UnsupportedError: A flag isn't one of speculation, can't have the value, or is set by
+                another setting of the matrix.
         """
         flags = [(key.replace("_", "-"), value) for key, value in speculation]
         for key, value in flags:
-            # This is the only flag of its speculation whose name doesn't say so.
+            # This is the only flag of SGLang's speculation whose name doesn't contain "spec".
             if "spec" not in key and key != "enable-multi-layer-eagle":
                 message = f"speculation.{key}: isn't a flag of SGLang's speculation"
                 raise UnsupportedError(f"{message}; put it into engine_args")
@@ -374,7 +378,7 @@ class Sglang(Engine):
         return super().further_speculation(flags)
 
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
-        """Return a speculative configuration with the algorithm in capitals; NEXTN means EAGLE."""
+        """Return a speculative configuration with the algorithm in capitals, EAGLE for NEXTN."""
         algorithm = str(speculation.get("speculative-algorithm", "")).upper()
         if algorithm == "NEXTN":
             algorithm = "EAGLE"
@@ -390,7 +394,7 @@ class Sglang(Engine):
         return "speculative-adaptive" not in self.further_speculation(tuple(speculation.items()))
 
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return True if a threshold is set below 1, which accepts less likely drafts too."""
+        """Return True if a threshold is below 1, so that less likely drafts are accepted too."""
         flags = self.further_speculation(tuple(speculation.items()))
         # 1 is SGLang's default. A flag's value may also be a text, as TOML has it.
         values = [float(str(flags.get(name, 1.0))) for name in _THRESHOLDS]
@@ -419,8 +423,10 @@ class Sglang(Engine):
         if options.on_gpu:
             device_flags = _gpu_flags(options)
         parallel = options.parallel
-        # The number of GPUs over which experts are spread is that of `tensor`.
-        expert_gpus = parallel.expert and parallel.tensor
+        # SGLang spreads experts over the GPUs of `tensor`.
+        expert_gpus = 1
+        if parallel.expert:
+            expert_gpus = parallel.tensor
         flags_unless_default = given_flags(
             ("--tp-size", parallel.tensor),
             ("--dp-size", parallel.data),
@@ -448,7 +454,7 @@ class Sglang(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Return variables for offline use, for a CPU, and to pin the acceptance."""
+        """Return the variables for offline use, for a CPU, and to pin the acceptance."""
         variables = dict(super().environment(options))
         if not options.on_gpu:
             variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -456,7 +462,7 @@ class Sglang(Engine):
             variables |= {
                 "SGLANG_SIMULATE_ACC_LEN": str(options.pinned_length_tokens),
                 "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
-                # By default every accepted token is the same fixed one, and not the drafted one.
+                # By default every accepted token is one fixed token, and not the drafted one.
                 "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
             }
         return variables
@@ -521,9 +527,9 @@ def _revision_flags(options: LaunchOptions) -> Sequence[str]:
 
 
 _CPU_FLAGS = (
-    # Without a limit, SGLang would take most of the machine's memory.
+    # Without a limit of tokens, SGLang would take most of the machine's memory.
     *("--device", "cpu", "--max-total-tokens", "8192"),
-    # It is the only backend for CPUs that can verify drafts, and the default only with AMX.
+    # This is the only backend for CPUs that can verify drafts. It is the default only with AMX.
     *("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx"),
 )
 

@@ -1,12 +1,13 @@
 """TensorRT-LLM: `trtllm-serve` of the package `tensorrt-llm`, which needs a GPU.
 
-This was written from its documentation and source, and never run; docs/explanation/engines.md has
-the places where it reports its steps. It has counters by the position of the draft, to which a
-request is added when it has ended. The drafts of the first position are the steps that drafted, S,
-and the sums over all positions are D and A. A request is added between `[DONE]` and the end of the
-answer's body (openai_server.py), and specreg's client waits for that end. Before
-TensorRT-LLM#17082 the counters took the drafts of the next step for those of the verified step, so
-older versions aren't supported.
+This file was written from TensorRT-LLM's documentation and source, and was never run.
+
+TensorRT-LLM has counters for each position of a draft, to which it adds a request when the request
+has ended. The drafts of the first position are the steps that drafted, S, and the sums over all
+positions are D and A. The request is added between `[DONE]` and the end of the answer's body
+(openai_server.py), and specreg's client waits for that end. Before TensorRT-LLM#17082 the counters
+took the drafts of the next step for the drafts of the verified step, so older versions aren't
+supported.
 """
 
 import json
@@ -28,7 +29,7 @@ _ENDED = f"{_PREFIX}request_success_total"
 
 
 class TensorrtLlmWireFormat(WireFormat):
-    """`trtllm-serve`."""
+    """The wire format of `trtllm-serve`: OpenAI's, with counters for each position of a draft."""
 
     counters_source: ClassVar[Source | None] = Source.TRTLLM_COUNTERS
     counters_path: ClassVar[str | None] = PATH
@@ -45,7 +46,7 @@ class TensorrtLlmWireFormat(WireFormat):
         parsed = MetricsPage(page, path=PATH)
         drafted = parsed.by_position(f"{_SPEC_DECODE}drafted_tokens_total", "token_position")
         accepted = parsed.by_position(f"{_SPEC_DECODE}accepted_tokens_total", "token_position")
-        # Only this counter is required: those of positions are missing until they count something.
+        # Only this counter is required. A position has no counter until it counts something.
         parsed.require(_ENDED, advice=f"start the server with {self.counters_flag}")
         depth = max(drafted, default=-1) + 1
         position_counts = [accepted[position] for position in range(depth)]
@@ -60,18 +61,25 @@ class TensorrtLlmWireFormat(WireFormat):
 
 
 _VERSION = "1.3.0rc29"
-"""Of September 29, 2026: on the 17th TensorRT-LLM#19311 described a source that has #17082."""
+"""The release of September 29, 2026. It has TensorRT-LLM#17082, because the source that
+TensorRT-LLM#19311 described on September 17 had it."""
 _OPTIONS = "options.yaml"
 _SECTION = "speculative_config"
 """The section of the file of options."""
 
 
 def _drafter(kind: str, *, overlaps: bool = True, **further: Setting) -> Spelling:
-    """Return the settings of a decoding type, as paths into the file of options."""
+    """Return the settings of a decoding type, as paths into the file of options.
+
+    Args:
+        kind: The decoding type by TensorRT-LLM's name.
+        overlaps: False to switch off the scheduler that overlaps steps.
+        further: Further settings of the section.
+    """
     config: dict[str, Setting] = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **further}
     settings = {f"{_SECTION}.{key}": value for key, value in config.items()}
     if not overlaps:
-        # This one stands at the top of the file, not in the section.
+        # This setting stands at the top of the file, not in the section.
         settings["disable_overlap_scheduler"] = True
     return Spelling(settings=settings)
 
@@ -84,7 +92,7 @@ _METHODS = {
     "mtp": _drafter("MTP"),
     "pard": _drafter("PARD", speculative_model=DRAFT),
     "suffix_automaton": _drafter("SA"),
-    # Its mask token and the layers that it reads stand in the draft's own config.json.
+    # The head's own config.json has its mask token and the layers that it reads.
     "dflash": _drafter("DFlash", speculative_model=DRAFT),
 }
 
@@ -128,7 +136,7 @@ class TensorrtLlm(Engine):
     parallel_fields: ClassVar = frozenset({"tensor", "pipeline", "expert"})
     wire_format: ClassVar = TensorrtLlmWireFormat()
     serves_names: ClassVar = False
-    # Those whose drafter is part of the target's engine.
+    # Acceptance can be pinned only for methods whose drafter is part of the target's engine.
     pinned_on_gpu: ClassVar = ("eagle3", "mtp")
     pinned_on_cpu: ClassVar = pinned_on_gpu
     serve_command: ClassVar = _SERVE_COMMAND
@@ -147,7 +155,7 @@ class TensorrtLlm(Engine):
         """
         if not on_gpu:
             message = (
-                "engine 'tensorrt_llm': runs on a GPU alone; put it into a tier that needs one"
+                "engine 'tensorrt_llm': runs only on a GPU; put it into a tier that needs a GPU"
             )
             raise UnsupportedError(message)
         return Requirement(package="tensorrt-llm", version=_VERSION)
@@ -155,16 +163,16 @@ class TensorrtLlm(Engine):
     def further_speculation(
         self, speculation: Sequence[tuple[str, Setting]]
     ) -> Mapping[str, Setting]:
-        """Return the keys as paths into the file of options; errors as in `Engine`."""
+        """Return the further settings as paths into the file of options; errors as in `Engine`."""
         keys = super().further_speculation(speculation)
         return {f"{_SECTION}.{key}": value for key, value in keys.items()}
 
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return True for the relaxed acceptance of thoughts, which is lossy by design."""
+        """Return True for relaxed acceptance in a model's thoughts, which is lossy by design."""
         return bool(speculation.get("use_relaxed_acceptance_for_thinking"))
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Return variables for offline use, and to pin the acceptance if the case does so."""
+        """Return the variables for offline use, and to pin the acceptance if the case does."""
         variables = dict(super().environment(options))
         length_tokens = options.pinned_length_tokens
         if length_tokens:
@@ -174,7 +182,7 @@ class TensorrtLlm(Engine):
         return variables
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Return the file of options, as JSON, which is YAML too."""
+        """Return the file of options. It is JSON, which is also valid YAML."""
         settings = {
             "dtype": options.dtype,
             # A prompt that is sent again must take as much time as the first time.
@@ -190,8 +198,10 @@ class TensorrtLlm(Engine):
         """Return the command `trtllm-serve` from the folder of the interpreter."""
         program = str(python.with_name("trtllm-serve"))
         parallel = options.parallel
-        # The number of GPUs over which experts are spread is that of `tensor`.
-        expert_gpus = parallel.expert and parallel.tensor
+        # TensorRT-LLM spreads experts over the GPUs of `tensor`.
+        expert_gpus = 1
+        if parallel.expert:
+            expert_gpus = parallel.tensor
         flags_unless_default = given_flags(
             ("--tp_size", parallel.tensor),
             ("--pp_size", parallel.pipeline),
@@ -210,7 +220,7 @@ class TensorrtLlm(Engine):
 
 
 def _nested(settings: Mapping[str, object]) -> dict[str, object]:
-    """Nest settings by the dots in their names: `{"a.b": 1}` becomes `{"a": {"b": 1}}`."""
+    """Nest settings by the last dot in their names: `{"a.b": 1}` becomes `{"a": {"b": 1}}`."""
     sections: dict[str, dict[str, object]] = {}
     for path, value in settings.items():
         section_name, _, key = path.rpartition(".")

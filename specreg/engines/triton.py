@@ -1,6 +1,6 @@
 """Triton Inference Server with its vLLM backend, as in NVIDIA's container.
 
-The `engine_args` of a case are vLLM's arguments by their names in Python, as `name=value`. They are
+The `engine_args` of a case are vLLM's arguments as `name=value`, by their names in Python. They are
 written to model.json.
 
 Each response has the number of its tokens (docs/additional_outputs.md of the backend, r24.12 and
@@ -8,8 +8,8 @@ newer, and observed on a real tritonserver 2.51). There are no counts of steps: 
 passes on vLLM's counters of tokens and times, but none of drafts. So acceptance is computed from
 the chunks. With one request in flight, each chunk is one step. With several, Triton sometimes
 merges chunks. If a merged chunk holds more tokens than a step can emit, acceptance is INVALID
-(`CHUNKS_MERGED`); smaller ones make the estimated steps fewer and longer. The endpoint `generate`
-isn't used, because its single response has no times of tokens.
+(`CHUNKS_MERGED`); smaller merged chunks make the estimated steps fewer and longer. The endpoint
+`generate` isn't used, because a single response doesn't show when each token came.
 """
 
 import json
@@ -60,7 +60,7 @@ _decoder = msgspec.json.Decoder(_Event)
 
 
 class TritonWireFormat(WireFormat):
-    """Triton with the vLLM backend."""
+    """The wire format of Triton with the vLLM backend."""
 
     accepts_only_text: ClassVar[bool] = True
 
@@ -69,7 +69,7 @@ class TritonWireFormat(WireFormat):
         return f"/v2/models/{quote(ask.model, safe='')}/generate_stream"
 
     def body(self, ask: Ask) -> Body:
-        """Return the text as it is, and ask for the outputs that count tokens."""
+        """Return a body with the text as it is, which requests the outputs that count tokens."""
         parameters = {
             "max_tokens": ask.output_cap_tokens,
             "temperature": ask.temperature,
@@ -164,7 +164,7 @@ class Triton(Engine):
         """Check a server's settings, and that each argument has a name.
 
         Raises:
-            UnsupportedError: An argument has no name, or as in `Engine.check`.
+            UnsupportedError: An argument has no name, or the engine doesn't support a setting.
         """
         super().check(settings)
         for argument in settings.engine_args:
@@ -196,7 +196,7 @@ class Triton(Engine):
         }
 
     def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
-        """Return the command that serves HTTP only, because nothing asks the other ports."""
+        """Return the command that serves HTTP only, because nothing uses the other ports."""
         del python
         return (
             *("tritonserver", "--model-repository", str(options.folder)),
@@ -218,14 +218,15 @@ class Triton(Engine):
         return vllm.Vllm().launch_facts(log, fetch)
 
     def identify(self, fetch: Fetch) -> Identity:
-        """Return what a server reports about its model. It doesn't report the weights behind it.
+        """Return what a server reports about its model. Triton doesn't report the model's weights.
 
         Raises:
+            Whatever `fetch` raises.
             AttachError: The server has several models, or the model's backend isn't vLLM.
         """
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)
-            # The index also has models that are in the repository and aren't loaded.
+            # The index also has models of the repository that aren't loaded.
             index = fetch("POST", "/v2/repository/index")
             models = msgspec.json.decode(index, type=tuple[_Model, ...])
             ready = [model.name for model in models if model.state == "READY"]

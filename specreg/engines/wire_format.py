@@ -46,11 +46,11 @@ class AnswerSettings:
     """The settings of an answer: its length and its sampling.
 
     Attributes:
-        output_cap_tokens: the most tokens of the reply.
+        output_cap_tokens: the most tokens of the answer.
         temperature: 0 is greedy.
         top_p: the likeliest tokens that have this probability together may be drawn, 0..1.
         top_k: how many of the likeliest tokens may be drawn; None for all.
-        ignore_eos: whether the reply goes on to the cap, whatever the model generates.
+        ignore_eos: True if the answer goes on to the cap, whatever the model generates.
         seed: the seed of the random numbers; None for the server's own.
     """
 
@@ -63,7 +63,7 @@ class AnswerSettings:
 
     @property
     def truncated_sampling(self) -> dict[str, object]:
-        """The fields that cut off unlikely tokens, which have the same names in all servers."""
+        """The fields that cut off unlikely tokens. All servers have the same names for them."""
         fields: dict[str, object] = {}
         if self.top_p < 1:
             fields["top_p"] = self.top_p
@@ -92,9 +92,10 @@ class Ask(AnswerSettings):
 
     Attributes:
         model: the name that the model is served under.
-        form: whether `messages` are a chat, or are joined to one text without a template.
+        form: the form of the prompt: `messages` as a chat, or joined to one text without a
+            template.
         messages: the conversation so far, which ends with the user; empty if `token_ids` are given.
-        token_ids: the prompt as ids instead; never a chat.
+        token_ids: the prompt as ids instead of messages; `form` is then `COMPLETIONS`.
         chat_template_args: arguments of the model's chat template, as pairs.
     """
 
@@ -130,7 +131,9 @@ class Ask(AnswerSettings):
 ParseEvent = Callable[[bytes], StreamEvent]
 """Decodes the events of one answer. They must come in order, because some servers send totals.
 
-It raises an `InvalidMeasurementError`, `EVENT_UNREADABLE` or `SERVER_ERROR`.
+It raises an `InvalidMeasurementError` for an event that can't be read (`EVENT_UNREADABLE`), is an
+error (`SERVER_ERROR`), has counts that contradict each other (`COUNTS_DISAGREE`), or doesn't fit
+the events before it (`STREAM_UNRECOGNISED`).
 """
 
 
@@ -184,7 +187,7 @@ def check_no_error(answer: bytes) -> None:
     """Check that an answer in JSON isn't an error.
 
     Raises:
-        ServerAnswerError: It is. The message has the server's words.
+        ServerAnswerError: It is an error. The message has the server's words.
     """
     words = find_error(answer)
     if words is not None:
@@ -195,7 +198,7 @@ def check_ended_well(finish_reason: str, event: bytes) -> None:
     """Check that the server didn't abort an answer.
 
     Raises:
-        ServerAnswerError: It did. The message has the server's words, or quotes the event.
+        ServerAnswerError: The server aborted it. The message has its words, or quotes the event.
     """
     if finish_reason in _FAILED:
         words = find_error(event)
@@ -204,7 +207,7 @@ def check_ended_well(finish_reason: str, event: bytes) -> None:
 
 
 Channels = tuple[str, str, str]
-"""What an event adds: text, thought and all else, as `StreamEvent` has them."""
+"""What an event adds to the text, to the thought and to all else; see `StreamEvent`."""
 
 _THOUGHT_KEYS = frozenset({"reasoning", "reasoning_content", "thinking"})
 """vLLM uses `reasoning`, SGLang and older vLLM `reasoning_content`, and some servers use both."""
@@ -216,8 +219,8 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
     An unknown field is kept as it is, so that answers that differ only in it count as different.
     """
     content = delta.get("content")
-    # Nearly every delta of most servers is a text alone, so the fast way for it comes first. The
-    # client must read events faster than servers send them, or it would measure its own speed.
+    # Nearly every delta of most servers has only a text, so a fast way for such deltas comes first.
+    # The client must read events faster than servers send them, or it would measure its own speed.
     if len(delta) == 1 and isinstance(content, str):
         return content, "", ""
     text = ""
@@ -247,7 +250,7 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
 
 
 def _channels_of_parts(parts: Sequence[object]) -> tuple[str, str, list[str]]:
-    """Sort a content that is a list of parts: its text, its thought, and each unknown part."""
+    """Return the text and the thought in a list of parts, and each unknown part as JSON."""
     text = ""
     thought = ""
     unknown_parts = []
@@ -261,7 +264,7 @@ def _channels_of_parts(parts: Sequence[object]) -> tuple[str, str, list[str]]:
 
 
 def _channels_of_part(part: object) -> Channels:
-    """Sort one part of a content that is a list of parts."""
+    """Return what one part of a content adds to each channel."""
     if isinstance(part, str):
         return part, "", ""
     if isinstance(part, dict):
@@ -299,9 +302,9 @@ class _Usage(msgspec.Struct, frozen=True, gc=False):
 class SpecTokensDetails(msgspec.Struct, frozen=True):
     """SGLang's record of an answer, by the names of 0.5.13 and newer.
 
-    The acceptance length that SGLang computes isn't used: it counts the prefill's token, and the
-    output cap cuts it. The counts have neither fault.
-    The histogram ends at the most drafts that a step accepted.
+    The histogram ends at the most drafts that a step accepted. The acceptance length that SGLang
+    computes isn't used: it counts the prefill's token, and the output cap cuts it. The counts have
+    neither fault.
     """
 
     spec_correct_drafts_histogram: Histogram = ()
@@ -313,9 +316,9 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
         """The counts of the steps; None if there were none, or if they aren't in the answer.
 
         Raises:
-            InvalidMeasurementError: `COUNTS_DISAGREE`, the number of accepted drafts isn't what the
-                histogram gives, Σ j·h_j, or the number of proposed drafts is missing. Then this
-                version of SGLang means something else by these names.
+            InvalidMeasurementError: `COUNTS_DISAGREE`, the number of accepted drafts isn't Σ j·h_j
+                of the histogram, or the number of proposed drafts is missing. Then this version of
+                SGLang means something else by these names.
         """
         histogram = self.spec_correct_drafts_histogram
         proposed = self.spec_num_proposed_drafts
@@ -325,8 +328,8 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
         accepted = self.spec_num_correct_drafts
         if accepted != counts.accepted or proposed is None:
             message = (
-                f"an answer tells the histogram {list(histogram)}, {accepted} drafts accepted and"
-                f" {proposed} proposed; take a version of SGLang that specreg knows"
+                f"an answer has the histogram {list(histogram)}, but {accepted} accepted and"
+                f" {proposed} proposed drafts; use a version of SGLang that specreg is tested with"
             )
             raise InvalidMeasurementError("COUNTS_DISAGREE", message)
         return counts
@@ -376,15 +379,14 @@ class _Event(Event, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(_Event)
 _EMPTY_CHOICE = _Choice()
 _MAX_COUNT = 2**48
+"""The limit of `Count` too. A sample is a float, which holds every whole number up to 2**53."""
 _POSITION = re.compile(r"[0-9]{1,3}")
-
-
 _MAX_PAGE_CHARACTERS = 4 * 2**20
-"""The longest page of metrics that is read: about 70 times what one engine of vLLM's has."""
+"""The longest page of metrics that is read: about 70 times the page of one vLLM engine."""
 _MAX_LINE_CHARACTERS = 4 * 2**10
-"""The longest line of it: the time to parse a line grows with the square of its length."""
+"""The longest line of a page: the time to parse a line grows with the square of its length."""
 _MAX_LINES = 60_000
-"""The most lines of it, which take about a second; an engine of vLLM's has about 700."""
+"""The most lines of a page. Parsing so many takes about a second; a vLLM engine has about 700."""
 
 
 class MetricsPage:
@@ -405,7 +407,7 @@ class MetricsPage:
         self._check_size(text)
         try:
             families = list(text_string_to_metric_families(text))
-        # The library documents no error, and lets all those of its own parsing through, such as an
+        # The library documents no errors, and doesn't catch those of its own parsing, such as an
         # OverflowError for a time of 400 digits.
         except Exception as error:
             message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
@@ -435,11 +437,11 @@ class MetricsPage:
             raise InvalidMeasurementError("METRICS_UNREADABLE", f"{message}; look at what fills it")
 
     def require(self, *names: str, advice: str) -> None:
-        """Check that there are samples of all these names.
+        """Check that the page has samples of all these names.
 
         Args:
             names: the names.
-            advice: what the user has to do if some are missing.
+            advice: what the user has to do if samples of a name are missing.
 
         Raises:
             InvalidMeasurementError: `METRICS_MISSING`.
@@ -470,7 +472,7 @@ class MetricsPage:
         return counts
 
     def _count(self, sample: Sample) -> int:
-        # This refuses NaN and infinity too. Above 2**48 a float soon can't hold every whole number.
+        # This refuses NaN and infinity too.
         is_in_range = 0 <= sample.value <= _MAX_COUNT
         if not (is_in_range and float(sample.value).is_integer()):
             message = f"{sample.name} is {sample.value}, which is no count; look at {self._path}"
@@ -485,13 +487,14 @@ class WireFormat:
 
     Attributes:
         request_source: the source of the acceptance in each answer; None if answers have none.
-        counters_source: the source of the server's counters; None if it has none.
-        counters_path: the path of the counters; None if there are none.
-        counters_flag: what the server must be started with to have counters: a flag, or words.
-        accepts_only_text: whether each prompt must be a text, because the server takes neither a
+        counters_source: the source of the acceptance in the counters; None if they have none.
+        counters_path: the path of the counters; None if the server has none.
+        counters_flag: what the server must be started with to have counters: a flag, a setting, or
+            a phrase.
+        accepts_only_text: True if each prompt must be a text, because the server takes neither a
             chat nor token ids.
-        tells_ids: whether chunks can have the ids of their tokens. If not, each chunk has the usage
-            up to it.
+        tells_ids: True if chunks can have the ids of their tokens. If not, each chunk has the
+            usage up to its end.
     """
 
     request_source: ClassVar[Source | None] = None
@@ -581,7 +584,7 @@ class WireFormat:
         """Parse the speculation counters of a page.
 
         Raises:
-            InvalidMeasurementError: There are none, or they can't be read.
+            InvalidMeasurementError: The page has no such counters, or can't be read.
         """
         message = (
             f"{type(self).__name__}: has no counters, so its page of {len(page)} characters wasn't"
@@ -602,7 +605,9 @@ class Call(Generic[AnswerT]):
     Attributes:
         path: where to POST it.
         body: what to POST.
-        parse: parses the answer; raises an `InvalidMeasurementError`, `ANSWER_UNREADABLE`.
+        parse: parses the answer. It raises an `InvalidMeasurementError` for one that can't be used
+            (`ANSWER_UNREADABLE`), is an error (`SERVER_ERROR`), or has counts that contradict each
+            other (`COUNTS_DISAGREE`).
     """
 
     path: str
@@ -616,8 +621,8 @@ class Transcript:
 
     Attributes:
         prompt: the ids of the prompt.
-        output: the ids of the answer, with the one that ends the text.
-        counts: the counts of its steps, if the answer has them.
+        output: the ids of the answer, including the one that ends the text.
+        counts: the counts of the steps; None if the answer doesn't have them.
         text: the answer as a string; None if the server doesn't send it.
     """
 
@@ -632,20 +637,20 @@ class TokenApi(ABC):
 
     @abstractmethod
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
-        """Return a call for the ids of a prompt, including those of the model's chat template."""
+        """Return a call for the ids of a prompt, including the ids of the chat template."""
 
     @abstractmethod
     def complete(
         self, model: str, ids: Sequence[int], settings: AnswerSettings
     ) -> Call[Transcript]:
-        """Return a call that continues a text, both in token ids."""
+        """Return a call that continues a text. Text and answer are in token ids."""
 
     @abstractmethod
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
         """Return a call for the log-probabilities of candidates for the next token, in nats.
 
-        A candidate that isn't among the likeliest tokens of the answer gets an upper bound of its
-        value.
+        A server that only reports the likeliest tokens gives any other candidate an upper bound of
+        its log-probability.
         """
 
 
@@ -681,11 +686,11 @@ class EventSplitter:
     event are kept, because they may be the server's words about an error; see `check_rest`.
 
     Attributes:
-        _begun: a line whose end hasn't come.
-        _held: an object whose end hasn't come.
+        _begun: a line whose end hasn't come yet.
+        _held: the data of an object whose end hasn't come yet.
         _stray: the lines that belong to no event.
         _last: the data of the current event.
-        _is_error: whether the server calls the current event an error.
+        _is_error: True if the server calls the current event an error.
     """
 
     def __init__(self) -> None:
@@ -699,16 +704,17 @@ class EventSplitter:
         """Yield the data of the events that a piece completes, `[DONE]` included.
 
         Raises:
-            InvalidMeasurementError: `EVENT_UNREADABLE`, a line doesn't end within `MAX_BYTES`.
-            ServerAnswerError: An event is called an error.
+            InvalidMeasurementError: `EVENT_UNREADABLE`, a line or an object doesn't end within
+                `MAX_BYTES`.
+            ServerAnswerError: The server calls an event an error.
         """
         self._begun += piece
         lines: list[bytearray] = []
-        # Without this test, each piece of a long line would cause a search of the whole line.
+        # Without this condition, the whole of a long line would be searched after each piece.
         if b"\n" in piece:
             *lines, self._begun = self._begun.split(b"\n")
         if len(self._begun) + len(self._held) > MAX_BYTES:
-            message = f"after {MAX_BYTES} bytes a line has no end; is this a stream of events?"
+            message = f"a line has no end after {MAX_BYTES} bytes; is this a stream of events?"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         for line in lines:
             if line.startswith(_PREFIX):
@@ -741,7 +747,7 @@ class EventSplitter:
         """Take a line without data: an empty line, a field of the event, or stray text.
 
         Returns:
-            The JSON object that an empty line completes; empty for any other line.
+            The JSON object that the line completes; empty if it completes none.
 
         Raises:
             ServerAnswerError: the line calls the event before it an error.
@@ -769,7 +775,7 @@ class EventSplitter:
         """Check that what is left at the end of the stream is no error of the server.
 
         Args:
-            is_finished: whether the answer has a finish reason. Stray text after it is ignored.
+            is_finished: True if the answer has a finish reason. Stray text after it is ignored.
 
         Raises:
             ServerAnswerError: what is left is an error.

@@ -1,1 +1,1 @@
-"""A folder for an engine's PYTHONPATH; nothing in it imports specreg."""
+"""A folder for the PYTHONPATH of vLLM. Its modules run inside vLLM, and don't import specreg."""

@@ -12,13 +12,13 @@ from fractions import Fraction
 from typing import Any
 
 _MAX_CYCLE_STEPS = 20
-"""The largest number of steps in a schedule, which is repeated after them."""
+"""The largest number of steps in a schedule. After its last step, a schedule starts again."""
 
 
 def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:
     """Return the number of accepted drafts in each step of a cycle, as evenly as possible.
 
-    For an acceptance length of 2.5 these are 1 and 2.
+    For an acceptance length of 2.5, the numbers are 1 and 2.
 
     Args:
         length_tokens: The acceptance length 1 + A / S. It is rounded to a fraction whose
@@ -27,9 +27,9 @@ def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:
     """
     # AL counts the target's own token of each step, which isn't drafted.
     accepted_tokens = min(length_tokens - 1, draft_tokens)
-    accepted_a_step = Fraction(accepted_tokens).limit_denominator(_MAX_CYCLE_STEPS)
-    steps = accepted_a_step.denominator
-    accepted = accepted_a_step.numerator
+    accepted_per_step = Fraction(accepted_tokens).limit_denominator(_MAX_CYCLE_STEPS)
+    steps = accepted_per_step.denominator
+    accepted = accepted_per_step.numerator
     # Rounding the sum down at each step spreads the accepted drafts evenly over the cycle.
     totals = [step * accepted // steps for step in range(steps + 1)]
     return tuple(after - before for before, after in itertools.pairwise(totals))
@@ -93,12 +93,12 @@ class ScheduledDrafter:
         emitted_tokens = len(text) - prompt_tokens
         if emitted_tokens > len(answer):
             answer[:] = text[prompt_tokens:]
-        # Draft how it goes on, with wrong tokens after those that shall be accepted.
+        # Draft how the answer goes on, with wrong tokens after those that should be accepted.
         end = emitted_tokens + self._draft_tokens
         drafts = answer[emitted_tokens:end]
         step = step_after(emitted_tokens, self._schedule)
         accepted = self._schedule[step % len(self._schedule)]
-        # The neighbouring id is certainly another token than the target's.
+        # The next id is certainly another token than the target's own.
         spoiled = [(token_id + 1) % self._vocabulary for token_id in drafts[accepted:]]
         return [*drafts[:accepted], *spoiled]
 

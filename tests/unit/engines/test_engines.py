@@ -206,7 +206,7 @@ def test_tensorrt_llms_command_line_has_flags_that_it_takes() -> None:
 
 
 def test_tensorrt_llm_needs_a_gpu() -> None:
-    with pytest.raises(UnsupportedError, match="runs on a GPU alone; put it into a tier"):
+    with pytest.raises(UnsupportedError, match="runs only on a GPU; put it into a tier"):
         ENGINES["tensorrt_llm"].requirement(on_gpu=False)
 
 

@@ -93,7 +93,7 @@ def test_a_text_without_a_new_token_repeats() -> None:
         ([("a", [1], 1), ("bc", [2, 3], 4)], "2 token ids, where 3 tokens are new after 1"),
         ([("a", [1], 1), ("bc", [8, 2, 3], 3)], "3 token ids, where 2 tokens are new after 1"),
         ([("ab", [1, 2], 2), ("c", [3], 1)], "counts 1 tokens after 2"),
-        ([("ab", [1, 2], 2), ("xyz", [1, 2, 3], 3)], "repeats the token ids before it, not"),
+        ([("ab", [1, 2], 2), ("xyz", [1, 2, 3], 3)], "repeats the token ids before it, but not"),
         ([("a", None, 1), ("b", [2], 2)], "1 token ids, where 1 tokens are new after 1"),
         ([("ab", [1, 2], 1), ("c", [3], 2)], "1 token ids, where 1 tokens are new after 1"),
     ],

@@ -99,7 +99,7 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
         *(of_version("0.33.0"), [case("vllm", "medusa")]),
         "method 'medusa': vllm 0.33.0 no longer has it, needed a version before 0.33; name one",
     ),
-    "needs-a-gpu": (INSTALLED, [case("tensorrt_llm")], "'tensorrt_llm': runs on a GPU alone"),
+    "needs-a-gpu": (INSTALLED, [case("tensorrt_llm")], "'tensorrt_llm': runs only on a GPU"),
     "spread-of-the-draft": (
         *(ON_GPU, [case("sglang", parallel=Parallel(tensor=2, draft_tensor=1))]),
         "parallel.draft_tensor = 1: engine 'sglang' can't spread a model in this way; leave it out",
