@@ -77,7 +77,7 @@ class VllmWireFormat(WireFormat, TokenApi):
     request_source: ClassVar[Source | None] = Source.VLLM_REQUEST
     counters_source: ClassVar[Source | None] = Source.VLLM_COUNTERS
     counters_path: ClassVar[str | None] = "/metrics"
-    tells_ids: ClassVar[bool] = True
+    has_token_ids: ClassVar[bool] = True
 
     def parse_counters(self, page: str) -> Counters:
         """Return the counters since the server's start, summed over its copies of the model.

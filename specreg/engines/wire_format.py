@@ -493,7 +493,7 @@ class WireFormat:
             a phrase.
         accepts_only_text: True if each prompt must be a text, because the server takes neither a
             chat nor token ids.
-        tells_ids: True if chunks can have the ids of their tokens. If not, each chunk has the
+        has_token_ids: True if chunks can have the ids of their tokens. If not, each chunk has the
             usage up to its end.
     """
 
@@ -502,7 +502,7 @@ class WireFormat:
     counters_path: ClassVar[str | None] = None
     counters_flag: ClassVar[str] = "its counters enabled"
     accepts_only_text: ClassVar[bool] = False
-    tells_ids: ClassVar[bool] = False
+    has_token_ids: ClassVar[bool] = False
 
     def path(self, ask: Ask) -> str:
         """Return the path to POST a request to."""
@@ -519,7 +519,7 @@ class WireFormat:
             **ask.openai,
         }
         # A chunk's tokens are counted by their ids, or else by how far the usage has moved.
-        if self.tells_ids:
+        if self.has_token_ids:
             body["return_token_ids"] = True
         else:
             stream_options["continuous_usage_stats"] = True
@@ -557,7 +557,7 @@ class WireFormat:
                 new_tokens = usage_tokens - tokens_so_far
                 tokens_so_far = usage_tokens
             token_ids = choice.token_ids or ()
-            if self.tells_ids:
+            if self.has_token_ids:
                 new_tokens = len(token_ids)
 
             # A completion has its text in the choice, a chat in the delta of the choice.
