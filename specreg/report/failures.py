@@ -8,11 +8,12 @@ from typing import Any
 from specreg.core.readable import readable_block, readable_line
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import changed_facts
-from specreg.report.document import CaseReport, began_at, flat_fields
+from specreg.report.document import CaseReport, Report, began_at, flat_fields
 from specreg.report.tables import label_of, render_value
 from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.verdict import JUDGED, Comparison, Outcome, Verdict
 
+_RECORDED = "recorded"
 _FIELDS_WITH_VALUES = {"reprfuncargs", "reprlocals"}
 """The fields of pytest's tracebacks that hold values of arguments and variables. They are left
 out."""
@@ -68,10 +69,21 @@ def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, 
     return traceback
 
 
-def sentence_of(verdict: Verdict) -> str:
-    """Return a sentence with the measured and the recorded value of a verdict and their difference.
+def expectation_of(report: Report) -> str:
+    """Return the word before an expected value: a baseline has recorded it, or it is side A's."""
+    if not report.arms:
+        return _RECORDED
+    return f"side {report.arms[0].name}"
+
+
+def sentence_of(verdict: Verdict, expectation: str = _RECORDED) -> str:
+    """Return a sentence with the measured and the expected value of a verdict and their difference.
 
     `tpot p50 2.1 ms, recorded 2 ms: worse by 5.2 % (2.1 to 8.0 %), tolerance 3 %`
+
+    Args:
+        verdict: the verdict.
+        expectation: the word before the expected value, see `expectation_of`.
     """
     comparison = verdict.comparison
     subject = _label_and_value(verdict)
@@ -86,7 +98,7 @@ def sentence_of(verdict: Verdict) -> str:
     if verdict.metric == "acceptance_length_tokens":
         base = " of AL - 1"
     change = f"{direction} by {percent:.1f} %{base} ({interval})"
-    sentence = f"{subject}, recorded {expected}: {change}"
+    sentence = f"{subject}, {expectation} {expected}: {change}"
     if comparison.tolerated:
         sentence += f", tolerance {comparison.tolerated}"
     if verdict.cause is not None:

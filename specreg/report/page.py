@@ -31,7 +31,13 @@ from specreg.report.charts import (
 )
 from specreg.report.document import CaseReport, Report, Tone, last_words
 from specreg.report.drawing import Tick, spaced
-from specreg.report.failures import by_case, changes_since_baseline, sentence_of, since_when
+from specreg.report.failures import (
+    by_case,
+    changes_since_baseline,
+    expectation_of,
+    sentence_of,
+    since_when,
+)
 from specreg.report.summary import MARKS, OUTCOMES, answers_of, notes_of, title_of, tone_of
 from specreg.report.tables import (
     PERCENTILES,
@@ -140,6 +146,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         is_run=is_run,
         title=title_of(report),
         names=columns_of(report),
+        expectation=expectation_of(report),
         answers=answers_of(report),
         open=open_notes,
         red=dict(red_first),

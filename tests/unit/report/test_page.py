@@ -22,9 +22,10 @@ from specreg.report.charts import (
     positions_by_method,
     speedup_picture,
 )
-from specreg.report.document import CaseReport, Headline, Report, Tone, side_by_side
+from specreg.report.document import ArmReport, CaseReport, Headline, Report, Tone, side_by_side
 from specreg.report.drawing import CurvePicture
 from specreg.report.failures import since_when
+from specreg.report.junit import render_junit
 from specreg.report.page import render_page
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord
@@ -53,6 +54,28 @@ def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
     assert "-8.0% by acceptance, -2.0% by the cost of a step" in text
     # It is the one case of the tier, so that no -k is needed.
     assert "look again, on a fresh launch: pytest tests/perf --specreg-tier=cpu" in text
+
+
+def test_a_gate_says_that_the_value_of_side_a_is_its_own_and_nothing_was_recorded() -> None:
+    arms = (ArmReport(name="A", text="vllm==0.31.0"), ArmReport(name="B", text="vllm==0.32.0"))
+    report = msgspec.structs.replace(reports.REPORT, arms=arms)
+    lost = "throughput 90 tokens/s, side A 100 tokens/s: worse by 10.0 % (8.0 to 12.0 %)"
+    text = Page(render_page(report)).text
+    assert lost in text
+    assert lost in render_junit(report)
+    assert "Compared with side A, measured on 2026-11-21 with vllm 0.31.0: “first run”." in text
+
+
+@pytest.mark.parametrize("is_gate", [False, True])
+def test_a_card_says_what_has_the_same_version(*, is_gate: bool) -> None:
+    expected = msgspec.structs.replace(reports.EXPECTED, engine_version=FIGURES.engine_version)
+    report = reports.with_case(expected=expected)
+    if is_gate:
+        arms = (ArmReport(name="A", text="left"), ArmReport(name="B", text="right"))
+        report = msgspec.structs.replace(report, arms=arms)
+    card = Page(render_page(report)).text.partition("What needs a look")[2]
+    assert ("vllm 0.32.0, as on side A" in card) is is_gate
+    assert ("vllm 0.32.0, as its baseline" in card) is not is_gate
 
 
 def test_a_card_says_first_what_its_server_ran_with_other_than_its_baseline() -> None:
