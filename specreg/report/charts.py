@@ -230,7 +230,8 @@ class _CaseHistory:
         case: the case.
         runs: its runs that judged the metric, the earliest first.
         changes: the change of each run from the baseline, or else from the first run, in percent.
-        first_bad: the index of the first bad run; the number of runs if the last one is fine.
+        first_bad: the index of the first bad run after the last fine one; the number of runs if
+            there is none.
     """
 
     case: CaseReport
@@ -240,7 +241,7 @@ class _CaseHistory:
 
     @property
     def bad_run(self) -> RunRecord | None:
-        """The first bad run; None if the last run is fine."""
+        """The first bad run after the last fine one; None if there is none."""
         if self.first_bad == len(self.runs):
             return None
         return self.runs[self.first_bad]
@@ -306,17 +307,17 @@ def _figure_history(
 
     # Draw the lines.
     curves = []
-    fine_lines = []
+    band_lines = []
     bad_runs = {}
     for history in histories:
         case_id = history.case.case_id
-        places = [numbers[run.run] for run in history.runs]
-        line = list(zip(places, history.changes, strict=True))
+        run_numbers = [numbers[run.run] for run in history.runs]
+        line = list(zip(run_numbers, history.changes, strict=True))
         if history.bad_run is not None:
             bad_runs[case_id] = history.bad_run
         elif not colors:
-            # Dozens of good lines would hide a bad one, so they are drawn as a band.
-            fine_lines.append(line)
+            # Dozens of lines without a loss would hide a bad one, so they are drawn as a band.
+            band_lines.append(line)
             continue
         first = history.first_bad
         dots = []
@@ -330,8 +331,8 @@ def _figure_history(
 
     # Explain the bad lines, the band, and where the engine's version changed.
     notes = list(_bad_notes(bad_runs))
-    if fine_lines:
-        notes.insert(0, f"The band holds the {len(fine_lines)} cases that are fine.")
+    if band_lines:
+        notes.insert(0, f"The band holds {len(band_lines)} cases that are not proven worse.")
     versions_by_night = []
     for history in histories:
         engine = history.case.engine
@@ -346,7 +347,7 @@ def _figure_history(
         x_ticks=_date_ticks(plot, sorted(numbers)),
         y_ticks=plot.y_ticks,
         curves=curves,
-        band=plot.band(fine_lines),
+        band=plot.band(band_lines),
         reference=plot.height(0.0),
         versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
         bad=sorted({plot.x(number) for number in bad_nights}),
@@ -382,9 +383,9 @@ def _version_starts(runs: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
 def _bad_notes(bad_runs: Mapping[str, RunRecord]) -> Iterator[str]:
     """Yield a note about when each case became bad, for at most six cases."""
     for case_id, run in itertools.islice(bad_runs.items(), _MAX_LISTED):
-        yield f"{case_id} is not fine since {moment_of(run)}."
+        yield f"{case_id} has not been fine since {moment_of(run)}."
     if len(bad_runs) > _MAX_LISTED:
-        yield f"{len(bad_runs) - _MAX_LISTED} more cases are not fine."
+        yield f"{len(bad_runs) - _MAX_LISTED} more cases have not been fine since a bad run."
 
 
 def _date_ticks(plot: Plot, nights: Sequence[str]) -> Sequence[Tick]:

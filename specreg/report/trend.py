@@ -144,17 +144,17 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
     maps = [_map_of(history, number) for number, history in enumerate(histories, start=1)]
     symbols: set[str] = set()
     bad_rows = []
-    for shown in maps:
-        for row in shown.rows:
+    for outcome_map in maps:
+        for row in outcome_map.rows:
             symbols.update(cell.symbol for cell in row.cells if cell is not None)
             if row.bad:
-                bad_rows.append((row, shown.machine))
+                bad_rows.append((row, outcome_map.machine))
     return TEMPLATES.get_template("trend.html.jinja").render(
         secrets=known_secrets(),
         shared=SharedDrawings(),
         maps=maps,
-        bad=bad_rows,
-        cases=sum(len(shown.rows) for shown in maps),
+        bad_rows=bad_rows,
+        case_count=sum(len(outcome_map.rows) for outcome_map in maps),
         symbols=symbols,
         made_at=f"{made_at:%Y-%m-%d %H:%M} UTC",
         most_nights=MAX_NIGHTS,
@@ -246,7 +246,7 @@ def _row_of(
 
 
 def _bad_runs(records: Sequence[RunRecord]) -> Iterator[tuple[str, RunRecord]]:
-    """Yield each metric that is bad in the last run that judged it, and its first bad run."""
+    """Yield each metric that became bad and wasn't fine again, and its first bad run."""
     names = dict.fromkeys(name for record in records for name in record.outcomes)
     for name in names:
         runs = comparable(records, name)

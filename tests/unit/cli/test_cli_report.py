@@ -81,7 +81,7 @@ def test_the_nights_of_all_cases_are_one_page(root: Path) -> None:
     done = specreg(root, "report", "--history")
     page = root / ".specreg/history/history.html"
     assert done.stdout.split() == [str(page)]
-    assert "all 2 cases fine" in page.read_text()
+    assert "none of 2 cases is proven worse or wrong" in page.read_text()
 
 
 def test_histories_of_several_machines_are_named_and_go_where_one_says(root: Path) -> None:

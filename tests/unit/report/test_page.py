@@ -319,7 +319,7 @@ def test_the_last_thirty_nights_of_all_cases_are_lines_of_one_picture() -> None:
     ]
     assert len(picture.bad) == 1
     assert len(picture.curves[1].dots) == 10
-    assert "other is not fine since 2026-11-21 02:00 UTC with 0.33.0." in picture.note
+    assert "other has not been fine since 2026-11-21 02:00 UTC with 0.33.0." in picture.note
 
 
 def test_of_many_cases_the_fine_ones_are_a_band_behind_those_that_are_not() -> None:
@@ -333,7 +333,18 @@ def test_of_many_cases_the_fine_ones_are_a_band_behind_those_that_are_not() -> N
     (picture,) = history_by_figure(cases)
     assert [(curve.name, curve.color) for curve in picture.curves] == [("case-7", "bad")]
     assert picture.band
-    assert "The band holds the 7 cases that are fine." in picture.note
+    assert "The band holds 7 cases that are not proven worse." in picture.note
+
+
+def test_an_undecided_case_in_the_band_is_not_called_fine() -> None:
+    metric = "throughput_tokens_per_s"
+    undecided = reports.judged_runs(metric, "INCONCLUSIVE", "INCONCLUSIVE")
+    cases = [
+        msgspec.structs.replace(reports.CASE_REPORT, case_id=f"case-{number}", history=undecided)
+        for number in range(7)
+    ]
+    (picture,) = history_by_figure(cases)
+    assert picture.note == "The band holds 7 cases that are not proven worse."
 
 
 def test_a_page_of_seventy_two_cases_and_thirty_nights_fits_into_a_megabyte(tmp_path: Path) -> None:

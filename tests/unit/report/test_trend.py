@@ -46,21 +46,22 @@ def test_each_night_of_a_case_has_a_cell_and_the_first_bad_one_a_frame() -> None
         ("bad", "INVALID: throughput"),
         ("bad", "REGRESSED: throughput"),
     ]
-    assert "1 of 1 cases not fine" in Page(text).text
+    assert "1 of 1 cases became worse or wrong; no later run was fine" in Page(text).text
     assert "throughput: not fine since 2026-11-02 02:00 UTC with 0.32.0" in Page(text).text
 
 
 def test_a_case_that_recovered_is_fine() -> None:
     text = trend(*reports.judged_runs(METRIC, "PASS", "REGRESSED", "PASS"))
     assert [tone for tone, _ in cells(text)] == ["good new", "bad", "good"]
-    assert "all 1 cases fine" in Page(text).text
+    assert "none of 1 cases is proven worse or wrong" in Page(text).text
     assert "not fine since" not in Page(text).text
 
 
 def test_nights_that_could_not_tell_are_no_loss() -> None:
     text = trend(*reports.judged_runs(METRIC, "PASS", "INCONCLUSIVE", "INCONCLUSIVE"))
     assert [tone for tone, _ in cells(text)] == ["good new", "doubt", "doubt"]
-    assert "all 1 cases fine" in Page(text).text
+    assert "none of 1 cases is proven worse or wrong" in Page(text).text
+    assert "cases fine" not in Page(text).text
     lost = trend(*reports.judged_runs(METRIC, "PASS", "INCONCLUSIVE", "REGRESSED"))
     assert [tone for tone, _ in cells(lost)] == ["good new", "doubt", "bad first"]
 
@@ -135,7 +136,7 @@ def test_seventy_two_cases_of_thirty_nights_fit_into_a_megabyte(tmp_path: Path) 
     text = render_trend(machines, NOW)
     assert len(text.encode()) <= 1_000_000
     assert len(cells(text)) == 72 * 30
-    assert "1 of 72 cases not fine" in text
+    assert "1 of 72 cases became worse or wrong" in text
     page = Page(text)
     assert len(page.ids) == len(set(page.ids))
     links = {str(link["href"]).removeprefix("#") for link in page.all("a")}
