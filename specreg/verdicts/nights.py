@@ -528,10 +528,13 @@ class MachineNights:
             metric: the metric.
             values: the value of the metric on each launch of tonight.
         """
+        levels = self.of(metric).tonight
         level = _level(metric, values)
-        if level is not None:
-            night = NightLevel(run=_TONIGHT, level=level, launches=len(values))
-            self.of(metric).tonight[case_id] = night
+        if level is None:
+            # Forget the level of an earlier look at fewer launches.
+            levels.pop(case_id, None)
+            return
+        levels[case_id] = NightLevel(run=_TONIGHT, level=level, launches=len(values))
 
     def evidence(
         self,

@@ -181,6 +181,33 @@ def test_a_figure_has_the_last_word_of_as_many_launches_as_it_needs(
     assert asked == [([ONE], number) for number in range(1, len(fresh) + 1)]
 
 
+@pytest.mark.parametrize(
+    ("planned", "fresh", "outcome"),
+    [
+        pytest.param([3.0], [0.0, 0.0, 0.0], INCONCLUSIVE, id="on-fresh-launches"),
+        pytest.param([5.0, 0.0], [5.0, 5.0, 5.0], INCONCLUSIVE, id="on-a-planned-launch"),
+        pytest.param([0.0], [0.0], REGRESSED, id="on-all-launches"),
+    ],
+)
+def test_a_goodput_that_is_0_on_some_launches_is_judged_over_all_of_them(
+    planned: Sequence[float], fresh: Sequence[float], outcome: Outcome
+) -> None:
+    """A goodput of 0 has no logarithm, and an earlier look with one must not stand in for it."""
+    goodput = METRICS["goodput_requests_per_s"]
+    baseline = builders.baseline(*({goodput.name: value} for value in (4.9, 5.0, 5.1)))
+    further = iter(fresh)
+    run, _ = begin()
+    run.baselines_of = lambda _: builders.known(baseline, within_frac=0.001, freedom=20)
+    run.measure_afresh = lambda cases, _number: {
+        case.id: builders.measurement({goodput.name: next(further)}, case=case) for case in cases
+    }
+    run.nights = MachineNights(baselines={ONE.id: baseline})
+    run.judge(goodput, [builders.measurement({goodput.name: value}, case=ONE) for value in planned])
+    (verdict,) = concluded(run)
+    assert verdict.outcome is outcome
+    assert verdict.comparison.change_frac == -1.0
+
+
 def test_all_that_looked_worse_is_measured_afresh_once_and_each_case_once() -> None:
     worse = {case: launch(case, speed=80.0, time_ms=12.0, of=BAD) for case in (ONE, TWO)}
     run, asked = begin(
