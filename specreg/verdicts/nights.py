@@ -641,19 +641,20 @@ class MachineNights:
         """Add to a lasting loss the engine's versions before it and on its first night."""
         if lasting is None:
             return None
-        runs = [record.night for record in self.history.of(case_id)]
-        if lasting.since not in runs:
+        # Only comparable runs have a version here, so no run with other settings comes in between.
+        nights = [
+            record.night
+            for record in self.history.of(case_id)
+            if (case_id, record.night) in self._versions
+        ]
+        if lasting.since not in nights:
             return lasting
-        row = runs.index(lasting.since)
+        row = nights.index(lasting.since)
         # The night before the first run is the baseline.
-        baseline = self.baselines.get(case_id)
-        before = ""
-        if baseline is not None:
-            before = baseline.provenance.engine_version
+        before = self.baselines[case_id].provenance.engine_version
         if row:
-            run_before = runs[row - 1]
-            before = self._versions.get((case_id, run_before), before)
-        first = self._versions.get((case_id, lasting.since), "")
+            before = self._versions[case_id, nights[row - 1]]
+        first = self._versions[case_id, lasting.since]
         return dataclasses.replace(lasting, versions=(before, first))
 
 

@@ -266,6 +266,17 @@ def test_a_loss_that_lasts_names_the_version_that_brought_it() -> None:
     assert lasting.versions == ("0.32.0", "0.33.0")
 
 
+def test_a_night_with_other_settings_has_no_version_to_compare_with() -> None:
+    """The night before a loss is the last one that is comparable."""
+    newer = [record("case-0", night, engine_version="0.33.0") for night in range(7, 11)]
+    between = record("case-0", 11, settings_sha256="other", engine_version="0.34.0")
+    slower = [record("case-0", night, 80.0, engine_version="0.33.0") for night in range(12, 16)]
+    lasting = alone_after(*newer, between, *slower, speed=80.0).lasting
+    assert lasting is not None
+    assert lasting.since == "20261212"
+    assert lasting.versions == ("0.33.0", "0.33.0")
+
+
 def test_watts_that_rose_for_good_are_named_as_a_rise() -> None:
     power = METRICS["power_w"]
     baseline = builders.baseline(*({power.name: value} for value in (199.0, 200.0, 201.0)))
