@@ -626,10 +626,7 @@ class MachineNights:
             record for record in self.history.of(case_id) if record.settings_sha256 == settings
         ]
         sha256 = baseline_sha256(baseline)
-        has_recording_run = any(
-            record.recorded and record.baseline_sha256 == sha256 for record in records
-        )
-        if not has_recording_run:
+        if not any(_has_recorded(record, sha256) for record in records):
             # The history lacks the run that recorded the baseline. The names of runs begin with
             # their date, so they can be compared with the date of the recording.
             recorded_on = baseline.provenance.recorded_on.replace("-", "")
@@ -662,30 +659,50 @@ def _nights(
     metric: Metric, baseline: Baseline, records: Sequence[RunRecord]
 ) -> tuple[NightLevel, ...]:
     """Return the nights of a figure before tonight: its baseline, and the runs since then."""
-    nights = []
     sha256 = baseline_sha256(baseline)
+    baseline_night = _night_of_baseline(metric, baseline)
+    nights: list[NightLevel | None] = []
     # If the run that recorded the baseline is among the records, the baseline would count twice.
-    if not any(record.recorded and record.baseline_sha256 == sha256 for record in records):
-        level = _level(metric, _recorded_values(metric, baseline))
-        if level is not None:
-            launches = max(len(baseline.launch_values(metric)), 1)
-            run = baseline.provenance.recorded_on.replace("-", "")
-            nights.append(NightLevel(run=run, level=level, launches=launches))
+    if not any(_has_recorded(record, sha256) for record in records):
+        nights.append(baseline_night)
     for record in records:
-        outcome = record.outcomes.get(metric.name)
-        level = _level(metric, record.values_of(metric.name))
-        if level is None or outcome in _SPOILED:
-            continue
-        night = NightLevel(
-            run=record.night,
-            level=level,
-            launches=record.launches_of(metric.name),
-            # A night with a loss isn't compared with, or the loss would become the usual level.
-            stands=outcome != Outcome.REGRESSED and not record.lost,
-            lost=record.lost,
-        )
+        night = _night_of_run(metric, record)
+        # That run has only the figures of the selected tests, and the baseline has all of them.
+        if night is None and _has_recorded(record, sha256):
+            night = baseline_night
         nights.append(night)
-    return tuple(nights)
+    return tuple(night for night in nights if night is not None)
+
+
+def _has_recorded(record: RunRecord, sha256: str) -> bool:
+    """Return whether a run recorded the baseline with this checksum."""
+    return record.recorded and record.baseline_sha256 == sha256
+
+
+def _night_of_baseline(metric: Metric, baseline: Baseline) -> NightLevel | None:
+    """Return the night on which a figure of a baseline was recorded; None if it has no level."""
+    level = _level(metric, _recorded_values(metric, baseline))
+    if level is None:
+        return None
+    launches = max(len(baseline.launch_values(metric)), 1)
+    run = baseline.provenance.recorded_on.replace("-", "")
+    return NightLevel(run=run, level=level, launches=launches)
+
+
+def _night_of_run(metric: Metric, record: RunRecord) -> NightLevel | None:
+    """Return the night of a figure in a run; None if it has no level or isn't valid."""
+    outcome = record.outcomes.get(metric.name)
+    level = _level(metric, record.values_of(metric.name))
+    if level is None or outcome in _SPOILED:
+        return None
+    return NightLevel(
+        run=record.night,
+        level=level,
+        launches=record.launches_of(metric.name),
+        # A night with a loss isn't compared with, or the loss would become the usual level.
+        stands=outcome != Outcome.REGRESSED and not record.lost,
+        lost=record.lost,
+    )
 
 
 def _recorded_values(metric: Metric, baseline: Baseline) -> Sequence[float]:

@@ -89,6 +89,22 @@ def test_a_baseline_recorded_anew_continues_the_nights_unless_its_level_was_acce
     assert tonight(accepted, {"case-0": 90.0}, "case-0").effect.estimate_frac == pytest.approx(0.0)
 
 
+def test_a_recording_of_other_metrics_leaves_the_baseline_as_the_first_night() -> None:
+    """A baseline holds all speeds, and the run that recorded it only those of selected tests."""
+    time = METRICS["ttft_p50_ms"]
+    baseline = builders.baseline(*({SPEED.name: 100.0, time.name: 40.0} for _ in range(3)))
+    recording = record("case-0", 1, recorded=True, baseline_sha256=baseline_sha256(baseline))
+    nights = MachineNights(
+        baselines={"case-0": baseline}, history=History({"case-0": (recording,)})
+    )
+    for metric, value in ((SPEED, 80.0), (time, 50.0)):
+        nights.add("case-0", metric, [value])
+        evidence = nights.evidence("case-0", metric, tolerance_frac=0.05)
+        assert evidence is not None
+        assert evidence.nights == 0
+        assert evidence.effect.estimate_frac == pytest.approx(math.log(0.8))
+
+
 @pytest.mark.parametrize(("name", "tonight_value"), [(SPEED.name, 80.0), ("tpot_p50_ms", 125.0)])
 def test_a_speed_that_falls_and_a_time_that_grows_are_losses(
     name: str, tonight_value: float
