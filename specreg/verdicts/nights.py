@@ -11,7 +11,6 @@ import bisect
 import dataclasses
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -132,6 +131,44 @@ class NightEvidence:
 
 
 @dataclass(slots=True, kw_only=True)
+class _PastRun:
+    """A run before tonight, over all cases that were measured in it.
+
+    Attributes:
+        deviations: how far each case was above its usual level, sorted.
+        lost_cases: the number of cases whose software was worse.
+        standing_cases: the number of cases whose night stands.
+    """
+
+    deviations: list[float] = field(default_factory=list)
+    lost_cases: int = 0
+    standing_cases: int = 0
+
+    def add(self, night: NightLevel, usual: float) -> None:
+        """Add the night of a case, and keep the deviations sorted.
+
+        Args:
+            night: the night of the case.
+            usual: the usual level of the case.
+        """
+        bisect.insort(self.deviations, night.level - usual)
+        if night.lost:
+            self.lost_cases += 1
+        if night.stands:
+            self.standing_cases += 1
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the software of most cases was worse."""
+        return self.lost_cases > len(self.deviations) / 2
+
+    @property
+    def stands(self) -> bool:
+        """Whether the nights of most cases stand."""
+        return self.standing_cases > len(self.deviations) / 2
+
+
+@dataclass(slots=True, kw_only=True)
 class MetricNights:
     """The nights of one metric, for all cases of a machine. Mappings are keyed by the case's id.
 
@@ -145,9 +182,7 @@ class MetricNights:
         tonight: what has been measured tonight so far.
         _usual: the median level of the nights before tonight.
         _launch_variances: how the launches of one night vary, moderated by the other cases.
-        _deviations: for each past run, the sorted differences of all cases from their usual levels.
-        _lost_runs: the past runs in which the software of most cases was worse.
-        _runs_that_stand: the past runs in which the nights of most cases stand.
+        _runs: the past runs, by the name of their night.
         _variances: how past nights vary after the common change was subtracted.
     """
 
@@ -160,32 +195,18 @@ class MetricNights:
     tonight: dict[str, NightLevel] = field(default_factory=dict)
     _usual: dict[str, float] = field(default_factory=dict)
     _launch_variances: dict[str, Variance] = field(default_factory=dict)
-    _deviations: dict[str, list[float]] = field(default_factory=dict)
-    _lost_runs: set[str] = field(default_factory=set)
-    _runs_that_stand: set[str] = field(default_factory=set)
+    _runs: dict[str, _PastRun] = field(default_factory=dict)
     _variances: dict[str, Variance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Derive how far each past night was from the usual levels, and how much nights vary."""
-        lost_cases: Counter[str] = Counter()
-        standing_cases: Counter[str] = Counter()
         for case_id, nights in self.past.items():
             usual_levels = [night.level for night in nights if not night.lost]
             usual = statistics.median(usual_levels or [night.level for night in nights])
             self._usual[case_id] = usual
             self._launch_variances[case_id] = self._shrunk_launch_variance(case_id)
             for night in nights:
-                self._deviations.setdefault(night.run, []).append(night.level - usual)
-                if night.lost:
-                    lost_cases[night.run] += 1
-                if night.stands:
-                    standing_cases[night.run] += 1
-        for run, deviations in self._deviations.items():
-            deviations.sort()
-            if lost_cases[run] > len(deviations) / 2:
-                self._lost_runs.add(run)
-            if standing_cases[run] > len(deviations) / 2:
-                self._runs_that_stand.add(run)
+                self._runs.setdefault(night.run, _PastRun()).add(night, usual)
         # This needs the deviations of all cases, so it can't be part of the first loop.
         for case_id, nights in self.past.items():
             relative = self._relative(case_id, nights, [])
@@ -278,7 +299,7 @@ class MetricNights:
         for night in nights:
             deviations = deviations_tonight
             if night.run != _TONIGHT:
-                deviations = _without(self._deviations[night.run], night.level - usual)
+                deviations = _without(self._runs[night.run].deviations, night.level - usual)
             if len(deviations) >= FEWEST_OTHERS:
                 level = night.level - statistics.median(deviations)
                 noise = self._noise_of_median(len(deviations))
@@ -360,12 +381,14 @@ class MetricNights:
             deviations_tonight: how far the other cases are above their usual levels tonight.
             least_frac: the smallest lasting loss that is reported.
         """
-        past = [
-            self._common_level(run, deviations)
-            for run, deviations in sorted(self._deviations.items())
-            # The deviations of a past night include that of the case itself.
-            if len(deviations) > FEWEST_OTHERS
-        ]
+        past = []
+        for run in sorted(self._runs):
+            past_run = self._runs[run]
+            # The deviations of a past run include the one of the case itself.
+            if len(past_run.deviations) > FEWEST_OTHERS:
+                night = self._common_level(run, past_run.deviations)
+                night = dataclasses.replace(night, stands=past_run.stands, lost=past_run.is_lost)
+                past.append(night)
         tonight = self._common_level(_TONIGHT, deviations_tonight)
         nights = _without_mended_losses([*past, tonight])
         good_nights = [night for night in past if night.stands] or past
@@ -388,13 +411,7 @@ class MetricNights:
     def _common_level(self, run: str, deviations: Sequence[float]) -> NightLevel:
         """Return the level of a night that all cases share: the median of their deviations."""
         noise = self._noise_of_median(len(deviations))
-        return NightLevel(
-            run=run,
-            level=statistics.median(deviations),
-            noise=noise,
-            stands=run in self._runs_that_stand,
-            lost=run in self._lost_runs,
-        )
+        return NightLevel(run=run, level=statistics.median(deviations), noise=noise)
 
     def _lasting(
         self, series: Sequence[NightLevel], spread: NightSpread, level: float, least_frac: float

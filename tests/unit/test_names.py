@@ -25,7 +25,7 @@ UNITLESS = re.compile(
     r"|at|bad|baseline|expected|interval|mark|reference|share"  # places of a picture
     r"|diamonds|dots|high|least_range|low|step|x_high|x_low"  # and values on its axes
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
-    r"|_?usual|_?levels?|_deviations|noise|launch_values|_day"  # logarithms and their variances
+    r"|_?usual|_?levels?|_?deviations|noise|launch_values|_day"  # logarithms and their variances
 )
 
 
