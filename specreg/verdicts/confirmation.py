@@ -185,7 +185,7 @@ class Confirmation:
         if not metric.by_launch:
             look = last.look
         nights = self._nights_of(metric, evidence)
-        judged_by = JudgedBy(nights=nights, cases=self.nights.decisions(metric))
+        judged_by = JudgedBy(nights=nights, decisions=self.nights.decisions(metric))
         verdict = judge(metric, evidence, look, judged_by)
         may_wait = not self._is_concluding and self.nights.waits_for_others(metric, nights)
         if may_wait and verdict.outcome is Outcome.REGRESSED:
@@ -205,7 +205,7 @@ class Confirmation:
         """Return the verdict on one launch alone."""
         evidence = compare((launch,), baselines)
         nights = self._nights_of(metric, evidence)
-        judged_by = JudgedBy(nights=nights, cases=self.nights.decisions(metric))
+        judged_by = JudgedBy(nights=nights, decisions=self.nights.decisions(metric))
         return judge(metric, evidence, Look.LAUNCH, judged_by)
 
     def _nights_of(self, metric: Metric, evidence: BaselineComparison) -> NightEvidence | None:
@@ -328,7 +328,7 @@ def enough_for(
         if is_early and not may_stop_early:
             return False
         evidence = compare((measured_prompts(case, acceptance),), baselines)
-        outcome = judge(metric, evidence, look, JudgedBy(cases=cases)).outcome
+        outcome = judge(metric, evidence, look, JudgedBy(decisions=cases)).outcome
         if is_early:
             return outcome is Outcome.REGRESSED
         return outcome is not Outcome.INCONCLUSIVE

@@ -60,12 +60,12 @@ class JudgedBy:
 
     Attributes:
         nights: how the figure changed according to its nights; None without an earlier night.
-        cases: how many decisions share the level of a loss. Chance may show a loss in each of
+        decisions: how many decisions share the level of a loss. Chance may show a loss in each of
             them, so the level is divided by their number (Bonferroni).
     """
 
     nights: NightEvidence | None = None
-    cases: int = 1
+    decisions: int = 1
 
 
 BY_BASELINE_ALONE = JudgedBy()
@@ -475,7 +475,7 @@ def _judge_ratio(
     # Judge the change of tonight.
     reference = dataclasses.replace(reference, expected=change.expected)
     level = LEVELS[look]
-    loss_level = level / judged_by.cases
+    loss_level = level / judged_by.decisions
     outcome, comparison = judge_effect(metric, change.effect, reference, level, loss_level)
     prompt_ids = evidence.measured.prompt_ids if evidence.measured is not None else ()
     verdict = Verdict(
@@ -552,7 +552,7 @@ def _judge_speed(
     # Judge the change of tonight from the nights before.
     reference = Reference(_geometric_mean(recorded), _against(baselines), tolerance_frac)
     level = LEVELS[look]
-    loss_level = level / judged_by.cases
+    loss_level = level / judged_by.decisions
     outcome, comparison = judge_effect(metric, nights.effect, reference, level, loss_level)
     verdict = Verdict(
         case_id=case.id,

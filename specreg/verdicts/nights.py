@@ -223,13 +223,14 @@ class MetricNights:
         return shrunk(self.launches.get(case_id), variances_of_others, prior)
 
     def evidence(
-        self, case_id: str, *, cases: int, least_frac: float, of_prompts: Variance | None = None
+        self, case_id: str, *, decisions: int, least_frac: float, of_prompts: Variance | None = None
     ) -> NightEvidence | None:
         """Return how the figure of a case changed tonight.
 
         Args:
             case_id: the id of the case.
-            cases: how many decisions share the level, because chance may show a loss in each.
+            decisions: how many decisions share the level of a proof, because chance may show a loss
+                in each of them.
             least_frac: the smallest lasting change that is reported.
             of_prompts: how much nights vary according to the prompts, for a metric of acceptance;
                 None for a speed.
@@ -262,15 +263,15 @@ class MetricNights:
         series = _without_mended_losses(series)
         known_nights = sum(not night.lost for night in series[:-1])
         # A gain that lasted is the new level, so the nights before it no longer count.
-        level = LASTING_LEVEL / cases
-        start = _start_of_level(series, spread, level, least_frac)
+        lasting_level = LASTING_LEVEL / decisions
+        start = _start_of_level(series, spread, lasting_level, least_frac)
         series = series[start:]
         nights_together, together = _together(series, spread)
         reference = _reference(series[:-1])
         return NightEvidence(
             effect=change_tonight([*reference, series[-1]], spread),
             nights=max(known_nights - 1, 0),
-            lasting=self._lasting(series, spread, level, least_frac),
+            lasting=self._lasting(series, spread, lasting_level, least_frac),
             together=together,
             nights_together=nights_together,
             spread=spread,
@@ -572,7 +573,7 @@ class MachineNights:
         """
         least_frac = max(LEAST_LASTING_FRAC, tolerance_frac / 4)
         evidence = self.of(metric).evidence(
-            case_id, cases=self.decisions(metric), least_frac=least_frac, of_prompts=of_prompts
+            case_id, decisions=self.decisions(metric), least_frac=least_frac, of_prompts=of_prompts
         )
         if evidence is None:
             return None

@@ -75,7 +75,7 @@ def verdict_without_a_baseline(_: Path) -> str:
     known = dataclasses.replace(builders.known(), options=TIER)
     evidence = compare([builders.measurement({TTFT: 2.5}, of=runs.COUNTS)], known)
     nights = nights_of(METRICS[TTFT], evidence)
-    verdict = judge(METRICS[TTFT], evidence, Look.FULL, JudgedBy(nights=nights, cases=1))
+    verdict = judge(METRICS[TTFT], evidence, Look.FULL, JudgedBy(nights=nights, decisions=1))
     return verdict.explanation
 
 

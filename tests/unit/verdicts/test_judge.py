@@ -39,7 +39,7 @@ def judged_launches(
 ) -> Verdict:
     """The verdict on some launches of one night."""
     evidence = compare(launches, of)
-    judged_by = JudgedBy(nights=nights_of(metric, evidence), cases=cases)
+    judged_by = JudgedBy(nights=nights_of(metric, evidence), decisions=cases)
     return judge(metric, evidence, look, judged_by)
 
 
@@ -496,7 +496,7 @@ def by_nights(evidence: NightEvidence) -> Verdict:
     baseline = builders.baseline({THROUGHPUT.name: 100.0}, {THROUGHPUT.name: 100.0})
     speed = 100 * math.exp(evidence.effect.estimate_frac)
     measured = builders.measurement({THROUGHPUT.name: speed})
-    judged_by = JudgedBy(nights=evidence, cases=72)
+    judged_by = JudgedBy(nights=evidence, decisions=72)
     return judge(THROUGHPUT, compare([measured], known(baseline)), Look.LAUNCH, judged_by)
 
 
