@@ -55,20 +55,25 @@ COMMON_LASTING_LEVEL = LASTING_LEVEL / 20
 LEAST_LASTING_FRAC = 0.02
 """The smallest lasting change that is reported, unless a quarter of the tolerance is more."""
 _TONIGHT = "tonight"
+"""Stands for the name of the present run."""
 _SPOILED = frozenset({Outcome.INVALID, Outcome.WRONG})
+"""The outcomes of a figure whose night isn't used."""
 _LAUNCH_PRIOR_FREEDOM = 2
+"""How many degrees of freedom the assumed spread of launches is worth."""
 _NIGHT_PRIOR_FREEDOM = 8
+"""How many degrees of freedom the assumed spread of nights is worth."""
 _LAUNCH_FRAC = {"cpu": 0.03, "gpu": 0.01}
 """The spread of launches in one night that is assumed before a machine has shown its own, measured
 on two shared CPU cores and on an H100."""
 _NIGHT_FRAC = {"cpu": 0.065, "gpu": 0.05}
-"""The additional spread between nights that is assumed at first, from the committed baselines of
-CPUs and from four launches on three H100s."""
+"""The additional spread between nights that is assumed before a machine has shown its own, from the
+committed baselines of CPUs and from four launches on three H100s."""
 _OWN_NIGHT_FRAC = {"cpu": 0.033, "gpu": 0.015}
 """The part of that spread which cases don't share, from the speedups in the committed baselines of
-CPUs. The value for GPUs is an assumption, because no nights of a GPU have been recorded yet."""
+CPUs. The value for GPUs is an assumption."""
 _NO_LAUNCH_VARIANCE = Variance(value=0.0, freedom=1e6)
-"""The launch variance of acceptance, which one launch determines for the whole night."""
+"""The launch variance of acceptance, which one launch determines for the whole night, and of the
+common change, whose nights aren't divided into launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +100,7 @@ class CommonEvidence:
 
     Attributes:
         effect: the change of tonight from the nights before.
-        lasting: a proven common loss that has lasted until tonight.
+        lasting: a proven common loss that has lasted until tonight; None without one.
         nights: how many earlier runs the change is based on.
         cases: how many other cases tonight's common change is based on.
     """
@@ -114,9 +119,10 @@ class NightEvidence:
         effect: the change of tonight from the nights before. The common change of all cases is
             subtracted from it unless `common` is None.
         nights: how many earlier runs the change is based on, besides the baseline.
-        lasting: a proven loss of the case that has lasted until tonight.
-        together: the change of the mean of the last nights; None with fewer than two nights.
-        nights_together: how many nights that mean includes, with tonight.
+        lasting: a proven loss of the case that has lasted until tonight; None without one.
+        together: the change from the first nights to the last nights, each taken together; None
+            with fewer than two earlier nights.
+        nights_together: how many last nights `together` takes, including tonight.
         spread: how the nights of the figure vary.
         common: the common change of all cases; None with too few other cases.
     """
@@ -173,14 +179,15 @@ class MetricNights:
     """The nights of one metric, for all cases of a machine. Mappings are keyed by the case's id.
 
     Attributes:
+        metric: the metric.
         kind: the kind of machine, "cpu" or "gpu".
-        past: the nights before tonight, the baseline first.
+        past: the nights before tonight, the oldest first. The baseline is one of them.
         launches: how the launches of one night vary.
         noise: how much nights vary beyond the launches, from the committed baselines; None if the
             baselines don't contain it.
         hosts: the machine that measures the case tonight; empty if one machine measures all cases.
         tonight: what has been measured tonight so far.
-        _usual: the median level of the nights before tonight.
+        _usual: the median level of the nights before tonight, without those that were lost.
         _launch_variances: how the launches of one night vary, moderated by the other cases.
         _runs: the past runs, by the name of their night.
         _variances: how past nights vary after the common change was subtracted.
@@ -227,6 +234,9 @@ class MetricNights:
     ) -> NightEvidence | None:
         """Return how the figure of a case changed tonight.
 
+        If enough other cases show the common change, the case is judged without it, and
+        otherwise by its own nights alone.
+
         Args:
             case_id: the id of the case.
             decisions: how many decisions share the level of a proof, because chance may show a loss
@@ -236,12 +246,13 @@ class MetricNights:
                 None for a speed.
 
         Returns:
-            None without an earlier night, or if nothing was measured tonight.
+            None without an earlier night, or if tonight has no level.
         """
         past = self.past.get(case_id, ())
         tonight = self.tonight.get(case_id)
         if tonight is None or not past:
             return None
+        # Subtract what all cases have in common, and find out how the remaining levels vary.
         series = [*past, tonight]
         common: CommonEvidence | None = None
         if of_prompts is not None:
@@ -252,6 +263,7 @@ class MetricNights:
         else:
             deviations = self._deviations_tonight(case_id)
             relative = self._relative(case_id, series, deviations)
+            # Without an earlier good night among them, the relative nights have no reference.
             has_reference = any(night.stands for night in relative[:-1])
             if has_reference and relative[-1].run == _TONIGHT:
                 series = relative
@@ -260,16 +272,20 @@ class MetricNights:
             else:
                 spread = self._absolute_spread(case_id)
 
+        # Leave out the nights that say nothing about the level of tonight.
         series = _without_mended_losses(series)
         known_nights = sum(not night.lost for night in series[:-1])
         # A gain that lasted is the new level, so the nights before it no longer count.
         lasting_level = LASTING_LEVEL / decisions
         start = _start_of_level(series, spread, lasting_level, least_frac)
         series = series[start:]
+
+        # Compare tonight, and the last nights, with the first good nights of the level.
         nights_together, together = _together(series, spread)
         reference = _reference(series[:-1])
         return NightEvidence(
             effect=change_tonight([*reference, series[-1]], spread),
+            # The first of the nights is the baseline, which isn't counted.
             nights=max(known_nights - 1, 0),
             lasting=self._lasting(series, spread, lasting_level, least_frac),
             together=together,
@@ -340,10 +356,10 @@ class MetricNights:
         return variances
 
     def _missing_launches(self, case_id: str) -> float:
-        """Return how many launch variances the difference of two nights lacks.
+        """Return how many launch variances must be added to the squared difference of two nights.
 
-        The difference between two nights with one launch each contains the launch variance twice.
-        With n launches in a night, only 1/n of it is left.
+        Between two nights with one launch each, it contains the launch variance twice. A night with
+        n launches averages it, and contributes only 1/n of it.
         """
         launches_before = self.past[case_id][-1].launches
         launches_tonight = self.tonight[case_id].launches
@@ -415,9 +431,20 @@ class MetricNights:
         return NightLevel(run=run, level=statistics.median(deviations), noise=noise)
 
     def _lasting(
-        self, series: Sequence[NightLevel], spread: NightSpread, level: float, least_frac: float
+        self,
+        series: Sequence[NightLevel],
+        spread: NightSpread,
+        lasting_level: float,
+        least_frac: float,
     ) -> LastingLoss | None:
-        """Return a loss that has lasted until tonight and is proven at this level; None without."""
+        """Return a loss that has lasted until tonight and is proven; None without one.
+
+        Args:
+            series: the nights in order; the last is tonight.
+            spread: how the nights vary.
+            lasting_level: the largest probability of such a loss by chance that is a proof.
+            least_frac: the smallest loss that is reported.
+        """
         change = lasting_loss(series, spread, least_frac=least_frac)
         sign = 1
         if change is None and self.metric.two_sided:
@@ -425,7 +452,7 @@ class MetricNights:
             sign = -1
             mirrored = [dataclasses.replace(night, level=-night.level) for night in series]
             change = lasting_loss(mirrored, spread, least_frac=least_frac)
-        if change is None or change.effect.p_worse > level:
+        if change is None or change.effect.p_worse > lasting_level:
             return None
         effect = change.effect
         return LastingLoss(
@@ -444,7 +471,7 @@ def usual_night_frac(metric: Metric, kind: str) -> float:
 
 def _without(deviations: Sequence[float], removed: float) -> list[float]:
     """Return the sorted deviations of a night without the deviation of one case."""
-    # The deviations of a machine with many cases are sorted, so this needs no search of them all.
+    # The deviations are sorted, so bisection finds the one to leave out.
     row = bisect.bisect_left(deviations, removed)
     return [*deviations[:row], *deviations[row + 1 :]]
 
@@ -455,9 +482,9 @@ def _without_case(variances: Mapping[str, Variance], case_id: str) -> list[Varia
 
 
 def _without_mended_losses(series: Sequence[NightLevel]) -> list[NightLevel]:
-    """Return the nights, and leave out lost ones that a night which stands followed.
+    """Return the nights without the lost ones after which an earlier night than tonight stands.
 
-    Such a loss was mended, so it can't have lasted until tonight, the last night of the series.
+    Their loss was mended, so it can't have lasted until tonight, the last night of the series.
     """
     rows_that_stand = [row for row, night in enumerate(series[:-1]) if night.stands]
     last_to_stand = max(rows_that_stand, default=-1)
@@ -465,32 +492,33 @@ def _without_mended_losses(series: Sequence[NightLevel]) -> list[NightLevel]:
 
 
 def _start_of_level(
-    series: Sequence[NightLevel], spread: NightSpread, level: float, least_frac: float
+    series: Sequence[NightLevel], spread: NightSpread, lasting_level: float, least_frac: float
 ) -> int:
-    """Return the index of the night from which on tonight's level has been the usual one.
+    """Return the index of the night on which the present level began: that of the last gain.
 
-    A gain counts among the nights that stand. A loss of which a part was mended isn't a gain.
+    Only nights that stand are searched for a gain, because a loss that is partly mended isn't one.
     """
     rows = [row for row, night in enumerate(series[:-1]) if night.stands]
     good_nights = [series[row] for row in rows]
-    start = start_of_gain(good_nights, spread, level=level, least_frac=least_frac)
+    start = start_of_gain(good_nights, spread, level=lasting_level, least_frac=least_frac)
     return rows[start] if start else 0
 
 
 def _reference(nights: Sequence[NightLevel]) -> Sequence[NightLevel]:
     """Return the nights that tonight is compared with: the first good nights of the level.
 
-    Later nights would let the reference follow a slow loss.
+    Later nights would let the reference follow a slow loss. If no night is good, the first one is
+    the reference.
     """
     good_nights = [night for night in nights if night.stands]
     return good_nights[:MAX_NIGHTS] or nights[:1]
 
 
 def _together(series: Sequence[NightLevel], spread: NightSpread) -> tuple[int, Effect | None]:
-    """Return how many of the last nights are averaged, and how their mean differs from the first.
+    """Return how many of the last nights are averaged, and how they differ from the first nights.
 
-    Half of the nights are averaged, or the last five if that is more and there are as many besides
-    the baseline.
+    Half of the nights are averaged, or the last five if that is more. If there are no more than
+    five, all but the first are averaged.
 
     Returns:
         The number of nights, and the change; None with fewer than two earlier nights.
@@ -512,7 +540,7 @@ class MachineNights:
         baselines: the baselines of this machine, by the case's id.
         history: the earlier runs on this machine.
         cases: how many cases the run judges. Chance may show a loss in each of them.
-        hosts: the machine that measures a case tonight, by the case's id; empty if one machine
+        hosts: the machine that measures each case tonight, by the case's id; empty if one machine
             measures all cases.
         _by_metric: the nights of each metric, by its name.
         _versions: the version of the engine, by the case's id and the run.
@@ -539,7 +567,7 @@ class MachineNights:
             self._by_metric[name] = nights
 
     def add(self, case_id: str, metric: Metric, values: Sequence[float]) -> None:
-        """Store what was measured tonight.
+        """Store what was measured tonight, in place of an earlier value of the figure.
 
         Args:
             case_id: the id of the case.
@@ -562,14 +590,17 @@ class MachineNights:
         tolerance_frac: float,
         of_prompts: Variance | None = None,
     ) -> NightEvidence | None:
-        """Return how a figure changed tonight; None without an earlier night.
+        """Return how a figure changed tonight.
 
         Args:
             case_id: the id of the case.
             metric: the metric.
-            tolerance_frac: the loss that is tolerated, 0..1.
+            tolerance_frac: the tolerated loss, as a share.
             of_prompts: how much nights vary according to the prompts, for a metric of acceptance;
                 None for a speed.
+
+        Returns:
+            None without an earlier night, or if tonight has no level.
         """
         least_frac = max(LEAST_LASTING_FRAC, tolerance_frac / 4)
         evidence = self.of(metric).evidence(
@@ -594,7 +625,7 @@ class MachineNights:
         return self.cases * decisions_per_case
 
     def waits_for_others(self, metric: Metric, evidence: NightEvidence | None) -> bool:
-        """Return whether later cases of the run will show the common change of all cases."""
+        """Return whether later cases of the run may still show the common change of all cases."""
         lacks_common = evidence is not None and evidence.common is None
         return metric.by_launch and lacks_common and self.cases > FEWEST_OTHERS
 
@@ -611,17 +642,17 @@ class MachineNights:
         kinds = {baseline.environment.kind for baseline in self.baselines.values()}
         for case_id, baseline in self.baselines.items():
             records = self._records_since(case_id, baseline)
-            # The level of each night.
+            # Find the level of each night.
             nights = _nights(metric, baseline, records)
             if nights:
                 past[case_id] = nights
-            # How the launches of one night vary.
+            # Find out how the launches of one night vary.
             samples: list[Sequence[float]] = [baseline.launch_values(metric)]
             samples += [record.values_of(metric.name) for record in records if not record.lost]
             variance = _variance_within(samples) if metric.by_launch else None
             if variance is not None:
                 launches[case_id] = variance
-            # The version of the engine on each night, which a lasting loss may come from.
+            # Keep the version of the engine on each night, because a lasting loss may come from it.
             for record in records:
                 self._versions[case_id, record.night] = record.engine_version
         return MetricNights(
@@ -634,9 +665,9 @@ class MachineNights:
         )
 
     def _records_since(self, case_id: str, baseline: Baseline) -> list[RunRecord]:
-        """Return the comparable runs of a case since somebody last accepted its level.
+        """Return the comparable runs of a case from the last one that accepted its level.
 
-        A level is accepted by recording a baseline with a reason. A baseline that was recorded
+        A run accepts a level by recording a baseline with a reason. A baseline that was recorded
         without a reason continues the nights before it; otherwise it would hide a slow loss.
         """
         settings = settings_sha256(baseline.case)
