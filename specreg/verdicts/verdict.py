@@ -16,7 +16,7 @@ class Outcome(StrEnum):
     IMPROVED = "IMPROVED"
     """It is proven that the metric gained more than the tolerance. Record it to keep the gain."""
     REGRESSED = "REGRESSED"
-    """The metric is proven to be worse: by more than the tolerance, or since an earlier night."""
+    """A loss is proven that is likely to exceed the tolerance, or has lasted for several nights."""
     INCONCLUSIVE = "INCONCLUSIVE"
     """One night can't decide. The test passes with a remark, unless no number of nights can."""
     INVALID = "INVALID"
@@ -24,31 +24,32 @@ class Outcome(StrEnum):
     WRONG = "WRONG"
     """Speculation changed the text, or took other steps than its models give."""
     NO_BASELINE = "NO_BASELINE"
-    """Nothing was recorded for this case with these settings."""
+    """No usable baseline of this case with these settings has the metric."""
     NOT_COMPARABLE = "NOT_COMPARABLE"
-    """There is a baseline, but this metric can't be compared with it."""
+    """The metric can't be compared, for example because another machine recorded the baseline."""
     MEASURED = "MEASURED"
     """The metric was measured to be recorded or shown, and wasn't judged."""
 
 
 GOOD = frozenset({Outcome.PASS, Outcome.IMPROVED})
-"""Outcomes of a metric that was compared with a baseline and is no worse than tolerated."""
+"""Outcomes of a metric or check that was judged, and is no worse than tolerated."""
 JUDGED = GOOD | {Outcome.REGRESSED, Outcome.WRONG, Outcome.INCONCLUSIVE}
-"""Outcomes of a metric that was compared with a baseline."""
+"""Outcomes of a metric or check that was judged."""
 SKIPPED = frozenset({Outcome.NOT_COMPARABLE})
-"""Outcomes that are neither good nor bad. The test of such a verdict is skipped with a reason."""
+"""Outcomes with which the test is skipped, with the reason of the verdict."""
 
 
 LASTING = "LASTING"
 """The code of a loss that the nights prove, with the night on which it began."""
 MACHINE_MOVED = "MACHINE_MOVED"
-"""The code of a loss that the whole machine has, in all cases or in the control."""
+"""The code of a loss that all cases, or also the control, have. It may come from the machine."""
 ENGINE_SLOWER = "ENGINE_SLOWER"
-"""The code of a loss that the engine causes: its earlier version didn't have it in that hour."""
+"""The code of a loss that the engine causes: a gate in the same hour found it against the engine's
+earlier version."""
 
 
 class Lack(StrEnum):
-    """What is missing for a metric to be compared. Recording a baseline supplies the first two."""
+    """What a metric lacks to be compared. Recording a baseline supplies the first two."""
 
     BASELINE = "baseline"
     """A baseline with these settings."""
@@ -63,8 +64,8 @@ class Cause:
     """How a change is divided into the parts that cause it.
 
     Attributes:
-        parts: the name of each part and its relative change; better is positive. The factors
-            1 + change of all parts multiply to the factor of the metric.
+        parts: the name of each part and its relative change; better is positive. The product of
+            1 + change over all parts is the factor by which the output speed changed.
     """
 
     parts: tuple[tuple[str, float], ...]
@@ -79,18 +80,21 @@ class Comparison:
 
     Attributes:
         expected: the value of the baseline, or of side A of a gate.
-        against: the origin of that value: an environment, a source, or a side.
-        tolerance_frac: the tolerated change for the worse, 0..1.
+        against: where that value comes from: an environment, a publication, a side, or a moment.
+        tolerance_frac: the tolerated change for the worse, as a share.
         two_sided: whether a change in either direction is worse.
-        change_frac: (value - expected) / (expected - origin); positive is better. For a two-sided
-            metric, positive is more.
+        change_frac: the relative change; better is positive, and more is positive for a two-sided
+            metric. It is ±(value - expected) / (expected - origin), with the metric's `origin`. But
+            a speed of a run is compared with its earlier nights, and a soak has the change in an
+            hour.
         low_frac: the lower end of the interval of `change_frac`.
         high_frac: the upper end of the interval of `change_frac`.
-        p_worse: the probability that chance alone makes the metric look this much worse, one-sided.
+        p_worse: the probability that chance alone makes the metric look this much worse, or for a
+            two-sided metric this different.
         mde_frac: the minimum detectable effect, a loss that is proven 99 times out of 100.
         common_frac: the change of all cases of the run, or of the control, which comes from the
-            machine or the engine; better is positive. `change_frac` doesn't contain that of all
-            cases.
+            machine or the engine; better is positive. The change of all cases is already subtracted
+            from `change_frac`; the change of the control isn't.
     """
 
     expected: float | None = None
