@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 from specreg.baselines.answer_lengths import LengthChange
 from specreg.core.reasons import Reason
-from specreg.stats.intervals import FEWEST_PROMPTS
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 LENGTHS_CHANGED = "LENGTHS_CHANGED"
-"""The code of a verdict on prompts of which some gave answers of another length."""
+"""The code of a reason that names prompts whose answers changed in length."""
 _MAX_NAMED = 3
 """The most prompts that a reason names."""
 
@@ -17,14 +16,15 @@ _MAX_NAMED = 3
 def weigh_changed_lengths(
     verdict: Verdict, unchanged: Verdict, changes: Sequence[LengthChange], prompts: int
 ) -> Verdict:
-    """Combine the verdict on all prompts with that on the prompts whose answers kept their length.
+    """Combine the verdict on all prompts with one on those whose answers kept their length.
 
-    A PASS or a loss that only the changed prompts cause becomes INCONCLUSIVE.
+    A PASS or a loss that only the changed prompts cause becomes INCONCLUSIVE. A loss that they hide
+    is REGRESSED.
 
     Args:
         verdict: the verdict on all prompts.
         unchanged: the verdict on the prompts whose answers are about as long as before.
-        changes: the other prompts, at least one.
+        changes: the prompts whose answers changed in length, at least one.
         prompts: the number of all prompts.
     """
     examples = "; ".join(str(change) for change in changes[:_MAX_NAMED])
@@ -35,8 +35,9 @@ def weigh_changed_lengths(
         outcome = verdict.outcome
         if outcome in GOOD:
             outcome = Outcome.INCONCLUSIVE
-        unchanged_prompts = prompts - len(changes)
-        comment = f"{unchanged_prompts} others are too few to judge by, {FEWEST_PROMPTS} are needed"
+        comment = "without them there is no interval"
+        if unchanged.outcome is Outcome.INCONCLUSIVE and unchanged.reason is not None:
+            comment = f"{comment}: {unchanged.reason.text}"
     else:
         outcome = _joint_outcome(verdict.outcome, unchanged.outcome)
         comment = f"without them the change is {unchanged.comparison.change_frac:+.1%}"
@@ -49,7 +50,7 @@ def weigh_changed_lengths(
     reason = Reason(
         code=LENGTHS_CHANGED,
         text="; ".join(clause for clause in clauses if clause),
-        remedy=shown_reason.remedy or "look at what they say",
+        remedy=shown_reason.remedy or "read the answers to these prompts",
     )
     return dataclasses.replace(shown, outcome=outcome, reason=reason)
 

@@ -646,6 +646,8 @@ LOOPING = (191, 64)
 """An answer of 256 tokens that repeats itself, so that nearly all drafts are accepted."""
 CUT = (8, 16)
 """An answer of 25 tokens of which few drafts were accepted."""
+LONG = (110_000, 110_000)
+"""An answer with more than 99 % of the steps of 31 usual ones, and fewer if 8 looping ones join."""
 
 
 @pytest.mark.parametrize(
@@ -675,15 +677,22 @@ CUT = (8, 16)
         pytest.param(
             [LOOPING] * 36 + [USUAL] * 4,
             INCONCLUSIVE,
-            "4 others are too few to judge by, 5 are needed",
+            "without them there is no interval: 4 shared prompts, 5 are needed",
             id="too-few-others",
+        ),
+        pytest.param(
+            [LOOPING] * 8 + [USUAL] * 31 + [LONG],
+            INCONCLUSIVE,
+            "without them there is no interval: fewer than 5 prompts have a step, or one has",
+            id="one-other-has-nearly-all-steps",
         ),
     ],
 )
 def test_answers_of_another_length_do_not_carry_a_verdict_alone(
     measured: list[tuple[int, int]], outcome: Outcome, words: str
 ) -> None:
-    verdict = judge_records(answers_with(*measured), answers_with(*[USUAL] * 40), Look.FULL)
+    recorded = [*[USUAL] * 39, LONG if LONG in measured else USUAL]
+    verdict = judge_records(answers_with(*measured), answers_with(*recorded), Look.FULL)
     assert verdict.outcome is outcome
     assert words in verdict.explanation
     assert ("another length" in verdict.explanation) == bool(words)
