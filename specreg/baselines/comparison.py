@@ -78,6 +78,13 @@ class CaseBaselines:
         """The baseline to compare with: the one of this machine, or else of another machine."""
         return self.exact or self.nearest
 
+    @property
+    def prompts_setting(self) -> str:
+        """Where the user sets the number of prompts, for advice to raise it."""
+        if self.settings.num_prompts is not None:
+            return "--num-prompts"
+        return "prompts in the matrix"
+
 
 @dataclass(frozen=True, slots=True)
 class CaseSpreads:
@@ -238,7 +245,7 @@ class BaselineComparison:
         if prompts < FEWEST_PROMPTS:
             return Reason(
                 text=f"{prompts} shared prompts, {FEWEST_PROMPTS} are needed",
-                remedy="raise prompts in the matrix",
+                remedy=f"raise {self.baselines.prompts_setting}",
             )
         parts = ratio_parts(metric, self.measured)
         ratio = _quotient(parts)

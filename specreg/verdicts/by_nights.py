@@ -56,10 +56,9 @@ def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | Non
         remedy = reason.remedy
     else:
         clause = f"not even {MAX_NIGHTS_TO_HOLD} nights would tell"
-        remedy = (
-            "raise its tolerance in the matrix, name it under shown, or measure on a quieter"
-            " machine"
-        )
+        # Acceptance doesn't depend on the machine, and its own remedy is to replay more prompts.
+        effort = "measure on a quieter machine" if metric.by_launch else reason.remedy
+        remedy = f"raise its tolerance in the matrix, name it under shown, or {effort}"
     reason = Reason(code=reason.code, text=f"{reason.text}; {clause}", remedy=remedy)
     return dataclasses.replace(verdict, reason=reason, needed_nights=needed)
 

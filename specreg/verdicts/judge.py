@@ -477,7 +477,6 @@ def _judge_ratio(
     level = LEVELS[look]
     loss_level = level / judged_by.decisions
     outcome, comparison = judge_effect(metric, change.effect, reference, level, loss_level)
-    prompt_ids = evidence.measured.prompt_ids if evidence.measured is not None else ()
     verdict = Verdict(
         case_id=case.id,
         metric=metric.name,
@@ -490,31 +489,32 @@ def _judge_ratio(
 
     # Explain the outcome.
     if outcome is Outcome.INCONCLUSIVE:
-        verdict = _undecided_acceptance(metric, verdict, len(prompt_ids), nights)
+        verdict = _undecided_acceptance(metric, verdict, evidence, nights)
     elif evidence.counted_otherwise:
         verdict = dataclasses.replace(verdict, reason=Reason(text=_counted_otherwise(evidence)))
     elif outcome is Outcome.REGRESSED:
         recorded = load_acceptance(baselines.baseline.acceptance) if baselines.baseline else None
         measured = evidence.measurement.acceptance
-        if measured is not None and recorded is not None:
-            shared_ids = set(prompt_ids)
+        if measured is not None and recorded is not None and evidence.measured is not None:
+            shared_ids = set(evidence.measured.prompt_ids)
             reason = _where_lost(metric, measured.only(shared_ids), recorded.only(shared_ids))
             verdict = dataclasses.replace(verdict, reason=reason)
     return name_lasting_loss(metric, verdict, nights)
 
 
 def _undecided_acceptance(
-    metric: Metric, verdict: Verdict, prompts: int, nights: NightEvidence | None
+    metric: Metric, verdict: Verdict, evidence: BaselineComparison, nights: NightEvidence | None
 ) -> Verdict:
     """Add to an undecided verdict how many prompts, or how many nights, would decide it."""
     comparison = verdict.comparison
+    prompts = len(evidence.measured.prompt_ids) if evidence.measured is not None else 0
     ratio = (comparison.mde_frac or 0.0) / (comparison.tolerance_frac or 1.0)
     # The error falls with the square root of the number of prompts. The advice is to double them
     # at least, because a smaller change would hardly help.
     needed_prompts = max(2.0, ratio**2) * prompts
     reason = Reason(
         text=f"{_describe_resolution(comparison)} with {prompts} prompts",
-        remedy=f"raise prompts in the matrix to about {needed_prompts:.0f}",
+        remedy=f"raise {evidence.baselines.prompts_setting} to about {needed_prompts:.0f}",
     )
     # Further launches replay the same prompts, so no number of them would decide.
     undecided = dataclasses.replace(verdict, reason=reason, needed_launches=0)

@@ -176,6 +176,11 @@ def test_four_prompts_are_too_few_and_it_says_so() -> None:
     four = {name: RECORDED[name] for name in "abcd"}
     change = by_prompt(RECORDED, four).ratio_change(LENGTH)
     assert str(change) == "4 shared prompts, 5 are needed; raise prompts in the matrix"
+    comparison = by_prompt(RECORDED, four)
+    settings = dataclasses.replace(comparison.baselines.settings, num_prompts=4)
+    baselines = dataclasses.replace(comparison.baselines, settings=settings)
+    of_four = dataclasses.replace(comparison, baselines=baselines).ratio_change(LENGTH)
+    assert str(of_four) == "4 shared prompts, 5 are needed; raise --num-prompts"
     five = {name: RECORDED[name] for name in "abcde"}
     assert ratio_change(by_prompt(RECORDED, five), LENGTH)
 

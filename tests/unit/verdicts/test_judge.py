@@ -537,6 +537,31 @@ def test_what_can_not_be_told_says_how_many_nights_would(error: float, needed: i
     assert words in verdict.explanation
 
 
+def test_an_acceptance_that_no_nights_would_tell_needs_prompts_and_no_quieter_machine() -> None:
+    """The machine doesn't influence acceptance."""
+    evidence = compare(
+        [dataclasses.replace(MEASURED, replay=Replay(acceptance=DOUBT))],
+        known(msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(DOUBTED))),
+    )
+    verdict = judge(LENGTH, evidence, Look.FULL, JudgedBy(nights=night_evidence(error=0.3)))
+    assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 0)
+    assert verdict.reason is not None
+    assert verdict.reason.remedy.startswith(
+        "raise its tolerance in the matrix, name it under shown, or raise prompts in the matrix to"
+    )
+
+
+def test_undecided_acceptance_of_fewer_prompts_is_told_to_replay_more() -> None:
+    """The matrix has prompts enough, and `--num-prompts` takes only some of them."""
+    recorded = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(DOUBTED))
+    measured = dataclasses.replace(MEASURED, replay=Replay(acceptance=DOUBT))
+    fewer = dataclasses.replace(known(recorded), settings=FEWER.settings)
+    verdict = judged(LENGTH, measured, fewer)
+    assert verdict.outcome is INCONCLUSIVE
+    assert verdict.reason is not None
+    assert verdict.reason.remedy.startswith("raise --num-prompts to about ")
+
+
 @pytest.mark.parametrize(
     ("change", "cases", "outcome"),
     [
