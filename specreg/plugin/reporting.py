@@ -8,7 +8,7 @@ import pytest
 from specreg.core.errors import MemoryHeldError, ModelNotFetchedError, SpecregError, leaves
 from specreg.core.readable import readable_block, readable_line
 from specreg.plugin.state import CONTEXT, END, NOTES, PROGRESS, RUN
-from specreg.plugin.suite_tests import case_of, is_suite_test, reported_case_id, subject_of
+from specreg.plugin.suite_tests import case_of, is_suite_test, subject_of
 from specreg.plugin.terminal import has_color
 from specreg.report.document import STATUS_MEANINGS
 from specreg.report.failures import (
@@ -21,6 +21,9 @@ from specreg.report.failures import (
 from specreg.suite.finish import render_end
 from specreg.suite.result import RunResult
 from specreg.verdicts.verdict import Verdict
+
+_FAILED_BY_VERDICT = "specreg_failed_by_verdict"
+"""The attribute of a report whose test fails because of its verdict."""
 
 
 def pytest_report_teststatus(config: pytest.Config) -> None:
@@ -51,15 +54,29 @@ def pytest_runtest_makereport(
 
 
 def _report_outcome(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Show why a verdict fails, and note a test that fails without a verdict."""
+    """Show why a verdict fails, and note a test that fails for another reason."""
     verdict = _verdict_of(item)
     if report.failed and report.when == "call" and verdict is not None and verdict.fails:
         report.longrepr = cast("Any", Failure.of(render_failures([verdict])))
-    elif is_suite_test(item):
+        _mark_failed_by_verdict(report)
+        return
+    if is_suite_test(item):
         report.longrepr = make_traceback_readable(report.longrepr)
-    has_verdict = bool(report.user_properties) and report.when != "teardown"
-    if report.failed and not has_verdict:
+    if report.failed:
         item.config.stash[NOTES].note_other_failure()
+
+
+def _mark_failed_by_verdict(report: pytest.TestReport) -> None:
+    """Mark the report of a test that fails because of its verdict.
+
+    The mark is an attribute of the report, because pytest-xdist sends those to the controller.
+    """
+    report.__dict__[_FAILED_BY_VERDICT] = True
+
+
+def _is_failed_by_verdict(report: pytest.TestReport | pytest.CollectReport) -> bool:
+    """Return whether the test of a report fails because of its verdict."""
+    return bool(getattr(report, _FAILED_BY_VERDICT, False))
 
 
 def _verdict_of(item: pytest.Item) -> Verdict | None:
@@ -109,6 +126,7 @@ def _report_errors(
         reason = decisive_error.reason
         verdict = judge.note_failure(case_of(item), subject_of(item).name, reason, message)
         report.user_properties.extend(properties(verdict))
+        _mark_failed_by_verdict(report)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -125,9 +143,9 @@ def hide_values_of_interrupt(config: pytest.Config) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note in the controller that a test of a worker failed without a verdict."""
+    """Note in the controller that a test of a worker failed for another reason than its verdict."""
     node = getattr(report, "node", None)
-    if node is not None and report.failed and not reported_case_id(report):
+    if node is not None and report.failed and not _is_failed_by_verdict(report):
         node.config.stash[NOTES].note_other_failure()
 
 
@@ -135,14 +153,14 @@ def replace_tests_by_blocks(config: pytest.Config, result: RunResult) -> Mapping
     """Keep pytest from showing each failed test, and return a block for each failed case instead.
 
     Returns:
-        The blocks by case id; empty if a test failed without a verdict too, and then pytest shows
-        all failed tests.
+        The blocks by case id; empty if a test failed for another reason than its verdict, and then
+        pytest shows all failed tests.
     """
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter is None or config.option.tbstyle == "no":
         return {}
     reports = [*reporter.getreports("failed"), *reporter.getreports("error")]
-    if not reports or not all(reported_case_id(report) for report in reports):
+    if not reports or not all(_is_failed_by_verdict(report) for report in reports):
         return {}
     config.option.tbstyle = "no"
     return render_blocks(result.verdicts, result.errors)

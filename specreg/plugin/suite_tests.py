@@ -50,9 +50,3 @@ def subject_of(item: pytest.Item) -> Metric | CorrectnessCheck:
     """Return the metric that a test of the suite judges, or the check that it makes."""
     params = params_of(item)
     return cast("Metric | CorrectnessCheck", params.get("check") or params["metric"])
-
-
-def reported_case_id(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return the id of the case that a report's verdict judges; empty if it has no verdict."""
-    properties = dict(getattr(report, "user_properties", ()))
-    return str(properties.get("specreg.case_id", ""))

@@ -75,3 +75,39 @@ def test_a_history_that_fails_takes_no_verdict_with_it(recorded_suite: Suite) ->
 def test_what_is_not_to_judge_leaves_nothing(suite: Suite, arguments: tuple[str, ...]) -> None:
     assert suite.run("-q", *arguments).returncode == 0
     assert not suite.runs.exists()
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["here", "in-a-worker"])
+def test_a_test_that_fails_beside_the_suite_makes_the_status_1(
+    suite: Suite, workers: tuple[str, ...]
+) -> None:
+    """A property of a test that isn't the suite's is no verdict."""
+    test_file = suite.folder / "test_another.py"
+    test_file.write_text(
+        "def test_another(record_property):\n"
+        "    record_property('owner', 'somebody')\n"
+        "    assert not 'true'\n"
+    )
+
+    selected = ("tests/perf", str(test_file), "-k", "another or c1-acceptance_length")
+    done = suite.run("-q", *selected, *workers)
+
+    assert "NO_BASELINE" in done.stdout
+    assert done.returncode == 1, done.stdout
+
+
+def test_an_own_test_that_fails_beside_its_verdict_is_shown(recorded_suite: Suite) -> None:
+    """The verdict of the test holds, so only pytest's own report says why the test failed."""
+    test_file = recorded_suite.folder / "test_own.py"
+    test_file.write_text(
+        "import pytest\n"
+        "@pytest.mark.family('acceptance')\n"
+        "def test_own(verdict):\n"
+        "    assert not 'longer than any answer'\n"
+    )
+
+    selected = ("tests/perf", str(test_file), "-k", "test_own and c1-acceptance_length")
+    done = recorded_suite.run("-q", *selected)
+
+    assert "longer than any answer" in done.stdout
+    assert done.returncode == 1, done.stdout
