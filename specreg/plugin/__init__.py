@@ -1,6 +1,6 @@
 """pytest's hooks: they parametrise the tests of the suite, and report what `specreg.suite` does.
 
-pytest is imported nowhere else in the library. Each hook is listed here by the module that has it.
+pytest is imported nowhere else in the library. Each hook is listed here under its module.
 """
 
 from specreg.plugin.collection import (

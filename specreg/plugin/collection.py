@@ -47,32 +47,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "case" not in metafunc.fixturenames:
         return
     context = metafunc.config.stash[CONTEXT]
-    metafunc.config.stash[NOTES].note_parametrized()
+    metafunc.config.stash[NOTES].note_collected()
     # Each row is a case on one launch, with one of the metrics or checks that the marker names.
     rows = [
         pytest.param(
-            launch.control,
-            launch.server,
-            launch.case,
+            case_launch.control,
+            case_launch.server,
+            case_launch.case,
             subject,
-            id=f"{launch.case.id}-{subject.name}{launch.server.suffix}",
+            id=f"{case_launch.case.id}-{subject.name}{case_launch.server.suffix}",
         )
-        for launch in context.case_launches()
+        for case_launch in context.case_launches()
         for subject in subjects_of(
-            marker.name, marker.args[0], launch, with_torch=context.options.oracle
+            marker.name, marker.args[0], case_launch, with_torch=context.options.oracle
         )
     ]
     shared = ["control", "server", "case"]
     subject_fixture = "check" if marker.name == CORRECTNESS else "metric"
-    # The metric isn't a fixture, so pytest would assume the scope "function" without this one, and
-    # every test would start a server of its own.
+    # The metric isn't a fixture, so without a scope pytest would assume "function". Then every
+    # test would start a server of its own.
     metafunc.parametrize([*shared, subject_fixture], rows, indirect=shared, scope="session")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the suite's tests, select those of the shard, and skip or check the selected ones."""
-    # Any step may read a baseline, a model or the cache, and fail at it.
+    # These steps read baselines, models and the cache, so each of them may fail.
     with usage_errors(config):
         _arrange(config, items)
 
@@ -111,10 +111,11 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _drop_placeholders(items: list[pytest.Item]) -> None:
-    """Drop the item that pytest makes of a test without parameters.
+    """Drop the item that pytest makes for a test whose list of parameters is empty.
 
-    A test has no parameters if no case of the tier has the metrics of its family.
+    The list is empty if no case of the tier has the metrics of the test's family.
     """
+    # Such an item has pytest's NOTSET in place of a case. A test that isn't the suite's has None.
     items[:] = [item for item in items if isinstance(params_of(item).get("case"), Case | None)]
 
 
@@ -125,8 +126,8 @@ def _sort_by_server(items: list[pytest.Item], context: RunContext) -> None:
     carries the benchmarks comes last, once every launch has been measured.
     """
     positions = {}
-    for position, launch in enumerate(context.case_launches()):
-        positions[launch.server.id, launch.case.id] = position
+    for position, case_launch in enumerate(context.case_launches()):
+        positions[case_launch.server.id, case_launch.case.id] = position
     ranks = {name: rank for rank, name in enumerate((*METRICS, *CHECKS))}
 
     def sort_key(item: pytest.Item) -> tuple[int, int]:
@@ -166,8 +167,8 @@ def _keep_shard(
     Args:
         config: The configuration of pytest.
         items: The collected tests, which lose those of other shards.
-        part: The number of the shard, from 1, and how many shards there are. The number 0 only
-            lists the shards, so all tests are deselected.
+        part: The number of the shard, from 1, and how many shards there are, or 0 for one shard for
+            each server group. The number 0 only lists the shards, so all tests are deselected.
 
     Returns:
         All shards.
@@ -180,12 +181,13 @@ def _keep_shard(
         if shard.number == number:
             kept_ids.update(shard.case_ids)
     if number == 1:
+        # A test that isn't the suite's has an empty case id.
         kept_ids.add("")
     deselected = [item for item in items if case_id_of(item) not in kept_ids]
     config.hook.pytest_deselected(items=deselected)
     items[:] = [item for item in items if case_id_of(item) in kept_ids]
     if deselected and not items:
-        config.stash[NOTES].note_empty_shard()
+        config.stash[NOTES].note_nothing_to_run()
     return shards
 
 
@@ -235,7 +237,10 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
-    """Return a line with the path of the page that shows a run of several cases meanwhile."""
+    """Return a line with the path of the page that shows the run while it goes on.
+
+    A run of a single case has no such page.
+    """
     if len(config.stash[PROGRESS].run.expected) <= 1:
         return []
     path = config.stash[CONTEXT].run_folder / "report.html"

@@ -39,7 +39,10 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_benchmark_group_stats(config: pytest.Config, benchmarks: list[dict[str, Any]]) -> None:
-    """Add the cases' details to pytest-benchmark's table, or remove them if nobody wants them."""
+    """Add the cases' details to pytest-benchmark's table.
+
+    If no option that shows the table was given, the cases are removed from it.
+    """
     case_benchmarks = describe_benchmarks(config.stash[END].result, benchmarks)
     if not is_given(config.getoption, SHOWING):
         benchmarks[:] = [benchmark for benchmark in benchmarks if benchmark not in case_benchmarks]

@@ -108,7 +108,7 @@ def _report_errors(
         report.longrepr = cast("Any", Failure.of(message, head))
         item.config.stash[NOTES].note_other_failure()
         return
-    # A model that can't be fetched skips the test if the user has allowed that.
+    # A model that can't be fetched skips the test if the run may leave such cases out.
     judge = item.config.stash[RUN].judge
     is_unfetched = all(isinstance(error, ModelNotFetchedError) for error in errors)
     if is_unfetched and item.config.stash[CONTEXT].skips_unfetched:

@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _options_of(config: pytest.Config) -> Options:
-    """Return the options of this process, which may have a part of the run only.
+    """Return the options of this process, which may measure only a part of the run.
 
     Raises:
         SpecregError: The options can't be combined with those of pytest-xdist.
@@ -160,11 +160,13 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     notes = config.stash[NOTES]
     context = config.stash[CONTEXT]
-    if notes.is_empty_shard:
+    # Without a test pytest ends with 5, and a CI job whose shard is empty would fail.
+    if notes.has_nothing_to_run:
         session.exitstatus = pytest.ExitCode.OK
         result = empty_result(context, config.stash.get(SELECTION, Selection()))
         config.stash[END] = SessionEnd(result=result, verdict=None, failure_blocks={})
         return
+    # A second signal means that the user doesn't want to wait for an orderly end.
     if len(INTERRUPTER.interrupting_signals) > 1:
         kill_running()
         raise KeyboardInterrupt
@@ -197,7 +199,7 @@ def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | Non
     """Return the run of this process, or the merged run of the workers of pytest-xdist.
 
     Returns:
-        The run; None if no test of the suite ran.
+        The run; None if no test of the suite ran, or if a file of a worker can't be read.
     """
     config = session.config
     try:
@@ -211,7 +213,10 @@ def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | Non
 
 
 def _conclude(config: pytest.Config, run: Run[Any], *, cut_short: bool) -> Iterator[str]:
-    """Judge all verdicts together, and yield a line if that changes outcomes."""
+    """Judge all verdicts together, and yield lines for the summary.
+
+    The lines say what the check of the engine did, and which outcomes changed.
+    """
     before = run.judge.verdicts
     run.judge.conclude()
     if not cut_short:
@@ -234,7 +239,7 @@ def _is_cut_short(session: pytest.Session, exitstatus: int) -> bool:
 
 
 def _stop_servers(config: pytest.Config, *, cut_short: bool) -> Iterator[str]:
-    """Stop all servers, and yield a line for what went wrong."""
+    """Stop all servers, and yield a line if a server can't be stopped."""
     try:
         if RUN in config.stash:
             config.stash[RUN].cases.servers.stop()
@@ -274,9 +279,10 @@ def _set_exit_status(session: pytest.Session, exitstatus: int, verdicts: Sequenc
 
 
 def _judged_nothing(session: pytest.Session) -> bool:
-    """Return whether a run without a verdict was meant to judge, not only to list or record.
+    """Return whether a session without verdicts was meant to judge, so that its document says so.
 
-    It wasn't if the folder already has a verdict: a resumed run that selects nothing keeps that.
+    A session that lists tests, records baselines or ends with a usage error isn't meant to judge. A
+    resumed run that selects no test keeps the verdict that its folder already has.
     """
     config = session.config
     context = config.stash[CONTEXT]

@@ -37,20 +37,21 @@ class SessionNotes:
         is_wanted: True if tests of the suite are selected, or if they were collected and no test
             at all is selected.
         failed_otherwise: True if a test failed for another reason than its verdict.
-        is_empty_shard: True if the selected shard has no server group.
+        has_nothing_to_run: True if `--specreg-shard` deselects all tests: the shard is empty, or
+            the shards are only listed.
     """
 
     lines: list[str] = field(default_factory=list)
     refusal: Refusal | None = None
     is_wanted: bool = False
     failed_otherwise: bool = False
-    is_empty_shard: bool = False
+    has_nothing_to_run: bool = False
 
     def add_lines(self, lines: Iterable[str]) -> None:
         """Add extra lines to the summary."""
         self.lines.extend(lines)
 
-    def note_parametrized(self) -> None:
+    def note_collected(self) -> None:
         """Note that a test of the suite was collected."""
         self.is_wanted = True
 
@@ -61,9 +62,9 @@ class SessionNotes:
         """
         self.is_wanted = bool(suite_tests) or (self.is_wanted and not all_tests)
 
-    def note_empty_shard(self) -> None:
-        """Note that the selected shard has no test."""
-        self.is_empty_shard = True
+    def note_nothing_to_run(self) -> None:
+        """Note that `--specreg-shard` deselects all tests."""
+        self.has_nothing_to_run = True
 
     def note_other_failure(self) -> None:
         """Note that a test failed for another reason than its verdict."""
@@ -81,7 +82,7 @@ class SessionEnd:
 
     Attributes:
         result: The result of the run.
-        verdict: The verdict of the whole run; None if it judged nothing.
+        verdict: The verdict of the whole run; None if it has no verdicts and wasn't meant to judge.
         failure_blocks: A block of text for each failed case, by case id; empty if pytest shows each
             failed test instead.
     """
@@ -95,7 +96,7 @@ CONTEXT = pytest.StashKey[RunContext]()
 PROGRESS = pytest.StashKey[Progress]()
 NOTES = pytest.StashKey[SessionNotes]()
 SELECTION = pytest.StashKey[Selection]()
-"""What the collected tests need. A controller of pytest-xdist collects nothing and hasn't this."""
+"""What the collected tests need. Absent in a controller of pytest-xdist, which collects nothing."""
 SHARDS = pytest.StashKey[Sequence[Shard]]()
 """All shards of the run, if one of them is selected."""
 RUN = pytest.StashKey[Run[CaseRunner]]()

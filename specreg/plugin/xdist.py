@@ -19,6 +19,7 @@ RUN_FOLDER = "specreg_run_folder"
 GROUPED = "specreg_grouped"
 """The key under which the controller sends a worker whether it gets whole server groups."""
 GROUPED_DIST = "loadgroup"
+"""The value of --dist with which pytest-xdist sends groups of tests to its workers."""
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -51,6 +52,7 @@ def deal_out_groups(config: pytest.Config) -> None:
     """
     if has_workers(config) and config.option.dist in {"load", GROUPED_DIST}:
         config.option.dist = GROUPED_DIST
+        # pytest-xdist would send the groups with the most tests first, and not in their order.
         config.option.loadscopereorder = False
 
 
@@ -62,7 +64,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - its type is pytest-xdist's own
-    """Tell a worker which run it is part of."""
+    """Tell a worker which run it is part of, and whether it gets whole server groups."""
     node.workerinput[RUN_FOLDER] = str(node.config.stash[CONTEXT].run_folder)
     node.workerinput[GROUPED] = node.config.option.dist == GROUPED_DIST
 
@@ -95,7 +97,7 @@ def judge_workers(
         cut_short: True if the run ended early, so that missing measurements are no fault.
 
     Returns:
-        The run, None if no worker began one; and lines for the summary.
+        The run, and lines for the summary. The run is None if no worker began to measure.
 
     Raises:
         SpecregError: A file of a worker can't be read.
@@ -109,7 +111,9 @@ def judge_workers(
 
 
 def make_scheduler(cases: Iterable[Case], config: pytest.Config, log: Any) -> Any:  # noqa: ANN401 - pytest-xdist's
-    """Return a scheduler that sends a worker the tests of a server group together, in our order.
+    """Return a scheduler that sends a worker the tests of a server group together.
+
+    The groups keep the order of the tests, which is that of the run.
 
     pytest-xdist has the mark `xdist_group` for this, but with pytest 9 the mark doesn't reach
     pytest-xdist 3.8.
@@ -122,6 +126,8 @@ def make_scheduler(cases: Iterable[Case], config: pytest.Config, log: Any) -> An
         """A scheduler that sends server groups, and any other test alone."""
 
         def _split_scope(self, nodeid: str) -> str:
+            """Return the group of a test; the test's own id if it isn't the suite's."""
+            # The parameters of a test of the suite begin with the case's id.
             for case_id, group in groups.items():
                 if f"[{case_id}-" in nodeid:
                     return group
