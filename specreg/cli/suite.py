@@ -138,7 +138,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         for run in runs
         if run not in begun
     ]
-    shards = sorted(map(load_shard, begun), key=lambda shard: shard.plan.number)
+    shards = sorted(map(load_shard, begun), key=lambda shard: shard.plan.shard_number)
     context = open_merged(real_path(root), options, shards, real_path(into))
     shards_inconclusive = shards[0].plan.options.inconclusive
     if shards_inconclusive != options.inconclusive:

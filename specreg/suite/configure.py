@@ -218,7 +218,7 @@ def _run_folder(runs: Path, options: Options, clock: RunClock) -> Path:
     """
     shard_suffix = ""
     if options.part is not None:
-        shard_suffix = f"-{options.part.number}of{options.part.of}"
+        shard_suffix = f"-{options.part.number}of{options.part.shards_in_all}"
     if options.resume:
         return last_run(runs, shard_suffix)
     return runs / f"{clock.began_at:%Y%m%dT%H%M%S}-{os.getpid()}{shard_suffix}"

@@ -45,8 +45,8 @@ WORKERS_FOLDER = "shards"
 _MAX_COPIED_BYTES = 2**30
 _UPDATE = "--update-baselines"
 _EQUAL = (
-    *("commit", "tier", "matrix_sha256", "environment", "options", "launches", "reason", "of"),
-    "shards",
+    *("commit", "tier", "matrix_sha256", "environment", "options", "launches", "reason"),
+    *("shards_in_all", "shards"),
 )
 """The fields of plans that must be equal in all shards of a run."""
 

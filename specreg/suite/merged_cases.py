@@ -144,7 +144,7 @@ class MergedCases:
     @property
     def missing(self) -> Mapping[int, Sequence[str]]:
         """The cases of the shards that weren't merged, by the number of the shard."""
-        merged = {shard.plan.number for shard in self.shards}
+        merged = {shard.plan.shard_number for shard in self.shards}
         return {
             number: case_ids
             for number, case_ids in enumerate(self.plan.shards, start=1)
@@ -152,7 +152,7 @@ class MergedCases:
         }
 
     def _why_missing(self, number: int) -> str:
-        shard = f"{number}/{self.plan.of}"
+        shard = f"{number}/{self.plan.shards_in_all}"
         return f"shard {shard} isn't there: run it with --specreg-shard={shard}, merge again"
 
     @property

@@ -23,7 +23,7 @@ Inconclusive = Literal["nights", "fail", "warn", "warn-speed"]
 """What a test does if its metric is INCONCLUSIVE."""
 WITHOUT_HISTORY = "none"
 """The value of --specreg-history with which no history is read or written."""
-_SHARD = re.compile(r"(?:(?P<list>list)|(?P<number>\d{1,5}))(?:/(?P<of>\d{1,5}))?")
+_SHARD = re.compile(r"(?:(?P<list>list)|(?P<number>\d{1,5}))(?:/(?P<shards_in_all>\d{1,5}))?")
 
 
 def _option(
@@ -59,11 +59,11 @@ class ShardChoice(NamedTuple):
 
     Attributes:
         number: The number of the shard, from 1; 0 to list all shards and run none.
-        of: The number of shards; 0 for one shard for each server group.
+        shards_in_all: How many shards there are; 0 for one shard for each server group.
     """
 
     number: int
-    of: int
+    shards_in_all: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +171,12 @@ class Options:
         match = _SHARD.fullmatch(self.shard)
         if match is None:
             raise _shard_error(self.shard)
-        choice = ShardChoice(number=int(match["number"] or 0), of=int(match["of"] or 0))
-        if choice.of > MAX_SHARDS:
+        choice = ShardChoice(
+            number=int(match["number"] or 0), shards_in_all=int(match["shards_in_all"] or 0)
+        )
+        if choice.shards_in_all > MAX_SHARDS:
             raise _shard_error(self.shard, f" and N up to {MAX_SHARDS}")
-        if match["list"] is None and not 1 <= choice.number <= choice.of:
+        if match["list"] is None and not 1 <= choice.number <= choice.shards_in_all:
             raise _shard_error(self.shard)
         return choice
 

@@ -32,7 +32,7 @@ COPIED = ("logs", "power")
 PLAN_VERSION: Literal[1] = 1
 _Text = Annotated[str, msgspec.Meta(max_length=20_000)]
 _Word = Annotated[str, msgspec.Meta(max_length=128)]
-_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)]
+_ShardNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)]
 _Gib = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
@@ -66,8 +66,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         options: The options that decide what is measured and how it is judged.
         reason: Why baselines are recorded; None if the run judges.
         launches: The number of launches of each server.
-        number: The number of the shard, from 1; 0 if the run isn't sharded.
-        of: The number of shards; 0 if the run isn't sharded.
+        shard_number: The number of the shard, from 1; 0 if the run isn't sharded.
+        shards_in_all: How many shards the run has; 0 if it isn't sharded.
         shards: The ids of each shard's cases.
         asked: The metrics and checks that are judged, by case id.
         skipped: What a case needs and the machine lacks, by case id.
@@ -87,8 +87,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     options: PlanOptions
     reason: _Text | None
     launches: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAUNCHES_ASKED)]
-    number: _Number = 0
-    of: _Number = 0
+    shard_number: _ShardNumber = msgspec.field(default=0, name="number")
+    shards_in_all: _ShardNumber = msgspec.field(default=0, name="of")
     shards: Annotated[tuple[tuple[CaseId, ...], ...], msgspec.Meta(max_length=MAX_SHARDS)] = ()
     asked: dict[CaseId, tuple[Name, ...]]
     skipped: dict[CaseId, _Text] = {}
@@ -98,8 +98,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def name(self) -> str:
         """The name of the run in messages."""
-        if self.of:
-            return f"shard {self.number}/{self.of}"
+        if self.shards_in_all:
+            return f"shard {self.shard_number}/{self.shards_in_all}"
         return f"'{self.run}'"
 
 
@@ -123,7 +123,7 @@ def plan_of(
     reason = None
     if context.is_recording:
         reason = (context.options.reason or "").strip()
-    number, _ = context.options.part or (0, 0)
+    shard_number, _ = context.options.part or (0, 0)
     # Sorted, because a set has no order, and equal selections must have equal plans.
     names_by_case = {case_id: tuple(sorted(names)) for case_id, names in selection.names.items()}
     return RunPlan(
@@ -138,8 +138,8 @@ def plan_of(
         options=plan_options(context.options),
         reason=reason,
         launches=context.launches,
-        number=number,
-        of=len(shards),
+        shard_number=shard_number,
+        shards_in_all=len(shards),
         shards=tuple(tuple(case_ids) for case_ids in shards),
         asked=names_by_case,
         skipped=dict(selection.skipped),

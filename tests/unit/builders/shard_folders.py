@@ -73,8 +73,8 @@ class MergingMachine:
             options=PlanOptions(),
             reason=None,
             launches=1,
-            number=1,
-            of=1,
+            shard_number=1,
+            shards_in_all=1,
             shards=((self.case.id,),),
             asked={self.case.id: (LENGTH,)},
         )

@@ -424,8 +424,10 @@ def test_the_verdict_of_a_check_is_one(machine: MergingMachine, verdict: Mapping
 def test_logs_of_one_name_are_told_apart_by_a_sign_that_no_name_has(
     machine: MergingMachine,
 ) -> None:
-    first = machine.shard("first", number=1, of=2, shards=((machine.case.id,), ()))
-    second = machine.shard("second", number=2, of=2, shards=((machine.case.id,), ()))
+    first = machine.shard("first", shard_number=1, shards_in_all=2, shards=((machine.case.id,), ()))
+    second = machine.shard(
+        "second", shard_number=2, shards_in_all=2, shards=((machine.case.id,), ())
+    )
     (first / "logs/server~2.log").write_text("the second attempt")
     done = machine.merge(first, second)
     assert done.exit_code == 11, done.output
