@@ -119,10 +119,10 @@ def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
     names: dict[str, set[str]] = {}
     skipped: dict[str, str] = {}
     for shard in merged.shards:
-        for case_id, of_case in shard.plan.asked.items():
-            names.setdefault(case_id, set()).update(of_case)
+        for case_id, case_names in shard.plan.names.items():
+            names.setdefault(case_id, set()).update(case_names)
         skipped.update(shard.plan.skipped)
-    all_names = {name for of_case in names.values() for name in of_case}
+    all_names = {name for case_names in names.values() for name in case_names}
     for case_ids in merged.missing.values():
         names.update(dict.fromkeys(case_ids, all_names))
     return Selection(
@@ -333,10 +333,10 @@ def _check_names(shard: ShardRun, tier: Tier) -> None:
     where = f"'{shard.folder}'"
     tier_ids = {case.id for case in tier.cases}
     dealt_ids = [case_id for case_ids in plan.shards for case_id in case_ids]
-    for case_id in (*plan.asked, *plan.skipped, *dealt_ids):
+    for case_id in (*plan.names, *plan.skipped, *dealt_ids):
         check_name("case", case_id, tier_ids, where)
     subjects = {*METRICS, *CHECKS, RECORDED.name}
-    for name in dict.fromkeys(name for names in plan.asked.values() for name in names):
+    for name in dict.fromkeys(name for names in plan.names.values() for name in names):
         check_name("metric or check", name, subjects, where)
 
 

@@ -126,7 +126,7 @@ class MergedCases:
 
     def _error(self, case_id: str, metric: str = "") -> SpecregError:
         """Return the error that says why no shard has measured or checked a case."""
-        planned = [shard for shard in self.shards if case_id in shard.plan.asked]
+        planned = [shard for shard in self.shards if case_id in shard.plan.names]
         if not planned:
             number = next(n for n, case_ids in self.missing.items() if case_id in case_ids)
             return InvalidMeasurementError(_SHARD_MISSING, self._why_missing(number))

@@ -69,7 +69,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         shard_number: The number of the shard, from 1; 0 if the run isn't sharded.
         shards_in_all: How many shards the run has; 0 if it isn't sharded.
         shards: The ids of each shard's cases.
-        asked: The metrics and checks that are judged, by case id.
+        names: The metrics and checks that are judged, by case id.
         skipped: What a case needs and the machine lacks, by case id.
         no_power: Why power isn't measured; empty if it is.
         driver_version: The version of the GPUs' driver; empty without a GPU.
@@ -90,7 +90,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shard_number: _ShardNumber = msgspec.field(default=0, name="number")
     shards_in_all: _ShardNumber = msgspec.field(default=0, name="of")
     shards: Annotated[tuple[tuple[CaseId, ...], ...], msgspec.Meta(max_length=MAX_SHARDS)] = ()
-    asked: dict[CaseId, tuple[Name, ...]]
+    names: dict[CaseId, tuple[Name, ...]] = msgspec.field(name="asked")
     skipped: dict[CaseId, _Text] = {}
     no_power: _Text = ""
     driver_version: _Word = ""
@@ -125,7 +125,7 @@ def plan_of(
         reason = (context.options.reason or "").strip()
     shard_number, _ = context.options.part or (0, 0)
     # Sorted, because a set has no order, and equal selections must have equal plans.
-    names_by_case = {case_id: tuple(sorted(names)) for case_id, names in selection.names.items()}
+    sorted_names = {case_id: tuple(sorted(names)) for case_id, names in selection.names.items()}
     return RunPlan(
         run=context.run_folder.name,
         began_at=context.clock.began_at.replace(microsecond=0),
@@ -141,7 +141,7 @@ def plan_of(
         shard_number=shard_number,
         shards_in_all=len(shards),
         shards=tuple(tuple(case_ids) for case_ids in shards),
-        asked=names_by_case,
+        names=sorted_names,
         skipped=dict(selection.skipped),
         no_power=selection.no_power,
         driver_version=gpus.driver_version,

@@ -76,7 +76,7 @@ class MergingMachine:
             shard_number=1,
             shards_in_all=1,
             shards=((self.case.id,),),
-            asked={self.case.id: (LENGTH,)},
+            names={self.case.id: (LENGTH,)},
         )
         return msgspec.structs.replace(plan, **changes)
 

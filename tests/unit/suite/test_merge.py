@@ -242,7 +242,7 @@ def test_a_merge_writes_through_no_link_in_the_folder_that_it_fills(
 
 def test_a_measurement_counts_for_the_case_here_alone(machine: MergingMachine) -> None:
     """Its settings, its models and its files are those of the repository."""
-    shard = machine.shard(asked={machine.case.id: (LENGTH, TPOT)})
+    shard = machine.shard(names={machine.case.id: (LENGTH, TPOT)})
     journal = shard / "journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     for line in lines:
@@ -407,7 +407,7 @@ def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None
     ],
 )
 def test_the_verdict_of_a_check_is_one(machine: MergingMachine, verdict: Mapping[str, Any]) -> None:
-    shard = machine.shard(asked={machine.case.id: ("lossless_frac",)})
+    shard = machine.shard(names={machine.case.id: ("lossless_frac",)})
     lines = (shard / "journal.jsonl").read_text().splitlines()
     checked = {
         "type": "Checked",
