@@ -12,7 +12,7 @@ from specreg.suite.result import RunResult
 def round_times_s(launches: Iterable[MeasuredLaunch], case_id: str) -> Sequence[float]:
     """Return the time per output token in each round of a case, in seconds.
 
-    Empty if no round has a valid time.
+    The result is empty if the case wasn't measured, or if no round has a valid time.
     """
     launch = shown_launch(launches, case_id)
     return times_of(launch.measurement) if launch is not None else ()
@@ -21,8 +21,12 @@ def round_times_s(launches: Iterable[MeasuredLaunch], case_id: str) -> Sequence[
 def describe_benchmarks(
     result: RunResult, entries: Iterable[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Add the measurements to pytest-benchmark's entries of cases, and return those entries."""
-    of_cases = []
+    """Add the measurements to those of pytest-benchmark's entries that are of cases.
+
+    Returns:
+        The entries of cases, also those of cases that weren't measured.
+    """
+    case_entries = []
     for entry in entries:
         case = (entry["params"] or {}).get("case")
         if not isinstance(case, Case):
@@ -30,5 +34,5 @@ def describe_benchmarks(
         shown = shown_launch(result.launches, case.id)
         if shown is not None:
             entry.update(benchmark_of(shown.measurement, result.verdicts))
-        of_cases.append(entry)
-    return of_cases
+        case_entries.append(entry)
+    return case_entries

@@ -54,9 +54,9 @@ def _check_options(options: Options) -> None:
         if field.name in _NOT_ATTACHED and getattr(options, field.name) not in {None, False}
     ]
     if options.attach is not None and conflicting:
-        problem = "it isn't known how that server was started, nor can it be started anew"
+        problem = "specreg doesn't know how that server was started, and can't start it again"
         flags = ", ".join(conflicting)
-        raise SpecregError(f"--specreg-attach with {flags}: {problem}; leave one out")
+        raise SpecregError(f"--specreg-attach with {flags}: {problem}; leave it or the others out")
     if options.update_baselines and options.num_prompts is not None:
         problem = "a baseline has as many prompts as the matrix says; leave one of them out"
         raise SpecregError(f"--update-baselines with --num-prompts: {problem}")
@@ -159,16 +159,16 @@ def open_context(
         tier = tier.chosen(gpus.memory_gib)
         environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
 
-    # The folder: a worker's is below that of the whole run.
+    # The folder. A worker has one below the folder of the whole run.
     clock = RunClock.start()
     if worker_folder is None:
         run_folder = _run_folder(root / options.runs, options, clock)
-        whole_run = run_folder
+        whole_run_folder = run_folder
     else:
         run_folder = worker_folder
-        whole_run = worker_folder.parents[1]
+        whole_run_folder = worker_folder.parents[1]
     # These names are never hidden, even if a secret has the same characters.
-    declare_vocabulary(tier.cases, tier.name, environment.name, whole_run.name, *FLAGS)
+    declare_vocabulary(tier.cases, tier.name, environment.name, whole_run_folder.name, *FLAGS)
 
     provision = provision_of(
         options, on_gpu=tier.needs_gpus > 0, show=progress.show, tell=progress.tell
@@ -191,8 +191,9 @@ def open_context(
         _check_baselines_writable(context.store.folder)
     if options.require_tier:
         check_usable(gpus, options, needs_gpus=tier.needs_gpus > 0)
-        if reason := unmet_need(context):
-            raise SpecregError(reason)
+        need = unmet_need(context)
+        if need:
+            raise SpecregError(need)
     return context
 
 
@@ -232,12 +233,12 @@ def unmet_need(context: RunContext) -> str:
         return ""
     lacks = f"this machine has {len(gpus.devices)} ({gpus.why_none})"
     cpu_command = run_command((), ["--specreg-tier=cpu"])
-    cure = f"use a machine with one, or the CPU's tier: {cpu_command}"
+    cure = f"use a machine that has them, or the CPU's tier: {cpu_command}"
     return f"tier '{tier.name}' needs {tier.needs_gpus} GPU(s), {lacks}; {cure}"
 
 
 def why_unfit(context: RunContext) -> Mapping[str, str]:
-    """Return why cases can't run on the machine, by case id, without those that can.
+    """Return why cases can't run on the machine, by case id. Cases that can run aren't in it.
 
     If the machine can't run the tier at all, each case has the same reason. If the user requires
     the tier, a missing program isn't a reason here, because `check_cases` raises an error for it.
@@ -260,7 +261,7 @@ def why_unfit(context: RunContext) -> Mapping[str, str]:
 def check_cases(context: RunContext, cases: Collection[Case]) -> None:
     """Check that every case can be measured, as far as that is known beforehand.
 
-    Also prints what isn't known about the GPUs.
+    Also prints which GPUs can't be used, and what isn't known about the others.
 
     Raises:
         SpecregError: A case can't be measured.

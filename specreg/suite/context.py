@@ -63,7 +63,7 @@ class CaseLaunch:
 
     @classmethod
     def of(cls, case: Case, number: int) -> Self:
-        """Return a case on the launch with a number, which counts from 1."""
+        """Return a case on one launch, given the number of the launch, from 1."""
         control, server = launch_pair(case, number)
         return cls(case=case, server=server, control=control)
 
@@ -87,9 +87,10 @@ class RunContext:
         provision: Where the engines come from.
         store: The baselines that apply to this machine.
         clock: The time of day.
-        is_worker: True if other processes of the same run measure on this machine.
-        processor_load: The load of this machine when the run began; None if other machines
-            measured.
+        is_worker: True if this process is a worker of pytest-xdist, which measures a part of the
+            run.
+        processor_load: The load of this machine when the run began; None if the run was merged from
+            shards, which may come from other machines.
     """
 
     name: str
@@ -106,7 +107,7 @@ class RunContext:
 
     @property
     def launches(self) -> int:
-        """The number of launches of each server that are measured."""
+        """The number of launches of each server that are planned."""
         if self.options.launches is not None:
             return self.options.launches
         if self.is_recording:
@@ -130,7 +131,7 @@ class RunContext:
 
     @property
     def softened(self) -> AbstractSet[str]:
-        """The metrics whose tests pass if their effect is INCONCLUSIVE."""
+        """The metrics whose tests always pass if they are INCONCLUSIVE."""
         if self.options.inconclusive == "warn":
             return METRICS.keys()
         if self.options.inconclusive == "warn-speed":
@@ -160,9 +161,10 @@ class RunContext:
         return self.root / folder / f"{self.environment.name}.jsonl"
 
     def case_launches(self) -> Iterator[CaseLaunch]:
-        """Yield every case of the tier on each launch, in the order in which a run measures them.
+        """Yield the cases of the tier on each launch, in the order in which a run measures them.
 
-        Cases that share a server follow one another.
+        Cases that share a server follow one another. If the user has chosen an engine, the cases of
+        other engines are left out.
         """
         cases = in_run_order(self.tier.cases)
         for number in range(1, self.launches + 1):
@@ -171,7 +173,11 @@ class RunContext:
                     yield CaseLaunch.of(case, number)
 
     def settings(self, case: Case) -> CaseSettings:
-        """Return the settings that two measurements of a case must share to be compared."""
+        """Return the settings that two measurements of a case must share to be compared.
+
+        Raises:
+            SpecregError: The models or the prompts of the case can't be read.
+        """
         return load_settings(self.root, case)
 
     def baselines_of(self, case: Case) -> CaseBaselines:
@@ -179,6 +185,7 @@ class RunContext:
 
         Raises:
             BaselineError: A baseline can't be read.
+            SpecregError: The models or the prompts of the case can't be read.
         """
         return self.store.look_up(case, self.settings(case))
 
@@ -189,10 +196,10 @@ def store_of(
     """Return the baselines of a machine, in the folder that the options name.
 
     Args:
-        options: what the user asked for.
-        root: the repository.
-        environment: the machine.
-        tier_name: the tier that a command has to name; None for the machine's default.
+        options: The options that the user gave.
+        root: The root of the repository.
+        environment: The environment of the machine.
+        tier_name: The tier that a command has to name; None for the machine's default.
     """
     return BaselineStore(
         folder=root / options.baselines,
@@ -211,10 +218,10 @@ def provision_of(
     """Return where the engines of a run come from.
 
     Args:
-        options: what the user asked for.
-        on_gpu: whether the engines run on GPUs.
-        show: takes a line about what goes on, for the display of progress.
-        tell: takes a line that must be printed in any case.
+        options: The options that the user gave.
+        on_gpu: True if the engines run on GPUs.
+        show: Shows a line of progress, which may be switched off.
+        tell: Prints a line that is always shown.
     """
     url = None
     if options.attach:

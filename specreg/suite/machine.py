@@ -15,14 +15,14 @@ def gpus_of(options: Options) -> Gpus:
 
 
 def check_usable(gpus: Gpus, options: Options, *, needs_gpus: bool) -> None:
-    """Check that the GPUs can be used, if the machine has any.
+    """Check that the GPUs of the machine can be used, unless the run doesn't need them.
 
     Without this check, a machine with a broken driver would silently run the CPU's tier.
 
     Args:
         gpus: The GPUs of the machine.
-        options: The options of the run. If they choose a tier without GPUs, or a server to attach
-            to, the GPUs don't matter.
+        options: The options of the run. If they name a tier that needs no GPU, or a server to
+            attach to, the GPUs don't matter.
         needs_gpus: True if the tier needs GPUs.
 
     Raises:
@@ -31,12 +31,12 @@ def check_usable(gpus: Gpus, options: Options, *, needs_gpus: bool) -> None:
     if not gpus.is_unusable or options.attach is not None:
         return
     if options.tier is None or needs_gpus:
-        otherwise = run_command((), ["--specreg-tier=cpu"])
-        raise SensorError(f"{gpus.why_none}, or measure without its GPUs: {otherwise}")
+        cpu_command = run_command((), ["--specreg-tier=cpu"])
+        raise SensorError(f"{gpus.why_none}, or measure without GPUs: {cpu_command}")
 
 
 def remarks_on(gpus: Gpus) -> Iterator[str]:
-    """Yield a line for each GPU that can't be used, and for each unknown property of a GPU."""
+    """Yield a line for each GPU that can't be used, and for what isn't known about the others."""
     for hidden in gpus.hidden:
         yield f"GPU {hidden.number} isn't used: {hidden.reason}"
     for device, memory_gib in zip(gpus.devices, gpus.memory_gib, strict=True):

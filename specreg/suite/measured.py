@@ -58,7 +58,7 @@ class MeasuredLaunches:
         self._by_case[launch.case.id, launch.number] = launch
 
     def find(self, case: Case, number: int) -> MeasuredLaunch | None:
-        """Return a launch of a case; None if it wasn't measured."""
+        """Return the launch of a case with a number, from 1; None if it wasn't measured."""
         return self._by_case.get((case.id, number))
 
 
@@ -66,13 +66,15 @@ def shown_launch(launches: Iterable[MeasuredLaunch], case_id: str) -> MeasuredLa
     """Return the launch of a case that reports show.
 
     Returns:
-        The last one of the launches with the most valid figures; None if the case wasn't measured.
+        The launch with the most valid families of metrics, or the last of several such launches.
+        None if the case wasn't measured.
     """
-    of_case = [launch for launch in launches if launch.case.id == case_id]
-    if not of_case:
+    case_launches = [launch for launch in launches if launch.case.id == case_id]
+    if not case_launches:
         return None
-    valid = last_launches(launch.figures for launch in of_case)
-    for launch in of_case:
-        if any(launch.figures is figures for figures in valid):
+    shown_figures = last_launches(launch.figures for launch in case_launches)
+    for launch in case_launches:
+        if any(launch.figures is figures for figures in shown_figures):
             return launch
-    return of_case[-1]
+    # No figure of any launch is valid.
+    return case_launches[-1]

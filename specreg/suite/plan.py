@@ -30,6 +30,7 @@ JOURNAL = "journal.jsonl"
 COPIED = ("logs", "power")
 """The folders of a run that a merge copies: the logs of servers, and the power of devices."""
 PLAN_VERSION: Literal[1] = 1
+# A merge reads plans from other machines, so the lengths of texts and the numbers are bounded.
 _Text = Annotated[str, msgspec.Meta(max_length=20_000)]
 _Word = Annotated[str, msgspec.Meta(max_length=128)]
 _ShardNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)]
@@ -62,15 +63,16 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         tier: The name of the tier.
         matrix_sha256: The checksum of all settings of the tier's cases.
         environment: The machine's hardware.
-        gpus_gib: The memory of each GPU in GiB, None for a GPU whose driver doesn't report it.
+        gpus_gib: The memory of each GPU in GiB; None if neither its driver nor the user has given
+            it.
         options: The options that decide what is measured and how it is judged.
-        reason: Why baselines are recorded; None if the run judges.
-        launches: The number of launches of each server.
+        reason: Why baselines are recorded, empty without a given reason; None if the run judges.
+        launches: The number of launches of each server that are planned.
         shard_number: The number of the shard, from 1; 0 if the run isn't sharded.
         shards_in_all: How many shards the run has; 0 if it isn't sharded.
         shards: The ids of each shard's cases.
         names: The metrics and checks that are judged, by case id.
-        skipped: What a case needs and the machine lacks, by case id.
+        skipped: Why a case is skipped, by case id.
         no_power: Why power isn't measured; empty if it is.
         driver_version: The version of the GPUs' driver; empty without a GPU.
     """
@@ -149,6 +151,6 @@ def plan_of(
 
 
 def plan_options(options: Options) -> PlanOptions:
-    """Return those of a run's options that a merge compares."""
+    """Return the options of a run that a merge compares."""
     names = PlanOptions.__struct_fields__
     return PlanOptions(**{name: getattr(options, name) for name in names})

@@ -1,7 +1,7 @@
 """The servers that one case is measured on.
 
-It doesn't own them: `specreg.servers.launch.Servers` has all servers of a run, starts them and
-stops them.
+A server set doesn't own its servers: `specreg.servers.launch.Servers` has all servers of a run,
+starts them and stops them.
 """
 
 from collections.abc import Iterator

@@ -34,26 +34,29 @@ def start_run(
         progress: Shows the progress.
 
     Raises:
-        SpecregError: Another process still writes the run that is resumed, or a file can't be
-            written.
+        SpecregError: Another process still writes the run that is resumed, or a file can't be read
+            or written.
     """
     # Lock the journal before anything is read, because another process may still write it.
     journal = Journal(context.run_folder / JOURNAL)
     journal.hold()
     record_document(context.run_folder / PLAN, plan_of(context, selection, shards))
-    # Load the journals of all workers of the run: one may have died, and others have its cases now.
-    whole_run = context.run_folder
+    # Load the journals of all workers of the run: a worker may have died, and then its cases are
+    # now those of other workers.
+    whole_run_folder = context.run_folder
     claim = None
     if context.is_worker:
-        whole_run = context.run_folder.parents[1]
+        whole_run_folder = context.run_folder.parents[1]
         claim = GpuClaim()
-    resumed = load_resumed([*whole_run.glob(f"shards/*/{JOURNAL}"), whole_run / JOURNAL])
+    worker_journals = whole_run_folder.glob(f"shards/*/{JOURNAL}")
+    resumed = load_resumed([*worker_journals, whole_run_folder / JOURNAL])
     timeline = Timeline(listener=progress.watch)
     page = LivePage(progress=progress.run)
 
     def update_page() -> None:
         # A worker writes no page, because it only has a part of the run.
         if not context.is_worker:
+            # `run` is assigned below, before the runner measures a case.
             page.update(run.result)
 
     runner = CaseRunner(
@@ -85,7 +88,7 @@ def start_run(
 
 
 def _further_s(context: RunContext) -> float:
-    """Return the time for launches beyond the first ones, in seconds."""
+    """Return the time for launches beyond the planned ones while recording, in seconds."""
     if context.options.launches is not None:
         # The user has chosen the number of launches.
         return 0.0

@@ -58,7 +58,7 @@ def opened(folder: Path, *, gpus: int = 0, method: str = "eagle3", **arguments: 
         ({"resume": True}, "--specreg-resume: there is no run in '"),
         ({"gpus": 64, "require_tier": True}, "tier 'here' needs 64 GPU(s), this machine has"),
         *(
-            ({"attach": ATTACH, **other_flag}, f"--specreg-attach with {flag}: it isn't known")
+            ({"attach": ATTACH, **other_flag}, f"--specreg-attach with {flag}: specreg doesn't")
             for flag, other_flag in NOT_ATTACHED.items()
         ),
     ],
