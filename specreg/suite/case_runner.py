@@ -1,8 +1,8 @@
 """Measure and check the cases of a run on their servers, each at most once.
 
 Cases that differ only in their speculation are measured side by side with one control, as far as
-their servers fit into memory. A case that was measured together with an earlier one keeps its
-measurement here until its own tests come, so the order of a run doesn't depend on memory.
+their servers fit into memory. The measurement of a case that was measured together with an earlier
+one is kept here until the case's own tests come, so the order of a run doesn't depend on memory.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ from specreg.verdicts.confirmation import enough_for
 from specreg.verdicts.verdict import Verdict
 
 _ATTEMPTS = 2
-"""How many times a case is measured if its server dies meanwhile."""
+"""How many times a case is measured or checked at most, if its server dies meanwhile."""
 _ResultT = TypeVar("_ResultT")
 MeasureArms = Callable[[Sequence[Arm], Workload, Plan], Sequence[Measurement]]
 """Measures arms that take turns, as `measure` does."""
@@ -67,7 +67,7 @@ class CaseSource(Protocol):
 
     Attributes:
         launches: The launches measured so far.
-        retried: A sentence for each case that was measured twice because its server died.
+        retried: A sentence for each case that was measured or checked twice, because a server died.
     """
 
     launches: MeasuredLaunches
@@ -102,10 +102,10 @@ class CaseSource(Protocol):
 
     @property
     def driver_version(self) -> str:
-        """The driver of the GPUs; empty without one."""
+        """The version of the GPUs' driver; empty without a GPU."""
 
     def torch_version(self, case: Case) -> str:
-        """Return the torch that a case's engine runs with; empty if that isn't known."""
+        """Return the version of torch that a case's engine runs with; empty if it isn't known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,14 +123,14 @@ class CaseRunner:
         timeline: Records how long each phase takes.
         resumed: The measurements and verdicts of the run that is resumed.
         progress: Shows the current case, and counts its requests.
-        on_new_case: Called before a case is measured on a launch for the first time.
+        on_new_case: Called before a case is measured or checked on a launch for the first time.
         measure_arms: Measures cases and their control side by side.
         launches: The launches measured so far.
-        retried: A sentence for each case that was measured twice.
+        retried: A sentence for each case that was measured or checked twice.
         _failed: The error of each case and check that failed, by name.
         _control_answers: The answers of controls, which several checks need.
         _measured_ahead: The measurements of cases that were measured together with an earlier case,
-            by case id and launch. Each stays until its own tests ask for it.
+            by case id and launch. Each stays until the tests of its case need it.
         _companions: Finds the cases that are measured together.
     """
 
@@ -167,19 +167,19 @@ class CaseRunner:
 
     @property
     def driver_version(self) -> str:
-        """The driver of this machine's GPUs; empty without one."""
+        """The version of the driver of this machine's GPUs; empty without a GPU."""
         return find_gpus().driver_version
 
     def torch_version(self, case: Case) -> str:
-        """Return the torch that a case's engine runs with."""
+        """Return the version of torch that a case's engine runs with; empty if it has none."""
         return self.context.provision.torch_version(case.server)
 
     def measure(self, case: Case, servers: ServerSet) -> Measurement:
         """Measure a case on a launch, or take over the measurement of the resumed run.
 
         Raises:
-            SpecregError: A server didn't start, or died twice. Further calls for the same case and
-                launch raise the same error.
+            SpecregError: The case can't be measured, for example because a server didn't start or
+                died twice. Further calls for the same case and launch raise the same error.
         """
         number = servers.launch.number
         launch = self.launches.find(case, number)
@@ -227,7 +227,7 @@ class CaseRunner:
             servers = servers.without_control
 
         def measure_once() -> Measurement:
-            self._started(servers)
+            self._start_servers(servers)
             (measurement,) = self._measure_once([Member(case, servers.server)], servers.control)
             return measurement
 
@@ -238,10 +238,12 @@ class CaseRunner:
         """Measure a case side by side with later cases that have the same control.
 
         Returns:
-            The measurement of the case; None if there are no such cases, or if a server died.
+            The measurement of the case; None if the case must be measured alone, because there are
+            no such cases, none of their servers started, a server died, or all other cases failed.
 
         Raises:
-            SpecregError: The server of the case or its control didn't start.
+            SpecregError: The server of the case or its control didn't start, or the cases can't be
+                measured.
         """
         # Start the servers of all cases.
         launch = servers.launch
@@ -251,12 +253,13 @@ class CaseRunner:
             case, launch, control, lambda later: self._is_pending(later, launch.number)
         )
         if companions:
-            self._started(servers, [member.lazy_server for member in companions])
+            self._start_servers(servers, [member.lazy_server for member in companions])
         for member in companions:
             if member.lazy_server.is_ready:
                 members.append(member)
                 continue
-            # The other servers may have left it too little memory, so it is tried alone later.
+            # The other servers may have left too little memory for this one. Its case is measured
+            # alone later.
             self._companions.keep_apart(member.lazy_server.launch)
             member.lazy_server.forget_failure()
         if len(members) == 1:
@@ -265,8 +268,8 @@ class CaseRunner:
         try:
             measurements = self._measure_once(members, control)
         except ServerDiedError as error:
-            # From here on these cases are measured alone. If a server dies again, only its own
-            # case has to be repeated.
+            # From now on, the cases with this control are measured alone. If a server dies again,
+            # only its own case has to be repeated.
             self._companions.keep_apart(control.launch)
             for lazy_server in (control, *(member.lazy_server for member in members)):
                 lazy_server.stop_if_dead()
@@ -281,7 +284,7 @@ class CaseRunner:
         return self._measured_ahead.pop(members[0].key, None)
 
     def _is_pending(self, case: Case, number: int) -> bool:
-        """Return whether a case still has to be measured on the launch of a number."""
+        """Return whether a case still has to be measured on the launch with a number, from 1."""
         is_measured = (case.id, number) in self._measured_ahead
         if is_measured or self.launches.find(case, number) is not None:
             return False
@@ -333,11 +336,11 @@ class CaseRunner:
     def _measure_once(
         self, members: Sequence[Member], control: LazyServer | None
     ) -> list[Measurement]:
-        """Measure cases side by side, and record them in the journal. Their servers must be up.
+        """Measure cases side by side, and record them in the journal. Their servers must be ready.
 
         Args:
             members: The cases.
-            control: The control of all of them, which may be the server of one of them; None to
+            control: The control of all cases, which may be the server of one of them; None to
                 measure a single case without a control.
 
         Returns:
@@ -359,18 +362,18 @@ class CaseRunner:
                     warm=(case.dataset, case.load) in control.warm_for,
                 )
             )
-        # The key in the journal has the packages of the environments. In a first run these exist
-        # only once the servers are up, so the entry isn't begun any earlier.
+        # The key in the journal has the packages of the engines' environments. In a first run these
+        # exist only once the servers have been started, so the entry can't begin any earlier.
         self.journal.begin(*(self._key(member.case, launch.number) for member in members))
-        pairs = [member.lazy_server.launch.id for member in members]
+        pair_ids = [member.lazy_server.launch.id for member in members]
         with (
-            self.timeline.during(Phase.MEASURING, *pairs, of=name),
+            self.timeline.during(Phase.MEASURING, *pair_ids, of=name),
             self._watching(case, name) as watching,
         ):
             plan = self._plan(arms[0], watching)
             prompts = load_case_prompts(self.context.root, case)
             measurements = self.measure_arms(arms, workload_of(case, prompts), plan)
-        # Stop the servers that hung, and note for the others that they are warm.
+        # Stop the servers that hung, and note which of the others are warm.
         for lazy_server, measurement in zip(lazy_servers, measurements, strict=True):
             codes = {invalidity.code for invalidity in measurement.invalid.values()}
             if HungError.code in codes:
@@ -378,22 +381,25 @@ class CaseRunner:
             elif not codes:
                 # A warm-up takes as long as a measurement, and many cases share a control.
                 lazy_server.warm_for.add((case.dataset, case.load))
-        return self._ended(arms[: len(members)], lazy_servers, measurements, control)
+        return self._record_end(arms[: len(members)], lazy_servers, measurements, control)
 
-    def _ended(
+    def _record_end(
         self,
         arms: Sequence[Arm],
         lazy_servers: Sequence[LazyServer],
         measurements: Sequence[Measurement],
         control: LazyServer | None,
     ) -> list[Measurement]:
-        """Return the measurements with their speedups, and record in the journal that they ended.
+        """Record in the journal that measurements ended, and return them with their speedups.
 
         Args:
             arms: The arm of each case.
-            lazy_servers: The server of each arm, and that of the control.
-            measurements: The measurement of each server.
+            lazy_servers: The server of each arm, and then the control unless it is one of them.
+            measurements: The measurement of each server, in the same order.
             control: The control; None without one.
+
+        Returns:
+            The measurement of each case.
         """
         ended = []
         control_index = None if control is None else lazy_servers.index(control)
@@ -418,14 +424,18 @@ class CaseRunner:
             least_s=least_time_s(case, self.selection, self.context),
         )
 
-    def _started(
+    def _start_servers(
         self, servers: ServerSet, companions: Sequence[LazyServer] = ()
     ) -> tuple[Server, ...]:
-        """Start servers, and return them once they are ready: the case's own, then its control.
+        """Start the servers of a case that aren't ready, and wait until they are.
 
         Args:
-            servers: The servers.
-            companions: Further servers that start with them. They may fail to.
+            servers: The servers of the case.
+            companions: Further servers that start with them. If one of these fails, no error is
+                raised here.
+
+        Returns:
+            The case's own server, and then its control if `servers` has one.
 
         Raises:
             SpecregError: One of `servers` didn't start.
@@ -435,8 +445,8 @@ class CaseRunner:
         if to_start or further:
             ids = [lazy_server.launch.id for lazy_server in (*to_start, *further)]
             names = " beside ".join(ids)
-            pairs = [servers.launch.id, *(lazy_server.launch.id for lazy_server in further)]
-            with self.timeline.during(Phase.STARTING, *pairs, of=names):
+            pair_ids = [servers.launch.id, *(lazy_server.launch.id for lazy_server in further)]
+            with self.timeline.during(Phase.STARTING, *pair_ids, of=names):
                 # The control starts first, because no case can be measured without it.
                 self.servers.start_all(to_start[::-1], further)
         return tuple(lazy_server.server for lazy_server in servers)
@@ -451,7 +461,7 @@ class CaseRunner:
         case = arm.case
         selection = self.selection
         needs_power = selection.needs_power(case)
-        # Acceptance may be decided after a part of the prompts. Speeds need all of them.
+        # Acceptance may be decided after a part of the prompts, but a speed needs all prompts.
         is_timed = selection.needs_speed(case) or selection.is_recording
         looks_early = arm.enough is not has_all_prompts and not is_timed
         return Plan(
@@ -463,14 +473,18 @@ class CaseRunner:
             watching=watching,
         )
 
-    def _stopping_rule(self, case: Case, launch: int) -> StoppingRule | None:
+    def _stopping_rule(self, case: Case, number: int) -> StoppingRule | None:
         """Return the rule that stops a measurement early or extends it.
 
+        Args:
+            case: The case.
+            number: The number of the launch, from 1.
+
         Returns:
-            The rule; None to replay all prompts once.
+            The rule; None if the acceptance neither stops nor extends the measurement.
         """
         if self.selection.is_recording:
-            return self._recording_rule(case, launch)
+            return self._recording_rule(case, number)
         acceptance = [metric for metric in self.selection.metrics_of(case) if not metric.by_launch]
         if not acceptance:
             return None
@@ -480,6 +494,7 @@ class CaseRunner:
             # The verdicts of the case will have this error.
             return None
         needs_speed = self.selection.needs_speed(case)
+        # All metrics of acceptance have the outcome of the first one.
         return enough_for(
             case,
             acceptance[0],
@@ -488,20 +503,22 @@ class CaseRunner:
             cases=self.selection.run_cases,
         )
 
-    def _recording_rule(self, case: Case, launch: int) -> StoppingRule:
+    def _recording_rule(self, case: Case, number: int) -> StoppingRule:
         """Return the rule that extends a launch which is recorded.
 
         The first launch is extended, because a later run may replay the extension and needs those
-        prompts in the baseline. A further launch is extended only if its answers differ from those
-        of the first one; otherwise they would be the same for the extension too.
+        prompts in the baseline. A later launch is extended only if its answers differ from those of
+        the first launch. If they are equal, they would be equal for the extension too.
         """
-        first_launch = self.launches.find(case, 1) if launch > 1 else None
-        first = first_launch.measurement.acceptance if first_launch else None
+        first_launch = self.launches.find(case, 1) if number > 1 else None
+        first_acceptance = first_launch.measurement.acceptance if first_launch else None
 
         def is_enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
-            if look is not Look.FULL or launch == 1:
+            if look is not Look.FULL or number == 1:
                 return False
-            return acceptance is None or first is None or acceptance.repeats(first)
+            if acceptance is None or first_acceptance is None:
+                return True
+            return acceptance.repeats(first_acceptance)
 
         return is_enough
 
@@ -511,14 +528,15 @@ class CaseRunner:
         Raises:
             KeyboardInterrupt: A signal came.
         """
-        # An interrupt is lost if it is raised in a finalizer, so signals are looked for each round.
+        # An interrupt is lost if it is raised in a finalizer, so signals are looked for here too. A
+        # line is shown at least once a round.
         check_signalled()
         self.context.provision.show(text)
 
     def _watching(self, case: Case, name: str) -> contextlib.AbstractContextManager[Watch | None]:
         """Return a context that samples the power of a case.
 
-        It yields None if the case isn't timed, or if its power can't be read.
+        The context yields None if the case isn't timed, or if its power can't be read.
         """
         provision = self.context.provision
         is_timed = case.speed and self.selection.needs_speed(case)
@@ -579,8 +597,8 @@ class CaseRunner:
         """Make a correctness check, or take over the verdict of the resumed run.
 
         Raises:
-            SpecregError: A server didn't start, or died twice. Further calls for the same check
-                raise the same error.
+            SpecregError: The check can't be made, for example because a server didn't start or died
+                twice. Further calls for the same check raise the same error.
         """
         return self._at_most_once(
             f"{case.id} {check.name}", lambda: self._check(check, case, servers)
@@ -599,6 +617,7 @@ class CaseRunner:
                 servers,
                 remark=f"{name}: {check.name} checked again",
             )
+            # The key is made again, because a first run installs the packages in it meanwhile.
             self.journal.note_check(self._key(case, launch.number), check.name, verdict)
             return verdict
 
@@ -611,13 +630,14 @@ class CaseRunner:
         """
         root = self.context.root
         provision = self.context.provision
-        running = self._started(servers)
+        running = self._start_servers(servers)
         measured = self.launches.find(case, servers.launch.number)
         draft = case.server.draft
         running_case = RunningCase(
             case=case,
             server=running[0],
             control=running[1] if servers.control is not None else None,
+            # Without the prompts of an extension.
             prompts=load_case_prompts(root, case)[: case.prompts],
             predict_drafts=functools.partial(
                 predict_drafts, on_gpu=provision.on_gpu, show=provision.show
@@ -632,7 +652,8 @@ class CaseRunner:
         try:
             return check.check(running_case)
         except InvalidMeasurementError:
-            # If a server has died, its error explains the invalid answer, and the check is retried.
+            # A server that died explains the invalid answer. `check_alive` raises its error, with
+            # which the check is retried.
             for server in running:
                 server.check_alive()
             raise

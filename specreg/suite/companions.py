@@ -1,4 +1,4 @@
-"""Find the companions of a case: later cases that are measured with it and the same control."""
+"""Find the companions of a case: later cases that are measured with it, with the same control."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,9 +39,9 @@ class Companions:
     _apart: set[Launch] = field(default_factory=set)
 
     def keep_apart(self, launch: Launch) -> None:
-        """Measure each case of this launch alone from now on.
+        """Measure each case on this launch alone from now on.
 
-        If the launch is a control's, this holds for all cases that use the control.
+        If it is the launch of a control, this holds for all cases with that control.
         """
         self._apart.add(launch)
 
@@ -53,7 +53,7 @@ class Companions:
         Args:
             case: The case.
             launch: The launch of its server.
-            control: The server of its control.
+            control: Its control; the case's own server if it has none.
             is_pending: Returns whether a case still has to be measured on the launch that has the
                 same number as `launch`.
         """
@@ -94,7 +94,10 @@ class Companions:
         return members
 
     def _needs_same_measurements(self, case: Case, later_case: Case) -> bool:
-        """Return whether a later case needs its speed, and its power exactly if `case` does."""
+        """Return whether a later case needs a measurement of speed, and of power if `case` does.
+
+        If `case` needs no power, the later case must not need it either.
+        """
         selection = self.selection
         if selection.needs_power(later_case) != selection.needs_power(case):
             return False

@@ -49,9 +49,9 @@ class GroupJudge:
         budget: The time for further launches while recording.
         timeline: Records how long judging takes.
         confirmation: Compares the measurements with the baselines, and keeps all verdicts.
-        errors: The whole first error of each case that failed without a verdict, by case id.
+        errors: The full text of the first error of each case that couldn't be judged, by case id.
         skipped: Why a case was skipped after the run had started, by case id.
-        _rows: The index of each verdict in `confirmation`, by case id, metric and launch.
+        _rows: The index of each verdict in `confirmation.verdicts`, by case id, metric and launch.
         _checks: The verdict of each correctness check, by case id and check.
     """
 
@@ -67,11 +67,11 @@ class GroupJudge:
     _checks: dict[tuple[str, str], Verdict] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        first_further = self.context.launches
+        planned_launches = self.context.launches
         self.confirmation = Confirmation(
             baselines_of=self.context.baselines_of,
             measure_afresh=lambda cases, further: self.cases.measure_afresh(
-                cases, first_further + further
+                cases, planned_launches + further
             ),
             nights=self._nights(),
             softened=self.context.softened,
@@ -79,7 +79,10 @@ class GroupJudge:
         )
 
     def _nights(self) -> MachineNights:
-        """Return the earlier nights of this machine, from its baselines and its history."""
+        """Return the earlier nights of this machine, from its baselines and its history.
+
+        There are none for a run that records, or that measures an attached server.
+        """
         baselines: dict[str, Baseline] = {}
         history = NO_HISTORY
         if not self.selection.is_recording and self.context.provision.url is None:
@@ -100,7 +103,7 @@ class GroupJudge:
     def judge(self, metric: Metric, case: Case, servers: ServerSet) -> Verdict:
         """Return the verdict on a metric of a case.
 
-        The first call for a group measures and judges all cases of the group.
+        The first call for a group on a launch measures, checks and judges all cases of the group.
 
         Raises:
             SpecregError: The case couldn't be measured.
@@ -121,7 +124,8 @@ class GroupJudge:
                 self._judge_case(case, servers)
             except MemoryHeldError:
                 raise
-            except SpecregError:  # the case's own tests raise it again
+            except SpecregError:
+                # The tests of the case itself raise the error again.
                 continue
         if not self.selection.is_recording:
             # The losses of the group are confirmed now, on one fresh launch for all its cases.
@@ -156,27 +160,32 @@ class GroupJudge:
         A speed is judged once, at the last launch and on all launches together. At the launches
         before, and while recording, a valid measurement gets the outcome MEASURED.
         """
-        launches = []
+        measurements = []
         for launch_number in range(1, number + 1):
             launch = self.cases.launches.find(case, launch_number)
             # A launch that failed has no measurement.
             if launch is not None:
-                launches.append(launch.measurement)
-        measurement = launches[-1]
+                measurements.append(launch.measurement)
+        measurement = measurements[-1]
         value = measurement.values.get(metric.name)
         waits = metric.by_launch and number < self.context.launches
         if value is not None and (self.selection.is_recording or waits):
             verdict = Verdict(case_id=case.id, metric=metric.name, outcome=Outcome.MEASURED)
             return self.confirmation.add(dataclasses.replace(verdict, value=value))
         # An invalid earlier launch is left out. An invalid last one makes the verdict INVALID.
-        earlier = [launch for launch in launches[:-1] if metric.family not in launch.invalid]
-        return self.confirmation.judge(metric, [*earlier, measurement])
+        valid_earlier = [
+            earlier for earlier in measurements[:-1] if metric.family not in earlier.invalid
+        ]
+        return self.confirmation.judge(metric, [*valid_earlier, measurement])
 
     def _record_further_launches(self, launch: Launch) -> None:
         """Measure further launches of a server, as long as they let later runs detect more.
 
-        The group has a share of the remaining time. A launch that would probably exceed it isn't
-        started.
+        The group has a share of the remaining time. A launch that would probably exceed the share
+        isn't started.
+
+        Args:
+            launch: The last planned launch of the server.
         """
         # Find out how much time the group has, and how long a launch takes.
         cases = self._group(launch)
@@ -204,8 +213,8 @@ class GroupJudge:
 
     def _time_of(self, launch: Launch) -> float:
         """Return how long a launch took so far, in seconds."""
-        pairs = self.timeline.so_far().pairs
-        return sum(pair.total_s for pair in pairs if pair.pair == launch.id)
+        pair_times = self.timeline.so_far().pairs
+        return sum(pair_time.total_s for pair_time in pair_times if pair_time.pair == launch.id)
 
     def check(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:
         """Return the verdict of a correctness check, which is made in the first call only.
@@ -227,7 +236,7 @@ class GroupJudge:
             case: The case.
             metric: The name of the metric or check.
             reason: Why it couldn't be judged.
-            error: The whole message, which the report shows once for each case.
+            error: The full message of the error. For each case the report shows the first one.
         """
         if error:
             self.errors.setdefault(case.id, error)
@@ -252,8 +261,8 @@ def changes_between(before: Sequence[Verdict], after: Sequence[Verdict]) -> Sequ
     """Return the verdicts whose outcome changed.
 
     Args:
-        before: the verdicts with which the tests ended.
-        after: the same verdicts at the end of the run.
+        before: The verdicts with which the tests ended.
+        after: The same verdicts at the end of the run.
     """
     return [
         VerdictChange(earlier, later)
