@@ -5,6 +5,7 @@ from pathlib import Path
 
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
+from specreg.matrix.case import Case
 from specreg.report import terminal
 from specreg.report.document import FILE_NAME, Report, RunVerdict, last_launches, record_document
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
@@ -137,8 +138,7 @@ def render_end(
     parts = [_render_verdicts(result, is_recording=is_recording, color=color), *lines]
     parts.append(render_figures(last_launches(result.figures), color=color))
     parts.append(render_times(result.time, color=color))
-    if not all(case.speed for case in context.tier.cases):
-        parts.append("the servers of this tier have no realistic speed, so none is shown")
+    parts.append(_remark_on_speeds(context.tier.cases))
     resumed = [launch.name for launch in result.launches if launch.is_resumed]
     if resumed:
         parts.append(f"taken over from the interrupted run: {', '.join(resumed)}")
@@ -169,6 +169,17 @@ def _render_verdicts(result: RunResult, *, is_recording: bool, color: bool) -> s
         if not (is_recording and verdict.outcome is Outcome.MEASURED)
     ]
     return terminal.render_verdicts(shown, color=color) if shown else ""
+
+
+def _remark_on_speeds(cases: Sequence[Case]) -> str:
+    """Return a remark on the cases whose servers have no realistic speed; empty without any."""
+    count = sum(not case.speed for case in cases)
+    if not count:
+        return ""
+    servers = "the servers"
+    if count < len(cases):
+        servers = f"the servers of {count} of {len(cases)} cases"
+    return f"{servers} of this tier have no realistic speed, so none is shown for them"
 
 
 def _report_line(run_folder: Path) -> str:

@@ -14,11 +14,11 @@ from specreg.report.progress import RunProgress
 from specreg.servers.installer import packages_sha256
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.document import run_verdict
-from specreg.suite.finish import add_to_history
+from specreg.suite.finish import add_to_history, render_end
 from specreg.suite.live_page import LivePage
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.remarks import remarks_of
-from specreg.suite.result import Run, RunResult
+from specreg.suite.result import Run, RunResult, empty_result
 from specreg.suite.selection import Selection
 from specreg.verdicts.history import baseline_sha256, load_history, record_history, settings_sha256
 from specreg.verdicts.verdict import Outcome, Verdict
@@ -202,3 +202,15 @@ def test_a_case_that_is_wrong_is_not_recorded(tmp_path: Path) -> None:
     assert lines == [f"baseline of '{builders.CASE.id}': not written, {reason}"]
     assert not all_written
     assert not context.store.path(builders.CASE.id).exists()
+
+
+def test_a_tier_of_which_some_servers_have_a_realistic_speed_says_how_many(tmp_path: Path) -> None:
+    context = runs.context(tmp_path)
+    untimed = dataclasses.replace(builders.CASE, speed=False)
+    mixed = dataclasses.replace(context.tier, cases=(builders.CASE, untimed))
+    context = dataclasses.replace(context, tier=mixed)
+    result = empty_result(context, Selection())
+
+    text = render_end(result, None, (), shows_failures=False, color=False)
+
+    assert "the servers of 1 of 2 cases of this tier have no realistic speed" in text
