@@ -31,7 +31,7 @@ LOGS_FOLDER = "logs"
 _LAST_RUNS = 60
 """How many earlier runs of a case the report shows."""
 _MAX_LAUNCHES = MAX_LAUNCHES_ASKED + MAX_LAUNCHES
-"""The highest number of a launch: those that the user asks for, and further ones."""
+"""The highest number that a launch can have: planned launches, and then further ones."""
 
 
 def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdict:
@@ -40,7 +40,7 @@ def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdic
     Args:
         result: The result of the run.
         status: The exit status of the run.
-        cut_short: True if the run ended before all selected tests were judged.
+        cut_short: True if the run ended before all selected tests were judged, or still goes on.
     """
     context = result.context
     is_complete = result.selection.covers_tier and not cut_short and not result.skipped
@@ -105,6 +105,8 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     shown = shown_launch(result.launches, case.id)
     if shown is not None:
         figures = shown.figures
+    # A baseline has the version of torch. A merge takes it from this report, because the engine's
+    # environment is on the machine of the shard.
     torch_version = ""
     if measurements and context.is_recording:
         torch_version = result.torch_version_of(case)
@@ -128,10 +130,10 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
 
 
 def _logs(run_folder: Path, case: Case) -> Iterator[str]:
-    """Yield the logs of a case's servers, launch by launch, its own server first."""
+    """Yield the logs of a case's servers, launch by launch, those of its own server first."""
     for number in range(1, _MAX_LAUNCHES + 1):
         case_launch = CaseLaunch.of(case, number)
-        # Both are the same launch if the case has no control.
+        # The server and the control are the same launch if the case has no control.
         launches = dict.fromkeys((case_launch.server, case_launch.control))
         paths: list[Path] = []
         for launch in launches:
@@ -143,7 +145,14 @@ def _logs(run_folder: Path, case: Case) -> Iterator[str]:
 
 
 def exact_baseline(context: RunContext, case: Case) -> Baseline | None:
-    """Return this machine's baseline of a case; None if it has none with the same settings."""
+    """Return this machine's baseline of a case with the same settings.
+
+    Returns:
+        None if there is no such baseline, or if it can't be read.
+
+    Raises:
+        SpecregError: The models or the prompts of the case can't be read.
+    """
     try:
         known = context.baselines_of(case)
     except BaselineError:

@@ -27,7 +27,7 @@ def record_run(
 ) -> list[str]:
     """Write all documents of a run to its folder, and the summary of a CI job.
 
-    If a document can't be written, the others are, and the verdicts stand.
+    If a document can't be written, the others are written all the same, and the verdicts stand.
 
     Args:
         result: The result of the run.
@@ -36,8 +36,8 @@ def record_run(
         remarks: Further remarks for a reader of the report.
 
     Returns:
-        Lines for the summary: which documents couldn't be written and why, and the path of the
-        benchmarks of a merged run.
+        Lines for the summary: why nothing was judged, which documents couldn't be written and why,
+        and the path of the benchmarks of a merged run.
     """
     folder = result.context.run_folder
     lines = []
@@ -59,7 +59,7 @@ def record_run(
 
 
 def _attempt(write: Callable[[], None]) -> list[str]:
-    """Write a document, and return a line that says why it couldn't be written."""
+    """Write a document, and return a line that says why if it couldn't be written."""
     try:
         write()
     except SpecregError as error:
@@ -68,7 +68,10 @@ def _attempt(write: Callable[[], None]) -> list[str]:
 
 
 def _write_report(result: RunResult, report: Report, folder: Path) -> list[str]:
-    """Write the report in each of its forms; return lines for the summary."""
+    """Write the report in each of its forms, and return lines for the summary.
+
+    A worker writes only the document, from which the merged run takes what it needs.
+    """
     record_document(folder / FILE_NAME, report)
     if result.context.is_worker:
         return []
@@ -76,8 +79,8 @@ def _write_report(result: RunResult, report: Report, folder: Path) -> list[str]:
     if not result.is_merged:
         write_outputs(ALWAYS, report, folder, folder)
         return []
-    # No single pytest has all tests of a merged run, so JUnit's file and that of pytest-benchmark
-    # are written here.
+    # No process of pytest has all tests of a merged run, so JUnit's file and the file of
+    # pytest-benchmark are written here.
     write_outputs((*ALWAYS, "junit"), report, folder, folder)
     if not any(round_times_s(result.launches, case.id) for case in result.cases):
         return []
@@ -88,11 +91,11 @@ def _write_report(result: RunResult, report: Report, folder: Path) -> list[str]:
 def add_to_history(result: RunResult) -> None:
     """Add a run that judged to the history of its machine.
 
-    A run on an attached server isn't added, nor is one of several that are merged later. A run that
-    records is added when its baselines are written.
+    A run isn't added if it measured an attached server, if it will be merged with other runs, or if
+    the user wants no history. A run that records is added when its baselines are written.
 
     Raises:
-        ReportError: The history can't be written.
+        SpecregError: The history can't be written, or a case's models or prompts can't be read.
     """
     context = result.context
     if context.is_recording or context.provision.url is not None or context.is_part:
@@ -102,6 +105,7 @@ def add_to_history(result: RunResult) -> None:
     history = context.load_history()
     records: list[RunRecord] = []
     for case in result.cases:
+        # The shards of a run can be merged again, which must not add the run a second time.
         was_merged_before = any(record.run == context.name for record in history.of(case.id))
         measurements = [
             measurement for measurement in result.measurements_of(case) if measurement.values
@@ -127,8 +131,8 @@ def render_end(
 
     Args:
         result: The result of the run.
-        run: The verdict of the whole run; None if it didn't judge.
-        lines: Further lines.
+        run: The verdict of the whole run; None if it has no verdicts and wasn't meant to judge.
+        lines: Extra lines, which are shown below the table of verdicts.
         shows_failures: True if the failed verdicts are explained above the summary already.
         color: True to write in colour.
     """

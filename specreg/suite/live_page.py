@@ -11,18 +11,20 @@ from specreg.report.progress import RunProgress
 from specreg.suite.document import report_of, run_verdict
 from specreg.suite.result import RunResult
 
-_TIME_SHARE = 20
-"""The page is rendered so seldom that rendering takes at most a twentieth of the run's time."""
+_RENDERINGS_APART = 20
+"""The shortest interval between two renderings, in multiples of the time that one takes. Rendering
+then takes at most a twentieth of the run's time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LivePage:
-    """Writes the page of a run to its folder before each case.
+    """Writes the page of a run to its folder before each case, unless that takes too much time.
 
-    An error in it is ignored, because the verdicts and the page at the end don't depend on it.
+    If the page can't be rendered or written, that is ignored, because neither the verdicts nor the
+    page at the end depend on it.
 
     Attributes:
-        progress: Gives the number of the current case.
+        progress: Knows the number of the current case.
         clock: Returns the monotonic time in nanoseconds.
         _due_ns: When the page may be rendered again.
     """
@@ -50,4 +52,4 @@ class LivePage:
                 report, in_progress=f"{self.progress.place}, {time_now:%H:%M:%S} UTC"
             )
             write_whole(result.context.run_folder / "report.html", page.encode())
-        self._due_ns = began_ns + _TIME_SHARE * (self.clock() - began_ns)
+        self._due_ns = began_ns + _RENDERINGS_APART * (self.clock() - began_ns)

@@ -35,7 +35,7 @@ def record_baselines(result: RunResult, *, color: bool) -> tuple[list[str], bool
     """Write the baselines of the cases whose launches were all measured.
 
     Returns:
-        Lines for the summary, and whether every baseline was written as a whole.
+        Lines for the summary, and whether every baseline was written and is complete.
     """
     recorded: list[RecordedBaseline] = []
     refused: dict[str, str] = {}
@@ -78,8 +78,8 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     """Write the baseline of a case, and add the run to the case's history.
 
     Raises:
-        BaselineError: The case is WRONG, has become worse without a reason, or its measurements
-            can't serve as a baseline.
+        BaselineError: The case is WRONG, or has become worse and the user gave no reason, or its
+            measurements can't serve as a baseline.
         SpecregError: Not all of its launches were measured.
     """
     # Check that the measurements may become a baseline.
@@ -104,7 +104,6 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     draft_sha256 = model_sha256(first.draft) if first.draft else ""
     identical = identical_to(history.of(case.id), settings, first.engine_version, draft_sha256)
     spreads = speed_spreads(case.id, result.measurements, context.store)
-
     acceptances = [
         measurement.acceptance
         for measurement in measurements
@@ -133,8 +132,8 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
             accepted=bool(reason),
         )
         verdicts = result.verdicts_of(case.id)
-        # The history refers to the baseline as later runs will read it from the file. A default
-        # may make that differ from the value that was written.
+        # The history refers to the baseline as later runs will read it. It is read from the file,
+        # because fields with their default values are left out there and set anew.
         written = context.baselines_of(case).exact
         record = run_record(origin, measurements, verdicts, settings, written)
         record_history(context.history_path, [record])
@@ -144,7 +143,7 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
 def _check_nothing_lost(
     result: RunResult, case: Case, measurements: Sequence[Measurement], history: History
 ) -> None:
-    """Check that a new baseline hides no loss. A proven loss is only recorded with a reason.
+    """Check that a new baseline hides no loss. A proven loss is recorded only with a reason.
 
     Raises:
         BaselineError: A metric is proven to be worse than in the baseline, or than on the nights
@@ -163,7 +162,7 @@ def _check_nothing_lost(
     for metric in result.selection.metrics_of(case):
         confirmation.judge(metric, measurements)
     for verdict in confirmation.verdicts:
-        # The figures that follow another one have its outcome, so the error names that one.
+        # Figures that follow another figure have its outcome, so the error names that figure.
         is_leader = verdict.metric == draw_of(METRICS[verdict.metric])
         if verdict.outcome is Outcome.REGRESSED and is_leader:
             change_frac = verdict.comparison.change_frac or 0.0

@@ -14,21 +14,21 @@ from specreg.stats.intervals import Spread
 from specreg.verdicts.detection import MAX_LAUNCHES, RUN_LAUNCHES, mde_of_launches
 
 _KNOWN_FREEDOM = 8
-"""The degrees of freedom from which on a spread is known well enough to rely on it. A spread of
-fewer launches may be off by a factor of two."""
+"""A spread with so many degrees of freedom or more is known well enough to rely on it. A spread of
+fewer launches may be wrong by a factor of two."""
 
 
 def speed_spreads(
     case_id: str, measurements: Iterable[Measurement], store: BaselineStore
 ) -> Mapping[str, Spread]:
-    """Return how the launches of a case differ on this machine, by speed.
+    """Return how the launches of a case differ on this machine, by the name of the speed.
 
-    A case has few launches, so its spread is moderated by those of other cases: by their launches
-    in this run, or else by their baselines.
+    A case has few launches, so its spread is pulled towards the spreads of other cases, which come
+    from their launches in this run, or else from their baselines.
 
     Args:
         case_id: The id of the case.
-        measurements: All launches of the run.
+        measurements: All measurements of the run.
         store: The baselines of this machine.
     """
     speeds_by_case: dict[str, list[Mapping[str, float]]] = {}
@@ -39,37 +39,40 @@ def speed_spreads(
         speeds_by_case.setdefault(measurement.case.id, []).append(speeds)
     spreads_by_case = dict(store.spreads_by_case)
     spreads_by_case |= {name: CaseSpreads.of(speeds) for name, speeds in speeds_by_case.items()}
-    own = spreads_by_case.pop(case_id, CaseSpreads.of(()))
-    return spreads_of(own, list(spreads_by_case.values()))
+    case_spreads = spreads_by_case.pop(case_id, CaseSpreads.of(()))
+    return spreads_of(case_spreads, list(spreads_by_case.values()))
 
 
 def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spread) -> bool:
-    """Return whether later runs can't judge a speed now, but might if more launches are recorded.
+    """Return whether more launches may let later runs detect a loss that they can't detect now.
 
     Args:
         metric: The speed.
         case: The case.
         launches: The number of launches recorded so far.
-        spread: How they differ.
+        spread: How these launches differ.
     """
     # Further launches are expected to have the same spread, which is then known better.
     freedom = spread.freedom + MAX_LAUNCHES - launches
-    most_spread = dataclasses.replace(spread, freedom=freedom)
+    final_spread = dataclasses.replace(spread, freedom=freedom)
+    # The smallest losses that a later run can detect.
+    current_loss_frac = mde_of_launches(metric, RUN_LAUNCHES, launches, spread)
+    final_loss_frac = mde_of_launches(metric, RUN_LAUNCHES, MAX_LAUNCHES, final_spread)
     tolerance_frac = metric.allowed_frac(case)
-    current = mde_of_launches(metric, RUN_LAUNCHES, launches, spread)
-    with_most = mde_of_launches(metric, RUN_LAUNCHES, MAX_LAUNCHES, most_spread)
+    if current_loss_frac <= tolerance_frac:
+        return False
     # If the spread is only a guess, further launches may show that it is smaller.
     is_guess = spread.freedom < _KNOWN_FREEDOM
-    return current > tolerance_frac and (with_most <= tolerance_frac or is_guess)
+    return final_loss_frac <= tolerance_frac or is_guess
 
 
 @dataclass(slots=True, kw_only=True)
 class RecordingBudget:
-    """The time for launches beyond the first ones.
+    """The time for launches beyond the planned ones.
 
     Attributes:
         left_s: The time that is left for all servers together, in seconds.
-        store: The baselines of this machine, whose launches show how launches differ.
+        store: The baselines of this machine, whose launches show how much launches differ.
         _served: The ids of the servers that have had their share.
     """
 
@@ -100,7 +103,7 @@ class RecordingBudget:
         metrics_of: Mapping[str, Sequence[Metric]],
         measurements: Sequence[Measurement],
     ) -> list[Case]:
-        """Return the cases whose speeds later runs could judge if more launches were recorded.
+        """Return the cases with a speed that later runs may judge better after more launches.
 
         Args:
             cases: The cases of a server group.

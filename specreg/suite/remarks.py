@@ -19,8 +19,8 @@ from specreg.suite.document import exact_baseline
 from specreg.suite.result import RunResult
 from specreg.verdicts.verdict import Outcome
 
-# The launches of a speed are compared, and the requests of an acceptance metric.
 _SPEEDS = frozenset(name for name, metric in METRICS.items() if metric.by_launch)
+"""The metrics that are compared launch by launch. Acceptance is compared prompt by prompt."""
 
 
 def remarks_of(result: RunResult) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _changed_facts(result: RunResult) -> Iterator[str]:
 
     Changes of cases that lost a speed come first, because they may be the cause.
     """
-    # Most cases of a run share the same changes, which are then said once.
+    # Most cases of a run share the same changes, so they share a remark.
     case_ids_by_changes: dict[str, list[str]] = {}
     for case in result.cases:
         changes = ", ".join(_changes_of(result, case))
@@ -102,7 +102,7 @@ def _changed_facts(result: RunResult) -> Iterator[str]:
 
 
 def _changes_of(result: RunResult, case: Case) -> Iterator[str]:
-    """Yield each fact that a case's last launch and its baseline differ by."""
+    """Yield each fact in which the last launch of a case differs from its baseline."""
     baseline = exact_baseline(result.context, case)
     if baseline is None:
         return
@@ -128,7 +128,7 @@ def _packages(result: RunResult) -> Iterator[str]:
 def _unused_baselines(context: RunContext) -> Iterator[str]:
     """Name the baselines of this machine that no case of any tier needs."""
     folder = context.root / context.options.matrix
-    # A tier that can't be read is an error of its own runs, not of this one.
+    # A tier that can't be read is an error of that tier's runs, and not of this one.
     with contextlib.suppress(SpecregError):
         case_ids: set[str] = set()
         for name in tier_names(folder):

@@ -28,15 +28,16 @@ class RunResult:
         selection: The metrics and checks that its tests needed.
         launches: The measured launches in the order of the run.
         verdicts: The verdicts in the order of the run.
-        errors: The whole error of each case that failed without a verdict, by case id.
+        errors: The full text of the first error of each case that couldn't be judged, by case id.
         skipped: Why cases were skipped, by case id.
-        retried: A sentence for each case that was measured twice because its server died.
+        retried: A sentence for each case that was measured or checked twice, because a server died.
         time: How the time was spent.
         ended_at: The end of the run as ISO 8601 in UTC.
         driver_version: The version of the GPUs' driver; empty without a GPU.
         torch_version_of: Returns the version of torch that the engine of a case ran with; empty if
             it isn't known.
-        hosts: The machine that measured each case, by case id; empty if one measured all of them.
+        hosts: The machine that measured each case, by case id; empty if this machine measured all
+            of them.
         is_merged: True if the run joins the measurements of several processes.
     """
 
@@ -86,8 +87,8 @@ class Run(Generic[CasesT]):
         context: What is fixed for the run.
         selection: The metrics and checks that its tests need.
         cases: Measures the selected cases, or reads the measurements of shards.
-        judge: Judges them.
-        ended_at: When the last shard ended, as ISO 8601; empty for a run that isn't merged.
+        judge: Judges the cases.
+        ended_at: When the last shard ended, as ISO 8601; empty if the run ends in this process.
         is_merged: True if the run joins the measurements of several processes.
     """
 

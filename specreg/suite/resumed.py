@@ -56,9 +56,13 @@ def journal_key(case: Case, launch: int, selection: Selection, context: RunConte
         launch: The number of its server's launch, from 1.
         selection: Decides whether the speed is measured.
         context: The run.
+
+    Raises:
+        SpecregError: The models or the prompts of the case can't be read, or the engine can't run
+            it.
     """
     spec = case.server
-    # The purpose is part of the key, because speeds take other prompts, and a control.
+    # The purpose is part of the key, because a speed needs all prompts, and a control.
     if selection.is_recording:
         purpose = "record"
     elif selection.needs_speed(case):

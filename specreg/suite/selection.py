@@ -1,4 +1,4 @@
-"""Which metrics and checks of which cases a run judges, and what it leaves out."""
+"""Decide which metrics and checks of which cases a run judges, and what it leaves out."""
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -23,10 +23,10 @@ class Selection:
 
     Attributes:
         names: The metrics and checks that are judged. A case that isn't in it isn't measured.
-        skipped: Why a case is skipped: what it needs and this machine lacks.
+        skipped: Why a case is skipped, for example what it needs and this machine lacks.
         unfetched: Why the models of a case can't be fetched, which fails its tests.
         unpowered: Why the power of a case can't be measured, although a test would judge it.
-        no_power: All those reasons in one text; empty if there are none.
+        no_power: All reasons of `unpowered` in one text; empty if there are none.
         is_recording: True if baselines are recorded, and nothing is judged.
         covers_tier: True if all metrics of all cases of the tier are judged, on all prompts.
         shard_cases: The number of cases in all shards of the run; 0 if the run isn't sharded.
@@ -54,7 +54,7 @@ class Selection:
     def whole_ids(self, tier: Tier) -> AbstractSet[str]:
         """Return the ids of the cases that a run of the whole tier judges."""
         if self.covers_tier:
-            # A case of the tier that isn't in it has no metric that can be judged.
+            # A case of the tier that has no name there has no metric that can be judged.
             return self.names.keys()
         return {case.id for case in tier.cases}
 
@@ -65,12 +65,17 @@ class Selection:
     def metrics_of(self, case: Case) -> tuple[Metric, ...]:
         """Return the metrics of a case that the run judges."""
         names = self.names.get(case.id, frozenset())
-        # In the order of the metrics, because a set has none.
+        # The metrics of the table are looked through, because their names are a set without order.
         named = [metric for metric in METRICS.values() if metric.name in names]
         return tuple(metric for metric in named if metric.is_judged(case))
 
     def checks_of(self, case: Case, launch: int) -> tuple[CorrectnessCheck, ...]:
-        """Return the correctness checks of a case on a launch, which are made on the first only."""
+        """Return the correctness checks of a case on a launch. Only the first launch has any.
+
+        Args:
+            case: The case.
+            launch: The number of the launch, from 1.
+        """
         if launch != 1:
             return ()
         names = self.names.get(case.id, frozenset())
@@ -82,11 +87,11 @@ class Selection:
         speeds = [
             metric for metric in METRICS.values() if metric.by_launch and metric.applies_to(case)
         ]
-        only_shown = bool(speeds) and not any(metric.is_judged(case) for metric in speeds)
+        are_only_shown = bool(speeds) and not any(metric.is_judged(case) for metric in speeds)
         is_recorded = self.is_recording and case.speed
         is_benchmark = RECORDED.name in self.names.get(case.id, frozenset())
         is_judged = any(metric.by_launch for metric in self.metrics_of(case))
-        return only_shown or is_recorded or is_benchmark or is_judged
+        return are_only_shown or is_recorded or is_benchmark or is_judged
 
     def needs_power(self, case: Case) -> bool:
         """Return whether the run has to measure the power that a case draws."""
@@ -176,7 +181,10 @@ def _is_power(subject: Subject) -> bool:
 
 
 def _unfetched(cases: Mapping[str, Case], context: RunContext) -> Mapping[str, str]:
-    """Return why the models of cases can't be fetched, by case id, without those that can."""
+    """Return why the models of cases can't be fetched, by case id.
+
+    Cases whose models can be fetched aren't in it.
+    """
     if context.provision.url is not None:
         # A server that is attached to has loaded its models already.
         return {}
@@ -185,19 +193,22 @@ def _unfetched(cases: Mapping[str, Case], context: RunContext) -> Mapping[str, s
 
 
 def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> bool:
-    """Return whether the names of metrics cover all that can be judged in the tier here.
+    """Return whether a run judges all metrics that can be judged on this machine in the tier.
+
+    A run with another number of prompts than the tier has doesn't cover it.
 
     Args:
-        names: The metrics and checks that are judged, by case id.
-        context: The run. With fewer prompts than the tier has, it covers no tier.
+        names: The metrics and checks that the run judges, by case id.
+        context: The run.
     """
     for case in context.tier.cases:
-        judged = [metric for metric in METRICS.values() if metric.is_judged(case)]
+        metrics = [metric for metric in METRICS.values() if metric.is_judged(case)]
         if context.provision.why_no_power(case.server):
-            judged = [metric for metric in judged if metric.family is not Family.POWER]
-        measurable = {metric.name for metric in judged}
-        case_names = names.get(case.id, frozenset())
-        if case.matrix_prompts or not case_names >= measurable:
+            metrics = [metric for metric in metrics if metric.family is not Family.POWER]
+        possible_names = {metric.name for metric in metrics}
+        judged_names = names.get(case.id, frozenset())
+        has_other_prompts = case.matrix_prompts is not None
+        if has_other_prompts or not judged_names >= possible_names:
             return False
     return True
 
@@ -205,7 +216,7 @@ def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> b
 def least_time_s(case: Case, selection: Selection, context: RunContext) -> float:
     """Return how long the servers of a case must be under load at least, in seconds.
 
-    It is 0 unless a speed is recorded, or compared with a recorded one of this machine.
+    The time is 0 unless a speed is recorded, or is compared with a recorded speed of this machine.
     """
     if not selection.needs_speed(case):
         return 0.0
