@@ -1,4 +1,4 @@
-"""Estimate the drift of a long measurement, and how long one must be to find a certain drift."""
+"""Estimate the drift of a long measurement, and how long it must be to find a certain drift."""
 
 import bisect
 import math
@@ -16,13 +16,13 @@ _STANDARD_ERRORS = 2.3
 """How many standard errors the upper bound of the correlation is above its estimate. The true value
 is below the bound in 99 % of the cases."""
 _LEAST_FREEDOM = SEGMENT_PARTS - 2
-"""The fewest degrees of freedom of a line. With fewer, it is no better than the parts."""
+"""The fewest degrees of freedom of a line. With fewer, it is no better than `change_of_parts`."""
 _MAX_FREEDOM = 200
 """With more degrees of freedom, Student's t distribution is practically a normal one."""
 _FOUND_LEVEL = 0.01
 """The probability of missing a drift that counts as detectable."""
 _LENGTHS = tuple(1.05**power for power in range(142))
-"""The lengths that are considered, as multiples of the present one, up to a thousand times it."""
+"""The lengths that are considered, as multiples of the present length, up to about a thousand."""
 _TINY = 1e-12
 """A sum of squares below this is a rounding error."""
 
@@ -154,9 +154,9 @@ def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> f
     """Return the drift per hour that is found 99 times out of 100.
 
     Args:
-        trend: the trend of a part of the measurement, in relative changes.
+        trend: the trend of the measured part of the measurement, in relative changes.
         level: the probability that a steady server raises an alarm, 0..0.5.
-        times_as_long: the length of the measurement, as a multiple of that part.
+        times_as_long: the length of the measurement, as a multiple of the measured part.
 
     Returns:
         None if too few segments are independent to find any.
@@ -173,10 +173,10 @@ def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> f
 
 
 def times_to_find(trend: Trend, level: float, drift_frac: float) -> float | None:
-    """Return how long a measurement must be to find a drift, as a multiple of a part of it.
+    """Return how long a measurement must be to find a drift, as a multiple of a measured part.
 
     Args:
-        trend: the trend of that part, in relative changes.
+        trend: the trend of the measured part, in relative changes.
         level: the probability that a steady server raises an alarm, 0..0.5.
         drift_frac: the drift per hour that has to be found.
 

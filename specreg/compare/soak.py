@@ -54,7 +54,7 @@ FORECAST_SEGMENTS = 20
 _MEMORY_TOLERANCE_FRAC = 0.05
 """The growth of memory per hour that is tolerated."""
 _BATCHES = 4
-"""A segment has this many times as many prompts as are in flight."""
+"""The prompts of a segment for each request in flight, unless --prompts gives another number."""
 _AGAINST = "the first segments"
 _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
@@ -66,8 +66,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         number: the number of the segment, from 1.
-        at_s: its middle, in seconds from the start of the first segment.
-        lasted_s: its duration.
+        at_s: the middle of the segment, in seconds from the start of the first segment.
+        lasted_s: the duration of the segment, in seconds.
         requests: the number of requests.
         acceptance_length_tokens: the acceptance length (AL).
         step_ms: the mean time between two chunks of a request. It is a mean because chunks that
@@ -125,14 +125,18 @@ class Sight:
         return self.found_frac is not None and self.found_frac <= self.tolerance_frac
 
     def __str__(self) -> str:
-        sentence = f"{self.minutes:g} min find no drift, as neighbouring segments move together"
+        soak = f"a soak of {self.minutes:g} min"
+        sentence = f"{soak} finds no drift, because neighbouring segments move together"
         if self.found_frac is not None:
-            sentence = f"{self.minutes:g} min find a drift of {self.found_frac:.1%} in an hour"
+            sentence = f"{soak} finds a drift of {self.found_frac:.1%} in an hour"
         if self.is_enough:
             return sentence
         if self.enough_minutes is None:
             return f"{sentence}, and no longer soak finds {self.tolerance_frac:.1%}"
-        return f"{sentence}, about {self.enough_minutes:.0f} min find {self.tolerance_frac:.1%}"
+        return (
+            f"{sentence}, and one of about {self.enough_minutes:.0f} min finds"
+            f" {self.tolerance_frac:.1%}"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -320,6 +324,10 @@ class Soak:
 
         Args:
             level: the probability that any figure of a steady server raises an alarm, 0..1.
+
+        Returns:
+            The verdict on each figure. A figure that has raised an alarm keeps the verdict of its
+            first alarm.
         """
         figures = tuple(self._figures())
         # Any of the figures may raise the alarm, so the level is divided by their number.
@@ -352,16 +360,16 @@ class Soak:
             level: the probability that the interval of the change misses the truth on either side.
 
         Returns:
-            PASS if the interval excludes a loss beyond the tolerance. REGRESSED if the whole
-            interval is a loss and the estimate is beyond the tolerance. Otherwise INCONCLUSIVE,
-            which doesn't fail if the whole soak is too short to find a loss as small as the
-            tolerance.
+            PASS or IMPROVED if the interval excludes a loss beyond the tolerance. REGRESSED if the
+            whole interval is a loss and the estimate is beyond the tolerance. Otherwise
+            INCONCLUSIVE, which doesn't fail if the whole soak is too short to find a loss as small
+            as the tolerance.
         """
         # Without enough segments, or without anything to lose, no change can be estimated.
         points = self._points(figure, from_s=LEAD_IN_FRAC * 60 * self.options.minutes)
         if len(points) < SEGMENT_PARTS:
             reason = Reason(
-                text=f"no telling from {len(points)} segments, {SEGMENT_PARTS} are needed",
+                text=f"{len(points)} segments can be judged, and {SEGMENT_PARTS} are needed",
                 remedy="soak longer, or with fewer --prompts",
             )
             return self._undecided(figure, reason)
@@ -371,7 +379,8 @@ class Soak:
         beyond = float(means[0]) - figure.origin
         if beyond <= 0:
             reason = Reason(
-                text=f"it is never beyond {figure.origin:g}", remedy="there is nothing to lose"
+                text=f"its value is {means[0]:g} at first, so there is nothing to lose",
+                remedy="soak a case that accepts drafts",
             )
             return self._undecided(figure, reason)
 
@@ -387,7 +396,7 @@ class Soak:
                 remedy="look at the server's log for what grows or fills",
             )
         elif outcome is Outcome.INCONCLUSIVE:
-            drift_reason = Reason(text="no telling yet", remedy="soak longer")
+            drift_reason = Reason(text="the interval doesn't decide yet", remedy="soak longer")
             sight = self._sight_of(figure, points, level)
         # A soak that is too short to find such a loss could never pass, so it doesn't fail either.
         is_too_short = sight is not None and not sight.is_enough
@@ -460,7 +469,8 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     """Return a soak of the named case, or of the first case that speculates and fits the machine.
 
     Raises:
-        UnsupportedError: the folder contains a soak already, or no case fits.
+        UnsupportedError: the folder contains a soak already, no case fits, or the GPUs can't be
+            used.
         UnknownNameError: the tier has no such case.
     """
     path = options.folder_in("soaks") / "soak.jsonl"

@@ -163,15 +163,19 @@ BURNT_IN = np.where(np.arange(BLOCKS) < BLOCKS // 10, 9.0, 3.0)
         (
             3 + RNG.normal(scale=0.5, size=BLOCKS),
             Outcome.INCONCLUSIVE,
-            "60 min find a drift of 63.9% in an hour, about 300 min find 5.0%; it is no more than",
+            "a soak of 60 min finds a drift of 63.9% in an hour, and one of about 300 min finds",
         ),
         (
             3 - 0.1 * FIRST_HALF + RNG.normal(scale=0.01, size=BLOCKS),
             Outcome.INCONCLUSIVE,
-            "no telling yet; soak ",
+            "the interval doesn't decide yet; soak ",
         ),
-        (np.full(8, 3.0), Outcome.INCONCLUSIVE, "no telling from 7 segments, 8 are needed; soak "),
-        (np.ones(BLOCKS), Outcome.INCONCLUSIVE, "it is never beyond 1; there is nothing to lose"),
+        (
+            np.full(8, 3.0),
+            Outcome.INCONCLUSIVE,
+            "7 segments can be judged, and 8 are needed; soak ",
+        ),
+        (np.ones(BLOCKS), Outcome.INCONCLUSIVE, "its value is 1 at first, so there is nothing to"),
     ],
     ids=[
         "through noise",
@@ -242,10 +246,14 @@ def test_a_soak_says_beforehand_what_it_can_find() -> None:
         msgspec.structs.replace(segment, at_s=segment.at_s / 3, lasted_s=segment.lasted_s / 3)
         for segment in soak.segments
     ]
-    assert list(soak.forecast()) == [
-        "acceptance_length_tokens: 60 min find a drift of 5.1% in an hour, about 61 min find 5.0%",
-        "step_ms: 60 min find a drift of 0.0% in an hour",
-        "memory_bytes: 60 min find a drift of 0.0% in an hour",
+    [acceptance, *steady] = soak.forecast()
+    assert acceptance == (
+        "acceptance_length_tokens: a soak of 60 min finds a drift of 5.1% in an hour, and one of"
+        " about 61 min finds 5.0%"
+    )
+    assert steady == [
+        "step_ms: a soak of 60 min finds a drift of 0.0% in an hour",
+        "memory_bytes: a soak of 60 min finds a drift of 0.0% in an hour",
     ]
 
 
@@ -253,8 +261,8 @@ def test_segments_that_move_together_find_nothing() -> None:
     sight = Sight(minutes=10, found_frac=None, tolerance_frac=0.05, enough_minutes=None)
     assert not sight.is_enough
     assert str(sight) == (
-        "10 min find no drift, as neighbouring segments move together, and no longer soak finds"
-        " 5.0%"
+        "a soak of 10 min finds no drift, because neighbouring segments move together, and no"
+        " longer soak finds 5.0%"
     )
 
 
