@@ -41,7 +41,7 @@ class ServerOptions:
         Option(help="how many seconds a server may take to its first token", min=0.01, max=1e5),
     ] = 600.0
     out: Annotated[
-        Path | None, Option(help="the folder to write to (default: a new one in .specreg)")
+        Path | None, Option(help="the folder to write to (default: one in .specreg)")
     ] = None
     root: Annotated[Path, Option(help="the repository's root")] = Path()
     matrix: Annotated[Path, Option(help="the folder of the tiers, relative to the root")] = Path(
@@ -161,5 +161,9 @@ class SoakOptions(ServerOptions):
     ] = None
     tolerance_frac: Annotated[
         float | None,
-        Option(TOLERANCE, help="the tolerated loss per hour, 0..1 (default: the case's)", min=0),
+        Option(
+            TOLERANCE,
+            help="the tolerated loss per hour, 0..1 (default: the case's, and 5 % for memory)",
+            min=0,
+        ),
     ] = None
