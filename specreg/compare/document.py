@@ -29,28 +29,30 @@ from specreg.report.document import (
 from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
 from specreg.report.vocabulary import render_unhidden
+from specreg.stats.intervals import LEVEL
 
 _HEADLINES = {
     "upgrade": (Tone.GOOD, "B is as good as A in all that was compared"),
     "don't": (Tone.BAD, "B is worse than A"),
-    "undecided": (Tone.DOUBT, "it takes more to tell"),
+    "undecided": (Tone.DOUBT, "what was measured doesn't decide whether B is as good as A"),
 }
 
 
 def set_aside(folder: Path) -> None:
-    """Rename the report of an earlier gate, so that nobody takes it for that of the present one."""
+    """Rename the report of an earlier gate, so that nobody takes it for the report of this one."""
     for path in folder.glob("report.*"):
         path.replace(path.with_name(f"earlier-{path.name}"))
 
 
 def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None = None) -> Report:
-    """Write the report of a gate and its pages, even if the gate isn't finished.
+    """Write the report of a gate and its pages, even if the gate isn't finished, and return it.
 
     Args:
         gate: the gate.
         command: the command that was typed.
-        again: the options with which the command resumes the gate.
-        status: the exit status if the gate was interrupted; None for that of the verdicts.
+        again: the options with which the command resumes the gate; empty if it needs none.
+        status: the exit status if the gate was interrupted; None for the status that follows from
+            the verdicts.
     """
     options = gate.options
     decision = gate.decide()
@@ -104,13 +106,13 @@ def _arm_report(gate: Gate, side: Side) -> ArmReport:
         name=side,
         text=text,
         overrides=tuple(overrides),
-        installed=gate.installed[side.is_b],
+        installed=gate.installed_on(side),
         engine_versions=gate.versions(side),
     )
 
 
 def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> CaseReport:
-    """Describe a pair, with B's figures as those of a run and A's figures as the expected ones."""
+    """Describe a pair. B's figures take the place of a run's, and A's the place of a baseline's."""
     case = pair.b
     values_of_a = {}
     for verdict in decision.verdicts:
@@ -121,13 +123,13 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
     figures_of_a = _last_figures(gate, pair, Side.A)
     if figures_of_a is not None and figures_of_a.acceptance is not None:
         marginal_frac_of_a = figures_of_a.acceptance.total.marginal_frac
-    # Side A takes the place that the baseline has in the report of a run.
     today = dt.datetime.now(tz=dt.UTC).date()
     expected_by_a = Expected(
         environment="side A",
         recorded_on=today.isoformat(),
         engine_version=", ".join(gate.versions(Side.A)),
-        reason=gate.installed[0],
+        # A page quotes the reason of a baseline. For side A it quotes what is installed there.
+        reason=gate.installed_on(Side.A),
         values=values_of_a,
         marginal_frac=marginal_frac_of_a,
     )
@@ -148,16 +150,16 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
 
 
 def _differing_packages(gate: Gate) -> Iterator[str]:
-    """Yield a remark for each pair whose sides have the same engine version but other packages."""
+    """Yield a remark for each pair whose sides have one engine version but different packages."""
     for pair in gate.pairs:
         a, b = (_last_measurement(gate, pair, side) for side in COMPARED)
-        # Two versions differ in their packages by design, and that is no remark.
+        # Two versions differ in their packages by design, which needs no remark.
         if a is None or b is None or a.engine_version != b.engine_version:
             continue
         changes = render_differences(a.packages, b.packages)
         if a.packages and b.packages and changes:
             engine = f"{pair.b.server.engine} {b.engine_version}"
-            yield f"both sides are {engine}, with other packages, of A and of B: {changes}"
+            yield f"both sides are {engine}, but other packages differ; from A to B: {changes}"
 
 
 def _last_figures(gate: Gate, pair: Pair, side: Side) -> Figures | None:
@@ -204,17 +206,20 @@ def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
     Args:
         gate: the gate.
         decision: its decision so far.
-        again: the options with which the command resumes the gate.
+        again: the options with which the command resumes the gate; empty if it needs none.
     """
     needed = decision.needed_launches
     if needed:
         options = again
         if needed > gate.options.launches:
             options = f"{again} --launches {needed}".lstrip()
-        command = "type the same"
+        command = "type the same command"
         if options:
-            command = f"type the same with {options}"
-        yield f"about {needed} launches of each side: {command}; a quieter machine needs fewer"
+            command = f"type the same command with {options}"
+        yield (
+            f"about {needed} launches of each side would decide: {command}; a quieter machine needs"
+            " fewer"
+        )
     yield from decision.unclear
 
 
@@ -222,13 +227,15 @@ def _remarks(gate: Gate) -> Iterator[str]:
     """Yield remarks about how the gate measured and judged, and about launches that failed."""
     options = gate.options
     rules = gate.rules
-    order = "at the same time" if gate.together else "one at a time"
+    order = "at the same time" if gate.together else "one after the other"
     looks = ", ".join(map(str, rules.looks))
     yield (
-        f"the servers of both sides were up {order},"
-        f" up to {rules.launches} times each, each asked for {options.least_s:g} s at least; looks"
-        f" after {looks} launches share 1 %, most of which the last look"
-        f" has at speeds and the first at acceptance; a loss has one of {rules.figures} parts of it"
+        f"the servers of both sides were up {order}, in up to {rules.launches} launches each, and"
+        f" each launch was kept under load for at least {options.least_s:g} s; a metric was judged"
+        f" after {looks} launches, and all these looks together judge it wrongly with a probability"
+        f" of {LEVEL:.0%}, most of it for the last look at a speed and for the first look at"
+        f" acceptance; for a loss this is divided by {rules.figures}, the number of metrics that"
+        " decide"
     )
     unhidden = render_unhidden()
     if unhidden:

@@ -103,7 +103,7 @@ class Gate:
         journal: the file that records each launch.
         answers: the comparison of both sides' answers.
         launches: all launches in the order in which they were made.
-        finished: whether the gate has ended by itself.
+        finished: whether the gate has ended. False if it was interrupted, or if its time was up.
         launcher: adds the launches of a group on these sides; None to launch real servers.
     """
 
@@ -127,13 +127,24 @@ class Gate:
         """The cases that are compared, as both sides run them."""
         return tuple(itertools.chain.from_iterable(self.groups))
 
+    def source_of(self, side: Side) -> Provision:
+        """Return the environment that provides the servers of a side."""
+        source_of_a, source_of_b = self.sources
+        return source_of_b if side.is_b else source_of_a
+
+    def installed_on(self, side: Side) -> str:
+        """Return the package of a side, with its version and its origin; see `installed`."""
+        installed_on_a, installed_on_b = self.installed
+        return installed_on_b if side.is_b else installed_on_a
+
     def take_over(self) -> None:
         """Take over the launches that the gate had measured before it was interrupted.
 
         Raises:
             UnsupportedError: the folder belongs to another gate.
         """
-        # The journal must contain launches of this gate's pairs only. Their keys have no number.
+        # The journal may contain launches of this gate's pairs only. The keys have the number 0
+        # here, because a pair may have launches of any number.
         arms = {}
         for pair, side in itertools.product(self.pairs, Side):
             arms[self._key(pair, side, 0)] = (pair.id, side)
@@ -143,7 +154,7 @@ class Gate:
             if arm is None or not 1 <= key.launch <= MAX_LAUNCHES:
                 message = (
                     f"'{self.journal.path}': is of another gate; name the same sides, cases and"
-                    " options as then, or another --out"
+                    " options as that gate had, or another --out"
                 )
                 raise UnsupportedError(message)
             pair_id, side = arm
@@ -154,8 +165,8 @@ class Gate:
         if begun > self.rules.launches:
             self.rules = dataclasses.replace(self.rules, launches=begun)
             self.options.show(
-                f"--launches {self.options.launches}: {begun} of each side were begun before; all"
-                f" are judged as with --launches {begun}"
+                f"--launches {self.options.launches}: launch {begun} was begun before, so all are"
+                f" judged as with --launches {begun}"
             )
 
     def measure(
@@ -174,7 +185,8 @@ class Gate:
         """
         minutes = self.options.minutes
         if minutes is None:
-            minutes = math.inf if self.sources[0].on_gpu else _MINUTES_WITHOUT_GPU
+            on_gpu = self.source_of(Side.A).on_gpu
+            minutes = math.inf if on_gpu else _MINUTES_WITHOUT_GPU
         deadline_s = time.monotonic() + 60 * minutes
         longest_s = 0.0
 
@@ -185,7 +197,7 @@ class Gate:
             self.groups, self.rules, self.decide, is_done or is_lost, is_wanted
         )
         for group, number, sides in launches:
-            # A resumed gate has measured some of them before.
+            # A resumed gate has measured some of these pairs before.
             pairs = self._unmeasured(group, number, sides)
             if not pairs:
                 continue
@@ -216,7 +228,7 @@ class Gate:
             self.rules = dataclasses.replace(self.rules, launches=begun)
 
     def _show_progress(self, number: int, group: Group) -> None:
-        """Show what is decided about a group after a launch."""
+        """Show how far the metrics of a group are decided after a launch."""
         for line in render_progress(self.decide(), group):
             self.options.show(f"launch {number}, {line}")
 
@@ -237,7 +249,8 @@ class Gate:
         """Return the pairs of a group that a launch hasn't measured on both sides.
 
         If a pair was measured on one side only, that launch is removed, because it would be
-        compared with a launch at another hour. Failed launches remain, because the page shows them.
+        compared with a launch at another hour. Failed launches remain, because the report shows
+        them.
         """
         measured = [
             launch for launch in self.launches if launch.number == number and launch.failed is None
@@ -286,7 +299,7 @@ class Gate:
                     for pair in group:
                         self._measure(pair, number, servers)
             except SideError as error:
-                # A server that has started before can do so again; one that never has, can't.
+                # A server that has started before may start again, so only its launch is lost.
                 if not error.started and not self._has_started(error.side, group):
                     raise
                 self.options.show(f"launch {number}, side {error.side}: {error}")
@@ -298,7 +311,7 @@ class Gate:
         log_name = f"{number:03}-{side}-{spec.id}".replace(" ", "")
         return ServerStart(
             spec=spec,
-            provision=self.sources[side.is_b],
+            provision=self.source_of(side),
             root=self.options.root,
             ready_within_s=self.options.ready_within_s,
             log_path=self.folder / "logs" / f"{log_name}.log",
@@ -363,6 +376,7 @@ class Gate:
                 raise SideError(side, str(reason))
 
         # Compare the answers first: if a server dies meanwhile, the launch must not be recorded.
+        # Only the answers of A and B are compared, because A1 and A2 are one side.
         if servers.keys() <= {*COMPARED}:
             by_side = {side: measurement for side, measurement, _ in measured}
             self.answers.ask(pair, servers, number, by_side)
@@ -383,14 +397,14 @@ class Gate:
         prompts = load_case_prompts(root, case)
         checksums = [prompts_sha256(prompts), *models_sha256]
         order = "together" if self.together else "in turn"
-        packages = self.sources[side.is_b].packages(spec)
+        packages = self.source_of(side).packages(spec)
         return Key(
             case=case.key,
             case_id=pair.id,
             launch=number,
             asked=f"side {side}, {order}, {self.options.least_s:g} s",
             environment=self.environment.name,
-            engine=self.installed[side.is_b],
+            engine=self.installed_on(side),
             files_sha256=" ".join(checksums),
             packages_sha256=packages_sha256(packages),
         )
@@ -434,8 +448,10 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     """
     # Read the options.
     if options.resume and (options.out is None or not options.out.is_dir()):
-        where = f"in '{options.out}'" if options.out is not None else "without a folder"
-        raise UnsupportedError(f"--resume: nothing to go on with {where}; name its --out")
+        problem = "needs the folder of a gate"
+        if options.out is not None:
+            problem = f"there is no gate in '{options.out}'"
+        raise UnsupportedError(f"--resume: {problem}; name the folder with --out")
     folder = options.folder_in("gates")
     root = options.root
     on_gpu = tier.needs_gpus > 0
@@ -456,7 +472,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     figures = sum(len(pair.deciding) for pair in pairs)
     rules = rules_of(options, figures=figures)
 
-    # Check that their models and prompts are there, and install both sides.
+    # Check that the models and prompts of the pairs are there, and install both sides.
     _check_models_and_prompts(root, pairs)
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
 
@@ -468,9 +484,12 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         _check_continued(folder)
     journal.hold()
     if has_journal and not options.resume:
-        message = f"'{journal.path}': holds a gate already; say --resume to go on, or another --out"
+        message = (
+            f"'{journal.path}': holds a gate already; add --resume to continue it, or name another"
+            " --out"
+        )
         raise SpecregError(message)
-    # Two servers on one GPU would share its time, so there they run in turn.
+    # Two servers on one GPU would share its time, so on a GPU the sides run in turn.
     together = options.together
     if together is None:
         together = not on_gpu
@@ -525,16 +544,16 @@ def _check_models_and_prompts(root: Path, pairs: Sequence[Pair]) -> None:
     for pair in pairs:
         # Prompts in token ids belong to a tokenizer, and two targets may have different ones.
         if load_case_prompts(root, pair.a) != load_case_prompts(root, pair.b):
-            problem = "the sides' targets would be asked other prompts; choose a dataset of texts"
+            problem = "the two targets would get different prompts; choose a dataset of texts"
             raise DatasetError(f"'{pair.id}': {problem}")
 
 
 def _with_more_prompts(root: Path, pair: Pair) -> Pair:
     """Return a pair with more prompts if it compares two drafts; any other pair unchanged.
 
-    Two drafts are compared by their acceptance, which varies with the prompt and is equal on every
-    launch. 20 prompts couldn't show a loss of 8 %, and further launches made only the speed more
-    precise.
+    Two drafts are compared by their acceptance, which varies with the prompt and is the same on
+    every launch. 20 prompts didn't show a loss of 8 %, and further launches made only the speed
+    more precise.
     """
     if not pair.compares_drafts or pair.a.needs_fresh_server:
         return pair
@@ -586,7 +605,7 @@ def _chosen_cases(
                 problem = f"case '{case.id}': {unmet[case.id]}"
                 raise UnsupportedError(f"{problem}; choose other cases with --case")
         return named
-    # A side may also be a Python or a wheel, whose engine is empty: it can be of any engine.
+    # A side may also be a Python or a wheel. Its engine is empty here, and may be any engine.
     engines = {origin.engine for origin in origins}
     for case in tier.cases:
         if engines - {"", case.server.engine}:

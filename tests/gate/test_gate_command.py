@@ -88,7 +88,7 @@ def test_what_is_undecided_names_the_folder_to_go_on_with(
     gate: Gate, preloaded: PreloadedPython
 ) -> None:
     stdout, _ = gate.run(preloaded, "--case", EAGLE3, "--launches", "1", status=10)
-    typed = re.search(r"type the same with --resume --out (\S+) --launches \d+;", stdout)
+    typed = re.search(r"type the same command with --resume --out (\S+) --launches \d+;", stdout)
     assert typed, stdout
     assert typed[1] == str(gate.out)
 

@@ -23,7 +23,7 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
         (("gate", "vllm==0.31.0", "vlm==0.32.0"), "unknown engine 'vlm'; did you mean 'vllm'"),
         (("soak", "nope"), "tier 'cpu': unknown case 'nope'"),
         (("soak", CASE, "--engine", "sglang"), f"'{CASE}' needs engine 'vllm'"),
-        (("gate", "vllm", "vllm", "--resume"), "nothing to go on with without a folder; name its"),
+        (("gate", "vllm", "vllm", "--resume"), "needs the folder of a gate; name the folder"),
         (("gate", "vllm", "vllm", "--tier", "nope"), "unknown tier 'nope'"),
         (("gate", "vllm", "vllm@~nobody-of-this-name/x"), "~nobody-of-this-name/x"),
         (

@@ -62,7 +62,7 @@ def options(tmp_path: Path) -> GateOptions:
         ({"pin_length_tokens": 9.0}, "--pin 9: .* 9.0 with draft_tokens = 3; needed 1"),
         ({"prompts": 100_000}, "dataset 'toy': has .* prompts, .* needs 100000"),
         ({"b": sys.executable}, f": python '{sys.executable}': has no module 'vllm'; install vllm"),
-        ({"resume": True}, "--resume: nothing to go on with in '.*gate'; name its --out"),
+        ({"resume": True}, "--resume: there is no gate in '.*gate'; name the folder"),
     ],
     ids=str,
 )
@@ -149,7 +149,7 @@ def test_fewer_launches_than_there_are_make_no_look_cheaper(here: GateOptions) -
     fewer = opened(dataclasses.replace(here, resume=True, launches=4, show=shown.append))
     assert fewer.rules == gate.rules
     assert shown == [
-        "--launches 4: 16 of each side were begun before; all are judged as with --launches 16"
+        "--launches 4: launch 16 was begun before, so all are judged as with --launches 16"
     ]
     resumed = opened(dataclasses.replace(here, resume=True, launches=20))
     assert resumed.rules.launches == 20
@@ -157,7 +157,7 @@ def test_fewer_launches_than_there_are_make_no_look_cheaper(here: GateOptions) -
 
 def test_what_another_gate_left_is_not_continued(here: GateOptions) -> None:
     measured(opened(here), Side.A, 1)
-    with pytest.raises(SpecregError, match="holds a gate already; say --resume"):
+    with pytest.raises(SpecregError, match="holds a gate already; add --resume"):
         opened(here)
     with pytest.raises(UnsupportedError, match="is of another gate; name the same sides"):
         opened(dataclasses.replace(here, resume=True, prompts=4))
@@ -333,7 +333,8 @@ def test_the_document_names_packages_that_differ_between_equal_versions(
     named = [remark for remark in record_gate(gate, command="").remarks if "numpy" in remark]
     engine = pair.b.server.engine
     expected = (
-        f"both sides are {engine} 0.32.0, with other packages, of A and of B: numpy 2.4.5 -> 2.4.6"
+        f"both sides are {engine} 0.32.0, but other packages differ; from A to B: numpy 2.4.5 ->"
+        " 2.4.6"
     )
     assert named == ([expected] if version == "0.32.0" else [])
 
@@ -351,10 +352,12 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     run = report.run
     assert (answer.subject, run.exit_status, run.complete) == ("UNDECIDED", 130, False)
     assert f"side A2, launch 1, {pair.id}: it died" in report.remarks
-    typed = f"about 4 launches of each side: type the same with {again}; a quieter machine"
-    assert report.hints[0].startswith(typed)
+    needed = f"about 4 launches of each side would decide: type the same command with {again};"
+    assert report.hints[0].startswith(needed)
     gate.options = dataclasses.replace(gate.options, launches=1)
-    assert "the same with --launches 4;" in record_gate(gate, command="").hints[0]  # of a bisect
+    assert (
+        "the same command with --launches 4;" in record_gate(gate, command="").hints[0]
+    )  # of a bisect
     [case] = report.cases
     assert case.expected is not None
     assert case.expected.values["throughput_tokens_per_s"] == pytest.approx(100.0)
@@ -368,4 +371,4 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     assert record_gate(gate, command="").run.exit_status == 10  # the answer stays
     assert "report.md': not written, Is a directory" in shown[-1]
     text = render_report(report, color=False)
-    assert "UNDECIDED: it takes more to tell" in text
+    assert "UNDECIDED: what was measured doesn't decide whether B is as good as A" in text
