@@ -39,7 +39,7 @@ from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _MAX_LAUNCHES = 2
-"""After this many launches without a comparison, the gate stops trying to compare answers."""
+"""The most launches that a gate makes only because the answers of a pair weren't compared yet."""
 _MAX_NAMED = 3
 """The most prompts that a message names."""
 _MAX_FILE_BYTES = 512 * MIB
@@ -56,7 +56,7 @@ class _SavedVerdict(msgspec.Struct, frozen=True):
     """The part of a verdict on answers that differs between verdicts.
 
     Attributes:
-        outcome: the outcome. Answers without either of these are compared again.
+        outcome: PASS or WRONG. Answers with any other outcome are compared again.
         value: the share of equal answers; None if the sides were sent different prompts.
         reason: why the verdict has its outcome; None if the answers were equal when timed.
     """
@@ -72,8 +72,8 @@ class _SavedAnswers(msgspec.Struct):
     Attributes:
         answers: the answers of side A, by the id of the pair.
         verdicts: the verdict on the answers of side B, by the id of the pair.
-        digest: the version of the rule by which answers are equal. A file without it is of the
-            first version.
+        digest: the version of the rule by which answers are equal. A file that doesn't say it has
+            the first version.
     """
 
     answers: dict[str, tuple[Transcript, ...]] = {}
@@ -106,8 +106,8 @@ class AnswerComparison:
     def take_over(self) -> None:
         """Load the saved answers of an earlier command.
 
-        The folder may come from another machine. What doesn't fit a pair is left out and said, and
-        is then generated again.
+        The folder may come from another machine. Answers that don't fit a pair are reported and
+        left out, and are then generated again.
 
         Raises:
             SpecregError: the answers couldn't be saved later, because their path is a folder.
@@ -152,7 +152,7 @@ class AnswerComparison:
         if saved is not None:
             outcome = Outcome(saved.outcome)
             return _verdict_on(pair, outcome, value=saved.value, reason=saved.reason)
-        not_yet = Reason(text="the answers weren't compared", remedy="--resume does so")
+        not_yet = Reason(text="the answers weren't compared", remedy="resume the gate")
         return _verdict_on(pair, Outcome.INVALID, reason=self._failures.get(pair.id, not_yet))
 
     def wants(self, pairs: Collection[Pair]) -> bool:
@@ -204,7 +204,7 @@ class AnswerComparison:
         replace_file(self.path, msgspec.json.encode(hide_values(self._saved)))
 
     def _ask_a(self, pair: Pair, servers: Mapping[Side, Server], prompts: Sequence[Prompt]) -> None:
-        """Generate the answers of side A, if its server is running and they aren't saved yet."""
+        """Generate the answers of side A, if A's server is running and no answers are saved yet."""
         server = servers.get(Side.A)
         is_saved = pair.id in self._saved.verdicts or pair.id in self._saved.answers
         if server is None or is_saved:
@@ -235,7 +235,7 @@ class AnswerComparison:
 
 
 def _problems(pair: Pair, root: Path, saved: _SavedAnswers) -> Iterator[str]:
-    """Yield what shows that the saved answers and verdict aren't those of a pair."""
+    """Yield what shows that the saved answers or verdict don't belong to a pair."""
     verdict = saved.verdicts.get(pair.id)
     if verdict is not None:
         yield from _verdict_problems(pair, verdict)
@@ -253,7 +253,7 @@ def _problems(pair: Pair, root: Path, saved: _SavedAnswers) -> Iterator[str]:
 
 
 def _verdict_problems(pair: Pair, verdict: _SavedVerdict) -> Iterator[str]:
-    """Yield what shows that a saved verdict isn't that on the answers of a pair."""
+    """Yield what shows that a saved verdict isn't about the answers of a pair."""
     if why_not_compared(pair.a, pair.b):
         yield "it has a verdict on answers that can't be compared"
     if verdict.outcome == "PASS" and verdict.value is None:
@@ -315,19 +315,19 @@ def why_not_compared(a: Case, b: Case) -> str:
         b: the case as side B runs it.
     """
     if engine_named(a.server.engine).token_api is None:
-        return f"engine '{a.server.engine}' tells no token ids"
+        return f"engine '{a.server.engine}' reports no token ids"
     if not a.temperature == b.temperature == 0:
-        return "the answers are drawn at a temperature"
+        return "the answers are drawn at random, because the temperature isn't 0"
     if not (a.server.is_lossless and b.server.is_lossless):
-        return "their acceptance is pinned or lossy, whatever the targets say"
+        return "acceptance is pinned or lossy, so the answers depend on the drafts"
     target_settings = operator.attrgetter("target", "padding_layers", "widen", "dtype")
     if target_settings(a.server) != target_settings(b.server):
-        return "the targets of both sides differ, or their number formats"
+        return "the sides have different targets or number formats"
     request_settings = operator.attrgetter(
         "dataset", "prompts", "output_cap_tokens", "ignore_eos", "turns"
     )
     if request_settings(a) != request_settings(b):
-        return "the sides are asked otherwise"
+        return "the sides get different requests"
     return ""
 
 
@@ -349,7 +349,8 @@ def compare_answers(
         answers_of_a: A's answer to each turn, in order.
 
     Raises:
-        InvalidMeasurementError: B's answers have no token ids, or differ at another batch size.
+        InvalidMeasurementError: B's answers have no token ids, or change too much with the batch
+            size.
     """
     case = pair.b
     server = servers[Side.B]
@@ -366,12 +367,13 @@ def compare_answers(
     if tokenized_otherwise:
         examples = ", ".join(tokenized_otherwise[:_MAX_NAMED])
         reason = Reason(
-            text=f"B makes other tokens of {len(tokenized_otherwise)} prompts: {examples}",
-            remedy="look at its tokenizer and chat template",
+            text=f"{len(tokenized_otherwise)} prompts have other tokens on B than on A: {examples}",
+            remedy="look at the tokenizer and the chat template",
         )
         return _verdict_on(pair, Outcome.WRONG, reason=reason)
 
-    # Compare the answers. `regenerate_b` shows whether B's answers depend on the batch size.
+    # Compare the answers. B's answers take the place of the plain ones, because B's server reports
+    # the probabilities. `regenerate_b` shows whether B's answers depend on the batch size.
     names = [turn.name for turn in turns]
     texts = [turn.text for turn in turns]
     ask_b = functools.partial(ask_greedy, case, server, texts)
@@ -404,7 +406,7 @@ def compare_answers(
 
 
 def judged_by_a(by_b: Losslessness, ask_a: Score) -> Losslessness:
-    """Replace the gaps between both tokens by those that A's server reports.
+    """Replace the gaps between the tokens of A and B by the gaps that A's server reports.
 
     A gap is how much more probable A's token is than B's. If A finds B's token more probable than
     its own, B's answer is no worse, and the gap is 0.
@@ -415,7 +417,7 @@ def judged_by_a(by_b: Losslessness, ask_a: Score) -> Losslessness:
     """
     partings = []
     for parting in score_partings(by_b.partings, ask_a):
-        # The gap of a parting is that of B's token over A's, so its sign changes.
+        # A parting's gap is how much likelier B's token is than A's, so its sign changes.
         gap_nats = max(0.0, -(parting.gap_nats or 0.0))
         partings.append(dataclasses.replace(parting, gap_nats=gap_nats))
     return dataclasses.replace(by_b, partings=tuple(partings))

@@ -1,6 +1,6 @@
 """Find the release in which a case became worse, by a sequence of gates against the good release.
 
-If a gate can't decide about a version, that version is left out and its neighbours are tried.
+If a gate can't decide whether a version is worse, the versions next to it are tried instead.
 """
 
 import dataclasses
@@ -101,11 +101,11 @@ def bisect_versions(
     last = versions[-1]
     state, reason = compare(last)
     if state is VersionState.UNKNOWN:
-        problem = f"no telling whether it is worse than {good}, {reason}"
-        raise UnsupportedError(f"{last}: {problem}; name another bad version, or a larger change")
+        problem = f"it isn't known whether it is worse than {good}, {reason}"
+        raise UnsupportedError(f"{last}: {problem}; name another bad version")
     if state is VersionState.GOOD:
-        would = f"there is nothing to find, or {TOLERANCE} says what would be"
-        raise UnsupportedError(f"{last}: isn't worse than {good}; {would}")
+        message = f"{last}: isn't worse than {good}; name other versions, or a lower {TOLERANCE}"
+        raise UnsupportedError(message)
 
     # Halve the range until no version between its ends is left to try.
     last_good = 0
@@ -271,7 +271,7 @@ class _Search:
         try:
             decision = gate.measure(functools.partial(self._is_decided, gate))
         finally:
-            # Also a gate that was interrupted leaves a report of what it measured.
+            # A gate that was interrupted leaves a report of what it measured too.
             status = None
             if not gate.finished:
                 status = _CUT_SHORT_STATUS
@@ -282,7 +282,7 @@ class _Search:
         if broken is not None and state_of(decision, self.lost) is VersionState.UNKNOWN:
             message = (
                 f"the good release can't be measured, {broken}; see '{gate.folder / 'logs'}', and"
-                " type the same again, or another --good"
+                " type the same command again, or name another --good"
             )
             raise SideError(Side.A, message)
         return decision

@@ -53,16 +53,19 @@ so that most of it is left for the last look."""
 _OWN_LOSS_LEVEL = LEVEL / 10
 """The probability that a pair's own launches show a loss of speed by chance."""
 _OWN_PASS_LEVEL = LEVEL / 2
-"""The probability that a pair's own launches show a kept tolerance by chance."""
+"""The probability that a pair's own launches show by chance that a loss is within the tolerance."""
 _FIRST_LOOK_FRAC = 0.5
 """The share of the level of acceptance that the first look gets."""
 _MAX_GROWTH_RATIO = 1000
-"""The estimate of how many launches or prompts would decide ends at this multiple of the present
+"""The largest estimate of how many launches or prompts would decide, as a multiple of the present
 number."""
+
+_NEVER_DECIDED = "no number of launches or prompts would decide it"
 
 _Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
+# Launches are compared by identity, so that one can be a key of the cache of `_log`.
 @dataclass(frozen=True, slots=True, eq=False)
 class SideLaunch:
     """What one launch of a side's server measured for a pair.
@@ -97,8 +100,9 @@ class Rules:
 
     Attributes:
         launches: the most launches of each side.
-        figures: how many metrics are judged. Chance may show a loss in each of them, and a single
-            loss stops the upgrade, so the level of a loss is divided by their number (Bonferroni).
+        figures: how many metrics decide, over all pairs. Chance may show a loss in each of them,
+            and a single loss stops the upgrade, so the level of a loss is divided by their number
+            (Bonferroni).
         tolerances: the tolerances that override those of the metrics, by the metric's name.
     """
 
@@ -110,7 +114,8 @@ class Rules:
     def looks(self) -> tuple[int, ...]:
         """The numbers of launches after which the gate judges.
 
-        They double each time. More looks would spend more of the level on early, noisy figures.
+        Each is twice the one before, and the last is the most launches. More looks would spend
+        more of the level on early, noisy figures.
         """
         doublings = (self.launches - 1).bit_length()
         powers_of_2 = [2**exponent for exponent in range(doublings)]
@@ -133,8 +138,8 @@ class Rules:
         level = self._spent_after(launches) - self._spent_after(last_earlier)
         if metric.by_launch:
             return level
-        # The first look at acceptance gets its share in addition, and all looks divide the rest as
-        # those at a speed do.
+        # The first look at acceptance gets a share of its own. All looks divide the rest in the way
+        # in which the looks at a speed divide the whole.
         level *= 1 - _FIRST_LOOK_FRAC
         if not earlier_looks:
             level += LEVEL * _FIRST_LOOK_FRAC
@@ -151,7 +156,7 @@ def rules_of(options: ComparisonOptions, *, figures: int) -> Rules:
 
     Args:
         options: the options.
-        figures: how many metrics are judged.
+        figures: how many metrics decide, over all pairs.
 
     Raises:
         UnsupportedError: a tolerance isn't a fraction between 0 and 1.
@@ -202,7 +207,8 @@ class Decision:
         answer: the answer.
         reasons: the reasons for the answer, the most important one first.
         unclear: a sentence for each undecided metric.
-        needed_launches: about how many launches of each side would decide; 0 if no number would.
+        needed_launches: about how many launches of each side would decide; 0 if nothing is
+            undecided, or if no number would decide it.
         verdicts: the verdicts on the metrics and the answers of all pairs.
         control: the verdicts on side A compared with itself.
     """
@@ -235,7 +241,7 @@ def decide(
     for pair in pairs:
         first_verdicts += judge_pair(pair, launches, rules)
     has_wrong_answers = any(verdict.outcome is Outcome.WRONG for verdict in answers)
-    losses = [verdict for verdict in first_verdicts if _is_lost(verdict)]
+    losses = [verdict for verdict in first_verdicts if _is_proven_loss(verdict)]
     has_lost_acceptance = any(not _is_speed(loss) for loss in losses)
     is_worse_anyway = has_wrong_answers or has_lost_acceptance
     verdicts = [
@@ -244,17 +250,17 @@ def decide(
     ]
 
     # Derive the answer from all verdicts, and explain it.
-    lost = [verdict for verdict in verdicts if _is_lost(verdict)]
+    lost = [verdict for verdict in verdicts if _is_proven_loss(verdict)]
     all_verdicts = (*verdicts, *answers)
     answer = _ANSWERS[exit_status(all_verdicts)]
-    # What is undecided matters only if it decides the answer. A lost gate stays lost.
+    # What is undecided matters only if the answer depends on it. A lost gate stays lost.
     unclear: list[Verdict] = []
     if answer is GateAnswer.UNDECIDED:
         unclear = [verdict for verdict in all_verdicts if verdict.fails]
     unclear_lines = []
     needed_launches = 0
     for verdict in unclear:
-        explanation = verdict.explanation or "no telling"
+        explanation = verdict.explanation or _NEVER_DECIDED
         unclear_lines.append(f"{verdict.case_id}: {explanation} ({verdict.metric})")
         needed_launches = max(needed_launches, verdict.needed_launches or 0)
     return Decision(
@@ -296,7 +302,7 @@ def plan_launches(
         rules: after how many launches the gate judges.
         look: returns the decision on the basis of all launches so far.
         is_done: returns whether a decision is final.
-        is_wanted: returns whether a group is launched although it is settled.
+        is_wanted: returns whether a group is launched even if it is settled.
 
     Yields:
         The pairs to launch, the number of the launch, and the sides to launch.
@@ -324,9 +330,9 @@ def plan_launches(
 
 
 def _is_doubtful(pair: Pair, decision: Decision) -> bool:
-    """Return whether B seems slower, but side A may differ as much from itself."""
+    """Return whether B seems slower on a pair, but side A may differ from itself as much."""
     return any(
-        verdict.has_code(UNCHECKED, MACHINE_MOVED) and not _is_lost(verdict)
+        verdict.has_code(UNCHECKED, MACHINE_MOVED) and not _is_proven_loss(verdict)
         for verdict in decision.verdicts
         if verdict.case_id == pair.id
     )
@@ -337,7 +343,7 @@ def is_lost(decision: Decision) -> bool:
     return decision.answer is GateAnswer.DONT
 
 
-def _is_lost(verdict: Verdict) -> bool:
+def _is_proven_loss(verdict: Verdict) -> bool:
     """Return whether a verdict is a proven loss."""
     return verdict.outcome is Outcome.REGRESSED
 
@@ -350,18 +356,18 @@ def _is_speed(verdict: Verdict) -> bool:
 def _against_control(
     verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse_anyway: bool
 ) -> Verdict:
-    """Judge a lost speed again by how much side A differs from itself.
+    """Judge the loss of a speed again, by how much side A differs from itself.
 
     If the loss isn't significantly larger than that difference, it comes from the machine and is
     INVALID. As long as side A hasn't been measured against itself, the loss is INCONCLUSIVE.
 
     Args:
-        verdict: the verdict; one that isn't a lost speed is returned unchanged.
+        verdict: the verdict. If it isn't the proven loss of a speed, it is returned unchanged.
         launches: all launches.
         is_worse_anyway: whether B is worse for another reason. The loss then stands at once, since
             measuring side A against itself would not change the answer.
     """
-    if not (_is_lost(verdict) and _is_speed(verdict)):
+    if not (_is_proven_loss(verdict) and _is_speed(verdict)):
         return verdict
     figure = _Figure(GATE_METRICS[verdict.metric], verdict.case_id)
     change = _change(figure, launches)
@@ -414,8 +420,8 @@ def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[st
 def _causes(losses: Sequence[Verdict]) -> str:
     """Name what made a case worse.
 
-    Proven losses of other metrics explain a loss of output. Without one, the part that contributes
-    most to it does.
+    If other metrics than output are lost, they are the causes. If output alone is lost, the cause
+    is the part that contributes most to its loss.
     """
     proven = [GATE_METRICS[loss.metric].cause for loss in losses if loss.metric != OUTPUT]
     if proven:
@@ -428,7 +434,7 @@ def _causes(losses: Sequence[Verdict]) -> str:
 
 
 def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
-    """Yield, for each undecided metric, the largest loss that isn't excluded in any case."""
+    """Yield a sentence for each undecided metric: the largest loss that a case leaves possible."""
     largest_losses: dict[str, tuple[float, str]] = {}
     for verdict in unclear:
         low_frac = verdict.comparison.low_frac
@@ -443,10 +449,10 @@ def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
 def is_settled(group: Group, decision: Decision) -> bool:
     """Return whether no further launch would change the answer on the pairs of a group.
 
-    Undecided metrics of a pair don't matter in two cases, as long as each of them has an interval
-    to show. The pair is lost already, by its answers or by a metric other than output. Or it
-    compares two drafts whose acceptance is undecided and equal on every launch, so that no number
-    of launches can lead to an upgrade.
+    That is so if each undecided metric has an interval to show, and its pair can't lead to an
+    upgrade any more. Such a pair is lost already, by its answers or by a metric other than output.
+    Or it compares two drafts and its acceptance is undecided. Each launch replays the same prompts,
+    so no number of launches would decide it.
     """
     pair_ids = {pair.id for pair in group}
     draft_ids = {pair.id for pair in group if pair.compares_drafts}
@@ -454,11 +460,11 @@ def is_settled(group: Group, decision: Decision) -> bool:
     unclear = [verdict for verdict in verdicts if verdict.outcome is Outcome.INCONCLUSIVE]
     answered_ids = set()
     for verdict in verdicts:
-        is_lost_by_part = _is_lost(verdict) and verdict.metric != OUTPUT
+        is_lost_by_part = _is_proven_loss(verdict) and verdict.metric != OUTPUT
         if verdict.outcome is Outcome.WRONG or is_lost_by_part:
             answered_ids.add(verdict.case_id)
     for verdict in unclear:
-        # Further launches replay the same prompts, so they don't decide an acceptance.
+        # It is 0 for each undecided acceptance, because further launches replay the same prompts.
         is_stuck = verdict.metric == ACCEPTANCE and verdict.needed_launches == 0
         if is_stuck and verdict.case_id in draft_ids:
             answered_ids.add(verdict.case_id)
@@ -482,7 +488,8 @@ def judge_pair(
     verdicts = []
     for metric in pair.metrics:
         verdict = _judge(_Figure(metric, pair.id, sides), launches, rules)
-        # The metrics that don't decide explain the others. A control shows what the machine does.
+        # Metrics that don't decide only explain those that do. A control shows the noise of the
+        # machine, which is never a loss.
         if metric.name not in pair.deciding or sides is CONTROL:
             verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason=None)
         verdicts.append(verdict)
@@ -509,7 +516,7 @@ def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Ver
         if decided.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
             break
         verdict = verdict_at(look)
-        # A kept tolerance is proven early, and a gain beyond the tolerance may be proven later.
+        # That the tolerance isn't exceeded is proven early. A gain beyond it may be proven later.
         if decided.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
             decided = verdict
     return decided
@@ -537,7 +544,7 @@ class _Sides:
 
     @property
     def launches(self) -> int:
-        """How many launches both sides have."""
+        """The number of launches that each side has at least."""
         return min(len(self.first), len(self.second))
 
     @property
@@ -548,7 +555,7 @@ class _Sides:
     def unjudged(
         self, outcome: Outcome, reason: Reason, *, needed_launches: int | None = None
     ) -> Verdict:
-        """Return the verdict on a figure whose change has no interval."""
+        """Return the verdict on a figure whose change can't be estimated."""
         return Verdict(
             case_id=self.figure.pair_id,
             metric=self.figure.metric.name,
@@ -573,7 +580,7 @@ class _Sides:
             prompts: how many prompts an acceptance was compared on; 0 for a speed.
         """
         metric = self.figure.metric
-        # Chance may show a loss in any of the figures, so its level is divided by their number.
+        # Chance may show a loss in any figure, so the level of a loss is divided by their number.
         loss_level = self.level / self.rules.figures
         reference = Reference(self.expected, f"side {self.figure.sides[0]}", self.tolerance_frac)
         outcome, comparison = judge_effect(metric, effect, reference, self.level, loss_level)
@@ -582,7 +589,7 @@ class _Sides:
         if outcome is Outcome.INCONCLUSIVE:
             count = self.launches if metric.by_launch else prompts
             needed_count = _needed_count(metric, effect, comparison, self.rules, count)
-            # Further launches don't decide an acceptance, only more prompts do.
+            # Only more prompts decide an acceptance. Further launches replay the same prompts.
             needed_launches = needed_count if metric.by_launch else 0
             reason = self._why_undecided(needed_count)
         return Verdict(
@@ -602,9 +609,9 @@ class _Sides:
         if needed_count is None:
             return None
         if self.figure.metric.by_launch:
-            return Reason(text=f"about {needed_count} launches instead of {self.launches}")
+            return Reason(text=f"needs about {needed_count} launches instead of {self.launches}")
         return Reason(
-            text=f"about {needed_count} prompts: a new gate, with --prompts {needed_count} and"
+            text=f"needs about {needed_count} prompts: start anew with --prompts {needed_count} and"
             " another --out"
         )
 
@@ -623,7 +630,8 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     pair_launches = [launch for launch in launches if launch.pair_id == pair_id]
     first_measurements = _measured(metric, first_side, pair_launches)
     second_measurements = _measured(metric, second_side, pair_launches)
-    # vLLM's two model runners count other steps of `ngram`, so both sides are brought to one rule.
+    # vLLM's two model runners count different steps of `ngram`, so both sides are brought to one
+    # rule.
     first, second = counted_equally(first_measurements, second_measurements)
     default_tolerance_frac = metric.gate_tolerance_frac or 0.0
     sides = _Sides(
@@ -635,7 +643,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
         level=rules.level_after(look, metric),
     )
 
-    # A side without valid measurements can't be judged.
+    # A side that is broken or has no valid measurement can't be judged.
     for side in figure.sides:
         broken = why_broken(pair_launches, side, metric)
         if broken is not None:
@@ -650,7 +658,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     # A speed is judged with the spread of all pairs, and must also show in its own launches.
     change = _change(figure, launches)
     if change is None:
-        reason = Reason(text="too few launches to tell how they spread")
+        reason = Reason(text="there are too few launches to estimate how much they vary")
         needed_launches = 2 * (sides.launches + 1)
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
     cause: Cause | None = None
@@ -660,7 +668,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     alone = change_of_pairs(_differences(figure, launches))
     if verdict.outcome is Outcome.INCONCLUSIVE or _shows_alone(verdict, alone, sides):
         return verdict
-    reason = Reason(text="its own launches are too few, or differ too much, to show it alone")
+    reason = Reason(text="the launches of this case are too few, or vary too much, to confirm it")
     needed_launches = 2 * sides.launches
     return dataclasses.replace(
         verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, needed_launches=needed_launches
@@ -670,10 +678,10 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
 def _shows_alone(verdict: Verdict, alone: Effect | None, sides: _Sides) -> bool:
     """Return whether a pair's own launches confirm the verdict with the spread of all pairs.
 
-    The spread of all pairs underestimates that of a load which is noisier than the others. In
-    simulations of six pairs, one of them three times noisier, 6 % of the losses as large as the
-    tolerance passed without this check, and 0.8 % with it. Of the gates between identical sides,
-    3 % found a loss without it, and 0.5 % with it.
+    The spread of all pairs is too small for a load that is noisier than the rest. In simulations of
+    six pairs, one of them three times noisier, 6 % of the losses as large as the tolerance passed
+    without this check, and 0.8 % with it. Of the gates between identical sides, 3 % found a loss
+    without it, and 0.5 % with it.
 
     Args:
         verdict: the verdict with the spread of all pairs.
@@ -682,7 +690,7 @@ def _shows_alone(verdict: Verdict, alone: Effect | None, sides: _Sides) -> bool:
     """
     if alone is None:
         return False
-    if _is_lost(verdict):
+    if _is_proven_loss(verdict):
         _, high = alone.bounds(_OWN_LOSS_LEVEL)
         return high < 0
     low, _ = alone.bounds(_OWN_PASS_LEVEL)
@@ -730,13 +738,13 @@ def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> lis
 
 
 def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
-    """Return the change of a speed of a pair, with its spread moderated by all pairs.
+    """Return the change of a speed of a pair. All pairs moderate the spread of its launches.
 
     Returns:
         None if there are too few launches to estimate the spread.
     """
-    # The spread of side A against itself is used for itself only. It is measured later, and would
-    # otherwise change what was decided about B before.
+    # How much side A differs from itself is used only to judge side A. It is measured later, and
+    # would otherwise change what was decided about B before.
     all_sides = dict.fromkeys((COMPARED, figure.sides))
     pair_ids = dict.fromkeys(launch.pair_id for launch in launches)
     other_differences = []
@@ -776,6 +784,7 @@ def _logs_by_number(
     return logs
 
 
+# Each look asks again for the speeds of all launches before it, for every pair.
 @functools.lru_cache(maxsize=4096)
 def _log(name: str, launch: SideLaunch) -> float | None:
     """Return the logarithm of a speed on a launch; None if the speed is invalid or 0."""
@@ -839,7 +848,7 @@ def why_broken(
 ) -> Reason | None:
     """Return why a side is given up; None if it isn't.
 
-    A side is given up if at least two of its launches failed, and as many as succeeded.
+    A side is given up if at least two of its launches failed, and at least as many as succeeded.
 
     Args:
         launches: the launches of both sides.

@@ -165,7 +165,8 @@ def parse_override(text: str) -> Override:
     check_name("setting", key, _TYPES, f"override '{text}'")
     if not equals or (key == "engine_env") != bool(name):
         raise UnsupportedError(
-            f"override '{text}': names no value; give KEY=VALUE, or engine_env.NAME=VALUE"
+            f"override '{text}': has another form than is needed; give KEY=VALUE, or"
+            " engine_env.NAME=VALUE"
         )
     try:
         if key == "engine_args":
@@ -280,11 +281,11 @@ def pairs_of(
         if pair.deciding:
             pairs.append(pair)
         else:
-            show(f"left out: {pair.id} says nothing that could be compared")
+            show(f"left out: {pair.id} has no metric that could decide")
     if not pairs:
         message = (
             f"tier '{tier.name}': none of {len(cases)} cases can be compared: they measure no"
-            " speed, and their drafts are others on both sides; choose other cases"
+            " speed, and the sides draft in different ways; choose other cases"
         )
         raise UnsupportedError(message)
     return tuple(pairs)
@@ -317,8 +318,8 @@ def _overridden_cases(
     if overrides and servers == servers_before:
         keys = ", ".join(dict.fromkeys(override.key for override in overrides))
         message = (
-            f"{option} {keys}: changes none of {len(cases)} cases, which are so already or have no"
-            " use for it; leave it out, or choose other cases"
+            f"{option} {keys}: changes none of {len(cases)} cases, because they have that setting"
+            " already or don't use it; leave it out, or choose other cases"
         )
         raise UnsupportedError(message)
     return changed
@@ -338,7 +339,7 @@ def groups_of(pairs: Iterable[Pair]) -> tuple[Group, ...]:
 def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -> tuple[Pair, ...]:
     """Return pairs with a pinned acceptance length, which compare the cost of a step alone.
 
-    There is one for each combination of models and load that speculates.
+    There is one pair for each combination of models and load that speculates.
 
     Args:
         pairs: the pairs that the gate compares.

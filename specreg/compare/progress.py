@@ -1,4 +1,4 @@
-"""Render what a gate has decided so far, in one line for each pair."""
+"""Render what a gate has decided so far, as one line for each pair."""
 
 from collections.abc import Iterable, Iterator
 
@@ -37,7 +37,7 @@ def _state_of(verdict: Verdict) -> str:
         return f"{label} holds"
     comparison = verdict.comparison
     if comparison.change_frac is None and verdict.outcome is Outcome.INCONCLUSIVE:
-        return f"{label} open"
+        return f"{label} undecided"
     if comparison.change_frac is None:
         return f"{label} invalid"
     change = f"{100 * comparison.change_frac:+.1f} %"
@@ -52,7 +52,7 @@ def _state_of(verdict: Verdict) -> str:
 def _missing_launches(verdict: Verdict) -> int:
     """Return about how many more launches would decide a metric.
 
-    It is 0 if the metric is decided, or if no number of launches would decide it.
+    This is 0 if the metric is decided, or if no number of launches would decide it.
     """
     if verdict.outcome is not Outcome.INCONCLUSIVE or verdict.needed_launches is None:
         return 0

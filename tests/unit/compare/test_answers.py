@@ -182,7 +182,7 @@ def test_answers_that_do_not_fit_are_generated_again(
 ) -> None:
     verdict, said = taken_over(tmp_path, content)
     assert verdict.outcome is Outcome.INVALID
-    assert verdict.explanation == "the answers weren't compared; --resume does so"
+    assert verdict.explanation == "the answers weren't compared; resume the gate"
     (message,) = said
     assert problem in message
     assert message.endswith("; the answers are generated again")
@@ -308,10 +308,10 @@ WITHOUT_IDS = builders.on_server(engine="tensorrt_llm")
     ("a", "b", "words"),
     [
         (builders.CASE, builders.CASE, ""),
-        (builders.CASE, dataclasses.replace(builders.CASE, temperature=0.7), "drawn at a temper"),
-        (builders.CASE, builders.on_server(dtype="bfloat16"), "the targets of both sides differ"),
-        (builders.CASE, dataclasses.replace(builders.CASE, prompts=3), "asked otherwise"),
-        (WITHOUT_IDS, WITHOUT_IDS, "tells no token ids"),
+        (builders.CASE, dataclasses.replace(builders.CASE, temperature=0.7), "drawn at random"),
+        (builders.CASE, builders.on_server(dtype="bfloat16"), "different targets or number"),
+        (builders.CASE, dataclasses.replace(builders.CASE, prompts=3), "get different requests"),
+        (WITHOUT_IDS, WITHOUT_IDS, "reports no token ids"),
     ],
     ids=["alike", "drawn", "of another format", "other prompts", "no ids"],
 )
@@ -380,4 +380,4 @@ def test_a_prompt_that_b_tokenizes_otherwise_is_wrong(
     rendered = (dataclasses.replace(answers_of_a[0], prompt=(1, 2)), *answers_of_a[1:])
     verdict = compare(rendered, B=server)
     assert verdict.outcome is Outcome.WRONG
-    assert verdict.explanation.startswith("B makes other tokens of 1 prompts: 'chat-0'")
+    assert verdict.explanation.startswith("1 prompts have other tokens on B than on A: 'chat-0'")

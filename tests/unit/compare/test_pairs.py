@@ -73,7 +73,7 @@ def test_sides_with_nothing_to_compare_are_refused() -> None:
     message: list[str] = []
     with pytest.raises(UnsupportedError, match="none of 1 cases can be compared"):
         pairs_of(tier, tier.cases, ((), ()), prompts=None, show=message.append)
-    assert message == ["left out: vllm-none-toy-toy-c2 says nothing that could be compared"]
+    assert message == ["left out: vllm-none-toy-toy-c2 has no metric that could decide"]
 
 
 def test_loads_of_a_server_share_its_launches() -> None:

@@ -35,7 +35,7 @@ def test_a_loss_is_named_with_its_change_and_what_has_no_interval_is_open() -> N
     lost = verdict("acceptance_length_tokens", Outcome.REGRESSED, comparison=change)
     unknown = verdict("throughput_tokens_per_s", Outcome.INCONCLUSIVE, needed_launches=2)
     assert progress(lost, unknown) == [
-        "acceptance length lost: -7.7 % ± 2.5 %, throughput open, about 1 more launch"
+        "acceptance length lost: -7.7 % ± 2.5 %, throughput undecided, about 1 more launch"
     ]
 
 
