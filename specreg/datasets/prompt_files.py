@@ -29,7 +29,12 @@ _MAX_ROWS = 1_000_000
 _MAX_BYTES = 2**30
 """The most bytes of a file, or of what it unpacks to; ShareGPT has 673 MB."""
 _BATCH_ROWS = 32
-_ADVICE = "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
+_PROMPT_ADVICE = "a prompt needs an id, a category and either turns or token_ids"
+"""What to do about a wrong row in specreg's own format."""
+_ROW_ADVICE = (
+    "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
+)
+"""What to do about a wrong row of a published set."""
 # Half of the published rows of SPEED-Bench only refer to their source, and begin with this text.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 _REMEDY = (
@@ -134,9 +139,9 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
         except DatasetError as error:
             raise DatasetError(f"prompt '{prompt_id}': {error}") from error
         if turns is None:
-            raise DatasetError(f"prompt '{prompt_id}': turns is missing; {_ADVICE}")
+            raise DatasetError(f"prompt '{prompt_id}': turns is missing; {_ROW_ADVICE}")
         if not category:
-            raise DatasetError(f"prompt '{prompt_id}': category is missing; {_ADVICE}")
+            raise DatasetError(f"prompt '{prompt_id}': category is missing; give the row one")
         is_chat = self.messages is not None or self.conversations is not None
         if is_chat and not (turns and all(map(str.strip, turns))):
             return None
@@ -239,7 +244,7 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
     def prompt_of(content: bytes, _: int) -> Prompt:
         return msgspec.json.decode(content, type=Prompt)
 
-    prompts, _ = _load(path, Prompt, prompt_of)
+    prompts, _ = _load(path, Prompt, prompt_of, _PROMPT_ADVICE)
     return prompts
 
 
@@ -259,11 +264,14 @@ def load_published_rows(path: Path, prompt_set: PromptSet) -> tuple[tuple[Prompt
     def prompt_of(content: bytes, number: int) -> Prompt | None:
         return decode_row(content).prompt_of(number, prompt_set)
 
-    return _load(path, PublishedRow, prompt_of)
+    return _load(path, PublishedRow, prompt_of, _ROW_ADVICE)
 
 
 def _load(
-    path: Path, kind: type[msgspec.Struct], prompt_of: Callable[[bytes, int], Prompt | None]
+    path: Path,
+    kind: type[msgspec.Struct],
+    prompt_of: Callable[[bytes, int], Prompt | None],
+    advice: str,
 ) -> tuple[tuple[Prompt, ...], int]:
     """Load a file's prompts.
 
@@ -272,6 +280,7 @@ def _load(
         kind: The type of a row; its fields are the columns to read from Parquet.
         prompt_of: Converts a row's JSON and its number from 0 to a prompt; returns None for a row
             without one.
+        advice: What to do about a wrong row.
 
     Returns:
         The prompts, and the number of rows without one.
@@ -282,7 +291,8 @@ def _load(
     prompts: list[Prompt] = []
     locations: dict[str, str] = {}
     left_out_rows = 0
-    for number, (location, content) in enumerate(_read_rows(path, kind.__struct_fields__)):
+    rows = _read_rows(path, kind.__struct_fields__, advice)
+    for number, (location, content) in enumerate(rows):
         try:
             prompt = prompt_of(content, number)
             if prompt is None:
@@ -290,7 +300,7 @@ def _load(
                 continue
             _check_prompt(prompt)
         except UNREADABLE as error:
-            raise DatasetError(f"{location}: {error}; {_ADVICE}") from error
+            raise DatasetError(f"{location}: {error}; {advice}") from error
         except DatasetError as error:
             raise DatasetError(f"{location}: {error}") from error
         if prompt.id in locations:
@@ -301,7 +311,7 @@ def _load(
         locations[prompt.id] = location
         prompts.append(prompt)
     if not prompts:
-        raise DatasetError(f"prompt file '{path}': holds no prompts; {_ADVICE}")
+        raise DatasetError(f"prompt file '{path}': holds no prompts; {advice}")
     return tuple(prompts), left_out_rows
 
 
@@ -327,7 +337,7 @@ def _check_prompt(prompt: Prompt) -> None:
         raise DatasetError(f"{message}; remove the row, or correct it")
 
 
-def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def _read_rows(path: Path, columns: Sequence[str], advice: str) -> Iterator[tuple[str, bytes]]:
     """Yield the location of each row of a file, such as `prompts.jsonl:3`, and the row as JSON."""
     subject = f"prompt file '{path}'"
     try:
@@ -336,7 +346,7 @@ def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]
         else:
             yield from _json_rows(path)
     except UNREADABLE as error:
-        raise DatasetError(f"{subject}: {error}; {_ADVICE}") from error
+        raise DatasetError(f"{subject}: {error}; {advice}") from error
     except (OSError, ValueError) as error:
         # Arrow reports a broken file as a ValueError.
         message = f"{subject}: {cause_of(error)}"

@@ -254,12 +254,12 @@ def test_rows_are_counted_by_the_lines_of_their_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "words"),
     [
-        (OWN, {"id": "a", "turns": ["x"]}, "`category`"),
+        (OWN, {"id": "a", "turns": ["x"]}, "`category`; a prompt needs an id, a category and"),
         (OWN, {"id": "a", "category": "c", "turn": ["x"]}, "`turn`"),
         (OWN, {"id": "a", "category": "c", "turns": []}, "empty turn"),
         (OWN, {"id": "a" * 201, "category": "c", "turns": ["x"]}, "give it a shorter one"),
         (OWN, {"id": "a", "category": "c", "turns": ["x"], "token_ids": [1]}, "and token_ids"),
-        ("mt-bench", {"question_id": 1, "turns": ["x"]}, "prompt '1': category is missing"),
+        ("mt-bench", {"question_id": 1, "turns": ["x"]}, "category is missing; give the row one"),
         ("mt-bench", {"question_id": 1, "category": "c"}, "prompt '1': turns is missing"),
         ("mt-bench", {"question_id": 1, "category": "c", "turns": ["x", 2]}, "`$.turns[1]`"),
         ("mt-bench", {"question_id": 1.5, "category": "c", "turns": ["x"]}, "`$.question_id`"),
