@@ -49,11 +49,11 @@ def fetch_model_file(repo: str, file: str) -> Path:
 # The answer is cached because the servers of a tier share their models.
 @functools.cache
 def why_unfetchable(repo: str) -> str:
-    """Return why the hub refuses a model; empty if it doesn't, or if the model is in the cache.
+    """Return why a model can't be fetched from the hub; empty if it can, or is in the cache.
 
-    This takes one request, without content. Without huggingface_hub nothing is requested, and the
-    text is empty. The hub gives the same answer for an expired token as for a model that doesn't
-    exist.
+    This takes one request, which downloads nothing. Without huggingface_hub nothing is requested,
+    and the text is empty. The hub gives the same answer for an expired token as for a model that
+    doesn't exist.
     """
     if not is_installed() or is_cached(repo):
         return ""
@@ -93,9 +93,13 @@ def is_installed() -> bool:
 
 
 def is_cached(repo: str) -> bool:
-    """Return True if the cache has all weights of a model's newest commit. The hub isn't asked."""
+    """Return True if the cache has all weights of the commit that it has for a model's main branch.
+
+    The hub isn't asked, so there may be a newer commit.
+    """
     if not is_installed():
         return False
+    # Look where huggingface_hub itself looks.
     variables = {"HF_HUB_CACHE": str(_constants().HF_HUB_CACHE)}
     commit = cached_commit(repo, "", variables)
     folder = _model_folder(repo, variables)
@@ -103,7 +107,7 @@ def is_cached(repo: str) -> bool:
 
 
 def hub_cache_dir(variables: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache folder of huggingface_hub and the engines, by its documented variables."""
+    """Return the cache folder of huggingface_hub and the engines, as variables set it."""
     home = variables.get("HF_HOME", "")
     if not home:
         user_cache = variables.get("XDG_CACHE_HOME") or "~/.cache"
@@ -114,12 +118,12 @@ def hub_cache_dir(variables: Mapping[str, str] = os.environ) -> Path:
 def cached_commit(repo: str, revision: str, variables: Mapping[str, str] = os.environ) -> str:
     """Return the commit that the cache has for a revision of a model.
 
-    A branch may have moved on the hub since it was fetched.
+    A branch may have moved on at the hub since the model was fetched.
 
     Args:
         repo: the model's hub id.
         revision: a branch, a tag or a commit; empty for the main branch.
-        variables: the environment variables of whoever has fetched it.
+        variables: the environment variables of the process that has fetched the model.
 
     Returns:
         The commit; empty if the cache doesn't have it.
@@ -156,6 +160,9 @@ def _hub(kind: type[SpecregError], subject: str, alternative: str) -> Iterator[A
         kind: the type of the error to raise.
         subject: what the error is about.
         alternative: what the user can do without the hub.
+
+    Raises:
+        SpecregError: an error of that type: huggingface_hub is missing, or raised an error.
     """
     try:
         hub = importlib.import_module("huggingface_hub")

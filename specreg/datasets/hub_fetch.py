@@ -5,7 +5,9 @@ has no specreg. It exchanges lines of JSON with `specreg.servers.model_fetch`:
 
 - its input names the models, each with a revision that may be empty;
 - it answers with a plan, which says how many bytes are missing;
-- a second line lets it fetch them, and it answers with an empty object once they are there.
+- if something is missing, a second line lets it fetch that, and it answers with an empty object
+  once everything is there;
+- it answers with a failure, and ends, if a model can't be looked up or fetched.
 
 huggingface_hub writes its progress bars to the standard error. It keeps each file that is complete,
 so an interrupted fetch goes on with the files that aren't.
@@ -104,7 +106,7 @@ def has_all_weights(folder: Path) -> bool:
 def code_of(error: Exception) -> str:
     """Return the kind of an error: `gated`, `not_found`, `unreachable`, `disk` or `other`."""
     errors = importlib.import_module("huggingface_hub.errors")
-    # A gated repository and one that isn't there are HTTP errors too, so those come last.
+    # HfHubHTTPError comes last, because some of the errors before it are HTTP errors too.
     kinds = (
         ("gated", "GatedRepoError"),
         ("not_found", "RepositoryNotFoundError"),
@@ -136,7 +138,7 @@ def _error_of_disk(error: Exception) -> OSError | None:
 
 
 def words_of(error: Exception) -> str:
-    """Return what an error says, as a line. An error of the disk names the file last."""
+    """Return the message of an error as a line. An error of the disk ends with the file's name."""
     of_disk = _error_of_disk(error)
     if of_disk is not None and code_of(error) == "disk":
         words = of_disk.strerror or "the disk refuses"
@@ -151,7 +153,7 @@ def _write(message: dict[str, object]) -> None:
 
 
 def _fail(hub: Any, model: str, error: Exception) -> NoReturn:  # noqa: ANN401
-    """Say that a model can't be fetched, and end."""
+    """Answer that a model can't be fetched, and end the process."""
     failure = {
         "model": model,
         "code": code_of(error),
@@ -173,11 +175,11 @@ def main() -> None:
     missing_bytes = 0
     for model, revision in json.loads(sys.stdin.readline()):
         try:
-            names, model_bytes, missing_of_model_bytes = look_up(hub, model, revision or None)
+            names, model_bytes, missing_model_bytes = look_up(hub, model, revision or None)
         except Exception as error:  # noqa: BLE001 - the reader decides what it means
             _fail(hub, model, error)
         total_bytes += model_bytes
-        missing_bytes += missing_of_model_bytes
+        missing_bytes += missing_model_bytes
         if names:
             to_fetch.append((model, revision or None, names))
     plan = {

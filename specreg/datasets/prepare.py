@@ -38,7 +38,8 @@ _TOYS = "fixtures/prompts"
 _MAX_RANDOM_PROMPTS = 1024
 """The most prompts of a set of random token ids."""
 _MAX_RANDOM_TOKENS = 2**22
-"""The most tokens of all its prompts, so there are fewer of those longer than 4,096 tokens."""
+"""The most tokens that all prompts of such a set have together. So there are fewer prompts if they
+have more than 4,096 tokens each."""
 
 
 class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +80,7 @@ def load_prompts(
     vocabulary: Callable[[], int],
     data_dir: Path | None = None,
 ) -> tuple[Prompt, ...]:
-    """Load all prompts of a set; the first n are spread evenly over the categories.
+    """Load all prompts of a set. Any number of first prompts is spread evenly over the categories.
 
     Args:
         prompt_set: the set.
@@ -89,10 +90,12 @@ def load_prompts(
 
     Raises:
         DatasetError: the set isn't prepared, was changed since, or can't be read.
+        ModelError: the vocabulary isn't known.
     """
     if prompt_set.tokens is not None:
         return _random_prompts(prompt_set.tokens, vocabulary())
     name = prompt_set.name
+    # Only a set that needs to be prepared has a licence.
     if not prompt_set.licence:
         return load_prompt_file(repository_path(root, f"{_TOYS}/{name}.jsonl"))
     folder = data_dir or usual_data_dir()
@@ -170,8 +173,8 @@ def _naming_file(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"file '{path}': {error.strerror}; name a folder that can be written"
-        raise DatasetError(f"{message} with SPECREG_DATA") from error
+        remedy = "set SPECREG_DATA to a folder that can be written"
+        raise DatasetError(f"file '{path}': {error.strerror}; {remedy}") from error
 
 
 def _kept_record(
@@ -187,7 +190,7 @@ def _kept_record(
     if record is not None:
         _, record_path = paths_of(data_dir, name)
         remedy = f"remove {record_path} to prepare it anew"
-        show(f"{name}: kept {record}, of {record.source}; {remedy}")
+        show(f"{name}: kept {record} from {record.source}; {remedy}")
     return record
 
 
@@ -243,10 +246,10 @@ def paths_of(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def load_record(folder: Path, name: str) -> PreparedSet | None:
-    """Load the record of a prepared set; return None if there is none.
+    """Load the record of a prepared set; return None if the record or its prompts are missing.
 
     Raises:
-        DatasetError: it can't be read, or the prompts were changed since they were written.
+        DatasetError: a file can't be read, or the prompts were changed since they were written.
     """
     prompts_path, record_path = paths_of(folder, name)
     remedy = f"prepare it anew: {specreg_command('prepare', name)}"
@@ -269,7 +272,7 @@ def load_record(folder: Path, name: str) -> PreparedSet | None:
 # A run loads the same sets again and again, and ShareGPT takes seconds.
 @functools.lru_cache(maxsize=4)
 def _prepared_prompts(path: Path, sha256: str) -> tuple[Prompt, ...]:  # noqa: ARG001 - part of the key
-    """Load the prompts of a file that has this checksum."""
+    """Load the prompts of a file, whose checksum is part of the key of the cache."""
     return load_prompt_file(path)
 
 

@@ -100,9 +100,9 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     """The columns that published files have for a prompt.
 
     `question_id` and `turns` are FastChat's, `prompt_id` and `prompt` HuggingFaceH4's, `task_id`
-    and `prompt` HumanEval's and MBPP's (its full form has `text`), `question` GSM8K's, `text`
-    genai-perf's, `messages` NeMo-Skills' and `conversations` ShareGPT's, whose `id` is optional
-    and not read.
+    and `prompt` HumanEval's and MBPP's (the full MBPP has `text` instead of `prompt`), `question`
+    GSM8K's, `text` genai-perf's, `messages` NeMo-Skills' and `conversations` ShareGPT's. The `id`
+    of ShareGPT is optional, so it isn't read.
 
     A row may have several columns with an id and several with a prompt. The first of each in the
     order of `_ID_COLUMNS` and `_PROMPT_COLUMNS` counts; see `decode_row`.
@@ -127,7 +127,8 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
             prompt_set: The set to which the row belongs.
 
         Returns:
-            The prompt, or None if the row is a conversation in which the user says nothing.
+            The prompt, or None if the row is a conversation in which the user says nothing, or has
+            an empty turn.
 
         Raises:
             DatasetError: A column is missing, or its value can't be replayed.
@@ -164,7 +165,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _turns(self) -> tuple[str, ...] | None:
-        """What the user says in each turn; None if the row has no column with it."""
+        """The user's text in each turn; None if the row has no column with a prompt."""
         for column in _PROMPT_COLUMNS:
             value = getattr(self, column)
             if value is None:
@@ -184,7 +185,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _whole_id(value: float, column: str) -> int:
-    """Return an id that is a float as the integer that it was.
+    """Return the integer that an id was before it became a float.
 
     If some rows of a table have no id, the table stores all ids as floats: 11.0 for 11.
 
@@ -198,9 +199,12 @@ def _whole_id(value: float, column: str) -> int:
 
 
 def decode_row(content: bytes) -> PublishedRow:
-    """Decode the columns of a published row that its prompt is made from.
+    """Decode the columns of a published row from which its prompt is made.
 
     The other columns may have any type, and may be null.
+
+    Raises:
+        msgspec.DecodeError: The row isn't a JSON object, or one of these columns has another type.
     """
     columns = decode_json(content, dict[str, msgspec.Raw])
     values = {name: bytes(value) for name, value in columns.items()}
@@ -214,7 +218,7 @@ def decode_row(content: bytes) -> PublishedRow:
 
 
 def decode_json(content: bytes, kind: type[_T]) -> _T:
-    """Decode JSON, with null for NaN.
+    """Decode JSON, with null for NaN and infinity.
 
     pandas and Python's own json write a missing number as NaN, which isn't JSON.
 
@@ -316,10 +320,11 @@ def _load(
 
 
 def _check_prompt(prompt: Prompt) -> None:
-    """Check that a prompt has an id of usual length, and either turns or token ids.
+    """Check the id and the category of a prompt, and that it has either turns or token ids.
 
     Raises:
-        DatasetError: It hasn't.
+        DatasetError: The id is too long, a name isn't plain text, a turn is empty, or the prompt
+            has both turns and token ids or neither.
     """
     if len(prompt.id) > _MAX_ID_CHARACTERS:
         beginning = prompt.id[:_MAX_ID_CHARACTERS]
@@ -354,7 +359,13 @@ def _read_rows(path: Path, columns: Sequence[str], advice: str) -> Iterator[tupl
 
 
 def _check_size(path: Path, size: int, limit: int, unit: str) -> None:
-    """Check that a file isn't larger than what is read; its prompts would fill the memory.
+    """Check that a file isn't so large that its prompts would fill the memory.
+
+    Args:
+        path: The file, for the message.
+        size: The size of the file, or of what was read so far.
+        limit: The largest size that is read.
+        unit: What is counted: bytes or rows.
 
     Raises:
         DatasetError: the file is too large.
@@ -377,7 +388,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
         first = 1
         rows = decode_json(text, list[msgspec.Raw])
     else:
-        # The number of a row is that of its line, so blank lines at the beginning count.
+        # A row is numbered like its line, so blank lines at the beginning count.
         blank_bytes = len(content) - len(content.lstrip())
         leading_blanks = content[:blank_bytes]
         first = 1 + len(leading_blanks.splitlines())

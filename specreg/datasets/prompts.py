@@ -1,4 +1,7 @@
-"""Define prompts, which are conversations to replay, and which part of a reply becomes history."""
+"""Define prompts, and the part of a reply that the next turn sends as history.
+
+A prompt is a conversation to replay.
+"""
 
 import hashlib
 import itertools
@@ -9,7 +12,7 @@ import msgspec
 
 _START_OF_THOUGHT = "<think>"
 END_OF_THOUGHT = "</think>"
-"""The mark that ends a thought in a text, of a server that doesn't separate thoughts."""
+"""The mark that ends a thought in the text of a server that doesn't separate thoughts."""
 AS_IS = "as_is"
 """The name of the function of `REPLIES` that leaves a reply unchanged."""
 
@@ -33,7 +36,7 @@ class Prompt(
 
 
 def interleaved(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
-    """Return the prompts with one of each category in turn, as long as the category has any.
+    """Return the prompts with one of each category in turn, as long as the category has prompts.
 
     The first n prompts are then spread evenly over the categories. Categories are in the order in
     which they first appear, and the prompts of each category stay in their order.
@@ -71,7 +74,7 @@ def is_unfinished_thought(reply: str) -> bool:
 REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(
     {AS_IS: lambda reply: reply, "without_thinking": _without_thinking, "stripped": str.strip}
 )
-"""The functions that make history of a reply, by the name that a case gives as `history_reply`."""
+"""The functions that turn a reply into history, by the name that `history_reply` of a case has."""
 
 
 def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:

@@ -35,7 +35,7 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: The file.
         prompt_set: The set that it belongs to.
-        most_memory_bytes: How much memory the reader may have beside what it has at its start.
+        most_memory_bytes: How much memory the reader may use besides what it uses at its start.
     """
 
     path: str
@@ -94,8 +94,8 @@ def _why_broken_off(path: Path, status: int, most_memory_bytes: int) -> str:
 
     Args:
         path: The file.
-        status: The reader's exit status; the negative number of the signal that ended it.
-        most_memory_bytes: How much memory it could have.
+        status: The reader's exit status, or the negative number of the signal that ended it.
+        most_memory_bytes: How much memory the reader could use.
     """
     problem = f"takes more than {most_memory_bytes / 2**30:g} GiB of memory to read"
     if status != _OUT_OF_MEMORY:
@@ -109,8 +109,8 @@ def _why_broken_off(path: Path, status: int, most_memory_bytes: int) -> str:
 def _main() -> None:
     """Read the file that a line of the standard input names, and answer with a line."""
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Order)
-    # The limit is for the file, so the decoder's code is imported before. Without a decoder, the
-    # file will be refused.
+    # The limit is meant for the file, so the code of the decoder is imported before the limit is
+    # set. If the decoder is missing, `load_published_rows` refuses the file.
     with contextlib.suppress(ImportError):
         importlib.import_module("pyarrow.parquet")
     limit_bytes = psutil.Process().memory_info().vms + order.most_memory_bytes

@@ -9,10 +9,10 @@ from specreg.core.errors import DatasetError, UnknownNameError
 
 _RANDOM = "random"
 _MAX_RANDOM_DIGITS = 6
-"""The most digits of the length of random prompts; no model has a longer context."""
+"""The most digits of the length of random prompts, which so have less than a million tokens."""
 _RAW = "https://raw.githubusercontent.com"
 FILLING = f"{_RAW}/NVIDIA-NeMo/Skills/main/nemo_skills/dataset/speed-bench/prepare.py"
-"""NVIDIA's script that fills those rows of SPEED-Bench that refer to other datasets."""
+"""NVIDIA's script, which fills the rows of SPEED-Bench that refer to other datasets."""
 _PARQUET = "test-00000-of-00001.parquet"
 
 
@@ -28,9 +28,10 @@ class PromptSet:
             the set doesn't need to be prepared.
         repo: the hub's dataset; empty if it isn't on the hub.
         file: the path of the file in the hub's dataset.
-        page: the page where a user gets it or reads about it; empty for its page on the hub.
-        rows: how many rows were published; None if it isn't known.
-        turns: the average number of turns of a conversation, for an estimate before it is prepared.
+        page: the page where a user gets the set or reads about it; empty for its page on the hub.
+        rows: how many prompts were published; None if it isn't known.
+        turns: the average number of turns of a conversation, for an estimate of the time that works
+            before the set is prepared.
     """
 
     dataset: str

@@ -179,7 +179,7 @@ def test_a_set_is_fetched_once(hub: Hub, tmp_path: Path) -> None:
     assert len(load_prompts(prompt_set, root=builders.ROOT, vocabulary=int, data_dir=folder)) == 80
     hub.requests.clear()
     assert prepare(prompt_set, data_dir=folder, show=shown.append) == record
-    assert f"mt-bench: kept 80 prompts (categories: 8), of {REPO}; remove" in shown[-1]
+    assert f"mt-bench: kept 80 prompts (categories: 8) from {REPO}; remove" in shown[-1]
     assert hub.requests == []
 
 
@@ -209,7 +209,7 @@ def test_nothing_is_fetched_for_a_folder_that_cannot_be_written(
     hub: Hub, tmp_path: Path, make: Callable[[Path], None], below: str
 ) -> None:
     make(tmp_path / "data")
-    words = "file '.*mt-bench.jsonl': .*; name a folder that can be written with SPECREG_DATA$"
+    words = "file '.*mt-bench.jsonl': .*; set SPECREG_DATA to a folder that can be written$"
     with pytest.raises(DatasetError, match=words):
         prepare(dataset_named("mt-bench"), data_dir=tmp_path / "data" / below)
     assert hub.requests == []

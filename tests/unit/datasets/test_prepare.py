@@ -85,7 +85,7 @@ def test_a_prepared_set_is_kept_unless_a_file_is_given(folder: Folder) -> None:
     folder.shown.clear()
     assert folder.prepare("mt-bench") == first
     path = folder.data_dir / "mt-bench.json"
-    message = "mt-bench: kept 80 prompts (categories: 8), of question.jsonl"
+    message = "mt-bench: kept 80 prompts (categories: 8) from question.jsonl"
     assert folder.shown == [f"{message}; remove {path} to prepare it anew"]
     renamed = folder.file.rename(folder.file.with_name("other.jsonl"))
     renamed.write_text(mt_bench().replace("And then?", "And now?"))
@@ -100,7 +100,9 @@ def test_a_repeated_id_or_an_unwritable_folder_is_refused(folder: Folder) -> Non
     assert not folder.data_dir.exists()
     folder.file.write_text(mt_bench())
     folder.data_dir.touch()
-    with pytest.raises(DatasetError, match=r"file '.*mt-bench\.jsonl': .*; name a folder that can"):
+    with pytest.raises(
+        DatasetError, match=r"file '.*mt-bench\.jsonl': .*; set SPECREG_DATA to a folder"
+    ):
         folder.prepare("mt-bench", folder.file)
 
 
