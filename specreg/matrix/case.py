@@ -206,10 +206,10 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
         draft_tokens: the most drafts that a step can accept; 0 without speculation.
         target_sha256: the checksum of the target's files; empty for a hub id.
         target: the hub id of the target; empty for files.
-        prompts_sha256: the checksum of the prompts of a run and of its extension.
+        prompts_sha256: the checksum of the prompts that the case and its extension replay.
         limits: the limits on TTFT and TPOT that a good request keeps.
-        prompts: the number of prompts in the tier.
-        num_prompts: how many prompts `--num-prompts` asked for instead; null without it.
+        prompts: the number of prompts that the tier sets for the case.
+        num_prompts: how many prompts `--num-prompts` sets instead; null without it.
     """
 
     engine: str
@@ -397,7 +397,7 @@ class Case(WorkloadSettings):
     @property
     def in_flight(self) -> int:
         """The largest number of requests in flight."""
-        # A load at a rate has no limit of its own, so that of the server counts.
+        # A load at a rate has no limit of its own, so the limit of the server counts.
         return self.load.concurrency or self.server.max_sequences
 
     @property
@@ -410,7 +410,7 @@ class Case(WorkloadSettings):
         duration has four rounds.
         """
         concurrency = self.load.concurrency
-        # With such a load, shorter rounds would mostly consist of their start and end.
+        # Shorter rounds at a rate or with a duration would mostly consist of their start and end.
         if not concurrency or self.load.duration_s is not None:
             return min(_OPEN_ROUNDS, self.prompts)
         round_prompts = 1
@@ -578,7 +578,8 @@ class Tier:
         unmet: dict[str, str] = {}
         if gpus_gib:
             unmet = self.unmet(gpus_gib)
-        # Find the pairs with a case that doesn't fit. The key is the list of pairs of the table.
+        # Find the pairs with a case that doesn't fit. The key is the list of pairs that the case's
+        # table names, so all tables with the same list get the same pair.
         too_large: dict[tuple[str, ...], set[str]] = {}
         for case in self.cases:
             if case.id in unmet:
@@ -595,14 +596,24 @@ class Tier:
         return dataclasses.replace(self, cases=tuple(cases))
 
     def unmet(self, gpus_gib: Sequence[float | None]) -> dict[str, str]:
-        """Return why a machine can't run some cases, by case id, without those that it can run."""
+        """Return why a machine can't run some cases, by case id.
+
+        Args:
+            gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
+        """
         if not self.needs_gpus:
             return {}
         needs = {case.id: case.unmet(gpus_gib) for case in self.cases}
         return {case_id: need for case_id, need in needs.items() if need}
 
     def gpus_used(self, gpus_gib: Sequence[float | None]) -> int:
-        """Return the largest number of GPUs that a case takes, of those that a machine can run."""
+        """Return the largest number of GPUs that one of the cases takes that a machine can run.
+
+        If the machine can run none, this is the number that the tier needs.
+
+        Args:
+            gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
+        """
         if not self.needs_gpus:
             return 0
         unmet = self.unmet(gpus_gib)

@@ -78,7 +78,7 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
     keys["methods"] = _methods_of(table, methods)
     keys |= _values_of(command)
     notes = list(command.notes)
-    # The command is that of a single server, and case and control have to fit side by side.
+    # The command is for a single server, but case and control have to fit side by side.
     share_frac = keys.get(_SHARE)
     has_control = "none" in keys["methods"] and len(keys["methods"]) > 1
     if share_frac is not None and has_control:
@@ -130,16 +130,18 @@ def _speculation_of(command: ReadCommand) -> ReadSpeculation:
     engine = ENGINES[command.engine]
     settings = engine.canonical_speculation(command.speculation)
     speculation = read_speculation(settings, engine.methods)
-    parallel_draft = engine.reserved_speculation_keys.keys() & speculation.further.keys()
-    if parallel_draft:
-        key = min(parallel_draft)
+    reserved_keys = engine.reserved_speculation_keys.keys() & speculation.further.keys()
+    if reserved_keys:
+        key = min(reserved_keys)
         message = f"command: its speculation has {key}, which a case sets by"
         raise MatrixError(f"{message} {engine.reserved_speculation_keys[key]}; set that instead")
     return speculation
 
 
 def _values_of(command: ReadCommand) -> dict[str, Any]:
-    """Return the values of a command line's flags by key; those of `parallel` are in a table.
+    """Return the values of a command line's flags, by key of `[[cases]]`.
+
+    The values for keys of `parallel` are in a table of their own.
 
     Raises:
         MatrixError: A key can't have the value of its flag.
@@ -152,6 +154,7 @@ def _values_of(command: ReadCommand) -> dict[str, Any]:
     for key, words in command.values.items():
         flag = " ".join((command.flags[key], *words))
         value: object = " ".join(words)
+        # A flag without a value switches something on.
         if not words:
             value = True
         elif key == _EXPERTS:
@@ -171,6 +174,11 @@ def _values_of(command: ReadCommand) -> dict[str, Any]:
 
 def _is_over_all(flag: str, words: tuple[str, ...], command: ReadCommand) -> bool:
     """Return whether the experts are spread over all GPUs of the server.
+
+    Args:
+        flag: The flag with its value, for the message.
+        words: The value: over how many GPUs they are spread.
+        command: The command line.
 
     Raises:
         MatrixError: They are spread over some of the GPUs, which no key of a case can express.
@@ -200,40 +208,45 @@ def merge_command(
     """
     merged = {**defaults, **understood.keys}
     for key, value in table.items():
-        own_value = understood.keys.get(key)
-        if own_value is None or key == "methods":
+        command_value = understood.keys.get(key)
+        if command_value is None or key == "methods":
             merged[key] = value
         elif key in _JOINED or (key == "parallel" and isinstance(value, dict)):
-            merged[key] = _joined(key, own_value, value)
-        elif value != own_value:
+            merged[key] = _joined(key, command_value, value)
+        elif value != command_value:
             raise MatrixError(
-                f"{key} = {value}, the command says {own_value}; leave out one of the two"
+                f"{key} = {value}, the command says {command_value}; leave out one of the two"
             )
     return merged
 
 
-def _joined(key: str, own_value: Any, value: Any) -> Any:  # noqa: ANN401 - parts of a document
+def _joined(key: str, command_value: Any, value: Any) -> Any:  # noqa: ANN401 - parts of a document
     """Return the value of a key with the parts of the command and those of the table.
+
+    Args:
+        key: The key.
+        command_value: Its value in the command.
+        value: Its value in the table.
 
     Raises:
         MatrixError: Both have the same part with different values.
     """
-    if isinstance(own_value, list) and isinstance(value, list):
-        flags = {word.partition("=")[0] for word in own_value if word.startswith("-")}
+    if isinstance(command_value, list) and isinstance(value, list):
+        flags = {word.partition("=")[0] for word in command_value if word.startswith("-")}
         for word in value:
             flag = str(word).partition("=")[0]
             if flag in flags:
                 raise MatrixError(f"{key} has {flag}, which the command has too; leave out one")
-        return [*own_value, *value]
-    if not isinstance(own_value, dict) or not isinstance(value, dict):
-        return value  # the type is refused when the table is decoded
-    for name in own_value.keys() & value.keys():
-        if own_value[name] != value[name]:
+        return [*command_value, *value]
+    if not isinstance(command_value, dict) or not isinstance(value, dict):
+        return value  # the wrong type is refused when the table is decoded
+    for name in command_value.keys() & value.keys():
+        if command_value[name] != value[name]:
             raise MatrixError(
-                f"{key}.{name} = {value[name]}, the command says {own_value[name]}; leave out one"
-                " of the two"
+                f"{key}.{name} = {value[name]}, the command says {command_value[name]}; leave out"
+                " one of the two"
             )
-    return {**own_value, **value}
+    return {**command_value, **value}
 
 
 def describe(understood: TableOfCommand, models: str) -> tuple[str, ...]:

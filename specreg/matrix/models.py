@@ -123,11 +123,12 @@ def vocabulary_of(reference: str) -> int:
     """Return how many token ids a model has.
 
     Raises:
-        ModelError: Its configuration doesn't have the number.
+        ModelError: Its configuration is missing, or doesn't have the number.
     """
     path = model_file(reference, CONFIG)
     try:
         config = json.loads(read_regular(path, MIB))
+        # A model that also takes images has the settings of its language model in `text_config`.
         return int(config.get("text_config", config)["vocab_size"])
     except (*MALFORMED_FILE_ERRORS, OSError) as error:
         message = f"model '{reference}': no vocab_size in its {CONFIG} ({cause_of(error)})"
@@ -165,9 +166,8 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
         ModelError: A folder is missing or incomplete, or can't be made larger.
     """
     if spec.widen is not None:
-        folders = [str(wide.folder) for wide in _wide_models(root, spec)]
-        has_draft = len(folders) > 1
-        return folders[0], folders[1] if has_draft else None
+        target, *drafts = [str(wide.folder) for wide in _wide_models(root, spec)]
+        return target, next(iter(drafts), None)
     target = resolve_model(root, spec.target)
     if spec.padding_layers:
         target = _pad(target, spec.padding_layers)
@@ -232,7 +232,7 @@ def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
         write: Writes the content to an empty folder, which is then renamed.
 
     Raises:
-        ModelError: A file can't be written.
+        ModelError: A file can't be written, or as in `write`.
     """
     try:
         if folder.is_dir():

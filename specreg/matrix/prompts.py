@@ -38,7 +38,7 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     needed_prompts = case.prompts
     reason = ""
     if case.needs_fresh_server:
-        # Those of the case, those of an extension, and at least one that is measured nowhere.
+        # The prompts of the case, as many for an extension, and at least one that isn't measured.
         needed_prompts = 2 * case.prompts + 1
         reason = ": its drafter learns, so its warm-up needs prompts that aren't measured"
     if len(prompts) < needed_prompts:
@@ -95,6 +95,7 @@ def _check_context(root: Path, case: Case) -> None:
     def count_target_tokens(text: str) -> int:
         return count_tokens(target, text)
 
+    # The prompts of the case, and those of an extension.
     prompts = load_case_prompts(root, case)[: 2 * case.prompts]
     # A text has at most as many tokens as bytes, so most prompts needn't be tokenized.
     doubtful_prompts = _overlong(case, prompts, count_bytes)

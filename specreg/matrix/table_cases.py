@@ -25,8 +25,10 @@ def cases_of(
 
     Raises:
         UnknownNameError: An engine, method, dataset, model pair or reply doesn't exist.
+        UnsupportedError: The engine doesn't have one of the settings.
         MatrixError: Keys of the table exclude each other.
         DatasetError: `random-N` has more digits than allowed.
+        SpecregError: The variant has other characters than a name may have, or too many.
     """
     dataset_named(table.dataset)
     check_name("history_reply", table.history_reply, REPLIES)
@@ -57,6 +59,7 @@ def _servers_of(table: CasesTable, pairs: Mapping[str, ModelsTable]) -> Iterator
 
     Raises:
         UnknownNameError: As in `cases_of`.
+        UnsupportedError: As in `cases_of`.
         MatrixError: As in `cases_of`.
     """
     for models in as_tuple(table.models):
@@ -104,8 +107,11 @@ def _server_of(
     """Return a server of a table, with one of its methods, numbers of drafts and model pairs.
 
     Raises:
-        UnknownNameError: The engine or method doesn't exist, or the pair has no draft for it.
-        MatrixError: The tree and the method don't fit together.
+        UnknownNameError: The engine or method doesn't exist, or the pair has no draft for the
+            method.
+        UnsupportedError: The engine doesn't have one of the settings.
+        MatrixError: The tree and the method don't fit together, or the settings of the speculation
+            make it another method.
     """
     check_name("method", method, METHODS)
     engine = engine_named(table.engine)
@@ -156,7 +162,7 @@ def _check_speculation(spec: ServerSpec) -> None:
     """Check that the further keys of a speculation don't turn its method into another one.
 
     Raises:
-        MatrixError: They do.
+        MatrixError: The keys do that.
     """
     engine = engine_named(spec.engine)
     settings = engine.canonical_speculation(spec.rendered_speculation(spec.draft))
@@ -209,7 +215,8 @@ def check_pinned(case: Case, *, on_gpu: bool) -> None:
         on_gpu: True if the server runs on a GPU.
 
     Raises:
-        MatrixError: The engine can't, or the length or another setting of the case is wrong.
+        MatrixError: The engine can't keep to it, or the length or another setting of the case is
+            wrong.
     """
     spec = case.server
     length_tokens = spec.pinned_length_tokens

@@ -1,4 +1,4 @@
-"""The tables of a matrix file: their keys, and what can't stand in one of them together."""
+"""The tables of a matrix file: their keys, and which keys exclude each other."""
 
 import contextlib
 import math
@@ -57,8 +57,8 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
         drafts: by method, the draft model or head.
         padding_layers: how many identity layers are appended to the target at set-up, so that a
             step of a tiny target costs enough for speculation to save something.
-        widen: the size to which tiny models are enlarged at set-up, so that a step costs as much;
-            without it they stay as they are.
+        widen: the size to which tiny models are enlarged at set-up, so that a step costs as much as
+            with a model of that size; without it they stay as they are.
         target_gib: the memory of the target's weights as they are served, in GiB; without it,
             it isn't checked whether a GPU holds them.
         drafts_gib: by method, the memory of the draft's weights, in GiB.
@@ -94,7 +94,8 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
             sglang.launch_server …` or `trtllm-serve …`, instead of `engine`, `methods`, `models`
             and the settings that it says; `specreg matrix` shows what was understood.
         methods: the speculative methods; `"none"` makes the speedup of the others measurable.
-        models: the name of a model pair; of several, a machine runs the first that its GPUs hold.
+        models: the name of a model pair, or a list of them, of which a machine runs the first that
+            its GPUs hold.
         draft_tokens: how many tokens are drafted per step, as one number or a list.
         variant: a suffix for the ids of the cases that speculate, if another table of the tier
             would make the same ids.
@@ -134,7 +135,7 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
 
 
 class TierFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole matrix file, its tables not yet decoded; see `Tier`.
+    """A whole matrix file, whose tables aren't decoded yet; see `Tier`.
 
     Attributes:
         needs_gpus: how many GPUs a machine must have for the tier to run at all; 0 for none.
@@ -157,7 +158,7 @@ class PairsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def within(location: str) -> Iterator[None]:
-    """Begin the message of an error that leaves the context with the location of its cause."""
+    """Put a location before the message of a SpecregError that is raised in the context."""
     try:
         yield
     except SpecregError as error:
@@ -178,7 +179,7 @@ def load_file(path: Path, kind: type[_TableT]) -> _TableT:
             _learn_secrets(document)
             _check_values(document)
             return convert(document, kind)
-        # TOML raises ValueError, also for a number with too many digits.
+        # The parser of TOML raises ValueError, also for a number with too many digits.
         except (OSError, ValueError, RecursionError) as error:
             raise MatrixError(f"can't be read, {cause_of(error)}; {_ADVICE}") from error
 
@@ -229,7 +230,7 @@ def convert(document: object, kind: type[_TableT]) -> _TableT:
         UnknownNameError: It has a key that doesn't exist.
         MatrixError: A value has the wrong type, or is out of range.
     """
-    # msgspec ignores keys that a type doesn't have; here they are mostly misspelt ones.
+    # msgspec ignores keys that a type doesn't have. In a matrix file most of them are misspelt.
     if isinstance(document, dict):
         keys = typing.get_type_hints(kind)
         for name in document:
@@ -237,7 +238,7 @@ def convert(document: object, kind: type[_TableT]) -> _TableT:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        # The reader knows the file and its table already, and the key is what `$.` begins.
+        # msgspec writes `$.key` for a key. `within` says already what `$` stands for.
         message = str(error).replace("`$.", "`")
         raise MatrixError(f"{message}; {_ADVICE}") from error
 
@@ -246,8 +247,11 @@ def pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]
     """Return the model pairs of a file, by name.
 
     Raises:
-        UnknownNameError: A pair has a key that doesn't exist, or a draft for a method without one.
-        MatrixError: A pair has a wrong name, or can't be decoded.
+        UnknownNameError: A pair has a key that doesn't exist, a draft for a method that takes none,
+            or the memory or revision of a draft that it doesn't have.
+        SpecregError: The name of a pair has other characters than a name may have, or too many.
+        MatrixError: The name of a pair ends like a launch, or its table can't be decoded or
+            contradicts itself.
     """
     pairs = {}
     for name, table in tables.items():
@@ -277,7 +281,11 @@ def _pair_of(name: str, table: object) -> ModelsTable:
 
 
 def _check_pin(reference: str, revision: str) -> None:
-    """Check that a revision is of a model on the hub, else raise a MatrixError."""
+    """Check that a model with a revision is on the hub.
+
+    Raises:
+        MatrixError: The model is a folder.
+    """
     if revision and not is_hub_id(reference):
         raise MatrixError(
             f"revision '{revision}' of '{reference}', which is a folder; needed a hub id, or no"
@@ -286,12 +294,12 @@ def _check_pin(reference: str, revision: str) -> None:
 
 
 def _check_reference(reference: str) -> None:
-    """Check that a model is named by a text that can be a path, and be shown.
+    """Check that the text that names a model can be a path, and can be shown.
 
     Raises:
-        MatrixError: The text can't.
+        MatrixError: The text is empty, too long or not plain.
     """
-    # Longer ones end in an OSError wherever the folder is looked up.
+    # A longer path would raise an OSError wherever the folder is looked up.
     parts = reference.split("/")
     longest_bytes = max(len(os.fsencode(part)) for part in parts)
     is_too_long = longest_bytes > _MAX_PART_BYTES or len(reference) > _MAX_PATH_CHARACTERS
@@ -308,7 +316,8 @@ def check_ending(kind: str, name: str) -> None:
     """Check that a name may end the name of a server.
 
     Raises:
-        MatrixError: It can't, because of its spelling or because a second launch ends so.
+        SpecregError: The name has other characters than a name may have, or too many.
+        MatrixError: It ends like the name of a second launch, such as `launch2`.
     """
     check_spelling(kind, name)
     if _LAUNCH_SUFFIX.search(f"-{name}"):
@@ -320,14 +329,13 @@ def check_table(table: CasesTable) -> None:
     """Check that no keys of a table exclude each other.
 
     Raises:
-        MatrixError: Some do.
+        SpecregError: The variant has other characters than a name may have, or too many.
+        MatrixError: Some keys exclude each other.
     """
     for name in table.engine_env:
         if not name or "=" in name:
-            message = (
-                f"engine_env: '{name}' isn't the name of a variable, which has a character and"
-            )
-            raise MatrixError(f"{message} no '='; rename it")
+            message = f"engine_env: '{name}' isn't the name of a variable"
+            raise MatrixError(f"{message}, which isn't empty and has no '='; rename it")
     _check_load(table)
     _check_parallel(table.parallel)
     if table.variant:
@@ -356,16 +364,16 @@ def check_table(table: CasesTable) -> None:
 
 
 def _check_load(table: CasesTable) -> None:
-    """Check that a table has one kind of load, and prompts and sequences enough for it.
+    """Check that a table has one kind of load, and enough prompts and sequences for it.
 
     Raises:
-        MatrixError: It hasn't.
+        MatrixError: The table has both kinds or none, or too few prompts or sequences.
     """
     is_closed = bool(table.concurrency)
     is_open = bool(table.requests_per_s)
-    says_closed = table.arrivals is Arrivals.CLOSED
-    has_its_arrivals = table.arrivals is None or says_closed == is_closed
-    if is_closed == is_open or not has_its_arrivals:
+    has_closed_arrivals = table.arrivals is Arrivals.CLOSED
+    arrivals_fit = table.arrivals is None or has_closed_arrivals == is_closed
+    if is_closed == is_open or not arrivals_fit:
         raise MatrixError(
             f"concurrency = {table.concurrency}, requests_per_s = {table.requests_per_s},"
             f" arrivals = {table.arrivals}; give either concurrency alone (a closed loop) or"
@@ -383,16 +391,16 @@ def _check_load(table: CasesTable) -> None:
     # With fewer prompts the load would never be as high as its id says.
     if table.speed and table.duration_s is None and table.prompts < in_flight:
         raise MatrixError(
-            f"prompts = {table.prompts} with concurrency = {in_flight}; needed one for each in"
-            " flight: raise prompts, or lower concurrency"
+            f"prompts = {table.prompts} with concurrency = {in_flight}; needed one for each"
+            " request in flight; raise prompts, or lower concurrency"
         )
 
 
 def _check_parallel(parallel: Parallel) -> None:
-    """Check that a server on several nodes is one copy with as many GPUs on each node.
+    """Check that a server on several nodes is one copy with the same number of GPUs on each.
 
     Raises:
-        MatrixError: It isn't.
+        MatrixError: The server has several copies, or another number of GPUs on one of the nodes.
     """
     if parallel.nodes > 1 and (parallel.data > 1 or parallel.gpus % parallel.nodes):
         raise MatrixError(
@@ -403,10 +411,10 @@ def _check_parallel(parallel: Parallel) -> None:
 
 
 def _check_thinking(table: CasesTable) -> None:
-    """Check that a chat template can switch the thought, and that nothing else switches it.
+    """Check that a chat template can switch thinking, and that nothing else switches it.
 
     Raises:
-        MatrixError: The requests are no chat, or `chat_template_args` has the switch too.
+        MatrixError: The requests aren't a chat, or `chat_template_args` has the switch too.
     """
     if table.form is not Form.CHAT:
         message = f'thinking = {table.thinking} with form = "{table.form}", which has no chat'

@@ -24,7 +24,7 @@ from specreg.matrix.tables import (
 )
 
 PAIRS = Path("models/pairs.toml")
-"""The file of the model pairs that all tiers share, seen from the parent of the tiers' folder."""
+"""The file of the model pairs that all tiers share, relative to the parent of the tiers' folder."""
 _MAX_SHARED_FRAC = 0.5
 """The share of a GPU's memory that a server may take if its control is on the same GPU."""
 _MAX_CASES = 10_000
@@ -43,7 +43,9 @@ def load_tier(folder: Path, name: str) -> Tier:
     Raises:
         UnknownNameError: A tier, key, engine, method, dataset or model pair doesn't exist. The
             message lists those that do.
+        UnsupportedError: An engine doesn't have one of the settings.
         MatrixError: The folder doesn't exist, or a file can't be decoded or is contradictory.
+        SpecregError: A name has other characters than a name may have, or too many.
         DatasetError: `random-N` has more digits than allowed.
     """
     # Unlike Path's method, this returns False instead of raising for a name that is too long.
@@ -109,8 +111,8 @@ class _Listing:
         """Add the next case.
 
         Raises:
-            MatrixError: Its id or its server's is taken or has the wrong spelling, or there are too
-                many cases.
+            SpecregError: Its id has other characters than a name may have, or too many.
+            MatrixError: Its id or the id of its server is taken, or there are too many cases.
         """
         check_spelling("case", case.id, MAX_CASE_CHARACTERS)
         if case.id in self.locations:
@@ -173,7 +175,8 @@ def _table_of_command(
         pairs: The model pairs by name.
 
     Raises:
-        MatrixError: The command can't be read, or contradicts a key or a model pair.
+        MatrixError: The command can't be read, or contradicts a key or a model pair, or its model's
+            name can't be the name of a pair.
     """
     # Read the command.
     table = dict(document)
@@ -208,7 +211,7 @@ def _table_of_command(
 
 
 def _with_controls(listing: _Listing, *, on_gpu: bool) -> Iterator[Case]:
-    """Yield the cases of a tier, those that speculate with their control.
+    """Yield the cases of a tier, and give a control to those that speculate.
 
     A case gets a control only if the tier also has a case on that server without speculation.
 

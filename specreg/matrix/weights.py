@@ -5,8 +5,8 @@ it adds nothing to the residual stream, so the text stays the same to the last b
 
 In a widened model the added dimensions of the residual stream stay zero. The weights that multiply
 these zeros are random, because multiplying zeros by zeros would draw less power. RMSNorm divides by
-the mean over all dimensions. So its weights are scaled by the root of narrow / wide, which is a
-power of two and so loses no bit, and its epsilon is scaled by narrow / wide.
+the root of the mean square over all dimensions. So its weights are scaled by the root of
+narrow / wide, which is a power of two and so loses no bit, and its epsilon by narrow / wide.
 """
 
 import dataclasses
@@ -125,17 +125,18 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
     _write_config(source, target, config | {"num_hidden_layers": first + layers})
 
 
-def _identity_tensor(name: str, model: Bits) -> Bits:
+def _identity_tensor(name: str, template: Bits) -> Bits:
     """Return the tensor of a layer that adds nothing to the residual stream.
 
     Args:
         name: which of a layer's tensors it is.
-        model: a tensor of its shape.
+        template: the same tensor of another layer, which has its shape.
     """
-    # A norm must not divide by nothing, and what follows it is multiplied by zeros.
+    # The weights of a norm don't matter, because its output is multiplied by zeros. With ones it
+    # only normalizes.
     if "norm" in name:
-        return np.full_like(model, _ONE)
-    return np.zeros_like(model)
+        return np.full_like(template, _ONE)
+    return np.zeros_like(template)
 
 
 def _unfit(source: Path, fault: object) -> ModelError:
@@ -162,8 +163,8 @@ def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
 
 
 # A safetensors file has the header's length in 8 bytes, little-endian, then the header as JSON, and
-# then the data (https://huggingface.co/docs/safetensors, "Format"). It is written by hand, because
-# the library needs torch for bfloat16, and because the written bytes are part of a baseline.
+# then the data (https://huggingface.co/docs/safetensors, "Format"). The library isn't used, because
+# it needs torch for bfloat16, and because the written bytes are part of a baseline.
 _LENGTH_BYTES = 8
 
 
@@ -228,8 +229,9 @@ class _Axis:
     Attributes:
         length: how many rows or columns there are.
         real: the indices of those that the narrow tensor has, in its order.
-        reached: the index up to which values depend on the narrow model's. It is more than `real`
-            for queries, because added heads of queries share the narrow model's keys and values.
+        reached: the index up to which values depend on the values of the narrow model. For queries
+            these are more than `real`, because added heads of queries share the narrow model's keys
+            and values.
     """
 
     length: int
@@ -242,7 +244,10 @@ class _Axis:
         return cls(length=length, real=np.arange(real), reached=real)
 
     def repeated(self, times: int) -> "_Axis":
-        """Return the axis of a projection that reads several streams, one after another."""
+        """Return the axis of a projection that reads several streams, one after another.
+
+        Only projections that read a single stream use `reached`, so it stays as it is.
+        """
         starts = range(0, times * self.length, self.length)
         real = np.concatenate([start + self.real for start in starts])
         return _Axis(length=times * self.length, real=real, reached=self.reached)
@@ -286,6 +291,7 @@ def _axes_of(
         real=rows_by_head[:, 0].reshape(-1),
         reached=reached,
     )
+    # The narrow model has as many heads of keys as of queries.
     keys = shape.num_key_value_heads * head_dim
     return {
         "hidden": _Axis.of_first(shape.hidden_size, config["hidden_size"]),
@@ -302,7 +308,8 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
         ValueError: It can't.
     """
     growth = {name: size / config[name] for name, size in dataclasses.asdict(shape).items()}
-    # The root of its growth multiplies norms in bfloat16, and loses no bit if it is a power of two.
+    # Norms in bfloat16 are divided by the root of the hidden size's growth. That loses no bit if
+    # the root is a power of two.
     powers_of_four = math.log2(growth["hidden_size"]) / 2
     # A matrix is named `….q_proj.weight`; norms have one dimension.
     projections = {name.split(".")[-2] for name, bits in narrow.items() if bits.ndim > 1}
@@ -316,8 +323,8 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
     )
     if not all(conditions):
         raise ValueError(
-            f"to {shape} from one with as many heads of keys as of queries, no larger than that,"
-            " whose hidden size is that over 1, 4, 16 or another power of 4"
+            f"to become {shape}, a model must have as many heads of keys as of queries, no number"
+            " that is larger, and this hidden size divided by 1, 4, 16 or another power of 4"
         )
 
 
@@ -356,7 +363,8 @@ def _widened_tensor(
         # Added rows must give zero too, and only these columns read anything but zeros.
         bits[:, columns.real] = 0
     elif projection in {"o_proj", "down_proj"} and narrow is not None:
-        # So must they here. The columns after these read what `v_proj` and `gate_proj` made zero.
+        # Only these columns read anything but zeros, which only the narrow tensor may multiply. The
+        # columns after them read what `v_proj` and `gate_proj` made zero.
         bits[:, : columns.reached] = 0
     if narrow is not None:
         bits[np.ix_(rows.real, columns.real)] = narrow
@@ -368,7 +376,7 @@ def _widened_norm(narrow: Bits | None, length: int) -> Bits:
     weights = np.ones(length, np.float32)
     if narrow is not None:
         real = (narrow.astype(np.uint32) << 16).view(np.float32)
-        # The mean over all dimensions is smaller by this share, because the added ones are zero.
+        # The mean square becomes this share of what it was, because the added dimensions are zero.
         real_frac = len(real) / length
         weights[: len(real)] = real * math.sqrt(real_frac)
     return _rounded(weights)
@@ -414,14 +422,14 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
     index = {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
     index_text = json.dumps(index, indent=1)
     (folder / f"{_WEIGHTS}.index.json").write_text(index_text)
-    # RMSNorm adds it to the mean square, which the added zeros make smaller by the same factor.
+    # RMSNorm adds epsilon to the mean square, which the added zeros reduce by the same factor.
     epsilon = config["rms_norm_eps"] * config["hidden_size"] / shape.hidden_size
     wide_config = {**config, **dataclasses.asdict(shape), "rms_norm_eps": epsilon}
     _write_config(source, folder, wide_config)
 
 
 def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping[str, str]]:
-    """Yield, for each file, the names of its tensors with those of their templates.
+    """Yield, for each file, the names of its tensors, each with the name of its template.
 
     Each file has one layer, whose templates are the tensors of the narrow model's first layer. The
     last file has all other tensors.

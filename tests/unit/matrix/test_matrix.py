@@ -266,7 +266,7 @@ PAIR = ", [models.tiny]: "
         ("parallel = { tensor = 0 }", "Expected `int` >= 1 - at `parallel.tensor`; correct"),
         ("tolerances = { speedup_ratio = -1 }", "Expected `float` > 0.0 - at `tolerances[...]`"),
         ('arrivals = "poison"', "Invalid enum value 'poison' - at `arrivals`; correct it"),
-        ("prompts = 3", "prompts = 3 with concurrency = 4; needed one for each in flight"),
+        ("prompts = 3", "prompts = 3 with concurrency = 4; needed one for each request in flight"),
         ("max_sequences = 3", "concurrency = 4 with max_sequences = 3: the server must"),
         ("concurrency = []", "concurrency = (), requests_per_s = (), arrivals = None; give either"),
         ("requests_per_s = [2.5]", "concurrency = (1, 4), requests_per_s = (2.5,), arrivals"),
