@@ -58,18 +58,20 @@ def _records_of(
         for prompt in measurement.acceptance.prompts:
             counts_of_turn = counts_by_turn.setdefault((prompt.prompt_id, prompt.turn), [])
             counts_of_turn.append(prompt.counts)
-    # A prompt that is replayed again is a new session, and gets the next counts of its turn.
+    # Each time a prompt is replayed it is a new session, with the next of the counts that its turns
+    # have.
     replays = Counter[tuple[str, int]]()
     session_numbers: dict[tuple[str, int], int] = {}
     for trace in traces:
-        turn = (trace.prompt_id, trace.turn)
-        replay = replays[turn]
-        replays[turn] += 1
+        turn_key = (trace.prompt_id, trace.turn)
+        replay_number = replays[turn_key]
+        replays[turn_key] += 1
         acceptance = None
-        counts = counts_by_turn.get(turn, [])
-        if replay < len(counts):
-            acceptance = _acceptance(case, trace, counts[replay])
-        session = session_numbers.setdefault((trace.prompt_id, replay), len(session_numbers))
+        counts = counts_by_turn.get(turn_key, [])
+        if replay_number < len(counts):
+            acceptance = _acceptance(case, trace, counts[replay_number])
+        session_key = (trace.prompt_id, replay_number)
+        session = session_numbers.setdefault(session_key, len(session_numbers))
         yield {
             "metadata": _metadata(trace, session, shift_ns),
             "metrics": _metrics(trace),
@@ -120,7 +122,11 @@ def _metrics(trace: RequestTrace) -> Mapping[str, Mapping[str, object]]:
 def _acceptance(
     case: CaseReport, trace: RequestTrace, counts: StepCounts
 ) -> Mapping[str, object] | None:
-    """Return aiperf's acceptance of a request; None if the number of drafts is unknown."""
+    """Return aiperf's acceptance of a request.
+
+    Returns:
+        None if nothing was drafted, or if it isn't known how much was drafted.
+    """
     if not counts.steps or not counts.proposed:
         return None
     draft_tokens = None

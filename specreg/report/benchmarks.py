@@ -30,13 +30,18 @@ _MS_PER_S = 1000
 
 
 def is_given(getoption: Callable[[str, object], object], names: Iterable[str]) -> bool:
-    """Return True if one of pytest-benchmark's options is given, or what to group by."""
+    """Return True if one of these options of pytest-benchmark is given, or what to group by.
+
+    Args:
+        getoption: returns the value of an option; a second argument is the value without it.
+        names: the names of options after `benchmark_`.
+    """
     grouped = getoption("benchmark_group_by", "group") != "group"
     return grouped or any(getoption(f"benchmark_{name}", None) for name in names)
 
 
 def times_of(measurement: Measurement) -> tuple[float, ...]:
-    """Return the median TPOT of each round that has one, in seconds; empty if it is invalid."""
+    """Return the median TPOT of each round that has one, in seconds; empty if speed is invalid."""
     replay = measurement.replay
     if replay is None or not _SPEEDS.isdisjoint(measurement.invalid):
         return ()
@@ -68,7 +73,8 @@ def benchmark_of(measurement: Measurement, verdicts: Iterable[Verdict]) -> Mappi
         "group": " ".join(shared_params),
         "params": params,
         "extra_info": {**measurement.values, "outcome": str(worst)},
-        "options": {"timer": RECORDED.name},  # pytest-benchmark's own choose no rounds here
+        # specreg chooses the rounds, so the other options of pytest-benchmark mean nothing here.
+        "options": {"timer": RECORDED.name},
     }
 
 

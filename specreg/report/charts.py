@@ -57,7 +57,7 @@ LABEL_ROOM = 76
 
 
 def speedup_picture(report: Report) -> IntervalPicture | None:
-    """Draw the speedup of each case that has a control; None if no case has one.
+    """Draw the speedup of each case that has one; None if no case has one.
 
     The interval comes from the change against the baseline, so a case without a baseline has none.
     """
@@ -129,7 +129,7 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
 
 
 def change_pictures(report: Report) -> Iterator[IntervalPicture]:
-    """Yield a picture for each metric that a gate compared, with the change of each case."""
+    """Yield a picture for each metric that two sides have, with the change of each case."""
     rows_by_metric: dict[str, list[IntervalRow]] = {}
     case_ids = {case.case_id for case in report.cases}
     for verdict in last_words(report.run.verdicts):
@@ -195,7 +195,7 @@ def oracle_positions(verdicts: Iterable[Verdict]) -> Iterator[BarPicture]:
 
 
 def energy_picture(power: PowerRecord) -> IntervalPicture | None:
-    """Draw the energy per token with and without speculation, and its part at rest.
+    """Draw the energy per token with and without speculation, and the part that idle devices use.
 
     Returns:
         None unless the energy of both servers is known.
@@ -216,7 +216,7 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
         rows.append(IntervalRow(label=name, text=text, value=energy_j, baseline=at_rest_j))
     return draw_intervals(
         "Energy per token",
-        "In J, of all devices together; the upright mark is what they draw at rest.",
+        "In J, of all devices together; the upright mark is the part that they use at rest.",
         rows,
         reference=0.0,
     )
@@ -433,11 +433,11 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
     if expected is not None:
         reference = plot.height(expected)
     note = ""
-    bad_places: list[int] = []
+    bad_positions: list[int] = []
     first_bad_index = first_bad(runs, metric)
     if first_bad_index < len(runs):
         note = f"Not fine since {moment_of(runs[first_bad_index])}."
-        bad_places.append(plot.x(first_bad_index))
+        bad_positions.append(plot.x(first_bad_index))
     versions = _version_starts((number, run.engine_version) for number, run in enumerate(runs))
     dots = []
     for number, run in enumerate(runs):
@@ -453,7 +453,7 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
         curves=[line],
         reference=reference,
         versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
-        bad=bad_places,
+        bad=bad_positions,
     )
 
 

@@ -1,9 +1,9 @@
 """The report document, `report.json`: everything that a run or a gate recorded and decided.
 
-Three commands produce one. The suite writes the document of a run; its title, answers and hints
-are derived from `run`. A gate writes a document with two `arms`, its own title, answers and hints,
-and the values of side A as `expected`. `specreg report A B` puts two runs side by side. The
-terminal, the HTML page and all exports are rendered from this document, and
+Three commands produce one. The suite writes the document of a run, in which title, answers and
+hints are empty, because they follow from `run`. A gate writes a document with two `arms`, with a
+title, answers and hints, and with the values of side A as `expected`. `specreg report A B` puts two
+runs side by side. The terminal, the HTML page and all exports are rendered from this document, and
 `docs/report.schema.json` is its JSON Schema.
 """
 
@@ -51,6 +51,7 @@ _MAX_BYTES = 256 * MIB
 _ARM_COUNTS = {0, 2}
 """How many arms a document may have: a run has none, a gate has two."""
 _NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
+"""The options that decide which version of an engine a run measures."""
 REGRESSED_STATUS = 1
 UNDECIDED_STATUS = 10
 NO_BASELINE_STATUS = 11
@@ -59,7 +60,7 @@ STATUS_MEANINGS = {
     UNDECIDED_STATUS: "nothing is proven to be worse, but something couldn't be judged",
     NO_BASELINE_STATUS: "nothing is worse, but there is no baseline to compare with",
 }
-"""What each exit status of a run means, for readers who see only the number."""
+"""What each exit status of a failed run means, for readers who see only the number."""
 
 
 class Tone(StrEnum):
@@ -116,7 +117,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
         verdicts: all verdicts, in the order in which the run reached them.
         skipped: for each case that this machine can't run, what the case needs.
         no_power: why power wasn't measured; empty if it was, or if no test needs it.
-        slowed: for each case that speculation certainly slows down, its speedup, below 1.
+        slowed: the speedup, below 1, of each case that speculation certainly slows down.
         load: the load of this machine's processor when the run began; null if other machines
             measured.
     """
@@ -301,8 +302,8 @@ def flat_fields(verdict: Verdict) -> dict[str, object]:
 def last_words(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     """Return the last verdict for each figure and outcome.
 
-    A figure is MEASURED while more launches are to come. That verdict is left out if the figure
-    was judged later.
+    A figure is MEASURED while more launches are to come. That verdict is left out if the figure has
+    another outcome, too.
     """
     last = {((verdict.case_id, verdict.metric), verdict.outcome): verdict for verdict in verdicts}
     judged = {figure for figure, outcome in last if outcome is not Outcome.MEASURED}
@@ -394,8 +395,8 @@ def load_own_report(path: Path) -> Report:
 def _with_own_commands(report: Report) -> Report:
     """Replace all commands of a report by those with which this machine does the same.
 
-    What a gate or two runs side by side were made with are programs and folders of the machine that
-    compared them. So their documents lose the commands, and the hints that continue them.
+    The commands of a gate, and of two runs side by side, name programs and folders of the machine
+    that compared them. Such documents lose their commands, and the hints, which have commands too.
     """
     cases = []
     options = portable_options(report.origin.options)
@@ -417,7 +418,7 @@ def _with_own_commands(report: Report) -> Report:
 def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures | None) -> str:
     """Return the command that measures a case again, with the version of its engine.
 
-    Without the version, the same command measures another one once specreg prefers a newer one.
+    Without the version, the command would measure a newer version as soon as specreg prefers it.
 
     Args:
         case_id: The case.
@@ -558,8 +559,8 @@ def side_by_side(a: Report, b: Report) -> Report:
     """Return a report of run B in which run A takes the place of the baseline.
 
     The report contains the cases that both runs have. It shows changes and judges none of them. A
-    figure is NOT_COMPARABLE if its settings differ, or if it is a speed or a power and the
-    machines are of different kinds.
+    figure is NOT_COMPARABLE if it is INVALID in a run, if its settings differ or aren't known, or
+    if it is a speed or a power and the machines are of different kinds.
 
     Raises:
         ReportError: The runs have no case in common, or a report comes from a gate, which

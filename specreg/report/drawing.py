@@ -16,7 +16,7 @@ _DISTANCES = 3
 _STEPS = (1, 2, 5, 10)
 """The distance between ticks is one of these times a power of ten."""
 _LEAST_RANGE = 1e-6
-"""Values below this are drawn as 0."""
+"""If the least range of an axis is below this, the axis spans 1, because its values are about 0."""
 _LARGEST = 1e200
 """Larger numbers, which a damaged file may contain, are drawn as this one."""
 _LARGEST_PLAIN = 1e7
@@ -74,7 +74,10 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], style: AxisStyle = PLAIN) -> "Axis":
-        """Return an axis that contains these values; one around 0.5 if none is finite."""
+        """Return an axis that contains the finite ones of these values; one around 0.5 without any.
+
+        Values beyond ±1e200 count as ±1e200.
+        """
         shown = [value for value in values if math.isfinite(value)] or [0.5]
         low = max(min(shown), -_LARGEST)
         high = min(max(shown), _LARGEST)
@@ -95,11 +98,14 @@ class Axis:
         return cls(low=first * step, high=last * step, step=step, style=style)
 
     def share(self, value: float) -> float:
-        """Return the position of a value, from 0 at the beginning of the axis to 1 at its end."""
+        """Return the position of a value, from 0 at the beginning of the axis to 1 at its end.
+
+        A value that isn't a number is drawn in the middle.
+        """
         if math.isnan(value):
             return 0.5
         share = (value - self.low) / (self.high - self.low)
-        # By rounding, the value at an end may lie a little outside.
+        # Infinite values lie outside, and by rounding the value at an end may, too.
         return min(max(share, 0.0), 1.0)
 
     def ticks(self, length: float, start: float = 0.0) -> tuple[Tick, ...]:
@@ -316,7 +322,7 @@ class CurvePicture:
         reference: the height of the dashed line; None without one.
         versions: the positions at which versions of the engine begin, labelled with the version.
         bad: the position of the first bad run of each line that has one.
-        legend: the name of what has each colour, by the colour.
+        legend: the names of the lines of each colour, by the colour.
     """
 
     title: str

@@ -70,8 +70,8 @@ def write_outputs(
         measured = _shown_measurements(report, run_folder) if form.takes_journal else {}
         files = form.render(report, measured)
         if not files:
-            message = f"report as {name}: no case of run '{report.run.run}' holds what it takes"
-            raise ReportError(f"{message}; name a run that measured one")
+            lack = f"no case of run '{report.run.run}' has the measurements that it needs"
+            raise ReportError(f"report as {name}: {lack}; name a run that has them")
         for path, text in files.items():
             # The file is written as a whole, because the node exporter may be reading it.
             written.append(write_in(folder, path, text.encode()))
@@ -85,11 +85,13 @@ def _shown_measurements(report: Report, run_folder: Path) -> _Measured:
     """
     shown_launches = {case.case_id: case.figures.launch for case in report.cases if case.figures}
     launches = load_journal(run_folder / "journal.jsonl").items()
-    return {
-        key.case_id: measurement
-        for key, measurement in sorted(launches, key=lambda launch: launch[0].launch)
-        if key.launch == shown_launches.get(key.case_id, key.launch)
-    }
+    measured = {}
+    for key, measurement in sorted(launches, key=lambda launch: launch[0].launch):
+        # Without figures, each launch replaces the one before it.
+        shown_launch = shown_launches.get(key.case_id, key.launch)
+        if key.launch == shown_launch:
+            measured[key.case_id] = measurement
+    return measured
 
 
 def append_job_summary(text: str) -> None:
@@ -108,6 +110,7 @@ def render_verdict_rows(report: Report) -> str:
     writer.writeheader()
     for verdict in readable_values(report).run.verdicts:
         fields = flat_fields(verdict)
+        # An empty tuple would be written as `()`.
         writer.writerow({name: "" if value == () else value for name, value in fields.items()})
     return text.getvalue()
 

@@ -235,7 +235,7 @@ def changes_since_baseline(case: CaseReport) -> Iterator[str]:
 def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
     """Yield a sentence with the first bad run and the last fine one for each group of metrics.
 
-    Metrics with the same history form a group. A metric that no earlier run judged is left out.
+    Metrics with the same history form a group. A metric that only one run judged is left out.
     """
     labels_by_story: dict[str, list[str]] = {}
     for verdict in failing:

@@ -27,7 +27,7 @@ def render_metrics(
     _add_verdicts(registry, report, run_labels)
     status = Gauge(
         "specreg_exit_status",
-        "Of the run: 0, 1, 10 or 11, or one of pytest's own.",
+        "The exit status of the run: 0, 1, 10 or 11, or one of pytest's own.",
         _RUN_LABELS,
         registry=registry,
     )
@@ -53,9 +53,9 @@ def _add_verdicts(
         labels = (*_VERDICT_LABELS, *more_labels)
         return Gauge(f"specreg_{name}", description, labels, registry=registry)
 
-    values = gauge("value", "What was measured, in the unit of the metric.")
-    expected_values = gauge("expected", "What the baseline holds.")
-    changes = gauge("change_ratio", "Change against the baseline; better is positive.")
+    values = gauge("value", "The measured value, in the unit of the metric.")
+    expected_values = gauge("expected", "The value of the baseline, or of side A of a gate.")
+    changes = gauge("change_ratio", "The change from the expected value; better is positive.")
     outcomes = gauge("verdict", "1 for the outcome of a verdict.", "outcome")
     cases = {case.case_id: case for case in report.cases}
     for verdict in last_words(report.run.verdicts):

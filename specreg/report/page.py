@@ -53,7 +53,7 @@ from specreg.report.terminal import columns_of, next_of, render_notes
 from specreg.verdicts.verdict import Verdict
 
 _MAX_NEXT_CHARS = 8_000
-"""Longer commands are left out of the Markdown, which GitHub limits."""
+"""Longer commands are left out of the Markdown, whose length GitHub limits."""
 _MAX_TEXT_CHARS = 300
 """The longest untrusted text that the Markdown shows."""
 _MANY_ROWS = 12
@@ -93,7 +93,7 @@ class SharedDrawings:
 
 
 def render_page(report: Report, in_progress: str = "") -> str:
-    """Render the page: the headlines, the failures, the pictures, and then the tables.
+    """Render the page: the headlines first, then the failures and the pictures, then the tables.
 
     Args:
         report: the document.
@@ -111,12 +111,13 @@ def render_page(report: Report, in_progress: str = "") -> str:
     case_by_id = {case.case_id: case for case in report.cases}
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
     passing = [verdict for verdict in verdicts if not verdict.fails]
-    # An unfinished run has left nothing open yet.
+    # Each unfinished run is incomplete, so a note on that would say nothing.
     open_notes = []
     if not in_progress:
         open_notes = list(notes_of(report))
 
-    # A gate has no control, no history and no baseline. It shows changes instead of speedups.
+    # A document with two sides has no history and no baseline. It shows changes instead of
+    # speedups.
     next_steps = next_of(report)
     again = report.origin.command
     environment = None
@@ -145,14 +146,14 @@ def render_page(report: Report, in_progress: str = "") -> str:
         run=run,
         is_run=is_run,
         title=title_of(report),
-        names=columns_of(report),
+        value_columns=columns_of(report),
         expectation=expectation_of(report),
         answers=answers_of(report),
-        open=open_notes,
-        red=dict(red_first),
-        by_case=verdicts_by_case,
-        found={verdict.outcome for verdict in verdicts},
-        known=case_by_id,
+        open_notes=open_notes,
+        failing_by_case=dict(red_first),
+        verdicts_by_case=verdicts_by_case,
+        shown_outcomes={verdict.outcome for verdict in verdicts},
+        case_by_id=case_by_id,
         columns=columns,
         rows=rows,
         in_progress=in_progress,
@@ -211,10 +212,10 @@ def render_markdown(report: Report) -> str:
     skipped_lines = [f"{case_id}: {reason}" for case_id, reason in run.skipped.items()]
     text = _MARKDOWN.get_template("report.md.jinja").render(
         title=title_of(report),
-        names=columns_of(report),
+        value_columns=columns_of(report),
         answers=answers_of(report),
         notes=[*notes_of(report), *skipped_lines, *report.remarks],
-        next_steps=Markup(quoted_steps),  # noqa: S704 - ours, in a block
+        next_steps=Markup(quoted_steps),  # noqa: S704 - in a block of code, nothing is markup
         failing=[verdict for verdict in verdicts if verdict.fails],
         verdicts=verdicts,
         why=_cause_and_explanation,
@@ -335,7 +336,7 @@ def _plain(value: object) -> Markup:
         return value
     words = readable_line(str(value), _MAX_TEXT_CHARS)
     plain = _MARKUP.sub(lambda match: _INERT.get(match[0], f"\\{match[0]}"), words)
-    return Markup(plain)  # noqa: S704 - that is what makes it so
+    return Markup(plain)  # noqa: S704 - the line above has made it harmless
 
 
 TEMPLATES = Environment(
@@ -371,7 +372,7 @@ TEMPLATES.globals.update(
     marks=MARKS,
     outcomes=OUTCOMES,
     policy=_POLICY,
-    script=Markup(_SCRIPT),  # noqa: S704 - ours, and its checksum is in the policy
+    script=Markup(_SCRIPT),  # noqa: S704 - the file of this package; the policy has its checksum
     spread_columns=PERCENTILES,
 )
 _MARKDOWN = TEMPLATES.overlay(finalize=_plain)

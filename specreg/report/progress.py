@@ -112,6 +112,7 @@ class RunProgress:
         if name in self._begun:
             return False
         now_ns = self.clock()
+        # Only a case with an expected time has this moment.
         if self._measuring_began_ns:
             ended = self.expected[self._case]
             self._cases.add(ended.case_s, now_ns - self._measuring_began_ns)
@@ -144,7 +145,8 @@ class RunProgress:
             if has_ended:
                 continue
             if case_ratio is None and not expected.is_of_this_machine:
-                # Guesses of a step were wrong by a factor of five, so no end is better.
+                # Guesses of the time of a step were wrong by a factor of five. It is better to show
+                # no end.
                 return
             has_servers = is_present and self._measuring_began_ns
             if not has_servers:
@@ -210,7 +212,7 @@ class RunProgress:
         if self._in_flight:
             figures = f"{self._in_flight * per_request:.0f} tokens/s"
         else:
-            figures = f"{per_request:.0f} tokens/s a request"
+            figures = f"{per_request:.0f} tokens/s per request"
         length = self._counts.acceptance_length
         if length:
             figures += f", AL {length:.2f}"
@@ -319,10 +321,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def watch(self, steps: Sequence[Step]) -> None:
-        """Set the present phases, the innermost last.
-
-        Without a phase pytest writes, so the updated line is erased.
-        """
+        """Set the present phases, the innermost last; without any, erase the updated line."""
         with self._lock:
             self._steps = tuple(steps)
             self._detail = ""
@@ -361,10 +360,12 @@ class Progress:
         """Write the lines that are due. A thread calls this repeatedly."""
         with self._lock:
             now_ns = self._clock()
+            # On a terminal, draw the present phase.
             if self._in_place:
                 if self._steps:
                     self._screen.draw(self._innermost(now_ns))
                 return
+            # Otherwise write a line for each phase that has become long enough.
             for step in self._steps:
                 is_long_enough = now_ns - step.began_ns >= _SHORTEST_SHOWN_NS
                 if step not in self._shown_ns and is_long_enough:
@@ -372,6 +373,7 @@ class Progress:
                     self._screen.write_line(f"specreg {self._line(step, step.began_ns)}")
             if not self._steps:
                 return
+            # Write a further line for a phase that still goes on.
             step = self._steps[-1]
             if now_ns - self._shown_ns.get(step, now_ns) >= _REPEATED_AFTER_NS:
                 self._shown_ns[step] = now_ns

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from specreg.measurement.figures import AcceptanceFigures, AnswerFigures, Figures
 
 _MANY_FRAC = 0.5
-"""A property that single answers may have is worth a remark from this share of the answers on."""
+"""A few looping or very short answers are normal. A remark is worth it from this share on."""
 _FULL_FRAC = 0.99
-"""If steps have fewer drafts on average than this share of the most, their number varies."""
+"""The number of drafts varies between steps if its mean is below this share of the largest."""
 
 
 def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
@@ -44,14 +44,14 @@ def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:
         )
     if answers.thinking and not answers.with_thought:
         yield (
-            f"none of {total} answers has a thought with thinking = true; the model has none, its"
-            " chat template has another switch, or the server tells no mark of it"
+            f"none of {total} answers has a thought with thinking = true; the model can't think,"
+            " its chat template has another switch, or the server doesn't mark thoughts"
         )
     if answers.after_empty_replies:
         yield (
             f"{answers.after_empty_replies} of {total} requests were later turns that had empty"
-            " replies before them, as no user would send; replay first turns alone, with turns = 1,"
-            " or have the replies end within output_cap_tokens"
+            " replies before them, which no user would send; replay only first turns, with"
+            " turns = 1, or raise output_cap_tokens until the replies end"
         )
     if answers.without_tokens:
         yield f"{answers.without_tokens} of {total} answers have no token"
@@ -79,7 +79,7 @@ def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
             per_step = f"; over all steps it is {total.tokens_per_step:.2f} tokens per step"
         yield (
             f"{undrafted} of {steps} steps ({undrafted / steps:.0%}) were undrafted, so acceptance"
-            f" is that of the other {total.steps}{per_step}"
+            f" covers only the other {total.steps}{per_step}"
         )
     most = len(total.marginal_frac)
     if total.proposed is not None and acceptance.drafts_every_step and total.steps:
@@ -98,6 +98,6 @@ def _part_remark(acceptance: AcceptanceFigures) -> str:
             parts.append(f"{part.acceptance_length_tokens:.2f} in the {name}s")
     lengths = " and ".join(parts)
     return (
-        f"the acceptance length is about {lengths}, by the chunks of the answers, each taken for a"
-        " step: no server counts thoughts apart"
+        f"the acceptance length is about {lengths}, if each chunk of an answer is taken for a step:"
+        " no server counts the steps of thoughts separately"
     )

@@ -100,8 +100,9 @@ def answers_of(report: Report) -> Sequence[Headline]:
 def answers_of_run(run: RunVerdict) -> Sequence[Headline]:
     """Return headlines on acceptance (including losslessness), speed and power, in this order.
 
-    A headline is green if all verdicts on its subject are PASS or IMPROVED. Correctness checks that
-    don't apply to a case are ignored.
+    A headline is green if all verdicts on its subject are PASS or IMPROVED; the headline on speed
+    isn't if speculation slows a case down. Correctness checks that don't apply to a case are
+    ignored.
     """
     by_subject: dict[str, list[Verdict]] = {subject: [] for subject in _SUBJECTS}
     for verdict in last_words(run.verdicts):
@@ -151,13 +152,13 @@ def notes_of(report: Report) -> Iterator[str]:
     for arm in report.arms:
         yield _describe_arm(arm)
     if not run.complete and is_gate:
-        yield "It was cut short before all was decided."
+        yield "The gate was cut short before everything was decided."
     elif not run.complete:
-        yield "This was not the whole tier: part of it was left out, or it was cut short."
+        yield "This was not the whole tier: cases were left out, or the run was cut short."
     if not is_gate and _ended_badly(run):
         yield (
-            f"The run ended with status {run.exit_status}, and not for a verdict: something else"
-            " failed or stopped it, and its output says what."
+            f"The run ended with status {run.exit_status}, but not because of a verdict: something"
+            " else failed or stopped it; see its output."
         )
     if run.attached:
         yield f"The server at {run.attached} was not started by this run."
@@ -166,32 +167,32 @@ def notes_of(report: Report) -> Iterator[str]:
 
 
 def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
-    """Say how many cases of a tier were skipped, and why: the most frequent reasons first."""
+    """Return a note on how many cases were skipped, and why: the most frequent reasons first."""
     ids_by_reason: dict[str, list[str]] = {}
     for case_id, reason in skipped.items():
         ids_by_reason.setdefault(reason, []).append(case_id)
     reasons = sorted(ids_by_reason.items(), key=lambda item: -len(item[1]))
-    # A reason is often that of dozens of cases, so one of them stands for all.
+    # Dozens of cases often have the same reason, so only the first of them is named.
     parts = []
     for reason, case_ids in reasons[:_MAX_REASONS]:
         if len(case_ids) == 1:
             parts.append(f"{case_ids[0]}: {reason}")
         else:
-            parts.append(f"{len(case_ids)}, {case_ids[0]} the first: {reason}")
+            parts.append(f"{len(case_ids)} such as {case_ids[0]}: {reason}")
     if len(reasons) > _MAX_REASONS:
         parts.append(f"{len(reasons) - _MAX_REASONS} other reasons")
     return f"Cases that were skipped: {len(skipped)} of {cases}. {'; '.join(parts)}."
 
 
 def _describe_arm(arm: ArmReport) -> str:
-    """Describe a side: what was typed, what was installed, and what its servers reported."""
+    """Describe a side: what was typed and installed, and which versions its servers reported."""
     description = f"{arm.name} is {arm.text}"
     if arm.overrides:
         description += f" with {', '.join(arm.overrides)}"
     if arm.installed:
         description += f": {arm.installed}"
     if arm.engine_versions:
-        description += f"; its servers said {', '.join(arm.engine_versions)}"
+        description += f"; its servers reported {', '.join(arm.engine_versions)}"
     return description
 
 
@@ -246,8 +247,8 @@ def _speed_remarks(run: RunVerdict) -> list[str]:
     remarks = []
     if run.slowed:
         worst_first = sorted(run.slowed.items(), key=lambda item: item[1])
-        slowed = [f"'{case_id}' down: ×{ratio:.2f}" for case_id, ratio in worst_first]
-        remarks.append(f"speculation slows {', '.join(slowed)} tokens/s")
+        slowed = [f"'{case_id}' (×{ratio:.2f} tokens/s)" for case_id, ratio in worst_first]
+        remarks.append(f"speculation slows down {', '.join(slowed)}")
     if run.load is not None and run.load.is_high:
         remarks.append(f"the machine was busy when the run began: {run.load}")
     return remarks
@@ -301,7 +302,7 @@ def _example(verdicts: Sequence[Verdict]) -> str:
 
     Without a change, its reason is given. The example is empty without either.
     """
-    # A metric that follows another one, such as a draft position, would be a stranger example.
+    # A metric that follows another one, such as a draft position, would be a worse example.
     deciding = [verdict for verdict in verdicts if _decides(verdict)]
     candidates = deciding or verdicts
     most = max(candidates, key=lambda verdict: abs(verdict.comparison.change_frac or 0.0))

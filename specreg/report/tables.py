@@ -27,6 +27,7 @@ SPREADS = {
     "completion_tokens": "length of an answer, tokens",
 }
 PERCENTILES = ("mean", "min", "p50", "p75", "p90", "p95", "p99", "max")
+"""The fields of a summary that the page shows, in the order of its columns."""
 _UNITS = {
     "_tokens_per_s": "tokens/s",
     "_requests_per_s": "requests/s",
@@ -120,8 +121,8 @@ def render_rows(
         head: the names of the columns.
         rows: the cells of each row.
         color: whether to write escape sequences for colours.
-        left_columns: columns that are aligned left and don't wrap. Others are aligned right.
-        folded: columns that are aligned left and wrap.
+        left_columns: columns that are aligned left and don't wrap.
+        folded: columns that are aligned left and wrap. All other columns are aligned right.
     """
     # Declare the columns.
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -158,7 +159,8 @@ def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
     TPOT is the median over requests, and throughput is all tokens divided by all time. `A/D` is the
     acceptance rate, and a position shows the share of the steps that accepted at least that many
     drafts. J/token is all energy divided by all tokens, `alone` is the same without speculation,
-    and `saved` is the share that speculation saves. The remark gives the error of the energy.
+    and `saved` is the share that speculation saves. The remark gives the error of the energy, and
+    says why the energy isn't judged.
 
     Args:
         figures: the figures of one launch of each case.
@@ -200,7 +202,7 @@ def _speedup_row(figures: Figures) -> Sequence[str]:
 
 
 def _category_rows(figures: Figures) -> Iterator[Sequence[str]]:
-    """Yield a row for each category of a case that speculates and has several."""
+    """Yield a heading and a row for each category, if a case speculates and has several of them."""
     if figures.timing is None or figures.acceptance is None:
         return
     if len(figures.timing.by_category) == 1:
@@ -226,7 +228,7 @@ def _category_rows(figures: Figures) -> Iterator[Sequence[str]]:
 def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]]:
     """Yield the name of each distribution, its summary, and the summary of the control.
 
-    The control's summary is None without a control, or if it equals that of the case.
+    The control's summary is None without a control, or if it equals the summary of the case.
     """
     if figures.timing is None:
         return

@@ -40,6 +40,7 @@ def render_report(report: Report, *, color: bool) -> str:
     new, before = columns_of(report)
     control_text = ""
     if report.control:
+        # For the control, side A is launched twice, as A1 and A2. Here A1 is A.
         columns = (f"{before}2", before)
         control_table = render_verdicts(report.control, color=color, columns=columns)
         control_text = f"the control, {before} against itself:\n{control_table}"
@@ -234,7 +235,7 @@ def render_next(
     """
     # An attached server can be neither launched again nor recorded.
     can_launch = not is_attached(options)
-    # If no number of launches would decide a figure, measuring it again is no advice.
+    # If no number of launches would decide a figure, measuring it again is no use.
     failing = [verdict for verdict in verdicts if verdict.fails]
     unclear = [verdict for verdict in failing if verdict.outcome is Outcome.INCONCLUSIVE]
     undecided = [verdict for verdict in unclear if verdict.needed_launches != 0]

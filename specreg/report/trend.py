@@ -68,7 +68,7 @@ class _Cell:
         tone: the tone, which determines its colour.
         text: the figures with this outcome; empty if all figures are good.
         is_first_bad: whether a figure that is still bad became bad on this night.
-        version: the version of the engine on its first night; otherwise empty.
+        version: the version of the engine, if this is its first night; otherwise empty.
     """
 
     symbol: str
@@ -105,7 +105,7 @@ class _Map:
         machine: the name of the kind of machine.
         nights: the columns.
         rows: the cases.
-        versions: a note for each version of the engine about its first night.
+        versions: for each version of the engine, a note with its first night.
         problem: a message about records that can't be read; empty if all can.
     """
 
@@ -128,8 +128,9 @@ def load_histories(paths: Iterable[Path]) -> Iterator[tuple[str, History]]:
     for path in paths:
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not files or not path.exists():
-            message = f"history '{path}': no history is there"
-            raise ReportError(f"{message}; run the suite first, or name a file or a folder of it")
+            problem = f"history '{path}': there is no history"
+            advice = "run the suite first, or name the file of a history or a folder of such files"
+            raise ReportError(f"{problem}; {advice}")
         for file in files:
             yield file.stem, load_history(file)
 

@@ -37,11 +37,11 @@ def declare_report_vocabulary(report: Report, *names: str) -> None:
 
 
 def render_unhidden() -> str:
-    """Name the secrets that aren't hidden because they equal a declared word; empty without any."""
+    """Name the secrets that aren't hidden, each with the reason; empty without any."""
     named = ", ".join(unhidden())
     if not named:
         return ""
-    return f"not hidden where its value occurs: {named}; give it a longer value, or another name"
+    return f"secrets that can't be hidden: {named}; give each a longer value, or another name"
 
 
 @functools.cache

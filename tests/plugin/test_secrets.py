@@ -51,7 +51,7 @@ def test_a_word_that_is_called_a_secret_breaks_no_file(suite: Suite) -> None:
     assert set(report.run.outcomes) == {"PASS"}
     assert [key.case_id for key in load_journal(folder / "journal.jsonl")] == [CASE]
     assert "HIDDEN" not in "".join(path.read_text() for path in folder.glob("*.*"))
-    assert judged.stdout.count("not hidden where its value occurs: ") == 1
+    assert judged.stdout.count("secrets that can't be hidden: ") == 1
     assert "CACHE_KEY (a word that specreg itself writes)" in judged.stdout
     assert "ONE_KEY (shorter than 8 characters)" in judged.stdout
 

@@ -245,6 +245,6 @@ def test_a_case_has_its_tokens_per_second_and_acceptance_length_so_far(clock: Cl
     assert len(requests) == 2
 
     progress.count(0, lambda _arm, _number: requests.append)(0, 0)(requests[0])
-    assert progress.figures_in(Phase.MEASURING).startswith("10 tokens/s a request")
+    assert progress.figures_in(Phase.MEASURING).startswith("10 tokens/s per request")
     progress.count(4, lambda _arm, _number: requests.append)
     assert progress.figures_in(Phase.MEASURING) == ""

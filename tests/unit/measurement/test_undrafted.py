@@ -84,7 +84,7 @@ def test_acceptance_covers_only_the_steps_that_drafted(name: str) -> None:
     assert total.acceptance_length_tokens == record.total.acceptance_length
     (remark,) = workload_remarks(figures)
     share = f"{undrafted} of {drafted + undrafted} steps ({undrafted / (drafted + undrafted):.0%})"
-    assert f"{share} were undrafted, so acceptance is that of the other {drafted}" in remark
+    assert f"{share} were undrafted, so acceptance covers only the other {drafted}" in remark
     assert f"over all steps it is {total.tokens_per_step:.2f} tokens per step" in remark
 
 

@@ -208,8 +208,8 @@ def test_the_page_and_the_markdown_name_both_runs_and_their_engines() -> None:
     page = Page(render_page(comparison))
     for words in (
         f"A is run {reports.REPORT.run.run} on",
-        "its servers said vllm 0.32.0",
-        "its servers said vllm 0.33.0",
+        "its servers reported vllm 0.32.0",
+        "its servers reported vllm 0.33.0",
         "B against A",
         "specreg report 20261121T020000-1 20261123T020000-2",
     ):

@@ -161,7 +161,7 @@ def test_every_form_is_written_for_any_run_or_that_it_is_not(tmp_path: Path, out
         assert written
         assert all(path.is_file() for path in written)
     if FORMS[output].takes_journal:
-        with pytest.raises(ReportError, match=rf"as {output}: no case of run '.*' holds what"):
+        with pytest.raises(ReportError, match=rf"as {output}: no case of run '.*' has the meas"):
             write_outputs([output], reports.EMPTY, tmp_path, tmp_path / "empty")
     else:
         assert write_outputs([output], reports.EMPTY, tmp_path, tmp_path / "empty")

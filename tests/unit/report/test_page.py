@@ -109,7 +109,7 @@ def test_a_card_says_since_when_with_what_and_where_to_look() -> None:
     assert "vllm 0.31.0 → 0.32.0" in text
     since = "throughput: not fine since 2026-11-13 02:00 UTC with 0.32.0, 2 judged runs in a row"
     last = "last fine 2026-11-12 02:00 UTC with 0.32.0"
-    for phrase in (since, last, "what the servers said: logs/a.log", "CUDA says no"):
+    for phrase in (since, last, "logs of the servers: logs/a.log", "CUDA says no"):
         assert phrase in text
 
 
@@ -427,7 +427,7 @@ def test_acceptance_by_position_stands_against_the_oracle_where_it_was_asked() -
     oracle = reports.verdict(Outcome.WRONG, by_position_frac=((0.8, 0.9), (0.3, 0.7)))
     known = dataclasses.replace(oracle, case_id=CASE.id)
     page = Page(render_page(reports.with_verdicts(reports.HELD, known)))
-    assert "the engine its text and models" in page.text
+    assert "the engine the oracle, for the engine's text and models" in page.text
     (picture,) = oracle_positions([oracle])
     assert [(bar.share, bar.expected) for bar in picture.bars] == [(80, 90), (30, 70)]
 
@@ -543,7 +543,7 @@ def test_the_page_of_a_run_that_goes_on_says_so_and_reloads_itself() -> None:
     page = Page(render_page(reports.REPORT, in_progress="case 3 of 12, 18:40:12 UTC"))
     assert {"http-equiv": "refresh", "content": "10"} in page.all("meta")
     assert "Run in progress , case 3 of 12, 18:40:12 UTC: this page reloads itself" in page.text
-    assert "Where that time is long past, the run was killed." in page.text
+    assert "If the time above is long past, the run was killed." in page.text
     assert "What to type next" not in page.text
     assert "refresh" not in render_page(reports.REPORT)
 

@@ -112,9 +112,10 @@ def test_a_slowdown_by_speculation_is_said_though_it_equals_its_baseline() -> No
     report = judged(reports.HELD, speed(Outcome.PASS), slowed={"a": 0.97, "vllm-ngram-c4": 0.534})
     assert tones(report)[:2] == (Tone.GOOD, Tone.DOUBT)
     message = (
-        "holds in the one case; speculation slows 'vllm-ngram-c4' down: ×0.53, 'a' down: ×0.97"
+        "holds in the one case; speculation slows down 'vllm-ngram-c4' (×0.53 tokens/s),"
+        " 'a' (×0.97 tokens/s)"
     )
-    assert texts(report)["speed"] == f"{message} tokens/s"
+    assert texts(report)["speed"] == message
     assert message in Page(render_page(report)).text
 
 
@@ -132,7 +133,7 @@ def test_a_load_that_others_make_stands_beside_the_speed() -> None:
     ("changes", "words"),
     [
         ({"complete": False}, "This was not the whole tier"),
-        ({"exit_status": 1}, "ended with status 1, and not for a verdict"),
+        ({"exit_status": 1}, "ended with status 1, but not because of a verdict"),
     ],
     ids=["cut-short", "broken-elsewhere"],
 )
@@ -184,7 +185,7 @@ def left_out(cases: int, of: int) -> Report:
 def test_what_a_run_left_out_is_one_line_with_the_reasons() -> None:
     note = next(note for note in notes_of(left_out(4, of=10)) if "skipped" in note)
     assert note == (
-        "Cases that were skipped: 4 of 10. 3, case-0 the first: 1 GPU(s) of 76 GiB needed, this"
+        "Cases that were skipped: 4 of 10. 3 such as case-0: 1 GPU(s) of 76 GiB needed, this"
         " machine has 44 GiB; case-last: no program 'tritonserver' on PATH."
     )
 

@@ -191,7 +191,7 @@ GATE = msgspec.structs.replace(
 def test_a_gate_is_shown_by_its_own_words_and_arms() -> None:
     shown = render_report(GATE, color=False)
     assert shown.startswith("DON'T: vllm==0.31.0 → vllm==0.32.0\n\ndon't: throughput is worse\n\n")
-    assert "A is vllm==0.31.0; its servers said 0.31.0\nB is vllm==0.32.0 with draft" in shown
+    assert "A is vllm==0.31.0; its servers reported 0.31.0\nB is vllm==0.32.0 with draft" in shown
     heads = [line.split() for line in shown.splitlines() if line.startswith("case and metric")]
     assert [head[3:5] for head in heads] == [["B", "A"], ["A2", "A"]]
     assert "the control, A against itself:" in shown
