@@ -191,7 +191,7 @@ class RunProgress:
             self._counts += trace.acceptance
 
     @property
-    def place(self) -> str:
+    def case_position(self) -> str:
         """The number of the present case, `case 3 of 12`; empty if unknown."""
         number = len(self._begun & self.expected.keys())
         if not number:
@@ -391,10 +391,10 @@ class Progress:
     def _line(self, step: Step, at_ns: int, *details: str) -> str:
         """Return the line of a phase: the time since the run began, the case, and the details."""
         moment = render_time(at_ns - self._began_ns)
-        if self.run.place:
+        if self.run.case_position:
             if self.run.ends_ns > at_ns:
                 moment += f" of about {render_time(self.run.ends_ns - self._began_ns)}"
-            moment += f", {self.run.place}:"
+            moment += f", {self.run.case_position}:"
         line = f"{moment} {step.phase} {step.of}"
         further = [detail for detail in details if detail and detail not in line]
         return readable_line(", ".join((line, *further)))

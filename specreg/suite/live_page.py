@@ -49,7 +49,7 @@ class LivePage:
             report = report_of(result, run_verdict(result, 0, cut_short=True), command="")
             time_now = result.context.clock.now()
             page = render_page(
-                report, in_progress=f"{self.progress.place}, {time_now:%H:%M:%S} UTC"
+                report, in_progress=f"{self.progress.case_position}, {time_now:%H:%M:%S} UTC"
             )
             write_whole(result.context.run_folder / "report.html", page.encode())
         self._due_ns = began_ns + _RENDERINGS_APART * (self.clock() - began_ns)

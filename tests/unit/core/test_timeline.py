@@ -232,7 +232,7 @@ def test_a_line_in_place_is_below_pytests_own_which_goes_on_where_it_ended(clock
 def test_a_case_has_its_tokens_per_second_and_acceptance_length_so_far(clock: Clock) -> None:
     progress = RunProgress(clock=clock)
     requests = list[FinishedRequest]()
-    assert progress.place == progress.figures_in(Phase.MEASURING) == ""
+    assert progress.case_position == progress.figures_in(Phase.MEASURING) == ""
     trace = msgspec.structs.replace(
         builders.trace(builders.chunk(500 * 10**6), builders.chunk(NS, 9)),  # 10 tokens in 1 s
         acceptance=builders.counts(2, 2, 2, 2),  # 12 drafts accepted in 8 steps
