@@ -92,9 +92,10 @@ class ArmReplay:
     Attributes:
         arm: the arm.
         clients: the clients that send the requests to its server.
-        before: the server's counters when the rounds began; None if they aren't needed.
+        before: the server's counters when the rounds began; None if they aren't needed, or
+            couldn't be read.
         rounds: the rounds that were replayed.
-        batches: what was replayed only for the acceptance, see `count_in_batches`.
+        batches: what was replayed only for the acceptance, see `count_in_batches` and `extend`.
         acceptance: the acceptance when it was last read; None if there is no valid one.
         look: the look at which the acceptance was enough.
         block: a stretch of load without a pause, for measuring power; None without one.
@@ -123,7 +124,7 @@ class ArmReplay:
         """Read the counters at the beginning of the rounds.
 
         Raises:
-            InvalidMeasurementError: the counters can't be read, which makes all figures invalid.
+            InvalidMeasurementError: a check failed that makes all figures invalid.
         """
         with note_invalidity(self.invalid):
             self.before = await self._read_counters()
@@ -132,7 +133,7 @@ class ArmReplay:
         """Replay one more round.
 
         Raises:
-            InvalidMeasurementError: a request failed.
+            InvalidMeasurementError: a request failed, or the server restarted.
         """
         replayed = await self.clients.replay(prompts, record)
         checks.check_requests(replayed.traces)
@@ -166,7 +167,7 @@ class ArmReplay:
         requests has too few rounds for that, because its rounds must be long to keep it full.
 
         Raises:
-            InvalidMeasurementError: a request failed.
+            InvalidMeasurementError: a request failed, or the server restarted.
         """
         if not self._counted or len(self._counted) >= _ENOUGH_ROUNDS:
             return
@@ -261,10 +262,11 @@ class ArmReplay:
                 self.acceptance = acceptance
 
     def _compared_rounds(self, acceptance: AcceptanceRecord) -> tuple[RoundAcceptance, ...]:
-        """Return the rounds by which an acceptance is compared; empty if their counts are wrong.
+        """Return the rounds by which an acceptance is compared.
 
-        The counters of some servers lag behind the answers. Then the last steps are missing, or a
-        round has fewer steps than its tokens need.
+        There are none if the acceptance of each prompt is known, or if the counts of the rounds are
+        wrong. The counters of some servers lag behind the answers. Then the last steps are missing,
+        or a round has fewer steps than its tokens need.
         """
         # All rounds together must have the counts of the total.
         counted = sum((counted_round.counts for counted_round in self._counted), NO_STEPS)
@@ -300,7 +302,8 @@ class ArmReplay:
         self._check_devices(traces, self.rounds, ALL, pids)
         self._check_devices(traces, block_rounds, frozenset({Family.POWER}), pids)
 
-        # Calculate the power from the samples during the load.
+        # Calculate the power from the samples during the load. Without a block that load failed,
+        # and `discard_block` has recorded why.
         if block is None:
             return PowerRecord(invalid=invalidity or self.invalid[Family.POWER])
         if invalidity is not None:
@@ -406,7 +409,8 @@ def read_acceptance(
         None for a server that doesn't speculate.
 
     Raises:
-        InvalidMeasurementError: a check of `specreg.acceptance` failed.
+        InvalidMeasurementError: a check of `specreg.acceptance` failed, or neither the answers nor
+            the counters report steps.
     """
     if spec.method == "none":
         return None

@@ -31,7 +31,7 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
         steps: the steps that drafted, S.
         accepted: the drafted tokens that were accepted, A.
         proposed: the drafted tokens, D.
-        acceptance_length_tokens: the acceptance length over all steps, micro AL.
+        acceptance_length_tokens: the acceptance length, 1 + A / S, also called micro AL.
         macro_acceptance_length_tokens: the mean of the AL of each request that had a step, in which
             short answers have the weight of long ones. It is never compared with AL. Null where the
             source only has the sum.
@@ -46,6 +46,7 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
         conditional_frac: by position: the same among the steps that accepted the one before it.
         joint_frac: by position: the product of the conditional shares up to it.
         undrafted_steps: the least number of steps that drafted nothing, U; they aren't part of S.
+            Null where it isn't known.
     """
 
     requests: int | None
@@ -144,7 +145,8 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
 
     Attributes:
         good_requests: how many requests kept the case's limits.
-        tokens_per_chunk: the mean over all chunks but each request's first, drafted or not.
+        tokens_per_chunk: the mean number of tokens of a chunk, without each request's first chunk.
+            Steps that drafted nothing count too.
         ttft_ms: the time to first token.
         e2e_ms: the end-to-end latency.
         step_ms: the time between two chunks of an answer.
@@ -226,7 +228,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_of(measurement: Measurement, launch: int) -> Figures:
-    """Return the figures of a measurement; an invalid family only has the reason why it is."""
+    """Return the figures of a measurement; for an invalid family, there is only the reason."""
     replay = measurement.replay
     invalid = measurement.invalid
     acceptance = None

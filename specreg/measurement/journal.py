@@ -60,10 +60,11 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         case: the whole case, as JSON.
         case_id: the id of the case, for readers.
         launch: the number of the server's launch, from 1.
-        asked: what the measurement is for: "all", "acceptance" only, or to "record".
+        asked: what the measurement is for: "all", "acceptance" only, or to "record". In a gate, the
+            side and how it is measured.
         environment: the environment in which it is measured.
         engine: the engine's installed packages, or the interpreter that has them.
-        files_sha256: a checksum of the prompts and of the models' files.
+        files_sha256: the checksums of the prompts and of the models' files.
         packages_sha256: the checksum of the packages in the engine's environment; empty if unknown.
     """
 
@@ -232,7 +233,7 @@ class Journal:
         return record
 
     def end(self, measurement: Measurement, *, arm: int = 0, control: int | None = None) -> None:
-        """Record that a case's measurement is complete, unless nothing of it is valid.
+        """Record a case's measurement, if it is complete and not all of it is invalid.
 
         Args:
             measurement: the measurement.
@@ -312,7 +313,7 @@ def load_journal(
             The first one is right if several processes write the journal, because a worker that was
             given up may end after its replacement. If the last one counts, the measurements are in
             the order in which those that count were made.
-        known: the cases of this checkout by their keys, for a journal from another machine. Only
+        known: the cases of this checkout by `Case.key`, for a journal from another machine. Only
             these cases count, and an unreadable line is an error unless it is torn. None for a
             journal of this machine.
 
@@ -465,7 +466,8 @@ def last_run(runs: Path, part: str = "") -> Path:
         part: the end of the folder's name if it must be the run of a shard.
 
     Raises:
-        SpecregError: there is no run, the last one is still running, or it has no journal.
+        SpecregError: there is no run, the last one is still running, its folder holds a link or
+            can't be read, or it has no journal.
     """
     folders = [
         path
@@ -507,7 +509,7 @@ def _lines(
     strict: bool = False,
     kinds: Any = Line,  # noqa: ANN401 - a union of types
 ) -> Iterator[tuple[bytes, Any]]:
-    """Yield each line with its newline, and its decoded value; None if it can't be read.
+    """Yield each line with a newline, and its decoded value, which is None if it can't be read.
 
     Args:
         path: the journal's file.

@@ -93,7 +93,7 @@ def workload_of(case: Case, prompts: Sequence[Prompt]) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a workload is replayed, and the functions that are told about it.
+    """How a workload is replayed, and the functions that are called on the way.
 
     Attributes:
         show: is called with a text about each step of the measurement.
@@ -176,7 +176,6 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
     """
     import uvloop  # noqa: PLC0415 - it is needed for measuring only
 
-    # The idle power is that of a rest before the load.
     idle = _watch_idle(plan)
     # A server may start further processes while it serves, so its processes are listed twice.
     pids = _pids(arms)
@@ -208,7 +207,7 @@ def combine_with_control(case: Measurement, control: Measurement) -> Measurement
         return dataclasses.replace(case, invalid=invalid)
     control_replay = control.replay or Replay()
     power = _combine_power(case.replay.power, control_replay.power)
-    # The energy saved compares the two servers as the speedup does.
+    # The energy ratio compares the two servers as the speedup does, so other runners spoil it too.
     if power is not None and changes_runner(case.facts, control.facts):
         power = msgspec.structs.replace(power, energy_ratio=None)
     control_rounds = control_replay.rounds[: len(case.replay.rounds)]
@@ -234,6 +233,7 @@ def _combine_power(
     """Return the power of a case and its control, with the energy that speculation saves."""
     if case_power is None or control_power is None:
         return case_power
+    # Without the power of both servers, nothing can be compared.
     if case_power.case is None or control_power.case is None:
         if control_power.invalid is None:
             return case_power
@@ -244,6 +244,7 @@ def _combine_power(
     if control_j is not None and case_j:
         energy_ratio = control_j / case_j
     too_short = case_power.too_short or control_power.too_short
+    # As in `record_power`, a block that is too short isn't called INVALID.
     invalid = None
     if not too_short:
         invalid = case_power.invalid or control_power.invalid
@@ -271,7 +272,7 @@ def values_of(
 
 
 def _watch_idle(plan: Plan) -> Span:
-    """Leave watched devices idle for some seconds, and return that span; 0, 0 without any."""
+    """Leave watched devices idle for some seconds, and return that span; (0, 0) without devices."""
     if plan.watching is None:
         return 0, 0
     plan.show("watching the idle power")
@@ -282,11 +283,11 @@ def _watch_idle(plan: Plan) -> Span:
 
 
 def _pids(arms: Sequence[Arm]) -> AbstractSet[int]:
-    """Return the process ids of the arms' servers, and of all others that this process started."""
+    """Return the ids of the servers' processes, and of all others that this process started."""
     pids = frozenset[int]()
     for arm in arms:
         pids |= arm.server.pids()
-    # Without any, the servers were started by others, and their processes aren't known.
+    # If there are none, somebody else started the servers, and their processes aren't known.
     if not pids:
         return pids
     # A server that waits for its turn in another measurement holds memory of the devices too.
@@ -390,7 +391,8 @@ class _ArmRotation:
     Attributes:
         arm_replays: the replay of each arm so far, in the order of the arms.
         active: the replays of the arms that haven't failed.
-        controls: the replay of the control; none if the arms are compared with each other.
+        controls: the replay of the control, in a list; empty if the arms are compared with each
+            other.
         workload: the prompts.
         plan: how much of the workload is replayed.
         parts: the prompts of each round.
@@ -457,6 +459,7 @@ class _ArmRotation:
             await self._replay_round(part, self.active)
             is_last = number == len(self.parts)
             look = Look.FULL if is_last else Look.EARLY
+            # The rounds of a case have one look, after all of them.
             if self.plan.parts is None and not is_last:
                 continue
             if is_last and self.plan.counts_apart:

@@ -69,9 +69,11 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "CLIENT_BEHIND": _TIMED,
         "CLOCK_LOW": _TIMED,
         "DEVICE_SHARED": _TIMED,
-        "RUNNERS_DIFFER": frozenset({Family.SPEEDUP}),
-        "MACHINE_MOVED": _TIMED - {Family.SPEEDUP},
         "THROTTLED": _TIMED,
+        # These concern a part of what is timed. A slower machine slows the control as well, so the
+        # speedup stands.
+        "MACHINE_MOVED": _TIMED - {Family.SPEEDUP},
+        "RUNNERS_DIFFER": frozenset({Family.SPEEDUP}),
         POWER_INVALID: frozenset({Family.POWER}),
     }
 )
@@ -182,8 +184,8 @@ class Metric:
         position: the draft position that the metric is about, from 1; None for other metrics.
         of_proposed: True if a ratio of counts is divided by the proposed drafts, not by the steps.
         needs_limits: True if only a case with limits on TTFT and TPOT has a value.
-        of_output: True for output speed, tokens per step over the time of a step, and for its
-            inverse, TPOT.
+        of_output: True for metrics that follow from the tokens per step and the time of a step:
+            throughput, TPOT, and the speedup.
         two_sided: True if a change in either direction is a change for the worse.
         follows: the metric that decides about this one, because both are one draw: the rate and
             the positions move with AL, TPOT and goodput with throughput; empty for one that decides
@@ -209,7 +211,7 @@ class Metric:
 
     @property
     def by_launch(self) -> bool:
-        """True if the metric varies by launch; a ratio of counts varies by prompt instead."""
+        """True if the metric varies from launch to launch; a ratio of counts varies by prompt."""
         return self.family is not Family.ACCEPTANCE
 
     def value_of(self, replay: Replay) -> float | None:
@@ -272,7 +274,7 @@ def tpot_ms(trace: RequestTrace) -> float | None:
 
 
 def output_tokens_per_s(trace: RequestTrace) -> float | None:
-    """Return the output speed that one user sees, 1 / TPOT; None if all tokens came at once."""
+    """Return the output speed that one user sees, 1 / TPOT; None without a TPOT, or if it is 0."""
     tpot = tpot_ms(trace)
     return _MS_PER_S / tpot if tpot else None
 
@@ -280,7 +282,7 @@ def output_tokens_per_s(trace: RequestTrace) -> float | None:
 def full_until_ns(part: Round, concurrency: int) -> int:
     """Return the moment until which the load of a round was full.
 
-    In a closed loop, the load is full until a conversation ends after the last one has begun. From
+    In a closed loop, the load is full until a conversation ends and no further one begins. From
     then on fewer conversations are in flight, which is a different load.
 
     Args:
@@ -308,8 +310,8 @@ def per_s(replay: Replay, amount: Callable[[RequestTrace], float]) -> float | No
     """Return the rate of an amount per second, over the time in which the load was full.
 
     It is the sum of the amounts of all requests, divided by the sum of these times over all rounds.
-    A request that ends later counts with the share of its tokens that were delivered in time. The
-    sums are taken before dividing, because the mean of the rounds' rates would be biased.
+    If a request ended later, its amount is multiplied by the share of its tokens that came in time.
+    The sums are taken before dividing, because the mean of the rounds' rates would be biased.
 
     Args:
         replay: the rounds.
@@ -547,14 +549,14 @@ GATE_METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def check_allowed(case: Case, where: str) -> None:
-    """Check that each tolerance of a case is of a metric that takes one.
+    """Check the tolerances of a case, and the names of the metrics that are only shown.
 
     Args:
         case: the case with its tolerances and the names of the metrics that are only shown.
         where: where the case is declared, for the message.
 
     Raises:
-        UnknownNameError: there is no such metric; the message lists the metrics that exist.
+        UnknownNameError: a metric doesn't exist; the message lists those that do.
         MatrixError: a tolerance allows the loss of all there is, or belongs to a metric that is
             only shown.
     """
@@ -584,7 +586,7 @@ def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float |
 def better_frac(metric: Metric, value: float, expected: float) -> float:
     """Return the relative change of a metric, ±(value - expected) / (expected - origin).
 
-    It is positive if the value is better than expected.
+    It is positive if the value is better than expected; for a two-sided metric, if it is higher.
     """
     base = expected - metric.origin
     if not base:

@@ -33,7 +33,7 @@ def check_request(finished: FinishedRequest) -> None:
     """Check that the record of a request is possible.
 
     Raises:
-        msgspec.ValidationError: its moments aren't in order, or it has an impossible count.
+        msgspec.ValidationError: its moments aren't in order, or it has an impossible count or name.
     """
     trace = finished.trace
     # Check the names.
