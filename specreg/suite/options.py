@@ -151,10 +151,7 @@ class Options:
     attach: str | None = _option(
         "the URL of a running server to measure, http://HOST:PORT; choose its cases with -k"
     )
-    engine: str | None = _option(
-        "the engine whose cases to run (default: all); required with --specreg-attach",
-        flag="--engine",
-    )
+    engine: str | None = _option("the engine whose cases to run (default: all)", flag="--engine")
     ready_within_s: float = _option(
         "how many seconds a server may take from its start to its first token", 600.0, type=float
     )

@@ -6,9 +6,11 @@ import re
 import pytest
 
 from docs.write_reference import FOLDER, PAGES, render
+from specreg.matrix.tier import load_tier
 from specreg.suite.options import Options, flag_of
 from specreg.verdicts.verdict import GOOD, Outcome
 from tests.unit import builders
+from tests.unit.builders.collection import collect
 from tests.unit.builders.library_source import texts, trees
 
 PAGE = (builders.ROOT / "docs/how-to/my-run-is-red.md").read_text()
@@ -69,6 +71,17 @@ def test_what_the_map_of_the_code_names_is_there() -> None:
             if text and not re.search(rf"^ *(def|class) {name}\b|^{name}\b", text, re.MULTILINE):
                 missing.append(f"{module}.{name}")
     assert missing == []
+
+
+def test_the_command_that_attaches_chooses_cases_of_one_server() -> None:
+    """Of a table with several model pairs all are there, because the server's GPUs aren't known."""
+    page = (builders.ROOT / "docs/how-to/measure-a-running-server.md").read_text()
+    (typed,) = re.findall(r"^    (pytest .* --specreg-tier gpu .*)$", page, re.MULTILINE)
+    command = typed.replace("HOST:PORT", "127.0.0.1:1")
+    tests = collect([command])[command].tests
+    cases = load_tier(builders.ROOT / "fixtures/matrix", "gpu").cases
+    chosen = [case for case in cases if any(f"[{case.id}-" in test for test in tests)]
+    assert [case.id for case in chosen] == ["vllm-eagle3-qwen3-8b-toy-c4"]
 
 
 def test_each_outcome_that_is_no_pass_has_a_section() -> None:
