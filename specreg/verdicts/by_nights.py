@@ -15,7 +15,7 @@ from specreg.verdicts.nights import KNOWN_NIGHTS, CommonEvidence, LastingLoss, N
 from specreg.verdicts.verdict import LASTING, MACHINE_MOVED, Outcome, Verdict, with_remark
 
 HELD_BY_NIGHTS = "HELD_BY_NIGHTS"
-"""The code of a figure that one night leaves undecided, and the last nights together decide."""
+"""The code of a figure that one night leaves undecided and the last nights together decide."""
 COMMON_LEVEL = LEVEL / 20
 """The probability that chance alone shows a common loss of all cases. It is smaller than `LEVEL`
 because a common loss fails many tests at once."""
@@ -26,8 +26,12 @@ _DATE_DIGITS = 8
 def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | None) -> Verdict:
     """Complete an undecided verdict by the last nights together, or by how many nights it needs.
 
-    A figure that one night leaves undecided fails no test as long as some number of nights would
-    decide it. This is the only rule for undecided figures.
+    The test of an undecided figure fails only if no number of nights would decide the figure.
+
+    Args:
+        metric: the metric.
+        verdict: the undecided verdict.
+        nights: how the figure changed according to its nights; None if no night can decide it.
     """
     reason = verdict.reason
     if nights is None or reason is None:
@@ -88,7 +92,7 @@ def _describe_lasting(metric: Metric, lasting: LastingLoss) -> str:
 
 
 def _date_of(run: str) -> str:
-    """Return the date of a run, `2026-11-21`; its name if that doesn't begin with a date."""
+    """Return the date of a run, `2026-11-21`; its whole name if it doesn't begin with a date."""
     digits = run[:_DATE_DIGITS]
     if len(digits) < _DATE_DIGITS or not digits.isdigit():
         return run
@@ -102,8 +106,9 @@ def judge_beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEviden
     """Judge the common change of all cases, which is subtracted from the change of one case.
 
     A common loss comes from the machine or from the engine. If enough nights show how much the
-    machine itself varies, the figure is REGRESSED, because a nightly run has to find an engine that
-    became slower. With fewer nights the two causes can't be distinguished, so it is INVALID.
+    machine itself varies, a proven loss is REGRESSED, because a nightly run has to find an engine
+    that became slower. With fewer nights the two causes can't be distinguished, so the figure is
+    INVALID.
     """
     common = nights.common
     if common is None:
@@ -118,7 +123,7 @@ def judge_beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEviden
         described = _describe_lasting(metric, common.lasting)
         reason = Reason(
             code=LASTING,
-            text=f"all {common.cases + 1} cases alike: {described}",
+            text=f"all {common.cases + 1} cases changed together: {described}",
             remedy="compare the two engines side by side, which tells the machine from the engine",
         )
         return dataclasses.replace(
@@ -127,14 +132,14 @@ def judge_beside_all_cases(metric: Metric, verdict: Verdict, nights: NightEviden
 
     # A time that became better is smaller, so its change is shown with the opposite sign.
     shown_frac = metric.sign * common_frac
-    common_change = f"all {common.cases + 1} cases changed by {shown_frac:+.1%} alike tonight"
+    common_change = f"all {common.cases + 1} cases together changed by {shown_frac:+.1%} tonight"
     if _is_proven_worse(metric, common, verdict.comparison.tolerance_frac or 0.0):
         return _moved(verdict, common, common_change)
     return _mention(verdict, common_change)
 
 
 def _is_proven_worse(metric: Metric, common: CommonEvidence, tolerance_frac: float) -> bool:
-    """Return whether tonight proves that all cases became worse by more than the tolerance."""
+    """Return whether all cases are proven worse tonight, by an estimate beyond the tolerance."""
     common_frac = to_frac(metric, common.effect.estimate_frac)
     p_worse = common.effect.p_worse
     if metric.two_sided:
@@ -143,13 +148,16 @@ def _is_proven_worse(metric: Metric, common: CommonEvidence, tolerance_frac: flo
 
 
 def _moved(verdict: Verdict, common: CommonEvidence, common_change: str) -> Verdict:
-    """Return a verdict on a loss that all cases have, which tonight proves."""
+    """Return the verdict on a figure if tonight proves a loss of all cases."""
     if common.nights >= KNOWN_NIGHTS:
         outcome = Outcome.REGRESSED
-        text = f"{common_change}, further than on any of {common.nights} nights by chance"
+        text = f"{common_change}, which chance doesn't explain after {common.nights} nights"
     else:
         outcome = Outcome.INVALID
-        text = f"{common_change}, and {common.nights} nights don't tell how much the machine varies"
+        text = (
+            f"{common_change}, and {common.nights} nights are too few to show how much the machine"
+            " varies"
+        )
     reason = Reason(
         code=MACHINE_MOVED,
         text=text,
@@ -164,11 +172,11 @@ def _mention(verdict: Verdict, common_change: str) -> Verdict:
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
     if abs(common_frac) < tolerance_frac / 2:
         return verdict
-    return with_remark(verdict, f"{common_change}, which is left out")
+    return with_remark(verdict, f"{common_change}, which is subtracted")
 
 
 def _with_common_change(verdict: Verdict, common_frac: float) -> Verdict:
-    """Add to a verdict the change of all that ran tonight; better is positive."""
+    """Add to a verdict the change of all cases or of the control; better is positive."""
     comparison = dataclasses.replace(verdict.comparison, common_frac=common_frac)
     return dataclasses.replace(verdict, comparison=comparison)
 
@@ -193,11 +201,11 @@ def judge_beside_control(metric: Metric, verdict: Verdict, evidence: BaselineCom
         return verdict
     change_text = f"became {-moved_frac:.1%} worse too"
     if metric.two_sided:
-        change_text = f"changed by {-moved_frac:.1%} alike"
+        change_text = f"changed by {-moved_frac:.1%} in the same direction"
     reason = Reason(
         code=MACHINE_MOVED,
-        text=f"the server without speculation beside it {change_text}, so it isn't this case's"
-        " doing",
+        text=f"the server without speculation beside it {change_text}, so this case isn't the"
+        " cause",
         remedy="quieten the machine and run again, or compare two engines side by side",
     )
     invalid = dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)

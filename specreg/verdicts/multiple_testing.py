@@ -12,7 +12,7 @@ from specreg.core.reasons import Reason
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.verdicts.verdict import GOOD, JUDGED, MACHINE_MOVED, Outcome, Verdict, with_remark
 
-_MAX_KEPT = 0.5
+_UNCHANGED_SHARE = 0.5
 """The first position counts as unchanged if it lost less than this share of its tolerance."""
 
 
@@ -23,7 +23,7 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
     drafter differed, and the verdict is INCONCLUSIVE.
 
     Args:
-        first: the verdict on the first launch.
+        first: the verdict on the first launch, which is REGRESSED.
         second: the verdict on the fresh launch.
     """
     seen_first = f"a first launch had {first.value:.4g}"
@@ -37,9 +37,9 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
 def seen_on(verdict: Verdict, alone: Sequence[Verdict]) -> Verdict:
     """Revise the verdict on all launches of a speed by how many single launches show a loss.
 
-    A loss on one launch may come from another program on the machine. And a server may be slow in
-    some of its launches only, which the mean hides. Both are INCONCLUSIVE, and the following nights
-    decide them.
+    A loss on one launch may come from another program on the machine. And a server may be slow on
+    only some of its launches, which the mean hides. Either makes the verdict INCONCLUSIVE, and the
+    following nights decide.
 
     Args:
         verdict: the verdict on all launches together.
@@ -50,22 +50,27 @@ def seen_on(verdict: Verdict, alone: Sequence[Verdict]) -> Verdict:
         return verdict
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
 
-    # Count the launches whose change exceeds the tolerance in the same direction.
+    # Count the launches whose change exceeds the tolerance in the direction of the mean change.
     direction = -1 if (verdict.comparison.change_frac or 0.0) < 0 else 1
     beyond = 0
     for launch_verdict in alone:
         change_frac = launch_verdict.comparison.change_frac or 0.0
-        beyond += direction * change_frac > tolerance_frac
+        if direction * change_frac > tolerance_frac:
+            beyond += 1
     change_text = "worse on" if direction < 0 else "changed on"
     remark = f"{change_text} {beyond} of {len(alone)} launches"
 
     if verdict.outcome is Outcome.REGRESSED and beyond <= 1:
         verdict = dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE)
     elif verdict.outcome in GOOD:
-        slow = sum(launch_verdict.outcome is Outcome.REGRESSED for launch_verdict in alone)
-        if not slow:
+        regressed = [
+            launch_verdict
+            for launch_verdict in alone
+            if launch_verdict.outcome is Outcome.REGRESSED
+        ]
+        if not regressed:
             return verdict
-        remark = f"slow on {slow} of {len(alone)} launches"
+        remark = f"a loss on {len(regressed)} of {len(alone)} launches"
         verdict = dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE)
     return with_remark(verdict, remark)
 
@@ -96,7 +101,7 @@ def follow(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
         if verdict.metric in METRICS and METRICS[verdict.metric].position == 1
     }
 
-    # Let all other judged figures follow it.
+    # Let the other judged figures follow them.
     followed = []
     for verdict in verdicts:
         if _is_judged_metric(verdict):
@@ -125,8 +130,8 @@ def _follow_leader(
     first_position = first_positions.get(verdict.case_id)
     if verdict.metric == leader.metric or _is_later_loss(verdict, first_position):
         return verdict
-    # A figure that kept its tolerance stays PASS beside a loss, because it helps to find the cause:
-    # if only the second draft became worse, the first position shows that the first one didn't.
+    # A figure that kept its tolerance stays PASS if its leader has a loss, because it helps to find
+    # the cause: if only the second draft became worse, the PASS of the first position shows it.
     if leader.outcome is Outcome.REGRESSED and verdict.outcome in GOOD:
         return verdict
     reason = verdict.reason or leader.reason
@@ -148,10 +153,14 @@ def _follow_leader(
 
 
 def _is_later_loss(verdict: Verdict, first_position: Verdict | None) -> bool:
-    """Return whether a later draft position lost acceptance while the first one didn't.
+    """Return whether a verdict is a loss of a later draft position while the first is unchanged.
 
     This happens if only the later heads of a drafter break. The acceptance length, which leads the
-    draw, may hide it because later positions contribute little to it.
+    draw, may hide the loss, because later positions contribute little to the length.
+
+    Args:
+        verdict: the verdict on any figure of acceptance or speed.
+        first_position: the verdict on the first draft position; None if it has none.
     """
     position = METRICS[verdict.metric].position or 0
     if position <= 1 or verdict.outcome is not Outcome.REGRESSED or first_position is None:
@@ -160,4 +169,4 @@ def _is_later_loss(verdict: Verdict, first_position: Verdict | None) -> bool:
     tolerance_frac = first_position.comparison.tolerance_frac or 0.0
     if first_change_frac is None:
         return False
-    return first_change_frac > -_MAX_KEPT * tolerance_frac
+    return first_change_frac > -_UNCHANGED_SHARE * tolerance_frac

@@ -26,7 +26,7 @@ from tests.unit.builders.runs import LENGTH, SPEED
 LATENCY = "ttft_p50_ms"
 TPOT = "tpot_p50_ms"
 """A metric that throughput decides."""
-MOVED = Reason(code=MACHINE_MOVED, text="all 8 cases changed by -25.0% alike tonight")
+MOVED = Reason(code=MACHINE_MOVED, text="all 8 cases together changed by -25.0% tonight")
 
 
 def launch(engine_version: str, case: Case = builders.CASE) -> Measurement:

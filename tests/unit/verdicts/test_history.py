@@ -145,7 +145,7 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
 
 
 ALONE = Reason(text="worse on 2 of 2 launches")
-OF_ALL = Reason(code=MACHINE_MOVED, text="all 8 cases changed by -25.0% alike tonight")
+OF_ALL = Reason(code=MACHINE_MOVED, text="all 8 cases together changed by -25.0% tonight")
 OF_NIGHTS = Reason(code=LASTING, text="-6.1% since the night of 2026-11-21, over 4 nights")
 OF_ENGINE = Reason(code=ENGINE_SLOWER, text="it is the engine, not the machine")
 

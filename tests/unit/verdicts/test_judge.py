@@ -604,14 +604,16 @@ def test_a_slower_night_of_the_whole_machine_is_left_out_and_said() -> None:
     common = CommonEvidence(effect=effect(-0.08, 0.05), lasting=None, nights=9, cases=7)
     verdict = by_nights(dataclasses.replace(night_evidence(), common=common))
     assert verdict.outcome is PASS
-    assert verdict.explanation == "all 8 cases changed by -7.7% alike tonight, which is left out"
+    assert (
+        verdict.explanation == "all 8 cases together changed by -7.7% tonight, which is subtracted"
+    )
 
 
 def test_a_loss_of_all_cases_that_lasts_is_named() -> None:
     common = CommonEvidence(effect=effect(-0.063, 0.05), lasting=SINCE, nights=9, cases=7)
     verdict = by_nights(dataclasses.replace(night_evidence(), common=common))
     assert (verdict.outcome, verdict.since) == (REGRESSED, "20261121T030000")
-    assert verdict.explanation.startswith("LASTING: all 8 cases alike: -6.1% since")
+    assert verdict.explanation.startswith("LASTING: all 8 cases changed together: -6.1% since")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def of_speed(outcome: Outcome, change_frac: float) -> Verdict:
             of_speed(PASS, -0.03),
             [of_speed(REGRESSED, -0.1), of_speed(PASS, 0.04)],
             INCONCLUSIVE,
-            "slow on 1 of 2 launches",
+            "a loss on 1 of 2 launches",
             id="a-slow-launch-is-not-forgotten",
         ),
         pytest.param(
