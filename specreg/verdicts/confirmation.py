@@ -30,7 +30,7 @@ from specreg.verdicts.nights import MachineNights, NightEvidence
 from specreg.verdicts.verdict import JUDGED, Lack, Outcome, Verdict
 
 MeasureAfresh = Callable[[Sequence[Case], int], Mapping[str, Measurement | Reason]]
-"""Measures cases on a further launch, whose number counts from 1.
+"""Measures cases on a further launch, the first of which has the number 1.
 
 It returns, by the case's id, the measurement or the reason why there is none.
 """
@@ -52,7 +52,7 @@ class Confirmation:
         _launches: the launches that a verdict judges, by its row in `_decided`. A verdict that
             needs no comparison has none.
         _waiting: the rows that wait for another launch.
-        _latest: the last comparison, which is kept because all metrics of a case share it.
+        _latest: the last comparison, which is stored because all metrics of a case share it.
         _is_concluding: whether the run has measured everything.
     """
 
@@ -69,7 +69,7 @@ class Confirmation:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """All verdicts so far. Figures that move together have the outcome of the first of them."""
+        """All verdicts so far. Figures that move together have the outcome of their leader."""
         return follow(self._decided)
 
     def add(self, verdict: Verdict) -> int:
@@ -81,7 +81,7 @@ class Confirmation:
         """Judge a metric on the launches of a case.
 
         Acceptance is judged on the last launch, and a speed on all of them. A verdict that looks
-        worse waits for `confirm`, unless the nights have proven the loss already.
+        worse waits for `confirm`, unless the nights or several launches have proven the loss.
 
         Returns:
             The row of the verdict.
@@ -96,7 +96,8 @@ class Confirmation:
     def confirm(self) -> None:
         """Judge the waiting verdicts again on up to MORE_LAUNCHES fresh launches.
 
-        A loss is confirmed in any case. An undecided figure waits no longer once the case is red.
+        A loss always needs confirmation. An undecided figure waits only until a loss is proven in
+        its case.
         """
         for number in range(1, MORE_LAUNCHES + 1):
             self._waiting = [row for row in self._waiting if not self._is_settled(row)]
@@ -112,8 +113,8 @@ class Confirmation:
     def conclude(self) -> None:
         """Judge all speeds again at the end of the run.
 
-        The common change of all cases is complete only at the end. A verdict that is REGRESSED
-        stays so. A verdict that still waits becomes INCONCLUSIVE, because the run was cut short.
+        The common change of all cases is complete only at the end. A verdict that still waits for a
+        launch becomes INCONCLUSIVE, because the run was cut short. Confirmed losses stay REGRESSED.
         """
         self._is_concluding = True
         # These verdicts will get no further launch.
@@ -156,9 +157,9 @@ class Confirmation:
         return lost_frac > tolerance_frac
 
     def _is_settled(self, row: int) -> bool:
-        """Return whether a waiting figure is only undecided, in a case of which a loss is proven.
+        """Return whether a waiting figure is undecided, and another loss of its case is proven.
 
-        The case is red already, and each further launch of it may take minutes.
+        Such a case is red already, and each further launch may take minutes.
         """
         undecided = self._decided[row]
         if undecided.outcome is not Outcome.INCONCLUSIVE:
@@ -173,7 +174,7 @@ class Confirmation:
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
         """Return the verdict at one look.
 
-        For acceptance, the measurement determines the look: it stopped at certain prompts.
+        For acceptance, the measurement itself determines the look: after which prompts it stopped.
         """
         last = launches[-1]
         try:
@@ -212,8 +213,8 @@ class Confirmation:
         """Add a figure to tonight, and return how it changed from the earlier nights.
 
         Returns:
-            None if this machine has no baseline of the case with these settings, or if acceptance
-            has no interval.
+            None if this machine has no baseline of the case with these settings, if a speed is 0 in
+            a launch, or if acceptance has no interval.
         """
         case = evidence.measurement.case
         baselines = evidence.baselines
@@ -227,7 +228,7 @@ class Confirmation:
             change = evidence.ratio_change(metric)
             if isinstance(change, Reason):
                 return None
-            # Both sides of the change contribute equally to its variance, so that of one night is
+            # Run and baseline contribute equally to the variance of the change, so one night has
             # half of it.
             error_frac = change.effect.error_frac
             of_prompts = Variance(value=error_frac**2 / 2, freedom=change.effect.freedom)
@@ -239,7 +240,7 @@ class Confirmation:
         )
 
     def _soften(self, verdict: Verdict) -> Verdict:
-        """Mark an undecided verdict whose test passes, by the user's choice or by the nights."""
+        """Mark a verdict whose test passes if undecided, by the user's choice or by the nights."""
         softened = verdict.metric in self.softened
         if self.holds_by_nights and verdict.outcome is Outcome.INCONCLUSIVE:
             softened = softened or verdict.needed_nights != 0
@@ -256,12 +257,12 @@ class Confirmation:
         if isinstance(fresh, Reason):
             reason = Reason(
                 code=fresh.code,
-                text=f"{before.outcome} at a first look, and no further launch: {fresh.text}",
+                text=f"{before.outcome} at a first look, and a further launch failed: {fresh.text}",
                 remedy=fresh.remedy,
             )
             self._decided[row] = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)
             return False
-        # The launch ran, but its figure is invalid. `_look` then returns why.
+        # The launch ran, but its figure is invalid. `_look` returns the reason.
         if metric.family in fresh.invalid:
             self._launches[row] = (fresh,)
             self._decided[row] = self._look(metric, (fresh,), Look.LAUNCH)

@@ -42,7 +42,13 @@ _NEAR_ONE = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """The reason why a metric can't be compared, and what is missing for a comparison."""
+    """The reason why a metric can't be compared.
+
+    Attributes:
+        outcome: the outcome of the metric.
+        reason: why it can't be compared.
+        lacks: what is missing for a comparison; None if a recording wouldn't help.
+    """
 
     outcome: Outcome
     reason: Reason
@@ -59,7 +65,7 @@ class JudgedBy:
     """What a figure is judged by in addition to the comparison with its baseline.
 
     Attributes:
-        nights: how the figure changed according to its nights; None without an earlier night.
+        nights: how the figure changed according to its nights; None if they don't show it.
         decisions: how many decisions share the level of a loss. Chance may show a loss in each of
             them, so the level is divided by their number (Bonferroni).
     """
@@ -103,7 +109,7 @@ def outcome_of(
     change_frac: float,
     low_frac: float,
     high_frac: float,
-    tolerance: float,
+    tolerance_frac: float,
     *,
     two_sided: bool = False,
 ) -> Outcome:
@@ -113,7 +119,7 @@ def outcome_of(
         change_frac: the estimated change.
         low_frac: the lower end of the interval.
         high_frac: the upper end of the interval.
-        tolerance: the tolerated change for the worse, 0..1.
+        tolerance_frac: the tolerated change for the worse.
         two_sided: whether a change in either direction is worse.
 
     Returns:
@@ -121,15 +127,15 @@ def outcome_of(
         proven to be larger than it. REGRESSED if a loss is proven and its estimate is larger than
         the tolerance; for a two-sided metric, a gain counts as a loss. INCONCLUSIVE otherwise.
     """
-    excludes_loss = low_frac > -tolerance
-    excludes_gain = high_frac < tolerance
+    excludes_loss = low_frac > -tolerance_frac
+    excludes_gain = high_frac < tolerance_frac
     if excludes_loss and (excludes_gain or not two_sided):
-        if low_frac > tolerance:
+        if low_frac > tolerance_frac:
             return Outcome.IMPROVED
         return Outcome.PASS
     # A proven loss that is smaller than the tolerance is tolerated, so the estimate counts too.
-    has_lost = high_frac < 0 and change_frac < -tolerance
-    has_gained = two_sided and low_frac > 0 and change_frac > tolerance
+    has_lost = high_frac < 0 and change_frac < -tolerance_frac
+    has_gained = two_sided and low_frac > 0 and change_frac > tolerance_frac
     if has_lost or has_gained:
         return Outcome.REGRESSED
     return Outcome.INCONCLUSIVE
@@ -141,8 +147,8 @@ class Reference:
 
     Attributes:
         expected: the value to compare with; None if only the change is known.
-        against: the origin of that value: an environment, a source, or a side of a gate.
-        tolerance_frac: the tolerated change for the worse, 0..1.
+        against: where that value comes from: an environment, a publication, or a side of a gate.
+        tolerance_frac: the tolerated change for the worse, as a share.
     """
 
     expected: float | None
@@ -163,7 +169,7 @@ def judge_effect(
         metric: the metric that changed.
         effect: the change and its error.
         reference: what the metric is compared with.
-        level: the probability that the interval misses the truth on either side, 0..0.5.
+        level: the probability, on each side, that the interval misses the truth, 0..0.5.
         loss_level: the level at which a loss must be proven; None for `level`.
 
     Returns:
@@ -206,7 +212,7 @@ def judge_effect(
 
 
 def tolerance_of(metric: Metric, case: Case, baselines: CaseBaselines) -> float:
-    """Return the tolerated loss of a metric, 0..1.
+    """Return the tolerated loss of a metric, as a share.
 
     Acceptance that is compared with another machine or with a publication gets a wider tolerance.
     """
@@ -229,20 +235,23 @@ def tolerance_of(metric: Metric, case: Case, baselines: CaseBaselines) -> float:
 
 
 _ABSENT_TIME = (
-    "no value, as no answer had two chunks or more, or the server beside it has none; raise"
+    "no value, because no answer had two chunks or more, or the control has no value; raise"
     " output_cap_tokens"
 )
 _ABSENT = {
     **dict.fromkeys(Family, _ABSENT_TIME),
-    Family.ACCEPTANCE: "no value, as this source doesn't tell it; name it under shown in the"
-    " matrix",
-    Family.POWER: "no value, as no device's counter moved; look at power/ in the run's folder",
+    Family.ACCEPTANCE: "no value, because this source doesn't report it; name it under shown"
+    " in the matrix",
+    Family.POWER: "no value, because no device's counter moved; look at power/ in the run's folder",
 }
 """For each family, why a metric that a case should have may have no value, and what to do."""
 
 
 def _not_compared(metric: Metric, evidence: BaselineComparison, obstacle: Obstacle) -> Verdict:
-    """Return the verdict on a metric that can't be compared, with the command to record it."""
+    """Return the verdict on a metric that can't be compared.
+
+    If a recording would help, the reason ends with the command to record a baseline.
+    """
     measurement = evidence.measurement
     reason = obstacle.reason
     if obstacle.lacks is not None:
@@ -335,7 +344,7 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
         figure = "a speed" if metric.by_launch else "what a drafter learns"
         num_prompts = baselines.settings.num_prompts
         reason = Reason(
-            text=f"of {num_prompts} prompts: {figure} is of all prompts of the case",
+            text=f"of {num_prompts} prompts: {figure} depends on all prompts of the case",
             remedy="leave out --num-prompts to judge it",
         )
         return Obstacle(Outcome.NOT_COMPARABLE, reason)
@@ -343,7 +352,7 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
 
 
 def _nothing_recorded(metric: Metric, baselines: CaseBaselines) -> str:
-    """Say that nothing was recorded, and add the published value and its conditions if any."""
+    """Say that nothing was recorded, and add the published value with its conditions if any."""
     sentence = f"nothing recorded in '{baselines.environment.name}'"
     value = baselines.published.value(metric.name) if baselines.published else None
     if baselines.published is None or not value:
@@ -365,8 +374,8 @@ def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obs
     recorded = baseline.acceptance if baseline else None
     if measured is None or recorded is None:
         return None
-    # Different sources may be compared if the baseline has counts for single prompts or rounds,
-    # because the same prompts are then compared on both sides.
+    # Two sources that count the same steps may be compared if the baseline has counts for single
+    # prompts or rounds, because the same prompts are then compared on both sides.
     has_parts = bool(recorded.prompts or recorded.rounds)
     is_same_source = measured.source is recorded.source
     counts_equally = measured.counts_as(recorded.source, recorded.view)
@@ -417,7 +426,8 @@ def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle
         reason = Reason(text="the baseline holds acceptance alone, and no speed")
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if not baselines.exact.launch_values(metric):
-        return Obstacle(Outcome.NO_BASELINE, Reason(text="the baseline holds none"), Lack.BASELINE)
+        reason = Reason(text=f"the baseline holds no {metric.name}")
+        return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
     if metric.family is Family.POWER and evidence.unlike_devices:
         reason = Reason(text=evidence.unlike_devices)
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
@@ -513,7 +523,7 @@ def _undecided_acceptance(
     # at least, because a smaller change would hardly help.
     needed_prompts = max(2.0, ratio**2) * prompts
     reason = Reason(
-        text=f"{_describe_resolution(comparison)} with {prompts} prompts",
+        text=_describe_resolution(comparison, f"{prompts} prompts"),
         remedy=f"raise {evidence.baselines.prompts_setting} to about {needed_prompts:.0f}",
     )
     # Further launches replay the same prompts, so no number of them would decide.
@@ -522,21 +532,21 @@ def _undecided_acceptance(
 
 
 def _counted_otherwise(evidence: BaselineComparison) -> str:
-    """Say that run and baseline count different steps, and what is compared nevertheless."""
+    """Say that run and baseline count different steps, and what is compared in spite of that."""
     runner = evidence.measurement.facts.model_runner
     baseline = evidence.baselines.baseline
     recorded_runner = baseline.provenance.facts.model_runner if baseline else ""
     runners = f"model runner {recorded_runner or 'unknown'} -> {runner or 'unknown'}"
     return (
         f"{runners}: one counts the steps that found a draft, the other all steps; so the tokens"
-        " per step of all steps are compared, which mean the same"
+        " per step of all steps are compared, which mean the same for both"
     )
 
 
 def _judge_speed(
     metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
 ) -> Verdict:
-    """Judge a speed over all launches, by the nights of the figure."""
+    """Judge a speed over all launches of tonight, compared with its earlier nights."""
     case = evidence.measurement.case
     baselines = evidence.baselines
     values = evidence.launch_values(metric)
@@ -566,11 +576,11 @@ def _judge_speed(
     )
     if other_card and outcome is not Outcome.PASS:
         reason = Reason(
-            text=f"{other_card}, and cards of one kind differ by {_OTHER_CARD_FRAC:.0%}"
+            text=f"{other_card}, and cards of one kind may differ by {_OTHER_CARD_FRAC:.0%}"
         )
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
 
-    # Take into account what the machine did to the control, to the earlier nights and to all cases.
+    # Take into account what the control, the earlier nights and all cases show about the machine.
     if outcome is Outcome.INCONCLUSIVE:
         verdict = _undecided_speed(metric, verdict, nights)
     elif outcome is Outcome.REGRESSED and nights.nights < KNOWN_NIGHTS:
@@ -585,7 +595,8 @@ def _judge_standstill(
 ) -> Verdict:
     """Judge a speed that is 0 in a launch, such as the goodput when no request met its limits.
 
-    Such a value has no logarithm, so there is no interval. It is REGRESSED if all launches are 0.
+    Such a value has no logarithm, so there is no interval. If all launches have 0, the speed is
+    REGRESSED.
     """
     values = evidence.launch_values(metric)
     recorded = evidence.baselines.exact.launch_values(metric) if evidence.baselines.exact else ()
@@ -614,10 +625,15 @@ def _judge_standstill(
     )
 
 
-def _describe_resolution(comparison: Comparison) -> str:
-    """Say how small a loss tonight can detect, next to the tolerance."""
+def _describe_resolution(comparison: Comparison, amount: str) -> str:
+    """Say how small a loss tonight can detect, next to the tolerance.
+
+    Args:
+        comparison: the comparison of tonight.
+        amount: how much was measured tonight, such as `2 launches`.
+    """
     return (
-        f"tonight detects {comparison.mde_frac:.1%}, and its tolerance is"
+        f"tonight detects {comparison.mde_frac:.1%} with {amount}, and the tolerance is"
         f" {comparison.tolerance_frac:.1%}"
     )
 
@@ -626,8 +642,8 @@ def _undecided_speed(metric: Metric, verdict: Verdict, nights: NightEvidence) ->
     """Add to an undecided verdict how many launches, or how many nights, would decide it."""
     launches = verdict.launches
     plural = "" if launches == 1 else "es"
-    resolution = _describe_resolution(verdict.comparison)
-    reason = Reason(text=f"{resolution} with {launches} launch{plural}")
+    resolution = _describe_resolution(verdict.comparison, f"{launches} launch{plural}")
+    reason = Reason(text=resolution)
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
     needed = launches_to_hold(metric, tolerance_frac, nights, launches=launches)
     if needed:
@@ -686,8 +702,8 @@ def _where_lost(
         parts.append(f"by category: {', '.join(by_category)}")
     if not metric.follows:
         # A draft is accepted only after all drafts before it, so a worse draft lowers the marginal
-        # acceptance of all later positions too. The conditional acceptance falls only for the draft
-        # that became worse.
+        # acceptance of all later positions too. Conditional acceptance falls only at the position
+        # of the draft that became worse.
         old_fracs = recorded.total.conditional_acceptance
         new_fracs = measured.total.conditional_acceptance
         by_draft = []

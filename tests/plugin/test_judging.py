@@ -74,7 +74,7 @@ def test_what_one_night_can_not_tell_passes_with_a_remark(recorded_suite: Suite)
 
     assert done.returncode == 0
     assert "INCONCLUSIVE" in done.stdout
-    assert "its tolerance is 5.0% with 20 prompts" in done.stdout  # 10, and the extension's
+    assert "with 20 prompts, and the tolerance is 5.0%" in done.stdout  # 10, and the extension's
     assert (recorded_suite.verdict().exit_status, recorded_suite.verdict().complete) == (0, False)
 
     strict = recorded_suite.run(*command, "--specreg-inconclusive=fail")

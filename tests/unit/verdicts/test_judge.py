@@ -188,7 +188,7 @@ def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     reach = (t_quantile(LEVELS[Look.LAUNCH], 16) + t_quantile(0.01, 16)) * 0.03 * math.sqrt(1.5)
     assert verdict.comparison.mde_frac == pytest.approx(1 - math.exp(-reach))
     assert verdict.explanation == (
-        "tonight detects 18.6%, and its tolerance is 5.0% with 1 launch; about 9 nights would tell,"
+        "tonight detects 18.6% with 1 launch, and the tolerance is 5.0%; about 9 nights would tell,"
         " and this is night 1"
     )
 
@@ -382,7 +382,7 @@ OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
         (SPEEDUP, GAIN, GAIN_TOLD, NO_BASELINE, ", published is 1.5 (80 prompts); record one"),
         (THROUGHPUT, MEASURED, GAIN_TOLD, NO_BASELINE, "nothing recorded in 'cpu-intel-xeon"),
         (LENGTH, MEASURED, GAIN_TOLD, NO_BASELINE, "nothing recorded in 'cpu-intel-xeon"),
-        (THROUGHPUT, MEASURED, known(OF_TPOT), NO_BASELINE, "the baseline holds none"),
+        (THROUGHPUT, MEASURED, known(OF_TPOT), NO_BASELINE, "the baseline holds no throughput"),
         (
             THROUGHPUT,
             MEASURED,

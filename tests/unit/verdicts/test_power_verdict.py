@@ -79,7 +79,7 @@ def test_a_token_shall_not_cost_more_and_watts_shall_stay_as_they_are(
     assert words in sentence_of(verdict)
 
 
-CARDS = "GPU-other, recorded on GPU-NVIDIA H200, and cards of one kind differ by 20%"
+CARDS = "GPU-other, recorded on GPU-NVIDIA H200, and cards of one kind may differ by 20%"
 OTHER_CARD = msgspec.structs.replace(CARD, id="GPU-other")
 BROKEN = PowerRecord(invalid=Invalidity("POWER_INVALID", "the sampler ended"))
 SHORT = msgspec.structs.replace(builders.power(), too_short="7 s, and 10 s are needed")
