@@ -31,7 +31,7 @@ from specreg.verdicts.nights import NightEvidence, usual_night_frac
 RUN_LAUNCHES = 1 + MORE_LAUNCHES
 """The most launches that a run takes of an undecided case."""
 MAX_LAUNCHES = 12
-"""The most launches that are suggested for a case. Each launch takes minutes."""
+"""The most launches that are suggested for a case, or measured to record it. Each takes minutes."""
 MAX_NIGHTS_TO_HOLD = 2 * MAX_TOGETHER
 """The most nights that are suggested. They last more than three months."""
 _POWER_LEVEL = 0.01
@@ -47,7 +47,7 @@ def detectable(
 
     Args:
         metric: the speed.
-        allowed_frac: the tolerated loss, 0..1.
+        allowed_frac: the tolerated loss, as a share.
         recorded: how many launches the baseline has, 1 or more.
         spread: how launches and nights vary.
         kind: the kind of machine, "cpu" or "gpu".
@@ -60,7 +60,7 @@ def detectable(
     between_frac = spread.between_frac or usual_night_frac(metric, kind)
     between_freedom = spread.between_freedom or spread.freedom
     between = Variance(value=between_frac**2, freedom=between_freedom)
-    # Two nights differ by what the hour does and by what the launch does.
+    # The levels of two nights differ because of their hours and because of their launches.
     night_spread = NightSpread(night=sum_of(launch, between), launch=launch)
     nights = nights_to_hold(metric, allowed_frac, night_spread)
     return Detectable.of(mde_frac_by_launches, allowed_frac, RUN_LAUNCHES, nights)
@@ -74,7 +74,8 @@ def detects_against(
 ) -> dict[str, Detectable]:
     """Return how small a loss of each judged metric a run can detect.
 
-    Metrics without a spread are left out, and so are acceptance metrics that follow another one.
+    Metrics whose variation is unknown are left out, and so are acceptance metrics that follow
+    another one.
 
     Args:
         baseline: the baseline that the run is compared with.
@@ -110,11 +111,11 @@ def detectable_acceptance(
 
     Args:
         metric: the acceptance metric.
-        allowed_frac: the tolerated loss, 0..1.
+        allowed_frac: the tolerated loss, as a share.
         launches: the acceptance of each recorded launch.
 
     Returns:
-        None with fewer than two launches, or if they share too few prompts.
+        None with fewer than two launches, or if no two successive ones can be compared.
     """
     changes = []
     for first, second in itertools.pairwise(launches):
@@ -129,7 +130,8 @@ def detectable_acceptance(
     # A run has one launch, and is compared with the mean of the recorded launches.
     error = math.sqrt(variance * (1 + 1 / len(launches)))
     unchanged = Effect(estimate_frac=0.0, error_frac=error, freedom=freedom)
-    # Launches that differ were recorded on all prompts, the extension's among them.
+    # Launches that differ were recorded on all prompts including the extension's, so the level is
+    # that of the look after the extension.
     mde = mde_frac(metric, unchanged, LEVELS[Look.EXTENDED])
     # Acceptance hardly depends on the night, so a night varies as a launch does.
     of_launch = Variance(value=variance, freedom=freedom)
@@ -161,15 +163,18 @@ def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread
 
 
 def nights_to_hold(metric: Metric, tolerance_frac: float, spread: NightSpread) -> int:
-    """Return how many nights together prove that nothing was lost; 0 if no number would.
+    """Return how many nights together prove that no more than the tolerance was lost.
 
     The second half of the nights is compared with the first half. Each night also makes the
     estimate of the spread more precise.
 
     Args:
         metric: the metric.
-        tolerance_frac: the tolerated loss, 0..1.
+        tolerance_frac: the tolerated loss, as a share.
         spread: how nights vary.
+
+    Returns:
+        0 if no number up to MAX_NIGHTS_TO_HOLD is enough.
     """
 
     def are_enough(nights: int) -> bool:
@@ -182,7 +187,7 @@ def nights_to_hold(metric: Metric, tolerance_frac: float, spread: NightSpread) -
         return largest_loss_frac <= tolerance_frac
 
     counts = range(2, MAX_NIGHTS_TO_HOLD + 1)
-    # If some nights are enough, more are too. So the fewest are found by bisection.
+    # If a number of nights is enough, each larger number is too, so bisection finds the smallest.
     row = bisect.bisect_left(counts, True, key=are_enough)  # noqa: FBT003 - False before True
     if row == len(counts):
         return 0
@@ -192,11 +197,11 @@ def nights_to_hold(metric: Metric, tolerance_frac: float, spread: NightSpread) -
 def launches_to_hold(
     metric: Metric, tolerance_frac: float, nights: NightEvidence, *, launches: int
 ) -> int:
-    """Return how many launches in one night prove that nothing was lost.
+    """Return how many launches in one night prove that no more than the tolerance was lost.
 
     Args:
         metric: the speed.
-        tolerance_frac: the tolerated loss, 0..1.
+        tolerance_frac: the tolerated loss, as a share.
         nights: how the speed changed tonight.
         launches: how many launches tonight had.
 
@@ -225,7 +230,8 @@ def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
     Returns:
         A relative loss, 0 or more.
     """
-    # The estimate varies by the second quantile, and what is left must still exceed the first.
+    # By chance, a loss looks smaller by the second reach or more only once in 100 times. To be
+    # proven, the remaining loss must exceed the first reach.
     proven_reach = t_quantile(level, effect.freedom)
     missed_reach = t_quantile(_POWER_LEVEL, effect.freedom)
     reach = proven_reach + missed_reach
@@ -235,7 +241,7 @@ def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
 def to_frac(metric: Metric, change: float) -> float:
     """Convert a difference of logarithms to a relative change. Better is positive in both.
 
-    The change of a time is relative to the time itself: -0.1 means that it became 10 % longer.
+    The change of a time is relative to the earlier time: -0.1 means that it became 10 % longer.
     """
     change = min(max(change, -_FURTHEST), _FURTHEST)
     if metric.sign > 0:

@@ -46,8 +46,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         settings_sha256: a checksum of all settings that must be equal for a comparison.
         engine_version: the version of the engine.
         draft_sha256: a checksum of the draft's files; empty without a draft.
-        values: the geometric mean of each judged metric over the launches in which it was above 0;
-            0 if it was 0 in all of them.
+        values: for each metric with a verdict, its geometric mean over the launches in which it was
+            above 0; 0 if it was 0 in all of them.
         outcomes: the outcome of each metric.
         baseline_sha256: a checksum of the baseline that the run was compared with, or that it
             recorded; empty without a baseline.
@@ -83,7 +83,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.run} {self.host}" if self.host else self.run
 
     def values_of(self, metric: str) -> list[float]:
-        """Return a metric's value on each launch, or only their mean if the record has no more."""
+        """Return a metric's value on each launch; if the record has only their mean, that alone."""
         if metric in self.launch_values:
             return self.launch_values[metric]
         if metric in self.values:
@@ -91,7 +91,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return []
 
     def launches_of(self, metric: str) -> int:
-        """Return over how many launches the level of a metric was averaged."""
+        """Return how many launches the level of a metric is averaged over."""
         return len(self.launch_values.get(metric, ())) or self.launches
 
     def judged(self, metric: str) -> bool:
@@ -109,14 +109,14 @@ class History:
 
     Attributes:
         by_case: the records of each case, the oldest first, by the case's id.
-        problem: a message about the lines that can't be read; empty if all can.
+        problem: a message about what can't be read of the file; empty if all of it can.
     """
 
     by_case: Mapping[str, tuple[RunRecord, ...]]
     problem: str = ""
 
     def of(self, case_id: str) -> tuple[RunRecord, ...]:
-        """Return the records of a case; none if it never ran."""
+        """Return the records of a case, the oldest first; empty if it never ran."""
         return self.by_case.get(case_id, ())
 
     def without(self, run: str) -> "History":
@@ -133,7 +133,7 @@ NO_HISTORY = History({})
 
 
 def comparable(records: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
-    """Return the runs that judged a metric with the settings of the last run that did."""
+    """Return the runs that judged a metric, with the settings of the last one that judged it."""
     judged = [record for record in records if record.judged(metric)]
     if not judged:
         return ()
@@ -151,8 +151,7 @@ def baseline_sha256(baseline: Baseline | None) -> str:
     """Return a checksum of what a baseline expects; empty without a baseline."""
     if baseline is None:
         return ""
-    # The noise and what it can detect are derived from other runs, and may be updated without
-    # recording the baseline again.
+    # The version of the format, the noise and the detectable losses don't change what is expected.
     expectation = msgspec.structs.replace(baseline, schema_version=0, noise={}, detects={})
     return hashlib.sha256(msgspec.json.encode(expectation)).hexdigest()
 
@@ -201,7 +200,7 @@ def run_record(
     for name in judged_names:
         measured = [launch.values[name] for launch in launches if launch.values.get(name, -1) >= 0]
         if measured:
-            # A value of 0, such as a goodput, has no logarithm and so no place in the mean.
+            # A value of 0, which a goodput may have, has no logarithm, so the mean leaves it out.
             positive = [value for value in measured if value > 0]
             values[name] = 0.0
             if positive:
@@ -282,8 +281,9 @@ def record_history(path: Path, records: Iterable[RunRecord]) -> None:
 def load_history(path: Path) -> History:
     """Load a history file.
 
-    Lines that can't be read are left out and counted in `problem`. If a run was resumed, the
-    history has several lines for a case of this run. Only the last one counts.
+    A missing file is an empty history. Lines that can't be read are left out and counted in
+    `problem`. If the whole file can't be read, the history is empty, and `problem` says why. If a
+    run was resumed, the history has several lines for a case of this run, and the last one counts.
     """
     try:
         lines = read_regular(path, _MAX_BYTES).splitlines()
@@ -291,7 +291,7 @@ def load_history(path: Path) -> History:
         return History({})
     except OSError as error:
         return History(
-            {}, f"history '{path}': {error.strerror}; repair its rights to have it shown"
+            {}, f"history '{path}': {error.strerror}, so it isn't used; repair its rights"
         )
     records_by_case: dict[str, dict[str, RunRecord]] = {}
     torn_lines = 0
@@ -304,7 +304,7 @@ def load_history(path: Path) -> History:
             records_by_case.setdefault(record.case_id, {})[record.run] = record
     problem = ""
     if torn_lines:
-        problem = f"history '{path}': {torn_lines} line(s) can't be read; the rest is shown"
+        problem = f"history '{path}': {torn_lines} line(s) can't be read; the rest is used"
     by_case = {case_id: tuple(records.values()) for case_id, records in records_by_case.items()}
     return History(by_case, problem)
 

@@ -1,10 +1,10 @@
 """Simulate nights, judge them with the real code, and count how often the verdicts are wrong.
 
-The simulated acceptance resembles that of real drafters. Three draft positions have a conditional
-acceptance of 0.73, 0.71 and 0.68 (AL 2.6), prompts vary with a standard deviation of 0.55 in their
-logits, and each has 98 steps. A run has no text in common with its baseline, which is the worst
-case. Speeds vary from launch to launch and, for all cases together, from night to night. A night
-has 72 cases.
+Simulated drafters accept about as many drafts as real ones. Three draft positions have a
+conditional acceptance of 0.73, 0.71 and 0.68 (AL 2.6), prompts vary with a standard deviation of
+0.55 in their logits, and the answer to each prompt has 98 steps. A run has no text in common with
+its baseline, which is the worst case. Speeds vary from launch to launch and, for all cases
+together, from night to night. A night has 72 cases by default.
 """
 
 import dataclasses
@@ -117,8 +117,9 @@ class Nights:
         nights: how many nights there are.
         rerecorded: whether the baseline is recorded again each night.
         most_red_frac: the largest share of the nights without a loss on which a test may fail.
-        named_by: the night, counted from the beginning of the loss, by which it must be REGRESSED.
-        least_named_frac: the smallest share of the series in which it must be REGRESSED by then.
+        named_by: the night, counted from the beginning of the loss, by which the throughput of the
+            first case must be REGRESSED.
+        least_named_frac: the smallest share of the series in which that must be so.
     """
 
     name: str
@@ -170,7 +171,7 @@ IDENTICAL = (
     Nights(name="launches 2.6 %, nights 3.2 %", launch_frac=0.026, day_frac=0.032),
     Nights(name="launches 5 %, nights 7 %", launch_frac=0.05, day_frac=0.07),
     Nights(name="launches 2 %, nights 2 % of each case", launch_frac=0.02, own_frac=0.02),
-    # The two nights with the loss aren't counted. Those after it must be judged as before.
+    # The two nights with the loss aren't counted. The nights after them must be judged as before.
     Nights(
         name="launches 5 %, nights 7 %, two at -60 %",
         launch_frac=0.05,
@@ -245,9 +246,9 @@ class NightCounts:
 
     Attributes:
         series: the number of series.
-        nights: the number of nights without a loss in all series.
-        red: the number of nights on which a test failed.
-        regressed: the number of nights on which something was REGRESSED.
+        nights: the number of nights without a loss, over all series.
+        red: how many of these nights had a test that failed.
+        regressed: how many of these nights had a verdict that was REGRESSED.
         named_on: for each series in which the loss was found, the night on which it was found,
             counted from 1 at the beginning of the loss.
         dated: the number of series in which the loss was dated within two nights.
@@ -267,7 +268,7 @@ class NightCounts:
 
 
 def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[str, bool]:
-    """Judge all planted losses, and render the table of their verdicts.
+    """Judge all planted losses and all nights without one, and render a table of the verdicts.
 
     Args:
         series: how many series of nights of each kind are simulated.
@@ -283,7 +284,7 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
     for seed, loss in enumerate(LOSSES, start=1):
         # Each loss has a seed of its own, so that adding one leaves the rates of the others alone.
         outcomes, used_frac = try_loss(loss, trials, World(seed))
-        if not is_kept(loss, outcomes, used_frac):
+        if not is_within_limits(loss, outcomes, used_frac):
             is_within = False
         passed, undecided, regressed = (count / trials for count in _counts(outcomes))
         lines.append(
@@ -323,7 +324,9 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
     return "\n".join(lines), is_within
 
 
-def is_kept(loss: AcceptanceLoss, outcomes: Mapping[Outcome, int], used_frac: float) -> bool:
+def is_within_limits(
+    loss: AcceptanceLoss, outcomes: Mapping[Outcome, int], used_frac: float
+) -> bool:
     """Return whether the verdicts on a planted loss are within its limits, allowing for chance.
 
     Args:
@@ -333,7 +336,7 @@ def is_kept(loss: AcceptanceLoss, outcomes: Mapping[Outcome, int], used_frac: fl
     """
     trials = sum(outcomes.values())
     passed, undecided, regressed = _counts(outcomes)
-    # An extended case measures all of its prompts and as many again, so this is how many were.
+    # An extended case measures twice its prompts, so the excess is the number of extended cases.
     extended = round((used_frac - 1) * trials)
     counts_and_limits = (
         (passed, loss.most_passed_frac),
@@ -343,7 +346,7 @@ def is_kept(loss: AcceptanceLoss, outcomes: Mapping[Outcome, int], used_frac: fl
         (extended, max(loss.most_used_frac - 1, 0.0)),
     )
     is_within = all(count <= most_by_chance(trials, frac) for count, frac in counts_and_limits)
-    # A limit above 1 is one of extended cases, which the counts above include already.
+    # A limit above 1 is a limit on extended cases, which has been checked above.
     uses_few_prompts = loss.most_used_frac > 1 or used_frac <= loss.most_used_frac
     return is_within and uses_few_prompts
 
@@ -407,22 +410,23 @@ def try_nights(nights: Nights, series: int, *, cases: int) -> NightCounts:
             verdicts = machine.night(night)
             if not nights.is_lost_on(night):
                 counts.nights += 1
-                counts.red += any(verdict.fails for verdict in verdicts)
-                counts.regressed += any(
-                    verdict.outcome is Outcome.REGRESSED for verdict in verdicts
-                )
+                if any(verdict.fails for verdict in verdicts):
+                    counts.red += 1
+                if any(verdict.outcome is Outcome.REGRESSED for verdict in verdicts):
+                    counts.regressed += 1
                 continue
             losses = [verdict for verdict in verdicts if machine.is_named(verdict)]
             if losses and nights.until is None:
                 counts.named_on.append(night - nights.since + 1)
-                counts.dated += machine.is_dated(losses[0], night)
+                if machine.is_dated(losses[0], night):
+                    counts.dated += 1
                 # The series ends when the loss is found.
                 break
     return counts
 
 
 class Machine:
-    """Simulates a machine: draws the speeds of each night, judges them, and keeps the history.
+    """A simulated machine, which draws the speeds of each night, judges them, and has a history.
 
     Attributes:
         nights: how the machine varies, and the loss that is planted in its first case.
@@ -441,9 +445,9 @@ class Machine:
 
     def _recorded_launches(self, own_frac: float) -> tuple[dict[str, float], ...]:
         """Draw the launches of a baseline, which are all measured in one night."""
-        # The launches share what that night did to the case, so the baseline carries it.
-        level = math.exp(self._random.normal(0, own_frac))
-        return tuple(self._speeds(level) for _ in range(_BASELINE_LAUNCHES))
+        # All launches of the baseline share what that night did to the case.
+        factor = math.exp(self._random.normal(0, own_frac))
+        return tuple(self._speeds(factor) for _ in range(_BASELINE_LAUNCHES))
 
     def night(self, number: int) -> Sequence[Verdict]:
         """Measure and judge all cases on a night, and add them to the history.
@@ -451,17 +455,17 @@ class Machine:
         Args:
             number: the number of the night, from 1.
         """
-        # What tonight does to all cases, and to each case alone.
+        # Draw what tonight does to all cases, and to each case alone.
         self._day = self._random.normal(0, self.nights.day_frac)
         launches: dict[str, list[Measurement]] = {}
         own_levels = {case.id: self._random.normal(0, self.nights.own_frac) for case in self.cases}
 
         def measure(case: Case) -> Measurement:
-            left_frac = self.nights.all_left_frac(number)
+            factor = self.nights.all_left_frac(number)
             if case == self.cases[0]:
-                left_frac *= self.nights.left_frac(number)
-            left_frac *= math.exp(own_levels[case.id])
-            measurement = _measurement(case, self._speeds(left_frac))
+                factor *= self.nights.left_frac(number)
+            factor *= math.exp(own_levels[case.id])
+            measurement = _measurement(case, self._speeds(factor))
             launches.setdefault(case.id, []).append(measurement)
             return measurement
 
@@ -510,7 +514,7 @@ class Machine:
     def is_dated(self, verdict: Verdict, night: int) -> bool:
         """Return whether a verdict dates the loss within two nights.
 
-        A loss of a single night isn't dated by its verdict. It began on that night.
+        A verdict that one night proves has no date, so it says that the loss began on that night.
         """
         since = night
         if verdict.since.isdigit():
@@ -523,18 +527,18 @@ class Machine:
             environment=_ENVIRONMENT, settings=_SETTINGS, exact=self._baselines[case.id]
         )
 
-    def _speeds(self, left_frac: float) -> dict[str, float]:
+    def _speeds(self, factor: float) -> dict[str, float]:
         """Draw the speeds of a launch tonight.
 
         Args:
-            left_frac: the share of the throughput that is left, 0..1. Latencies aren't changed.
+            factor: by what the usual throughput is multiplied. It doesn't change latencies.
         """
         speeds = {}
         for name, value in _SPEEDS.items():
             metric = METRICS[name]
             level = self._day + self._random.normal(0, self.nights.launch_frac)
             if metric is _THROUGHPUT:
-                level += math.log(left_frac)
+                level += math.log(factor)
             speeds[name] = value * math.exp(metric.sign * level)
         return speeds
 
@@ -561,7 +565,7 @@ def _baseline(
 
 
 class World:
-    """Simulates acceptance, and the baselines that it is compared with."""
+    """A source of simulated acceptance, and of the baselines that it is compared with."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -582,7 +586,7 @@ class World:
         is_enough = enough_for(
             case, _ACCEPTANCE_LENGTH, baselines, may_stop_early=True, cases=CASES
         )
-        # Without a decision by the case's own prompts, it is extended to all prompts drawn.
+        # If the case's own prompts don't decide it, the case is extended to all prompts drawn.
         look = Look.EXTENDED
         for part in range(1, PARTS + 1):
             part_look = Look.FULL if part == PARTS else Look.EARLY
@@ -595,7 +599,7 @@ class World:
         return dataclasses.replace(measured_prompts(case, record), look=look)
 
     def judged(self, launch: Measurement, baselines: CaseBaselines) -> Verdict:
-        """Return the verdict, after a loss was confirmed by a launch with the same answers."""
+        """Return the verdict on a launch. A launch that confirms a loss has the same answers."""
         confirmation = Confirmation(
             baselines_of=lambda _: baselines,
             measure_afresh=lambda cases, _number: {case.id: launch for case in cases},

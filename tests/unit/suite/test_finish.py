@@ -47,7 +47,7 @@ def test_a_torn_history_is_named(tmp_path: Path) -> None:
 
     (remark,) = remarks_of(run.result())
 
-    assert remark.endswith("1 line(s) can't be read; the rest is shown")
+    assert remark.endswith("1 line(s) can't be read; the rest is used")
 
 
 def test_packages_other_than_those_of_the_baseline_are_named(tmp_path: Path) -> None:

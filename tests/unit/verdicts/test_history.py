@@ -87,7 +87,7 @@ def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: b
         file.write(torn + b"\n")
     record_history(path, [after])
     assert load_history(path).of("case") == (before, after)
-    assert load_history(path).problem.endswith(": 1 line(s) can't be read; the rest is shown")
+    assert load_history(path).problem.endswith(": 1 line(s) can't be read; the rest is used")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_disk_that_refuses_is_said(path: Path) -> None:
     path.parent.write_text("no folder")
     with pytest.raises(ReportError, match=r"this run isn't in it, (File exists|Not a directory);"):
         record_history(path, [past_run()])
-    problem = f"history '{path}': Not a directory; repair its rights to have it shown"
+    problem = f"history '{path}': Not a directory, so it isn't used; repair its rights"
     assert load_history(path) == History({}, problem)
 
 

@@ -16,7 +16,7 @@ from specreg.verdicts.selftest import (
     Machine,
     Nights,
     World,
-    is_kept,
+    is_within_limits,
     most_by_chance,
     run_selftest,
     simulated_case,
@@ -70,7 +70,7 @@ def test_a_great_loss_is_caught_early() -> None:
 def test_a_judge_that_errs_is_noticed(
     loss: AcceptanceLoss, outcomes: dict[Outcome, int], used_frac: float, *, kept: bool
 ) -> None:
-    assert is_kept(loss, outcomes, used_frac) is kept
+    assert is_within_limits(loss, outcomes, used_frac) is kept
 
 
 @pytest.mark.parametrize(("trials", "frac"), [(100, 0.01), (300, 0.05), (300, 0.0), (300, 1.0)])
