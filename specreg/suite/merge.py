@@ -45,8 +45,15 @@ WORKERS_FOLDER = "shards"
 _MAX_COPIED_BYTES = 2**30
 _UPDATE = "--update-baselines"
 _EQUAL = (
-    *("commit", "tier", "matrix_sha256", "environment", "options", "launches", "reason"),
-    *("shards_in_all", "shards"),
+    "commit",
+    "tier",
+    "matrix_sha256",
+    "environment",
+    "options",
+    "launches",
+    "reason",
+    "shards_in_all",
+    "shards",
 )
 """The fields of plans that must be equal in all shards of a run."""
 
@@ -66,7 +73,7 @@ def merge_shards(
         shards: The shards.
         missing_is_invalid: True if a case that no shard measured is INVALID; False to leave it out.
         are_workers: True if the shards are workers of this run, on this machine.
-        ended_at: When the last shard ended, as ISO 8601; empty for now.
+        ended_at: When the last shard ended, as ISO 8601; empty if the run ends in this process.
 
     Returns:
         The run, and remarks on its shards.
@@ -82,7 +89,7 @@ def merge_shards(
         context=context,
         selection=selection,
         cases=cases,
-        # No launch can be measured here. The further launches of the shards are read below.
+        # No launch can be measured here. The further launches that shards measured are read below.
         budget=RecordingBudget(left_s=0.0, store=context.store),
         timeline=Timeline(),
     )
@@ -113,8 +120,8 @@ def merge_shards(
 def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
     """Return what the tests of all shards needed.
 
-    The plan of a shard that is missing isn't known. Its cases are assumed to have needed every
-    metric and check that the other shards needed for any of theirs.
+    The plan of a missing shard isn't known. For its cases, the tests are assumed to have needed
+    every metric and check that the tests of the other shards needed for at least one case.
     """
     names: dict[str, set[str]] = {}
     skipped: dict[str, str] = {}
@@ -161,7 +168,8 @@ def merge_workers(
     if not shards:
         return None
     if (context.run_folder / JOURNAL).exists():
-        # The run was resumed, and an earlier process had measured cases in its own folder.
+        # The run was resumed with workers, and a process without workers had measured its first
+        # cases. That journal is in the folder of the run.
         earlier = ShardRun(folder=context.run_folder, plan=shards[0].plan, report=shards[0].report)
         shards = [earlier, *shards]
     merged = merge_shards(context, shards, missing_is_invalid=missing_is_invalid, are_workers=True)
@@ -172,21 +180,22 @@ def merge_workers(
 def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
     """Copy the logs of the servers and devices of all shards to one folder.
 
-    If several shards have a file of the same name, the number of the shard is added to it.
+    If several shards have a file of the same name, the position of the shard among all that are
+    merged is added to the name.
 
     Raises:
         SpecregError: A file can't be copied.
     """
     logs = [
-        (number, shard.folder, name)
-        for number, shard in enumerate(shards, start=1)
+        (position, shard.folder, name)
+        for position, shard in enumerate(shards, start=1)
         for name in _copied_names(shard, into)
     ]
     counts = Counter(name for _, _, name in logs)
-    for number, folder, name in logs:
+    for position, folder, name in logs:
         copied_name = name
         if counts[name] > 1:
-            copied_name = name.with_name(f"{name.stem}~shard{number}{name.suffix}")
+            copied_name = name.with_name(f"{name.stem}~shard{position}{name.suffix}")
         try:
             copy_received(folder, str(name), into, str(copied_name), _MAX_COPIED_BYTES)
         except OSError as error:
@@ -195,7 +204,7 @@ def _copy_files(shards: Sequence[ShardRun], into: Path) -> None:
 
 
 def _copied_names(shard: ShardRun, into: Path) -> Iterator[PurePosixPath]:
-    """Yield the files of a shard that are copied; none if its folder is that of the merged run."""
+    """Yield the files of a shard that are copied; none if they are in the right folder already."""
     if shard.folder == into:
         return
     for name in shard.files:
@@ -204,7 +213,7 @@ def _copied_names(shard: ShardRun, into: Path) -> Iterator[PurePosixPath]:
 
 
 def _join_journals(shards: Sequence[ShardRun], into: Path) -> None:
-    """Add the journals of all shards to that of the merged run."""
+    """Append the journals of all shards to the journal of the merged run."""
     journal = Journal(into / JOURNAL)
     for shard in shards:
         if shard.folder != into:
@@ -248,8 +257,9 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
         into: The folder of the merged run.
 
     Raises:
-        SpecregError: The shards are of different runs; or the repository is at another commit, or
-            has other cases; or only one of shards and options records baselines.
+        SpecregError: The shards are of different runs, or `into` is one of them; or the repository
+            is at another commit, or has other cases; or baselines are recorded only by the shards
+            or only by the options.
     """
     # Check that the shards are of one run, and that it may be recorded here.
     _check_equal(shards)
@@ -289,36 +299,36 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
 
 
 def last_end(shards: Sequence[ShardRun]) -> str:
-    """Return when the last shard ended, as ISO 8601; for a shard that died its start counts."""
+    """Return when the last shard ended, as ISO 8601. For a shard that died, its start is taken."""
     return max(
         shard.report.ended_at if shard.report else shard.plan.began_at.isoformat()
         for shard in shards
     )
 
 
-def _check_repository(name: str, of_shards: str, here: str, root: Path) -> None:
+def _check_repository(name: str, shards_value: str, root_value: str, root: Path) -> None:
     """Check that a field of the shards' plans has the value of this repository.
 
     Raises:
         SpecregError: It has another value.
     """
-    if of_shards != here:
-        differs = f"{name} differs: the shards have '{of_shards}', '{root}' '{here}'"
-        raise SpecregError(f"{differs}; check out the commit of the shards")
+    if shards_value != root_value:
+        differs = f"{name} differs: the shards have '{shards_value}', '{root}' has '{root_value}'"
+        raise SpecregError(f"{differs}; check out the commit of the shards, without changes")
 
 
 def _check_recording(plan: RunPlan, options: Options) -> None:
-    """Check that both the shards and the merge record baselines, or neither of them.
+    """Check that the merge records baselines if the shards did, and only then.
 
     Raises:
-        SpecregError: Only one of them records.
+        SpecregError: Only the shards record, or only the merge.
     """
     command = specreg_command("merge")
-    recorded = plan.reason is not None
-    if recorded and not options.update_baselines:
+    shards_recorded = plan.reason is not None
+    if shards_recorded and not options.update_baselines:
         problem = "the shards recorded baselines, but this merge doesn't write any"
         raise SpecregError(f"{command}: {problem}; add {_UPDATE} to write them here")
-    if options.update_baselines and not recorded:
+    if options.update_baselines and not shards_recorded:
         problem = "the shards judged, so there are no baselines to write"
         raise SpecregError(f"{command} {_UPDATE}: {problem}; leave it out")
 
@@ -327,13 +337,13 @@ def _check_names(shard: ShardRun, tier: Tier) -> None:
     """Check that the plan of a shard names only cases, metrics and checks that exist here.
 
     Raises:
-        UnknownNameError: It names another one.
+        UnknownNameError: It names a case, metric or check that doesn't exist here.
     """
     plan = shard.plan
     where = f"'{shard.folder}'"
     tier_ids = {case.id for case in tier.cases}
-    dealt_ids = [case_id for case_ids in plan.shards for case_id in case_ids]
-    for case_id in (*plan.names, *plan.skipped, *dealt_ids):
+    shard_ids = [case_id for case_ids in plan.shards for case_id in case_ids]
+    for case_id in (*plan.names, *plan.skipped, *shard_ids):
         check_name("case", case_id, tier_ids, where)
     subjects = {*METRICS, *CHECKS, RECORDED.name}
     for name in dict.fromkeys(name for names in plan.names.values() for name in names):
@@ -349,7 +359,7 @@ def _empty(into: Path) -> None:
     try:
         for name in COPIED:
             folder = into / name
-            # Of a link only the link itself is removed, because its target isn't specreg's.
+            # If it is a link, only the link is removed, because its target isn't specreg's.
             if folder.is_symlink():
                 folder.unlink()
             elif folder.exists():
@@ -361,10 +371,10 @@ def _empty(into: Path) -> None:
 
 
 def _judge(judge: GroupJudge, case_launch: CaseLaunch) -> Iterator[tuple[str, SpecregError]]:
-    """Judge a case on a launch, and yield each metric or check without a measurement.
+    """Judge a case on a launch, and yield each metric and check that can't be judged.
 
     Yields:
-        The name of the metric or check, and why it couldn't be judged.
+        The name of the metric or check, and why it can't be judged.
     """
     case = case_launch.case
     server = LazyServer(launch=case_launch.server, start=_start_nothing)

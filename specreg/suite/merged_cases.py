@@ -1,4 +1,4 @@
-"""Read the measurements and checks of other processes, instead of making them here."""
+"""Read the measurements and checks that other processes have made, instead of making them here."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class MergedCases:
 
     @property
     def plan(self) -> RunPlan:
-        """The plan of one shard; what it says about the whole run is the same in each."""
+        """The plan of the first shard. What it says about the whole run is equal in all shards."""
         return self.shards[0].plan
 
     @property
@@ -53,7 +53,7 @@ class MergedCases:
 
     @property
     def time(self) -> RunTime:
-        """How the time was spent in the shards that came to their end."""
+        """How the time was spent in the shards that have ended and written a report."""
         times = [shard.report.time for shard in self.shards if shard.report and shard.report.time]
         return RunTime(
             pairs=tuple(pair for time in times for pair in time.pairs),
@@ -63,7 +63,7 @@ class MergedCases:
 
     @property
     def driver_version(self) -> str:
-        """The driver of the machines that measured; empty without a GPU."""
+        """The version of the GPUs' driver on the first shard's machine; empty without a GPU."""
         return self.plan.driver_version
 
     def torch_version(self, case: Case) -> str:
@@ -84,6 +84,7 @@ class MergedCases:
         return self._read(case, servers.launch.number)
 
     def _read(self, case: Case, number: int) -> Measurement:
+        """Return the measurement of a case on a launch, and keep it in `launches`."""
         launch = self.launches.find(case, number)
         if launch is None:
             launch = MeasuredLaunch(measurement=self._find(case, number), number=number)
@@ -91,7 +92,11 @@ class MergedCases:
         return launch.measurement
 
     def _find(self, case: Case, number: int) -> Measurement:
-        """Return the measurement of a shard, with the models of the repository here."""
+        """Return the first shard's measurement of a case, with the models of this repository.
+
+        Raises:
+            SpecregError: No shard has measured it.
+        """
         for shard in self.shards:
             measurement = shard.measured.get((case.id, number))
             if measurement is not None:
@@ -128,15 +133,17 @@ class MergedCases:
         """Return the error that says why no shard has measured or checked a case."""
         planned = [shard for shard in self.shards if case_id in shard.plan.names]
         if not planned:
-            number = next(n for n, case_ids in self.missing.items() if case_id in case_ids)
-            return InvalidMeasurementError(_SHARD_MISSING, self._why_missing(number))
+            # No plan names the case, so it is one of a missing shard.
+            numbers = [number for number, ids in self.missing.items() if case_id in ids]
+            return InvalidMeasurementError(_SHARD_MISSING, self._why_missing(numbers[0]))
         shard = planned[-1]
         if shard.report is None:
             message = f"{shard.plan.name} died before it was done, see '{shard.folder}'"
             return InvalidMeasurementError(_SHARD_MISSING, message)
         reason = _reason_of(shard.report.run.verdicts, case_id, metric)
         if reason is None:
-            return InvalidMeasurementError(_SHARD_MISSING, f"{shard.plan.name} ended without it")
+            message = f"{shard.plan.name} ended without having measured it"
+            return InvalidMeasurementError(_SHARD_MISSING, message)
         if reason.code:
             return InvalidMeasurementError(reason.code, reason.text)
         return SpecregError(str(reason))
@@ -153,15 +160,19 @@ class MergedCases:
 
     def _why_missing(self, number: int) -> str:
         shard = f"{number}/{self.plan.shards_in_all}"
-        return f"shard {shard} isn't there: run it with --specreg-shard={shard}, merge again"
+        return f"shard {shard} isn't there: run it with --specreg-shard={shard}, and merge again"
 
     @property
     def is_whole(self) -> bool:
-        """True if all shards were merged, and all of them came to their end."""
+        """True if no shard is missing, and all shards have ended and written a report."""
         return not self.missing and all(shard.report is not None for shard in self.shards)
 
     def remarks(self) -> Iterator[str]:
-        """Yield a line for each shard that is missing or died, and for each case measured twice."""
+        """Yield lines about what the verdicts don't show.
+
+        There is a line for each shard that is missing, died or failed for another reason than its
+        verdicts, and for each case that several shards measured.
+        """
         for number in self.missing:
             yield f"{_SHARD_MISSING}: {self._why_missing(number)}"
         for shard in self.shards:
@@ -169,11 +180,12 @@ class MergedCases:
                 yield f"{shard.plan.name} died before it was done: '{shard.folder}'"
             elif shard.failed_otherwise:
                 status = f"{shard.plan.name} ended with status {shard.report.run.exit_status}"
-                cause = "a test that isn't the suite's failed there, or it was cut short"
-                yield f"{status}, which its verdicts don't say: {cause}"
+                cause = "a test failed for another reason there, or the shard was cut short"
+                yield f"{status}, which its verdicts don't explain: {cause}"
         for case_id, names in self._measured_by().items():
             if len(names) > 1:
-                yield f"{case_id}: measured by {' and '.join(names)}; the first one's counts"
+                measured = f"{case_id}: measured by {' and '.join(names)}"
+                yield f"{measured}; the first measurement counts"
 
     def _measured_by(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the shards that measured each case, by case id."""
@@ -186,8 +198,8 @@ class MergedCases:
 
 def _reason_of(verdicts: Sequence[Verdict], case_id: str, metric: str) -> Reason | None:
     """Return the reason of the verdict on a metric, or else of another verdict on the case."""
-    of_case = [verdict for verdict in verdicts if verdict.case_id == case_id and verdict.reason]
-    for verdict in of_case:
+    with_reason = [verdict for verdict in verdicts if verdict.case_id == case_id and verdict.reason]
+    for verdict in with_reason:
         if verdict.metric == metric:
             return verdict.reason
-    return of_case[0].reason if of_case else None
+    return with_reason[0].reason if with_reason else None

@@ -1,7 +1,7 @@
 """Read the run folders of shards, which a merge joins.
 
-A shard writes `plan.json` before it starts anything, and its journal while it measures. So the
-measurements of a shard that died are merged too.
+A shard writes `plan.json` before it starts anything, and its journal while it measures. Therefore
+the measurements of a shard that died can be merged too.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from specreg.suite.plan import COPIED, JOURNAL, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.verdict import Verdict
 
 _MAX_PLAN_BYTES = 16 * 2**20
-_AGAIN = "leave that run out, and run it again"
+_AGAIN = "leave that run out of the merge, or repeat its shard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,14 @@ class ShardRun:
 
     @property
     def failed_otherwise(self) -> bool:
-        """True if the shard came to its end, and failed for another reason than its verdicts."""
+        """True if the shard wrote its report, and failed for another reason than its verdicts."""
         if self.report is None or not self.report.run.exit_status:
             return False
         return not exit_status(self.report.run.verdicts)
 
 
 def has_plan(folder: Path) -> bool:
-    """Return whether a folder has a plan, which may be unreadable. Then a run has begun in it."""
+    """Return whether a run has begun in a folder: it then has a plan, even if unreadable."""
     return os.path.lexists(folder / PLAN)
 
 
@@ -65,8 +65,8 @@ def load_shard(folder: Path) -> ShardRun:
     """Load the plan and the report of a shard, whose folder may come from another machine.
 
     Raises:
-        SpecregError: The folder has no plan, or has a link or another file that isn't regular, or
-            one of its documents can't be read.
+        SpecregError: The folder has no plan, or has a link or a special file, or one of its
+            documents can't be read.
     """
     try:
         files = received_files(folder)
@@ -118,8 +118,8 @@ def with_journal(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> Sh
     Args:
         shard: The shard.
         cases: The cases of the tier in this repository. Entries of other cases are left out.
-        is_ours: True if this machine wrote the journal. An earlier process may have begun it with
-            other settings of the cases, so entries that can't be read are left out too.
+        is_ours: True if this machine wrote the journal. Then entries that can't be read are left
+            out too, because an earlier version of the cases or of specreg may have written them.
 
     Raises:
         SpecregError: The journal can't be read, or it comes from another machine and has values

@@ -72,7 +72,9 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGroup]:
-    """Return the server groups of some cases, first those with the most GPUs and the longest time.
+    """Return the server groups of some cases.
+
+    The groups with the most GPUs come first, and of these the ones that take the longest.
 
     Args:
         cases: The cases.
@@ -101,7 +103,7 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
             id=server.id,
             cases=tuple(case.id for case in group_cases),
             gpus=gpus,
-            memory_gib=_widest_gib([case.memory_gib for case in group_cases]),
+            memory_gib=_largest_gib([case.memory_gib for case in group_cases]),
             expected_s=context.launches * (START_S[kind] + measured_s),
         )
         groups.append(group)
@@ -110,7 +112,7 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
 
 
 def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[str, ExpectedTime]:
-    """Return about how long each case takes on each launch, in the order of the run.
+    """Return the expected time of each case on each launch, in the order of the run.
 
     The first of several cases that are measured side by side has the time of all of them, and the
     first case on a server has the time of its start.
@@ -133,18 +135,19 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
         case = case_launch.case
         if case.id in estimates:
             continue
-        to_measure = dataclasses.replace(case, least_s=least_time_s(case, selection, context))
+        # Estimate the case as this run measures it, which may be shorter than the tier says.
+        measured_case = dataclasses.replace(case, least_s=least_time_s(case, selection, context))
         if selection.needs_speed(case):
             timed_cases.append(case)
         else:
-            to_measure = dataclasses.replace(to_measure, control=None, power_s=0.0)
-        estimates[case.id] = estimate_of(to_measure, context.store, kind)
+            measured_case = dataclasses.replace(measured_case, control=None, power_s=0.0)
+        estimates[case.id] = estimate_of(measured_case, context.store, kind)
     # Give the time of cases that are measured together to the first one of them.
     cases_s = {case_id: estimate.case_s for case_id, estimate in estimates.items()}
     started_with: set[str] = set()
     if not context.is_part:
         for group in measured_together(timed_cases, fit):
-            # Their servers start at once, with those of the first one.
+            # The servers of the later cases start together with those of the first one.
             started_with.update(case.id for case in group[1:])
             cases_s.update(dict.fromkeys((case.id for case in group), 0.0))
             cases_s[group[0].id] = group_s(group, estimates)
@@ -166,14 +169,14 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
     return times
 
 
-def cut(groups: Sequence[ServerGroup], of: int) -> tuple[Shard, ...]:
+def cut(groups: Sequence[ServerGroup], shards_in_all: int) -> tuple[Shard, ...]:
     """Divide server groups into shards. Each group goes to the shard with the least time so far.
 
     Args:
         groups: The groups in the order in which they are assigned.
-        of: The number of shards; 0 for one shard for each group.
+        shards_in_all: The number of shards; 0 for one shard for each group.
     """
-    dealt: list[list[ServerGroup]] = [[] for _ in range(of or len(groups))]
+    dealt: list[list[ServerGroup]] = [[] for _ in range(shards_in_all or len(groups))]
     for group in groups:
         shortest = min(dealt, key=_expected_s)
         shortest.append(group)
@@ -227,7 +230,7 @@ def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -
     if not context.is_worker:
         return
     if not grouped:
-        problem = "cases that share a server stay together"
+        problem = "the tests of cases that share a server must run in the same worker"
         cure = "leave out --dist, or give --dist=loadgroup"
         raise SpecregError(f"pytest-xdist: {problem}; {cure}")
     speeds = {name for name, metric in METRICS.items() if metric.by_launch}
@@ -241,7 +244,7 @@ def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -
         raise SpecregError(f"pytest-xdist: {problem}; {cure}")
 
 
-def _widest_gib(needs_gib: Sequence[float | None]) -> float | None:
+def _largest_gib(needs_gib: Sequence[float | None]) -> float | None:
     """Return the largest of several needs of memory; None if one isn't known."""
     known_gib = [need_gib for need_gib in needs_gib if need_gib is not None]
     if len(known_gib) < len(needs_gib):
@@ -250,10 +253,13 @@ def _widest_gib(needs_gib: Sequence[float | None]) -> float | None:
 
 
 def _render_memory(needs_gib: Sequence[float | None]) -> str:
-    """Return the memory of each GPU that a shard's groups need: `-` for none, or `unknown`."""
+    """Return the memory of each GPU that a shard needs, in GiB: a number, `unknown`, or `-`.
+
+    The result is `-` for a shard without groups.
+    """
     if not needs_gib:
         return "-"
-    widest_gib = _widest_gib(needs_gib)
-    if widest_gib is None:
+    largest_gib = _largest_gib(needs_gib)
+    if largest_gib is None:
         return "unknown"
-    return str(math.ceil(widest_gib))
+    return str(math.ceil(largest_gib))

@@ -72,7 +72,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
 
     half_merge = suite.merge(shards[0], into=suite.folder / "half")
     assert half_merge.returncode == 10, half_merge.stdout
-    cure = "run it with --specreg-shard=2/2, merge again"
+    cure = "run it with --specreg-shard=2/2, and merge again"
     assert f"SHARD_MISSING: shard 2/2 isn't there: {cure}" in half_merge.stdout
     half = words(decided(suite.folder / "half"))
     assert half.keys() == expected.keys()
@@ -89,7 +89,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     (shards[1] / "report.json").write_text(json.dumps(document))
     failed = suite.merge(*shards, into=suite.folder / "failed")
     assert failed.returncode == 1
-    assert "shard 2/2 ended with status 1, which its verdicts don't say" in failed.stdout
+    assert "shard 2/2 ended with status 1, which its verdicts don't explain" in failed.stdout
 
     (shards[1] / "report.json").unlink()  # it was killed after it had measured
     died = suite.merge(*shards, into=suite.folder / "died")
