@@ -1,8 +1,9 @@
 """Tell a slower engine from a slower machine, by measuring the earlier engine in the same hour.
 
-If all cases of a run became slower alike, or if their control did too, the cause is the machine or
-the engine, and the run's own measurements can't tell which. But if the version of the engine has
-changed since the last good night, a gate can: it runs both versions in the same hour, on one case.
+If all cases of a run became slower by the same share, or if their control became slower too, the
+cause is the machine or the engine, and the run's own measurements can't tell which. But if the
+version of the engine has changed since the last good night, a gate can tell: it runs both versions
+in the same hour, on one case.
 """
 
 import contextlib
@@ -42,19 +43,23 @@ from specreg.verdicts.verdict import (
 )
 
 FOLDER = "engines"
-"""The folder, in that of the run, for gates between two versions; each case has a folder in it."""
+"""The folder, below the run's, for gates between two versions. Each case has a folder in it."""
 _LAUNCHES = 8
-"""A gate of four launches finds a loss of 30 % always, and one of eight a loss of 10 % usually."""
+"""The most launches of each side. With four launches a gate always finds a loss of 30 %, and with
+eight it usually finds a loss of 10 %."""
 _MINUTES = 15.0
+"""The most time that the gate may take at the end of a run, in minutes."""
 _S_PER_MIN = 60
 _SHORTEST_S = 0.01
-"""The smallest value of a gate's `--seconds`. A launch is under load as long as in the run."""
+"""The smallest value of a gate's `--seconds`, for a case that the run doesn't keep under load."""
 _DECIDED = GOOD | {Outcome.REGRESSED}
 """The outcomes that tell whether the engine is worse."""
 _BAD_NIGHT = frozenset({Outcome.REGRESSED, Outcome.INVALID, Outcome.WRONG})
+"""The outcomes of a night that isn't good. A night with an INCONCLUSIVE metric may be good."""
 _LAUNCH_PHASES = (Phase.STARTING, Phase.WARMING_UP, Phase.MEASURING, Phase.STOPPING)
+"""The phases of a launch in a run that a launch in a gate has too."""
 _MAIN_CAUSE_FRAC = 0.5
-"""The engine is named as the cause if its loss is this share of tonight's common loss or more."""
+"""The engine alone is named as the cause if its loss is at least this share of the common loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,7 @@ class EngineChange:
 
     Attributes:
         engine: The name of the engine.
-        before: The version of the last good night, or else of the baseline.
+        before: The version of the last good night, or else the version of the baseline.
         tonight: The version that the run measured.
     """
 
@@ -103,8 +108,9 @@ class EngineCheck:
 def is_doubtful(verdict: Verdict) -> bool:
     """Return whether either the machine or the engine may have caused what a verdict is about.
 
-    That is so if the verdict is INVALID or REGRESSED because all cases or the control became worse.
-    It is also so if all cases became worse by more than the tolerance, and that isn't proven.
+    This is true if the verdict is INVALID or REGRESSED because all cases, or the control, became
+    worse tonight. It is also true if all cases seem to be worse by more than the tolerance, without
+    a proof.
     """
     common_frac = verdict.comparison.common_frac
     tolerance_frac = verdict.comparison.tolerance_frac
@@ -125,10 +131,13 @@ def possible_checks(result: RunResult) -> list[EngineCheck]:
     """
     context = result.context
     provision = context.provision
-    is_installed_by_us = not (provision.url or provision.python or provision.build)
-    # One of several processes knows only some cases, and others still need the machine. A user who
-    # wants no history wants verdicts by the committed files alone.
-    if context.is_part or context.is_recording or not context.has_history or not is_installed_by_us:
+    is_installed_by_specreg = not (provision.url or provision.python or provision.build)
+    # Only an engine that specreg installs can be measured in an earlier version.
+    if not is_installed_by_specreg:
+        return []
+    # One of several processes has only some of the cases, and the other processes still need the
+    # machine. A user who wants no history wants verdicts by the committed files alone.
+    if context.is_part or context.is_recording or not context.has_history:
         return []
     checks = []
     for case in result.cases:
@@ -143,9 +152,12 @@ def possible_checks(result: RunResult) -> list[EngineCheck]:
 
 
 def _doubtful_tolerances(verdicts: Iterable[Verdict]) -> dict[str, float]:
-    """Return the tolerances of the metrics that decide the doubtful ones, by the metric's name.
+    """Return the tolerance of each metric that a gate compares to decide the doubtful verdicts.
 
     Metrics that move together are decided by the first of them, so a gate compares only that one.
+
+    Returns:
+        The tolerances, 0..1, by the name of the metric.
     """
     tolerances: dict[str, float] = {}
     for verdict in verdicts:
@@ -166,7 +178,7 @@ def _change_of(result: RunResult, case: Case, metrics: Iterable[str]) -> EngineC
     Args:
         result: The result of the run.
         case: The case.
-        metrics: The metrics by which a night is called good.
+        metrics: The names of the metrics by which a night is called good.
     """
     if engine_named(case.server.engine).program is not None:
         # The engine is a program on PATH, of which there is only one version.
@@ -179,10 +191,11 @@ def _change_of(result: RunResult, case: Case, metrics: Iterable[str]) -> EngineC
 
 
 def _version_before(context: RunContext, case: Case, metrics: AbstractSet[str]) -> str:
-    """Return the engine's version on the last good night of a case, or else of its baseline.
+    """Return the engine's version on the last good night of a case.
 
     Returns:
-        The version; empty if the case has no baseline on this machine.
+        The version; without a good night the version of the baseline; empty if the case has no
+        baseline on this machine.
     """
     baseline = exact_baseline(context, case)
     if baseline is None:
@@ -198,7 +211,11 @@ def _version_before(context: RunContext, case: Case, metrics: AbstractSet[str]) 
 
 
 def _released(version: str) -> str:
-    """Return a version as an index has it, without its local part; empty if no index has it."""
+    """Return a version as a package index has it, without its local part.
+
+    Returns:
+        The version; empty for a development build or an unreadable version, which no index has.
+    """
     with contextlib.suppress(InvalidVersion):
         parsed = Version(version)
         if not parsed.is_devrelease:
@@ -207,7 +224,7 @@ def _released(version: str) -> str:
 
 
 def _launch_s(result: RunResult, case: Case) -> float:
-    """Return how long the first launch of a case took, in seconds; 0 if this process made none."""
+    """Return how long the first launch of a case took, in seconds; 0 if that isn't known."""
     launch_id = CaseLaunch.of(case, 1).server.id
     for pair in result.time.pairs:
         if pair.pair == launch_id:
@@ -221,7 +238,7 @@ class EngineAnswer:
 
     Attributes:
         check: What was compared.
-        case_ids: The cases whose engine changed in the same way.
+        case_ids: The ids of the cases whose engine changed between the same two versions.
         by_metric: The verdict of the gate on each compared metric, by the metric's name.
     """
 
@@ -233,8 +250,8 @@ class EngineAnswer:
         """Return a verdict of the run in the light of the comparison.
 
         If the present version of the engine is worse than the earlier one, a doubtful verdict is
-        REGRESSED. If it isn't, a loss is the machine's, and therefore INVALID. As long as the
-        comparison can't tell, the outcome stays.
+        REGRESSED. If the present version isn't worse, the machine caused the loss, and a loss with
+        the code MACHINE_MOVED is INVALID. In all other cases the outcome stays.
         """
         if not is_doubtful(verdict) or verdict.metric not in METRICS:
             return verdict
@@ -253,7 +270,10 @@ class EngineAnswer:
             )
             return dataclasses.replace(verdict, outcome=Outcome.REGRESSED, reason=reason)
         if compared.outcome not in GOOD:
-            text = f"both versions side by side decide nothing: {self._measured(verdict, compared)}"
+            text = (
+                "measuring both versions side by side decided nothing:"
+                f" {self._measured(verdict, compared)}"
+            )
             return with_remark(verdict, text)
         text = (
             f"the engine lost no more than {compared.comparison.tolerated}, so it is the machine:"
@@ -265,10 +285,11 @@ class EngineAnswer:
         return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
     def _cause(self, verdict: Verdict, compared: Verdict) -> str:
-        """Say whether the engine alone explains tonight's loss."""
-        lost_frac = compared.comparison.change_frac or 0.0
+        """Return a clause that says whether the engine alone explains tonight's loss."""
+        # Both changes are losses, so they are negative.
+        engine_frac = compared.comparison.change_frac or 0.0
         common_frac = verdict.comparison.common_frac or 0.0
-        if lost_frac > _MAIN_CAUSE_FRAC * common_frac:
+        if engine_frac > _MAIN_CAUSE_FRAC * common_frac:
             return "the engine is slower, and so is the machine"
         return "it is the engine, not the machine"
 
@@ -291,14 +312,14 @@ Measure = Callable[[EngineCheck, RunContext], Sequence[Verdict]]
 
 
 def check_engine(run: Run[Any], measure: Measure | None = None) -> list[str]:
-    """Measure the earlier engine beside the present one if a loss is doubtful, and judge it again.
+    """Measure the earlier engine beside the present one if a loss is doubtful, and judge again.
 
-    Nothing that goes wrong here, and no interrupt, may lose the verdicts of the run: they then stay
-    as they are.
+    If something goes wrong here, or the user interrupts it, the verdicts of the run stay as they
+    are.
 
     Args:
         run: The run, which has measured and judged everything, and has stopped its servers.
-        measure: Measures both versions; None to do so with a gate.
+        measure: Measures both versions; None to measure them with a gate.
 
     Returns:
         Lines for the summary: what was compared, or why it couldn't be.
@@ -333,7 +354,8 @@ def _expected_s(check: EngineCheck, context: RunContext) -> float:
     """Return how long the launches that decide a clear change are expected to take, in seconds.
 
     Four launches of each side show a clear loss. Four more, in which the earlier version runs
-    beside itself, show that the machine didn't cause it. On a GPU the sides take turns.
+    beside itself, show that the machine didn't cause the loss. Without a GPU, both sides run at the
+    same time. On a GPU they take turns, which takes twice as long.
     """
     launches = 2 * _LAUNCHES if context.provision.on_gpu else _LAUNCHES
     return launches * check.launch_s
@@ -342,9 +364,11 @@ def _expected_s(check: EngineCheck, context: RunContext) -> float:
 def _answer_of(result: RunResult, check: EngineCheck, verdicts: Iterable[Verdict]) -> EngineAnswer:
     """Return what a gate's verdicts say about the run."""
     metrics = check.tolerances
-    alike = {case.id for case in result.cases if _change_of(result, case, metrics) == check.change}
+    case_ids = {
+        case.id for case in result.cases if _change_of(result, case, metrics) == check.change
+    }
     by_metric = {verdict.metric: verdict for verdict in verdicts if verdict.metric in metrics}
-    return EngineAnswer(check=check, case_ids=alike, by_metric=by_metric)
+    return EngineAnswer(check=check, case_ids=case_ids, by_metric=by_metric)
 
 
 def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, ...]:
@@ -389,7 +413,7 @@ def _gate_options(check: EngineCheck, context: RunContext) -> GateOptions:
         minutes=_MINUTES,
         least_s=max(check.case.least_s, _SHORTEST_S),
         tolerances=[f"{name}={frac:g}" for name, frac in check.tolerances.items()],
-        # A run that is resumed goes on with the launches that it had measured.
+        # A run that is resumed continues the gate that it had begun.
         resume=os.path.lexists(folder / JOURNAL),
         out=folder,
         tier=context.tier.name,
@@ -402,7 +426,7 @@ def _gate_options(check: EngineCheck, context: RunContext) -> GateOptions:
 
 
 def _command_of(options: GateOptions) -> str:
-    """Return the command that makes the same comparison in a folder of its own."""
+    """Return the command that makes the same comparison in a new folder."""
     named = {
         "--tier": options.tier,
         "--matrix": options.matrix,

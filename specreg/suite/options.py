@@ -32,26 +32,26 @@ def _option(
     *,
     flag: str = "",
     is_repeated: bool = True,
-    **argparse: object,
+    **arguments: object,
 ) -> Any:  # noqa: ANN401 - like dataclasses.field
     """Declare an option, as a field of `Options`.
 
     Args:
         text: The help.
         default: The value if the user doesn't give the option.
-        flag: The flag; empty for `--specreg-` and the name of the field.
+        flag: The flag; empty if it is `--specreg-` and then the name of the field.
         is_repeated: True if a command that runs the same cases again needs the option.
-        argparse: Further arguments of `add_argument`.
+        arguments: Further arguments of argparse's `add_argument`.
     """
     if default is False:
-        argparse["action"] = "store_true"
-    argparse |= {"default": default, "help": text}
-    metadata = {"flag": flag, "is_repeated": is_repeated, "argparse": argparse}
+        arguments["action"] = "store_true"
+    arguments |= {"default": default, "help": text}
+    metadata = {"flag": flag, "is_repeated": is_repeated, "argparse": arguments}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 _once = functools.partial(_option, is_repeated=False)
-"""Declares an option that a command which runs the same cases again doesn't need."""
+"""Declares an option that is left out of the commands that run the same cases again."""
 
 
 class ShardChoice(NamedTuple):
@@ -101,15 +101,15 @@ class Options:
         type=int,
     )
     inconclusive: str = _option(
-        "what a test does if its metric is INCONCLUSIVE: nights passes with a remark while some"
-        " number of nights decides it, warn passes always, warn-speed passes speeds always and"
-        " acceptance never, fail never passes",
+        "when the test of an INCONCLUSIVE metric passes: nights, with a remark, if some number of"
+        " nights decides it; warn, always; warn-speed, always for a speed and never for acceptance;"
+        " fail, never",
         "nights",
         choices=get_args(Inconclusive),
     )
     shard: str | None = _once(
-        "run the I-th of N parts of the run, from 1, cut by expected time; specreg merge joins"
-        " them. list/N shows the parts, and list shows the server groups",
+        "run part I, from 1 to N, of a run that is cut into N parts by expected time; specreg merge"
+        " joins them. list/N shows the parts, and list shows the server groups",
         metavar="I/N|list",
     )
     oracle: bool = _option(
@@ -188,7 +188,7 @@ class Options:
 
 
 def _shard_error(shard: str, limit: str = "") -> SpecregError:
-    """Return the error for a text that is no shard."""
+    """Return the error for a text that doesn't name a shard."""
     needed = f"--specreg-shard '{shard}': isn't a shard, needed I/N with I from 1 to N{limit}"
     return SpecregError(f"{needed}; give 1/4 for the first of four, or list/4 to see all")
 
@@ -236,8 +236,8 @@ def hints_of(arguments: Sequence[str]) -> dict[str, str]:
 def options_to_repeat(options: Options, tier: str | None) -> tuple[str, ...]:
     """Return the arguments that run the same cases again.
 
-    Options with their default value are left out, and those that belong to one run only, such as a
-    reason.
+    Options with their default values are left out, and so are options that belong to one run only,
+    such as a reason.
 
     Args:
         options: The options of the run.

@@ -144,7 +144,7 @@ class Gate:
             -0.09,
             None,
             MACHINE_MOVED,
-            "both versions side by side decide nothing: ",
+            "measuring both versions side by side decided nothing: ",
             id="undecided",
         ),
     ],
