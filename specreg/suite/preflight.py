@@ -1,4 +1,4 @@
-"""Examine a machine before a run, as `specreg doctor` prints it; nothing is started or changed."""
+"""Examine a machine before a run, for `specreg doctor`. Nothing is started or changed."""
 
 import contextlib
 import enum
@@ -36,16 +36,17 @@ from specreg.telemetry.sensor import Device
 
 _GIB = 2**30
 _EMPTY_GIB = 2.0
-"""The memory that a driver may hold on a GPU that nobody uses."""
+"""The most memory that the driver itself holds on a GPU, as far as is known."""
 _CLOCKS_SET_BY_APPLICATION = 0x2
+"""NVML's bit in `State.throttle_mask` for clocks that an application has set."""
 _ENVIRONMENT_GIB = 7.0
 """The size of the largest environment of an engine so far."""
 _RUN_GIB = 0.5
-"""Room for the logs, the journal and the power samples of a run. A run on a CPU took 1.5 MB."""
+"""Disk space for the logs, the journal and the power samples of a run. One on a CPU took 1.5 MB."""
 
 
 class State(enum.StrEnum):
-    """What a finding means for a run: nothing, a problem that it can live with, or an obstacle."""
+    """What a finding means for a run: no problem, one that a run can live with, or an obstacle."""
 
     OK = "ok"
     NOTE = "note"
@@ -58,8 +59,9 @@ class Finding(msgspec.Struct, frozen=True):
     Attributes:
         subject: The subject.
         says: The finding in words.
-        advice: What to do about it; empty if there is nothing to do, or if `says` ends with it.
-        state: What it means for a run.
+        advice: What to do about it; empty if there is nothing to do, or if `says` ends with the
+            advice.
+        state: What the finding means for a run.
     """
 
     subject: str
@@ -71,7 +73,7 @@ class Finding(msgspec.Struct, frozen=True):
 def examine(context: RunContext) -> Iterator[Finding]:
     """Yield all findings about a machine and about what a run needs.
 
-    A check that fails with an error yields the error as its finding, and the others go on.
+    If a check fails with an error, the error is its finding, and the other checks go on.
     """
     for check in _CHECKS:
         subject = check.__name__.removeprefix("_examine_")
@@ -88,7 +90,7 @@ def examine(context: RunContext) -> Iterator[Finding]:
 
 
 def render_findings(findings: Sequence[Finding], *, color: bool) -> str:
-    """Render a row for each finding with its advice below, and how many are in the way."""
+    """Render a row for each finding, with the advice below, and count the obstacles and notes."""
     rows = []
     for finding in findings:
         text = finding.says
@@ -119,12 +121,12 @@ def _obstacle(subject: str, problem: object) -> Finding:
 
     Args:
         subject: The subject.
-        problem: A message or an error that ends with what to do about it.
+        problem: A message or an error whose first line ends with what to do about it.
     """
     return Finding(subject, str(problem).splitlines()[0], state=State.IN_THE_WAY)
 
 
-def _running(context: RunContext) -> list[Case]:
+def _runnable_cases(context: RunContext) -> list[Case]:
     """Return the cases of the tier that can run on the machine."""
     unfit = why_unfit(context)
     return [case for case in context.tier.cases if case.id not in unfit]
@@ -156,7 +158,7 @@ def _examine_processor(context: RunContext) -> Iterator[Finding]:
 
 
 def _examine_gpus(context: RunContext) -> Iterator[Finding]:
-    """Yield the GPUs, and for those that a run uses whether they are free, cool and unchanged."""
+    """Yield the properties of each GPU, and whether those that a run uses are free and cool."""
     gpus = gpus_of(context.options)
     on_gpu = context.provision.on_gpu
     if not gpus.devices and (on_gpu or gpus.is_unusable):
@@ -178,10 +180,10 @@ def _subject_of(device: Device) -> str:
 
 
 def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[Finding]:
-    """Yield a GPU's properties, and its problems if a run uses it.
+    """Yield the properties of a GPU, and its problems if a run uses it.
 
     Raises:
-        SensorError: The GPU is busy or too hot.
+        SensorError: A run uses the GPU, and it is busy or too hot, or can't be read.
     """
     subject = _subject_of(device)
     yield Finding(subject, _facts_of(device))
@@ -194,7 +196,7 @@ def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[Finding]:
 
 
 def _facts_of(device: Device) -> str:
-    """Return a GPU's properties in a line; those that its driver doesn't report are `unknown`."""
+    """Return the properties of a GPU in a line; what its driver doesn't report is `unknown`."""
     memory = "memory unknown"
     if device.memory_bytes is not None:
         memory = f"{device.memory_bytes / _GIB:.1f} GiB"
@@ -205,7 +207,11 @@ def _facts_of(device: Device) -> str:
 
 
 def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
-    """Yield each difference from an idle GPU with its vendor's settings, each with advice."""
+    """Yield each difference from an idle GPU with its vendor's settings, and what to do about it.
+
+    Raises:
+        SensorError: The GPU can't be read.
+    """
     probe = open_probe(device)
     state = probe.state()
     if probe.processes() is None:
@@ -257,45 +263,50 @@ def _power_of(device: Device) -> Finding:
 
 
 def _examine_memory(context: RunContext) -> Iterator[Finding]:
-    """Yield whether the memory is enough for the models of each case that runs without a GPU."""
+    """Yield the free memory, and whether it is enough for the models of cases without a GPU."""
     left_gib = free_gib()
     needed_gib = 0.0
     if not context.provision.on_gpu:
-        needed_gib = max((_models_of_case_gib(case) for case in _running(context)), default=0.0)
+        models_gib = [_models_of_case_gib(case) for case in _runnable_cases(context)]
+        needed_gib = max(models_gib, default=0.0)
     says = f"{left_gib:.1f} GiB free"
     if left_gib < needed_gib:
-        says = f"{says}, and the models of the largest case take {needed_gib:.1f}"
-        advice = "end what takes it, or choose smaller models"
+        says = f"{says}, and the models of the largest case take {needed_gib:.1f} GiB"
+        advice = "end the programs that take the memory, or choose smaller models"
         yield Finding("memory", says, advice, State.IN_THE_WAY)
     else:
         yield Finding("memory", says)
 
 
 def _models_of_case_gib(case: Case) -> float:
-    """Return the size of the models of a case and its control in GiB; 0 if it isn't known."""
+    """Return the size of the models of a case and its control in GiB, as far as it is known."""
     specs = [spec for spec in (case.server, case.control) if spec is not None]
     sizes = [spec.sizes for spec in specs if spec.sizes is not None]
     return sum(size.target_gib + (size.draft_gib or 0.0) for size in sizes)
 
 
-def _to_install(context: RunContext) -> Mapping[Requirement, bool]:
-    """Return the engines that a run needs, and whether they are installed already."""
+def _engines_needed(context: RunContext) -> Mapping[Requirement, bool]:
+    """Return whether each engine that a run needs is installed already.
+
+    Engines that specreg doesn't install aren't in it: those of an interpreter that the user names,
+    and programs on PATH.
+    """
     if context.provision.python is not None:
         return {}
-    installed: dict[Requirement, bool] = {}
-    for case in _running(context):
+    is_installed_already: dict[Requirement, bool] = {}
+    for case in _runnable_cases(context):
         # An engine that can't do what the case needs is a finding of `_examine_cases`.
         with contextlib.suppress(UnsupportedError):
             requirement = context.provision.requirement(case.server)
             if requirement.package != engine_named(case.server.engine).program:
-                installed[requirement] = environment_exists(requirement)
-    return installed
+                is_installed_already[requirement] = environment_exists(requirement)
+    return is_installed_already
 
 
 def _models_gib(context: RunContext) -> Mapping[str, float | None]:
-    """Return the size of each model in GiB, by reference; None if the tier doesn't have it."""
+    """Return the size of each model in GiB, by folder or hub id; None if the tier lacks it."""
     sizes_gib: dict[str, float | None] = {}
-    for spec in dict.fromkeys(case.server for case in _running(context)):
+    for spec in dict.fromkeys(case.server for case in _runnable_cases(context)):
         sizes_gib[spec.target] = spec.sizes.target_gib if spec.sizes else None
         if spec.draft is not None:
             sizes_gib[spec.draft] = spec.sizes.draft_gib if spec.sizes else None
@@ -307,8 +318,8 @@ class _Need(NamedTuple):
 
     Attributes:
         content: What is written there, in a word.
-        folder: The folder, or the closest one above it that exists.
-        gib: About how much space it takes.
+        folder: The folder, or the closest folder above it that exists.
+        gib: About how much space the content takes.
     """
 
     content: str
@@ -322,7 +333,7 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
     missing_gib = [
         gib for name, gib in _models_gib(context).items() if is_hub_id(name) and not is_cached(name)
     ]
-    missing_engines = list(_to_install(context).values()).count(False)
+    missing_engines = list(_engines_needed(context).values()).count(False)
     needs = [
         _need("engines", cache_dir(), _ENVIRONMENT_GIB * missing_engines),
         _need("runs", context.run_folder.parent, _RUN_GIB),
@@ -331,7 +342,7 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
     if is_installed():
         models_gib = sum(gib for gib in missing_gib if gib is not None)
         needs.insert(1, _need("models", hub_cache_dir(), models_gib))
-    # Add it up for each disk.
+    # Add up what is written to each disk.
     needs_by_disk: dict[int, list[_Need]] = {}
     for need in needs:
         needs_by_disk.setdefault(need.folder.stat().st_dev, []).append(need)
@@ -362,45 +373,47 @@ def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> Finding
 
 def _examine_engines(context: RunContext) -> Iterator[Finding]:
     """Yield which engines are installed, and which of them the first run will install."""
-    for requirement, is_installed_already in _to_install(context).items():
+    for requirement, is_installed_already in _engines_needed(context).items():
         if is_installed_already:
             yield Finding("engine", f"{requirement.pin} is installed")
         else:
-            advice = "the first run does that, which takes minutes and 3 to 7 GB"
+            advice = "the first run installs it, which takes minutes and 3 to 7 GB"
             yield _note("engine", f"{requirement.pin} isn't installed yet", advice)
 
 
 def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
-    """Yield the tools that engines on a GPU need to compile and that are missing."""
+    """Yield for each engine on a GPU which tools are missing that it compiles code with."""
     provision = context.provision
     if not provision.on_gpu or provision.url is not None:
         return
-    specs = {case.server.engine: case.server for case in _running(context)}
+    specs = {case.server.engine: case.server for case in _runnable_cases(context)}
     for name, spec in specs.items():
         engine = engine_named(name)
         if engine.program is not None:
             continue
         requirement = provision.requirement(spec)
-        is_there = provision.python is not None or environment_exists(requirement)
+        is_installed_already = provision.python is not None or environment_exists(requirement)
+        # A missing environment will be made with this interpreter.
         python = sys.executable
-        if is_there:
+        if is_installed_already:
             python = provision.python or str(interpreter_of(requirement))
         missing = missing_tools(
             python,
             {**os.environ, **dict(spec.engine_env)},
-            # For AMD's GPUs SGLang brings its kernels compiled, and Triton needs no CUDA.
+            # For AMD's GPUs, SGLang's package has compiled kernels, and the compiler Triton works
+            # without CUDA.
             compiles_kernels=engine.compiles and not gpus_of(context.options).are_amd,
-            is_installed=is_there,
+            is_installed=is_installed_already,
         )
         findings = [
             Finding("compilers", f"{name} lacks {tool.name}", tool.advice, State.IN_THE_WAY)
             for tool in missing
         ]
-        yield from findings or [Finding("compilers", f"{name} has all that it compiles with")]
+        yield from findings or [Finding("compilers", f"{name} has all tools that it needs")]
 
 
 def _examine_models(context: RunContext) -> Iterator[Finding]:
-    """Yield which models are on this machine."""
+    """Yield for each model whether it is on this machine."""
     for reference, size_gib in _models_gib(context).items():
         size = "" if size_gib is None else f" (about {size_gib:.1f} GiB)"
         try:
@@ -434,8 +447,8 @@ def _model(context: RunContext, reference: str, size: str) -> Finding:
 
 
 def _examine_datasets(context: RunContext) -> Iterator[Finding]:
-    """Yield which prompts are on this machine."""
-    cases_by_dataset = {case.dataset: case for case in _running(context)}
+    """Yield for each dataset how many prompts it has on this machine."""
+    cases_by_dataset = {case.dataset: case for case in _runnable_cases(context)}
     for name, case in cases_by_dataset.items():
         says = "made when a case needs it"
         try:
@@ -443,7 +456,7 @@ def _examine_datasets(context: RunContext) -> Iterator[Finding]:
                 says = f"{len(load_case_prompts(context.root, case))} prompts"
             yield Finding("dataset", f"{name}: {says}")
         except ModelError:
-            # `_examine_models` has a finding about it.
+            # `_examine_models` yields a finding about the model.
             continue
         except SpecregError as error:
             yield _obstacle("dataset", error)
@@ -454,7 +467,7 @@ def _examine_baselines(context: RunContext) -> Iterator[Finding]:
     store = context.store
     for problem in read_baselines(baseline_files(store.folder))[1]:
         yield _obstacle("baselines", problem)
-    cases = _running(context)
+    cases = _runnable_cases(context)
     recorded = sum(store.path(case.id).exists() for case in cases)
     name = context.environment.name
     says = f"{recorded} of {len(cases)} case(s) have one in '{name}' to compare with"
@@ -468,19 +481,19 @@ def _examine_baselines(context: RunContext) -> Iterator[Finding]:
 def _examine_cases(context: RunContext) -> Iterator[Finding]:
     """Yield how many cases can run, which cases a run skips, and which would stop it at once."""
     refused: dict[str, str] = {}
-    running = _running(context)
-    for case in running:
+    runnable_cases = _runnable_cases(context)
+    for case in runnable_cases:
         try:
             context.provision.check([case])
         except SpecregError as error:
             refused[case.id] = str(error)
     tier = context.tier
-    count = len(running) - len(refused)
+    count = len(runnable_cases) - len(refused)
     says = f"{count} of {len(tier.cases)} cases of tier '{tier.name}' run here"
     if count:
         yield Finding("cases", says)
     else:
-        advice = "do what the lines below say, or choose another tier"
+        advice = "follow the advice in the lines below, or choose another tier"
         yield Finding("cases", says, advice, State.IN_THE_WAY)
     for case_ids, reason in _by_reason(refused):
         yield _obstacle("cases", f"{case_ids}: {reason}")
@@ -490,7 +503,7 @@ def _examine_cases(context: RunContext) -> Iterator[Finding]:
 
 
 def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each reason once, with its cases: the id of a single case, or how many there are."""
+    """Yield each reason once, after the id of its only case, or after the number of its cases."""
     ids_by_reason: dict[str, list[str]] = {}
     for case_id, reason in reasons.items():
         ids_by_reason.setdefault(reason, []).append(case_id)
