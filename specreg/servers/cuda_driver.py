@@ -15,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from specreg.engines.engine import Requirement as EngineRequirement
 from specreg.servers.installer import version_in
+from specreg.servers.interpreters import PYTHON_CHOICE
 
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu\d+)?")
 """The package with CUDA's runtime. From CUDA 13 on, its name has no number."""
@@ -106,6 +107,5 @@ def why_driver_too_old(
     return (
         f"brings CUDA {cuda_release}, which needs driver {least_driver} or newer, and this machine"
         f" has {driver}; update the driver, or install a build for an older CUDA from the engine's"
-        " own page (PyPI has none) into an environment, and name its Python with"
-        " --specreg-engine-python"
+        f" own page (PyPI has none) into an environment, and name its Python ({PYTHON_CHOICE})"
     )

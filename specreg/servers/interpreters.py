@@ -5,6 +5,9 @@ from collections.abc import Mapping
 
 from specreg.core.probes import ask_program
 
+PYTHON_CHOICE = "--specreg-engine-python, or a side of a gate"
+"""Where a user can name the interpreter that an engine runs with."""
+
 
 @functools.cache
 def installed_version(python: str, package: str) -> str:

@@ -56,7 +56,7 @@ from specreg.servers.installer import (
     uv_command,
     uv_variables,
 )
-from specreg.servers.interpreters import installed_version, why_no_module
+from specreg.servers.interpreters import PYTHON_CHOICE, installed_version, why_no_module
 from specreg.servers.memory import fit_together
 from specreg.servers.model_fetch import Output, fetch_models, hub_interpreters
 from specreg.telemetry.devices import devices_of
@@ -170,8 +170,8 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
     if changes:
         raise EnvironmentSetupError(
             f"environment for '{requirement.pin}': was changed after it was installed,"
-            f" {', '.join(changes)}; remove '{folder}' so that it is installed anew, or name an"
-            " environment of your own with --specreg-engine-python"
+            f" {', '.join(changes)}; remove '{folder}' so that it is installed anew, or name the"
+            f" Python of an environment of your own ({PYTHON_CHOICE})"
         )
 
 
@@ -328,11 +328,10 @@ class Provision:
         chosen_source = self._chosen_source
         if len(engines) > 1 and chosen_source:
             names = ", ".join(engines)
-            message = (
-                f"'{chosen_source}' is for one engine, and the run has {names}; choose one with"
+            raise UnsupportedError(
+                f"'{chosen_source}' is for one engine, and the cases have {names}; choose cases of"
+                " one engine"
             )
-            message += " --engine"
-            raise UnsupportedError(message)
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
             variables = {**os.environ, **dict(spec.engine_env)}
@@ -347,7 +346,8 @@ class Provision:
             if spec.parallel.nodes > 1:
                 raise UnsupportedError(
                     f"parallel.nodes = {spec.parallel.nodes}: specreg starts servers only on this"
-                    " machine; start this one yourself, and measure it with --specreg-attach=URL"
+                    " machine; choose other cases, or start this server yourself and measure it"
+                    " with --specreg-attach=URL"
                 )
         for case in cases:
             # The version of a build is known once it is installed.
@@ -381,7 +381,8 @@ class Provision:
             if is_installed_here and self.build is None:
                 raise UnsupportedError(
                     f"{subject}: its release is built for CUDA, and this machine has GPUs of AMD;"
-                    " name an environment with a build for ROCm with --specreg-engine-python"
+                    " install a build for ROCm into an environment, and name its Python"
+                    f" ({PYTHON_CHOICE})"
                 )
             return
         problem = why_driver_too_old(self.cuda_release(spec), gpus.driver_version, variables)
@@ -415,12 +416,13 @@ class Provision:
         program = engine.program
         python = self.python
         if program is not None and self._chosen_source:
-            is_one = f"engine '{engine.name}' is the program '{program}' on PATH"
-            reason = f"'{self._chosen_source}': {is_one}; leave it out"
+            chosen_source = self._chosen_source
+            problem = f"engine '{engine.name}' is the program '{program}' on PATH"
+            reason = f"'{chosen_source}': {problem}; leave '{chosen_source}' out"
         elif python is not None and self.version is not None:
             reason = (
-                f"version '{self.version}' with python '{python}': an interpreter has the version"
-                " that it has; leave one of them out"
+                f"version '{self.version}' with python '{python}': the interpreter has a version of"
+                " its own; leave one of them out"
             )
         elif python is not None and (
             lack := why_no_module(python, engine.module, variables=variables)
@@ -602,7 +604,7 @@ def check_version(case: Case, version: str) -> None:
     if not spelling.is_in(version):
         raise UnsupportedError(
             f"method '{method}': {engine.name} {version} no longer has it, needed a version before"
-            f" {spelling.until}; name one with --specreg-engine-version, or choose other cases"
+            f" {spelling.until}; use such a version, or choose other cases"
         )
     if case.form is Form.CHAT and engine.wire_format.accepts_only_text:
         raise UnsupportedError(
@@ -691,7 +693,7 @@ def build_of(source: str) -> Requirement:
             raise UnsupportedError(f"{error}; give the wheel the name it was built with") from error
         build = f"{version}-{file_sha256(path)[:12]}"
         return Requirement(package=str(name), version=build, source=source)
-    unknown = "the measured version couldn't be identified; commit it, or build a wheel"
+    unknown = "the measured version couldn't be identified; commit its files, or build a wheel"
     git = ("git", "-C", source)
     try:
         commit = _output_of(*git, "rev-parse", "HEAD")
@@ -736,8 +738,8 @@ def provision_side(
     for case in cases:
         if origin.engine not in {"", case.server.engine}:
             raise UnsupportedError(
-                f"'{case.id}' needs engine '{case.server.engine}'; choose other cases with --case,"
-                " or another side"
+                f"'{case.id}' needs engine '{case.server.engine}', got '{origin.text}'; choose"
+                " other cases, or that engine"
             )
     provision = Provision(
         on_gpu=on_gpu,

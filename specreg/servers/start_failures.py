@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from specreg.core.commands import specreg_command
 from specreg.core.errors import ModelNotFetchedError, PortInUseError, ServerStartError
+from specreg.servers.interpreters import PYTHON_CHOICE
 
 _QUOTE_CHARACTERS = 300
 """The length at which the quote of an exception is cut."""
@@ -24,8 +25,8 @@ _NEW_ENVIRONMENT = (
     " anew, or repair it if you made it yourself"
 )
 _NEWER_ENGINE = (
-    "use a newer version with --specreg-engine-version, or name an environment that has a newer"
-    " Transformers with --specreg-engine-python"
+    "use a newer version of the engine (--specreg-engine-version, or a side of a gate), or the"
+    f" Python of an environment that has a newer Transformers ({PYTHON_CHOICE})"
 )
 _DOCTOR = f"run {specreg_command('doctor')}, which says what the driver shows"
 
@@ -264,10 +265,7 @@ _CAUSES = (
             r"packages that were not found in your environment: ([\w.-]+)"
             r"|requires the (\S+) library but it was not found"
         ),
-        advice=(
-            "install it in an environment of your own, and name that environment's Python with"
-            " --specreg-engine-python"
-        ),
+        advice=f"install it in an environment of your own, and name its Python ({PYTHON_CHOICE})",
     ),
     KnownCause(
         says=r"lacks the module '\1'",

@@ -77,6 +77,7 @@ def test_a_driver_runs_the_releases_of_its_majors(
     assert bool(problem) == is_refused
     if problem:
         assert f"brings CUDA {release}, which needs driver {least_driver_of(release)}" in problem
+        assert problem.endswith("name its Python (--specreg-engine-python, or a side of a gate)")
 
 
 def test_the_library_of_forward_compatibility_lets_an_older_driver_do(tmp_path: Path) -> None:

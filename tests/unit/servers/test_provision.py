@@ -81,11 +81,14 @@ def test_what_can_be_measured_is_silent(provision: Provision, cases: list[Case])
 REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
     "a-version-of-two-engines": (
         *(of_version("0.31.0"), [case("vllm"), case("sglang")]),
-        "is for one engine, and the run has sglang, vllm; choose",
+        "'0.31.0' is for one engine, and the cases have sglang, vllm; choose cases of one engine",
     ),
     "a-version-of-an-interpreter": (
         *(dataclasses.replace(INSTALLED, python=sys.executable, version="0.31.0"), [case("vllm")]),
-        f"version '0.31.0' with python '{sys.executable}': an inter",
+        (
+            f"version '0.31.0' with python '{sys.executable}': the interpreter has a version of its"
+            " own; leave one of them out"
+        ),
     ),
     "no-interpreter": (
         *(dataclasses.replace(INSTALLED, python="/no/python"), [case("vllm")]),
@@ -97,7 +100,10 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
     ),
     "a-method-that-is-gone": (
         *(of_version("0.33.0"), [case("vllm", "medusa")]),
-        "method 'medusa': vllm 0.33.0 no longer has it, needed a version before 0.33; name one",
+        (
+            "method 'medusa': vllm 0.33.0 no longer has it, needed a version before 0.33; use such"
+            " a version, or choose other cases"
+        ),
     ),
     "needs-a-gpu": (INSTALLED, [case("tensorrt_llm")], "'tensorrt_llm': runs only on a GPU"),
     "spread-of-the-draft": (
@@ -107,8 +113,8 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
     "nodes": (
         *(INSTALLED, [case("vllm", parallel=Parallel(tensor=2, nodes=2))]),
         (
-            "parallel.nodes = 2: specreg starts servers only on this machine; start this one"
-            " yourself, and measure it with --specreg-attach=URL"
+            "parallel.nodes = 2: specreg starts servers only on this machine; choose other cases,"
+            " or start this server yourself and measure it with --specreg-attach=URL"
         ),
     ),
 }
@@ -145,12 +151,15 @@ def test_a_program_on_path_is_taken_as_it_is(
     INSTALLED.check([triton])
     assert INSTALLED.environment(triton.server)[0] == ""
     unnamed = dataclasses.replace(triton.server, engine_args=("seed=7", "--log-verbose"))
-    on_path = "engine 'triton' is the program 'tritonserver' on PATH; leave it out"
+    on_path = "engine 'triton' is the program 'tritonserver' on PATH; leave"
     for provision, needed, words in (
         (INSTALLED, case("triton"), "takes only texts, neither chats nor token ids"),
         (INSTALLED, dataclasses.replace(triton, server=unnamed), "'--log-verbose': has no name"),
-        (of_version("2.60.0"), triton, f"'2.60.0': {on_path}"),
-        (dataclasses.replace(INSTALLED, python="/python"), triton, f"'/python': {on_path}"),
+        (of_version("2.60.0"), triton, f"'2.60.0': {on_path} '2.60.0' out"),
+        (
+            *(dataclasses.replace(INSTALLED, python="/python"), triton),
+            f"'/python': {on_path} '/python' out",
+        ),
     ):
         with pytest.raises(UnsupportedError, match=re.escape(words)):
             provision.check([needed])
@@ -489,8 +498,11 @@ def test_what_is_nothing_to_measure_is_said(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "engines", "words"),
     [
-        ("sglang==0.5.21", ["vllm"], "' needs engine 'vllm'; choose other cases"),
-        (sys.executable, ["vllm", "sglang"], "is for one engine, and the run has sglang, vllm"),
+        (
+            *("sglang==0.5.21", ["vllm"]),
+            "' needs engine 'vllm', got 'sglang==0.5.21'; choose other cases, or that engine$",
+        ),
+        (sys.executable, ["vllm", "sglang"], "is for one engine, and the cases have sglang, vllm"),
     ],
 )
 def test_a_side_of_another_engine_than_the_cases_is_said(
@@ -525,7 +537,7 @@ def test_a_checkout_is_its_commit_and_has_no_files_beside_it(tmp_path: Path) -> 
     checkout.mkdir()
     (checkout / "pyproject.toml").write_text("")
     (checkout / ".gitignore").write_text("build\n")
-    with pytest.raises(UnsupportedError, match="isn't a git checkout, so the measured version"):
+    with pytest.raises(UnsupportedError, match=r"isn't a git checkout, so .*; commit its files"):
         build_of(str(checkout))
 
     def git(*arguments: str) -> str:

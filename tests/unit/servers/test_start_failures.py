@@ -158,6 +158,30 @@ def test_a_cause_is_named_by_its_own_words(log: str, says: str, prefix: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("log", "advice"),
+    [
+        (
+            TYPE_IS_NEWER,
+            (
+                "use a newer version of the engine (--specreg-engine-version, or a side of a gate),"
+                " or the Python of an environment that has a newer Transformers"
+                " (--specreg-engine-python, or a side of a gate)"
+            ),
+        ),
+        (
+            "ImportError: requires the foo library but it was not found in your environment.",
+            (
+                "install it in an environment of your own, and name its Python"
+                " (--specreg-engine-python, or a side of a gate)"
+            ),
+        ),
+    ],
+)
+def test_the_advice_can_be_followed_in_a_run_and_in_a_gate(log: str, advice: str) -> None:
+    assert why_not_started("ended with status 1", log).advice == advice
+
+
+@pytest.mark.parametrize(
     ("log", "error"),
     [
         (GATED, ModelNotFetchedError),

@@ -291,8 +291,8 @@ def test_the_environment_has_the_name_of_the_card_and_needs_a_build_for_rocm(
     name, message = run(gpu_python, CHECK, [MI300X], SPECREG_CACHE=str(tmp_path / "cache"))
     assert name == "scripted-amd-instinct-mi300x-192gb-x1 6.12.12"
     assert message.endswith(
-        "its release is built for CUDA, and this machine has GPUs of AMD; name an environment with"
-        " a build for ROCm with --specreg-engine-python"
+        "its release is built for CUDA, and this machine has GPUs of AMD; install a build for ROCm"
+        " into an environment, and name its Python (--specreg-engine-python, or a side of a gate)"
     )
 
 
