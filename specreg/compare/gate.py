@@ -580,7 +580,7 @@ def _sides(
     # Install only after both sides were checked, because an installation takes minutes.
     for side, source in zip(COMPARED, sources, strict=True):
         with _blaming(side, options, kinds):
-            packages = dict.fromkeys(source.installed(pair.of(side)) for pair in pairs)
+            packages = dict.fromkeys(source.install(pair.of(side)) for pair in pairs)
             installed.append(", ".join(packages))
     return sources, installed
 

@@ -377,8 +377,10 @@ class Provision:
             return
         subject = f"engine '{self.requirement(spec).pin}'"
         if gpus.are_amd:
-            is_installed_here = engine_named(spec.engine).program is None and self.python is None
-            if is_installed_here and self.build is None:
+            is_installed_by_specreg = (
+                engine_named(spec.engine).program is None and self.python is None
+            )
+            if is_installed_by_specreg and self.build is None:
                 raise UnsupportedError(
                     f"{subject}: its release is built for CUDA, and this machine has GPUs of AMD;"
                     " install a build for ROCm into an environment, and name its Python"
@@ -467,7 +469,7 @@ class Provision:
         output = Output(log_path=log_path, show=self.show, tell=self.tell)
         self.fetch(spec, hub_interpreters(python), output)
 
-    def installed(self, case: Case) -> str:
+    def install(self, case: Case) -> str:
         """Install the engine of a case if need be, and return its package and version.
 
         Returns:

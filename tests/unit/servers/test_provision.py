@@ -517,7 +517,7 @@ def test_an_interpreter_is_taken_as_it_is() -> None:
     origin = parse_origin(f"vllm@{sys.executable}")
     source = provision_side(origin, [], on_gpu=False, show=lambda _: None)
     assert source.environment(builders.SPEC)[0] == sys.executable
-    assert source.installed(builders.CASE) == f"vllm {sys.executable}"
+    assert source.install(builders.CASE) == f"vllm {sys.executable}"
     assert installed_version(sys.executable, "vllm") == ""
 
 
