@@ -131,18 +131,18 @@ class StartedServer(Server):
             ServerDiedError: It has ended, or it answers that it is broken. The message has the last
                 lines of its log.
         """
-        problem = self.ended(_DYING_S)
+        problem = self.wait_for_end(_DYING_S)
         if not problem:
             answer = self._broken_answer()
             if answer:
-                problem = self.ended(_ENDING_S) or f"answers {answer}"
+                problem = self.wait_for_end(_ENDING_S) or f"answers {answer}"
         if problem:
             raise ServerDiedError(
                 f"SERVER_DIED: server '{self.spec.id}': {problem} while it was measured;"
                 f" see why in the last lines of {self.log_path}:\n{self.process.last_lines()}"
             )
 
-    def ended(self, within_s: float = 0.0) -> str:
+    def wait_for_end(self, within_s: float = 0.0) -> str:
         """Wait for the end of the server, and return how it ended.
 
         Args:
@@ -189,7 +189,7 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
         probe = send_probe(server, timeout_s=deadline_s - time.monotonic())
     except ServerRefusedError as error:
         raise start_error(server, str(error)) from error
-    end = server.ended()
+    end = server.wait_for_end()
     if end:
         # This holds even if a token came: then another server at the same port generated it.
         raise start_error(server, end)
