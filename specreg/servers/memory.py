@@ -1,7 +1,7 @@
 """Compute how much memory a server gets, and whether several servers fit at the same time.
 
 By default an engine takes all free memory of a GPU for its KV cache. If two servers started at the
-same time, each would count the memory that the other one needs as free. So each server gets a cache
+same time, each would count as free the memory that the other one needs. So each server gets a cache
 of a fixed size, which is enough for all requests that it may have in flight.
 """
 
@@ -18,8 +18,8 @@ from specreg.matrix.case import BESIDE_GIB, ServerSpec
 
 _GIB = 2**30
 _SPARE_TOKENS = 128
-"""Additional cache of each sequence, for its drafts and for a last block that is only partly used;
-vLLM's blocks usually have 16 tokens."""
+"""The additional cache of each sequence, for its drafts and for a last block that is only partly
+used; vLLM's blocks usually have 16 tokens."""
 _ON_CPU_GIB = 3.0
 """The memory that a server without a GPU needs besides its weights. vLLM took 1.9 GiB, 1 GiB of it
 for its cache."""
@@ -86,8 +86,8 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
             None if it isn't known.
 
     Returns:
-        The memory; None to let the engine decide, because a size isn't known, the server's own
-        arguments decide, or not even one request would fit.
+        The memory; None to let the engine decide, because a size isn't known, the engine has no
+        flag for the memory, the server's own arguments set it, or not even one request would fit.
     """
     # The smallest GPU decides, because an engine divides a model into equal parts.
     used_gpus_gib = gpus_gib[: spec.parallel.gpus]
@@ -95,7 +95,8 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
     if not known_gib or len(known_gib) < len(used_gpus_gib):
         return None
     gpu_gib = min(known_gib)
-    # Leave the decision to the engine if a size isn't known or its arguments set the memory.
+    # Leave the decision to the engine if a size isn't known, if it has no flag for the memory, or
+    # if the server's own arguments set the memory.
     sizes = spec.sizes
     flags = engine_named(spec.engine).memory_flags
     if sizes is None or not flags:
@@ -103,13 +104,16 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
     if any(argument.startswith(flags) for argument in spec.engine_args):
         return None
     weights_gib = sizes.weights_gib(spec.parallel)
-    token_gib = sizes.cache_gib(spec.parallel, spec.parallel.data)
+    # `cache_gib` divides the tokens between the copies of the model, so a token of each copy is
+    # as many tokens as there are copies.
+    copies = spec.parallel.data
+    token_gib = sizes.cache_gib(spec.parallel, tokens=copies)
     if spec.draft is not None:
         # A draft is assumed to need no more cache than its target.
         token_gib *= 2
     if weights_gib is None or not token_gib:
         return None
-    # Size the cache for all sequences, or for as many tokens as there is room.
+    # Size the cache for all sequences, or for as many tokens as fit.
     fixed_gib = weights_gib + BESIDE_GIB
     sequence_tokens = spec.max_model_len_tokens + _SPARE_TOKENS
     room_tokens = int((gpu_gib * spec.gpu_memory_frac - fixed_gib) / token_gib)
@@ -159,7 +163,7 @@ def _fit_on_gpus(specs: Sequence[ServerSpec], gpus_gib: Sequence[float | None]) 
 
 
 def free_gib(cgroups: Path = _CGROUPS) -> float:
-    """Return the memory that is free, of the machine or within the limit of the container."""
+    """Return the free memory in GiB: of the machine, or of the container if that has less."""
     free_bytes = psutil.virtual_memory().available
     for files in _CGROUP_VERSIONS:
         # The files may be absent, and the limit may be "max".

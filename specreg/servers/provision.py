@@ -1,7 +1,7 @@
 """Find or install the engines of a run.
 
-An engine is a program on PATH, or a Python package. For a package, uv makes one virtual
-environment for each version in the user's cache, and later runs use it again.
+An engine is a program on PATH, or a Python package. For each version of a package, uv makes a
+virtual environment in the user's cache, and later runs use it again.
 
 A side of a comparison is written as one of these:
 
@@ -85,13 +85,16 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
 
     Args:
         requirement: The engine that the environment has.
-        show: Prints a line that says what is being done.
+        show: Prints a line about progress.
 
     Raises:
         EnvironmentSetupError: The engine couldn't be installed with torch from any source, or the
             environment was changed after it was made.
+        SpecregError: The cache can't be written.
     """
     python = interpreter_of(requirement)
+    # `cache_folder` makes the folder of all environments, and raises an error that names it if it
+    # can't.
     folder = cache_folder(_ENVIRONMENTS) / python.parents[1].name
     failures = []
     # Another process may need the same environment at the same time.
@@ -104,7 +107,7 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
             try:
                 _install(requirement, folder, torch_source, arguments)
             except (subprocess.CalledProcessError, OSError) as error:
-                # What is half installed may fill the disk on which a run is about to be written.
+                # A half-installed environment may fill the disk to which the run is written.
                 shutil.rmtree(folder, ignore_errors=True)
                 said = str(error) if isinstance(error, OSError) else error.stderr
                 words = "\n".join(said.strip().splitlines()[-_ERROR_LINES:])
@@ -136,7 +139,7 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def _record_environment(python: Path, torch_source: str) -> None:
     """Write the record of an environment that has just been made."""
-    # The cache may hold the packages of an earlier environment in the same folder.
+    # `installed_packages` may remember the packages of an earlier environment in this folder.
     installed_packages.cache_clear()
     packages = installed_packages(str(python))
     record = EnvironmentRecord(
@@ -156,7 +159,7 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
     try:
         record = msgspec.json.decode((folder / MARKER).read_bytes(), type=EnvironmentRecord)
     except (OSError, *UNREADABLE):
-        # An earlier version of specreg made the environment, and wrote no record.
+        # An earlier version of specreg made the environment, and its marker has no record.
         _record_environment(python, "")
         return
     packages = installed_packages(str(python))
@@ -208,6 +211,7 @@ def _install(
 
     Raises:
         subprocess.CalledProcessError: uv failed.
+        OSError: uv can't be run, or a file can't be written.
     """
     shutil.rmtree(folder, ignore_errors=True)
     log_path = Path(f"{folder}.log")
@@ -216,6 +220,7 @@ def _install(
     overrides = folder / "overrides.txt"
     lines = requirement.overrides
     if requirement.local_torch is not None and torch_source == "pypi":
+        # The engine is installed alone first, so that its metadata show which torch it requires.
         run_uv(log_path, *install, "--no-deps", requirement.pin)
         lines = (*lines, *_torch_of_pypi(folder))
     overrides.write_text("\n".join(lines))
@@ -292,13 +297,14 @@ class Provision:
 
     Attributes:
         on_gpu: True if the servers run on GPUs.
-        show: Prints a line that says what is being done.
+        show: Prints a line about progress, which may be switched off.
         version: The version to install; None for the release that specreg is tested with.
         python: An interpreter that has the engine; None to make an environment.
-        build: The wheel or checkout to build the engine from, with an empty package if that isn't
-            known yet; None for a release.
+        build: The requirement that builds the engine from a wheel or a checkout; None for a
+            release. Its `package` is empty for a checkout, whose name isn't known before it is
+            built.
         url: The URL of a running server to measure; None to start servers.
-        tell: Prints a line that is shown even if progress isn't.
+        tell: Prints a line that is always shown.
         waits: True to wait for a GPU on which another run of specreg measures.
         fetch: Fetches the models of a server from the hub.
     """
@@ -318,8 +324,8 @@ class Provision:
 
         Raises:
             UnsupportedError: An engine doesn't run here, isn't installed, or can't be installed
-                from the chosen source. Or its version, its arguments or its parallelism doesn't fit
-                a case.
+                from the chosen source. Or its version doesn't fit a case, or it doesn't support a
+                setting of a case.
             SpecregError: The cache is needed and can't be written.
         """
         if self._needs_cache(cases):
@@ -350,7 +356,7 @@ class Provision:
                     " with --specreg-attach=URL"
                 )
         for case in cases:
-            # The version of a build is known once it is installed.
+            # The version of a build isn't known before it is installed.
             version = ""
             if self.build is None:
                 version = self.requirement(case.server).version
@@ -380,6 +386,7 @@ class Provision:
             is_installed_by_specreg = (
                 engine_named(spec.engine).program is None and self.python is None
             )
+            # A build from source, or an environment that the user has made, may be for ROCm.
             if is_installed_by_specreg and self.build is None:
                 raise UnsupportedError(
                     f"{subject}: its release is built for CUDA, and this machine has GPUs of AMD;"
@@ -442,6 +449,7 @@ class Provision:
 
         Raises:
             EnvironmentSetupError: As in `engine_environment`.
+            SpecregError: As in `engine_environment`.
         """
         requirement = self.requirement(spec)
         python = self.python or ""
@@ -508,8 +516,15 @@ class Provision:
         return installed_packages(python, os.environ.get("PYTHONPATH", ""))
 
     def torch_version(self, spec: ServerSpec) -> str:
-        """Return the version of torch that a server runs with; empty if it has none."""
-        return installed_version(self.environment(spec)[0], "torch")
+        """Return the version of torch that a server runs with; empty if it isn't known.
+
+        The environment of the engine is made if need be.
+
+        Raises:
+            EnvironmentSetupError: As in `engine_environment`.
+        """
+        python, _ = self.environment(spec)
+        return installed_version(python, "torch")
 
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
         """Return the devices that a server runs on.
@@ -533,6 +548,8 @@ class Provision:
             return False
         gpus_gib: Sequence[float | None] = ()
         if self.on_gpu:
+            # Without a GPU, an empty sequence would mean servers that run on processors. So it has
+            # a GPU whose memory isn't known.
             gpus_gib = find_gpus().memory_gib or (None,)
         return fit_together(specs, gpus_gib)
 
@@ -578,7 +595,11 @@ class Provision:
 
 
 def why_no_program(engine: Engine) -> str:
-    """Return why an engine that is a program can't be run; empty if it can, or is no program."""
+    """Return why an engine that is a program can't be run.
+
+    Returns:
+        The reason with advice; empty if the program can be run, or if the engine is a package.
+    """
     if engine.program is None or shutil.which(engine.program) is not None:
         return ""
     advice = "run where it is installed, or leave the engine's cases out"
@@ -649,7 +670,7 @@ def parse_origin(text: str) -> Origin:
     """
     engine = ""
     location = text
-    # A file or folder of this name is taken before an engine of this name.
+    # A file or folder of this name is preferred to an engine of this name.
     if not Path(text).exists():
         if required := _REQUIREMENT.fullmatch(text):
             engine = engine_named(required["engine"]).name
@@ -663,7 +684,8 @@ def parse_origin(text: str) -> Origin:
         if of_engine := _OF_ENGINE.fullmatch(text):
             engine = engine_named(of_engine["engine"]).name
             location = of_engine["place"]
-    path = Path(os.path.expanduser(location)).absolute()  # noqa: PTH111 - Path's fails without a home
+    # `Path.expanduser` raises an error without a home folder.
+    path = Path(os.path.expanduser(location)).absolute()  # noqa: PTH111
     # The link isn't resolved, because a Python finds its environment by the link's path.
     python = path / "bin" / "python"
     if python.exists():
@@ -680,12 +702,12 @@ def parse_origin(text: str) -> Origin:
 def build_of(source: str) -> Requirement:
     """Return the requirement that builds an engine from a wheel or a checkout.
 
-    Its version tells it from other builds: a wheel has a part of its checksum, a checkout its
-    commit.
+    Its version distinguishes it from other builds: it contains part of a wheel's checksum, or is a
+    checkout's commit.
 
     Raises:
-        UnsupportedError: The wheel's name isn't one of a wheel, or the path is no checkout with all
-            files committed.
+        UnsupportedError: The file's name isn't a valid name of a wheel, or the folder isn't a git
+            checkout in which everything is committed.
     """
     path = Path(source)
     if path.suffix == ".whl":
@@ -703,8 +725,9 @@ def build_of(source: str) -> Requirement:
     except (OSError, subprocess.CalledProcessError) as error:
         raise UnsupportedError(f"'{source}' isn't a git checkout, so {unknown}") from error
     if changed:
-        first = changed.splitlines()[0][3:]
-        raise UnsupportedError(f"'{source}' has uncommitted changes, '{first}', so {unknown}")
+        # Each line has a status of two characters and a space before the path.
+        first_path = changed.splitlines()[0][3:]
+        raise UnsupportedError(f"'{source}' has uncommitted changes, '{first_path}', so {unknown}")
     return Requirement(package="", version=commit[:12], source=source)
 
 
@@ -724,18 +747,19 @@ def provision_side(
 ) -> Provision:
     """Return the provision of a side of a comparison.
 
-    A checkout or wheel is read only here, so that all cases measure the same build.
+    A checkout or wheel is looked at only here, so that all cases measure the same build.
 
     Args:
         origin: Where the engine comes from.
         cases: The cases that are measured.
         on_gpu: True if the servers run on GPUs.
-        show: Prints a line that says what is being done.
+        show: Prints a line about progress.
         waits: True to wait for a GPU on which another run of specreg measures.
 
     Raises:
         UnsupportedError: A case can't be measured, as far as that is known before installing, or
             `build_of` can't build from the source.
+        SpecregError: The cache is needed and can't be written.
     """
     for case in cases:
         if origin.engine not in {"", case.server.engine}:
