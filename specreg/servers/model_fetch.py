@@ -29,7 +29,7 @@ from specreg.servers.interpreters import why_no_module
 
 _PROGRAM = "specreg.datasets.hub_fetch"
 _IMPORT_ROOT = str(Path(__file__).parents[2])
-"""The folder that holds specreg, which the engine's environment doesn't have."""
+"""The folder that holds the package specreg, which the engine's environment lacks."""
 _SHOW_EVERY_S = 1.0
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
@@ -90,8 +90,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """A message of the program: first its plan, then an empty one once all models are there.
 
+    Either message may be replaced by a failure.
+
     Attributes:
-        plan: What the program will download; None in the second message.
+        plan: What the program will download; None in the second message and in a failure.
         failure: Why a model can't be fetched; None if nothing has failed.
     """
 
@@ -107,8 +109,8 @@ def forget() -> None:
 def hub_interpreters(python: str) -> tuple[str, ...]:
     """Return the interpreters that may have huggingface_hub, the preferred one first.
 
-    vLLM and SGLang bring it. Our own environment has it only with the extra `datasets`, which is
-    needed for an engine without an environment.
+    vLLM and SGLang bring huggingface_hub. Our own environment has it only with the extra
+    `datasets`, which an engine without an environment therefore needs.
 
     Args:
         python: The interpreter of the engine; empty if it has none.
@@ -142,8 +144,8 @@ def fetch_models(
 ) -> None:
     """Fetch the models of a server that aren't in the hub's cache.
 
-    The engine is left to fetch them if they come from another hub, or if no interpreter has
-    huggingface_hub.
+    The engine is left to fetch them itself if it is set to do so in a way of its own, or if no
+    interpreter has huggingface_hub.
 
     Args:
         spec: The server.
@@ -152,7 +154,8 @@ def fetch_models(
         free_bytes: Returns the room on the disk of a folder, in bytes.
 
     Raises:
-        ModelError: The hub refuses a model or can't be reached, or the disk is too small.
+        ModelError: The hub refuses a model or can't be reached, the disk is too small, or the
+            program that fetches the models fails.
     """
     variables = {**os.environ, **dict(spec.engine_env)}
     if fetches_elsewhere(spec, variables):
@@ -163,16 +166,20 @@ def fetch_models(
         return
     interpreter = _interpreter_with_hub(interpreters, variables)
     if not interpreter:
-        output.show("its engine fetches its models, because huggingface_hub isn't installed")
+        output.show(
+            f"engine '{spec.engine}' fetches its models itself, because huggingface_hub isn't"
+            " installed"
+        )
         return
     output.log_path.parent.mkdir(parents=True, exist_ok=True)
+    # The program is part of specreg, so the interpreter has to find specreg.
     folders = (variables.get("PYTHONPATH", ""), _IMPORT_ROOT)
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     variables.setdefault(SAFE_PATH, "1")
-    # With this setting huggingface_hub draws its progress bars also without a terminal.
+    # With this setting huggingface_hub draws its progress bars even without a terminal.
     variables["TQDM_POSITION"] = "-1"
     command = (interpreter, "-m", _PROGRAM)
-    # The program sends its plan first, and fetches once it is told to.
+    # The program sends its plan first, and fetches only when it is told to.
     with child_process(command, log_path=output.log_path, environment=variables) as process:
         process.send(models)
         plan = _answer_of(process, output).plan
@@ -225,7 +232,7 @@ def _has_answer(process: SupervisedProcess) -> bool:
 
 
 def _last_progress(process: SupervisedProcess) -> str:
-    """Return the last progress bar that huggingface_hub has drawn; empty before the first."""
+    """Return the last progress bar that huggingface_hub has drawn; empty before the first one."""
     lines = process.last_lines().splitlines()
     bars = [line.strip() for line in lines if "%|" in line]
     return bars[-1] if bars else ""
@@ -235,8 +242,8 @@ def _broken(process: SupervisedProcess) -> ModelError:
     """Return the error of a program that ended without an answer."""
     lines = process.last_lines().splitlines() or ["it printed nothing"]
     return ModelError(
-        f"MODEL_NOT_FETCHED: the program that fetches models: it ended early: {lines[-1]}; look at"
-        f" '{process.log_path}', and run it again"
+        f"MODEL_NOT_FETCHED: the program that fetches models: ended early, {lines[-1]}; look at"
+        f" '{process.log_path}', and run again"
     )
 
 
@@ -283,8 +290,8 @@ def _error_of(failure: Failure) -> ModelError:
         return ModelError(f"{subject}: {why_gated(has_token=failure.has_token)}")
     remedies = {
         "not_found": "check its name and revision, or set HF_TOKEN if it is private",
-        "unreachable": "run it again where the hub can be reached, or name a folder",
+        "unreachable": "run again where the hub can be reached, or name a local folder",
         "disk": DISK_REMEDY,
-        "other": "run it again, or name a folder",
+        "other": "run again, or name a local folder",
     }
     return ModelError(f"{subject}: {failure.words.rstrip('.')}; {remedies[failure.code]}")

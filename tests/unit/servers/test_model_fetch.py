@@ -207,7 +207,7 @@ def test_a_model_that_is_not_there_says_what_to_check(
 )
 def test_without_the_hub_the_cache_will_do(machine: Machine, settings: dict[str, str]) -> None:
     without_hub = dataclasses.replace(machine, settings=settings)
-    with pytest.raises(ModelError, match="run it again where the hub can be reached"):
+    with pytest.raises(ModelError, match="run again where the hub can be reached, or name a local"):
         without_hub.fetch()
 
     machine.fetch()
@@ -248,7 +248,7 @@ def test_nothing_is_fetched_for_an_engine_that_gets_its_models_elsewhere(
 def test_without_huggingface_hub_the_engine_fetches_and_that_is_shown(machine: Machine) -> None:
     machine.fetch(interpreters=("/bin/false",))
     assert machine.shown == [
-        "its engine fetches its models, because huggingface_hub isn't installed"
+        "engine 'vllm' fetches its models itself, because huggingface_hub isn't installed"
     ]
     assert machine.hub.requests == []
 
