@@ -2,7 +2,7 @@
 
 The lock of a GPU is a file in the user's cache, named after the GPU's UUID; the operating system
 releases the lock of a process that is killed. Processes of other users, and programs other than
-specreg, don't use these locks. The driver shows whether such a process computes on a GPU.
+specreg, don't use these locks. Whether such a process computes on a GPU is known from the driver.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ def lease_gpus(
 ) -> Iterator[None]:
     """Lock a server's GPUs while the context lasts, in which the server starts and ends.
 
-    A process that holds a GPU already doesn't wait for another one. Otherwise two processes could
-    wait for each other forever.
+    A process that already holds a GPU fails instead of waiting for a further one. Otherwise two
+    processes could wait for each other forever.
 
     Args:
         devices: The GPUs; empty for a server without a GPU.
@@ -57,13 +57,15 @@ def lease_gpus(
         waits: True to wait for a run that uses one of the GPUs, False to fail then.
 
     Raises:
-        SensorError: Another run holds one of the GPUs, or a process computes on one.
-        MemoryHeldError: 10 s after its last server has ended, a GPU has more memory in use than
+        SensorError: Another run holds one of the GPUs, and this process doesn't wait for it. Or
+            another process computes on a GPU, or a GPU is gone.
+        MemoryHeldError: 10 s after its last server has ended, a GPU has over 1 GiB more in use than
             before its first server.
     """
     waits = waits and not any(lock.is_locked for lock in _LOCKS.values())
     with contextlib.ExitStack() as stack:
-        # All processes lock in the order of the ids, so that no two wait for each other.
+        # A lease of several GPUs may wait while it holds the first ones. So all processes lock in
+        # the order of the ids, and no two wait for each other.
         for device in sorted(devices, key=lambda device: device.id):
             stack.enter_context(hold(device, waits=waits, tell=tell))
         # A GPU with a server of this process has processes on it, and isn't expected to be free.
@@ -73,17 +75,17 @@ def lease_gpus(
             if not _SERVERS[device.id]:
                 _BEFORE_BYTES[device.id] = _used_bytes(device)
             _SERVERS[device.id] += 1
-        is_judged = True
+        awaits_memory = True
         try:
             yield
         except (KeyboardInterrupt, UnkillableError):
             # These already explain why the memory may still be in use.
-            is_judged = False
+            awaits_memory = False
             raise
         finally:
             _SERVERS.subtract(device.id for device in devices)
             for device in devices:
-                if is_judged and not _SERVERS[device.id]:
+                if awaits_memory and not _SERVERS[device.id]:
                     _await_memory(device, _BEFORE_BYTES[device.id])
 
 
@@ -98,6 +100,7 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
 
     Raises:
         SensorError: Another run holds the GPU, and `waits` is False.
+        SpecregError: The cache can't be written.
     """
     path = cache_folder("gpus") / f"{device.id}.lock"
     lock = _LOCKS.setdefault(device.id, filelock.FileLock(path, thread_local=False))
@@ -114,6 +117,8 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
             raise SensorError(f"{message}; {advice}") from error
         tell(f"{message}; waiting until it is done")
         lock.acquire(poll_interval=_POLL_S)
+    # This process may hold the lock several times. Its first context writes down who holds the
+    # GPU, and its last one removes that file.
     try:
         if lock.lock_counter == 1:
             since = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -135,7 +140,8 @@ def _await_memory(device: Device, before_bytes: int | None) -> None:
             and then nothing is checked.
 
     Raises:
-        MemoryHeldError: The memory isn't free after 10 s.
+        MemoryHeldError: After 10 s, over 1 GiB more is in use than before.
+        SensorError: The GPU is gone.
     """
     if before_bytes is None:
         return
@@ -165,7 +171,11 @@ def _used_bytes(device: Device) -> int | None:
 
 @dataclass(slots=True)
 class GpuClaim:
-    """The GPUs that this process holds for its servers. Its child processes see no other GPUs."""
+    """The GPUs that this process holds for its servers. Its child processes see no other GPUs.
+
+    Attributes:
+        _held: Releases the GPUs, their variables and their cores when it is closed.
+    """
 
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -181,14 +191,15 @@ class GpuClaim:
 
         Raises:
             SensorError: This process can't see so many GPUs.
+            SpecregError: The cache can't be written.
         """
         self.give_back()
         if not gpus:
             return
-        gpu_search = find_gpus()
-        visible_devices = gpu_search.devices
+        visible_gpus = find_gpus()
+        visible_devices = visible_gpus.devices
         if len(visible_devices) < gpus:
-            reason = gpu_search.why_none
+            reason = visible_gpus.why_none
             if not reason:
                 reason = f"this process sees {len(visible_devices)}; use a machine that has enough"
             raise SensorError(f"{gpus} GPUs: {reason}")
@@ -216,7 +227,7 @@ class GpuClaim:
         self._held.close()
 
     def _take_free(self, devices: Sequence[Device], gpus: int) -> Sequence[Device]:
-        """Hold some of the devices and return them, or return none if too few are free."""
+        """Hold the first devices that are free and return them; return none if too few are free."""
         with contextlib.ExitStack() as stack:
             held: list[Device] = []
             for device in devices:
@@ -239,8 +250,8 @@ def own_cores(
     """Return the cores that a process with some of the GPUs should use.
 
     GPUs that are near the same cores divide these into equal parts, and GPUs of other processes
-    count too. Both hardware threads of a core are in the same part, though Linux numbers them far
-    apart.
+    count too. As in Linux's numbers, a core is a hardware thread. Both threads of a physical core
+    are in the same part if its size allows it, though Linux numbers them far apart.
 
     Args:
         devices: The GPUs whose share is returned.
@@ -256,25 +267,27 @@ def own_cores(
     for device in visible_devices:
         path = sysfs / "bus/pci/devices" / device.bus_id / "local_cpulist"
         near[device.id] = _listed_cores(path) & cores
-    # Sort the cores so that the threads of one follow each other.
-    threads: dict[int, AbstractSet[int]] = {}
+    # Sort the cores so that those which share a physical core follow each other.
+    siblings: dict[int, AbstractSet[int]] = {}
     for core in cores:
         path = sysfs / f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
-        threads[core] = _listed_cores(path) or {core}
-    cores_by_thread = sorted(cores, key=lambda core: (min(threads[core]), core))
+        siblings[core] = _listed_cores(path) or {core}
+    sorted_cores = sorted(cores, key=lambda core: (min(siblings[core]), core))
     # Give each GPU its part of them.
-    shares: set[int] = set()
+    share: set[int] = set()
     for device in devices:
-        near_cores = [core for core in cores_by_thread if core in near[device.id]]
-        neighbour_ids = [gpu_id for gpu_id, ids in near.items() if ids == near[device.id]]
+        near_cores = [core for core in sorted_cores if core in near[device.id]]
+        neighbour_ids = [
+            gpu_id for gpu_id, gpu_cores in near.items() if gpu_cores == near[device.id]
+        ]
         size = len(near_cores) // len(neighbour_ids)
         first = neighbour_ids.index(device.id) * size
-        shares.update(near_cores[first : first + size])
-    return shares
+        share.update(near_cores[first : first + size])
+    return share
 
 
 def _listed_cores(path: Path) -> AbstractSet[int]:
-    """Return the cores in a list such as `0-3,8` of Linux; empty if the file isn't there."""
+    """Return the cores in one of Linux's lists, such as `0-3,8`; empty if the file isn't there."""
     cores: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
         for part in filter(None, path.read_text().strip().split(",")):
