@@ -1,4 +1,4 @@
-"""Find out whether the tools are there with which an engine on a GPU compiles while it starts.
+"""Find out whether the tools with which an engine on a GPU compiles at its start are installed.
 
 In vLLM and SGLang, Triton compiles the code that launches its kernels with a C compiler and
 Python's headers. SGLang also compiles kernels, with nvcc, ninja and a C++ compiler. A server that
@@ -35,7 +35,7 @@ class MissingTool:
 def missing_tools(
     python: str, variables: Mapping[str, str], *, compiles_kernels: bool, is_installed: bool
 ) -> Iterator[MissingTool]:
-    """Yield the tools that an engine needs to compile and that aren't installed.
+    """Yield the tools that an engine needs for compiling, and that aren't installed.
 
     Args:
         python: The interpreter of the engine's environment, or the one that will make it.
@@ -75,7 +75,7 @@ def missing_tools(
 
 
 def _has_program(named: str, usual: Sequence[str], path: str) -> bool:
-    """Return whether a program is on PATH.
+    """Return whether one of the programs is on PATH.
 
     Args:
         named: The command that a variable such as CC holds; empty if the variable isn't set.
@@ -84,7 +84,7 @@ def _has_program(named: str, usual: Sequence[str], path: str) -> bool:
     """
     try:
         names = shlex.split(named)[:1] or usual
-    except ValueError:  # a quotation mark that nobody closes
+    except ValueError:  # a quotation mark that isn't closed
         return False
     return any(shutil.which(name, path=path) is not None for name in names)
 

@@ -21,7 +21,7 @@ _RUNTIME = re.compile(r"nvidia-cuda-runtime(?:-cu\d+)?")
 """The package with CUDA's runtime. From CUDA 13 on, its name has no number."""
 _LEAST_DRIVERS = {12: "525.60.13", 13: "580.65.06"}
 """The oldest driver for Linux that runs each major release of CUDA, from CUDA's release notes."""
-_COMPATIBLE = Path("/usr/local/cuda/compat")
+_COMPATIBILITY_FOLDER = Path("/usr/local/cuda/compat")
 """The folder of NVIDIA's forward-compatibility package, with which older drivers run newer CUDA."""
 
 
@@ -77,7 +77,7 @@ def least_driver_of(cuda_release: str) -> str:
 def why_driver_too_old(
     cuda_release: str, driver: str, variables: Mapping[str, str] = os.environ
 ) -> str:
-    """Return why a driver is too old for a release of CUDA.
+    """Return why a driver is too old for the CUDA release that an engine brings.
 
     Args:
         cuda_release: The release of CUDA that the engine brings; empty if it isn't known.
@@ -85,8 +85,8 @@ def why_driver_too_old(
         variables: The environment variables of the server.
 
     Returns:
-        The reason with advice; empty if the driver runs the release, if either isn't known, or if
-        NVIDIA's forward-compatibility package is installed.
+        The reason with advice; empty if the driver runs the release, if the release or the driver
+        isn't known, or if NVIDIA's forward-compatibility package is installed.
     """
     least_driver = least_driver_of(cuda_release)
     # A vendor may add words of its own: `535.161.08-grid`.
@@ -96,11 +96,15 @@ def why_driver_too_old(
     # If a driver reports fewer numbers, such as `580`, only those are compared.
     parts = numbers[0].count(".") + 1
     least_parts = ".".join(least_driver.split(".")[:parts])
-    is_enough = not least_driver or Version(numbers[0]) >= Version(least_parts)
-    searched = map(Path, variables.get("LD_LIBRARY_PATH", "").split(os.pathsep))
-    folders = [_COMPATIBLE, *(folder for folder in searched if folder.name == _COMPATIBLE.name)]
-    is_compatible = any((folder / "libcuda.so.1").exists() for folder in folders)
-    if is_enough or is_compatible:
+    if not least_driver or Version(numbers[0]) >= Version(least_parts):
+        return ""
+    # The forward-compatibility package may also be in a folder that LD_LIBRARY_PATH lists.
+    searched_folders = map(Path, variables.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    compatibility_folders = [
+        _COMPATIBILITY_FOLDER,
+        *(folder for folder in searched_folders if folder.name == _COMPATIBILITY_FOLDER.name),
+    ]
+    if any((folder / "libcuda.so.1").exists() for folder in compatibility_folders):
         return ""
     # PyPI has no build for an older CUDA: on 2026-11-26 it had one build of each release of vLLM
     # and SGLang, for CUDA 13, without local versions such as `+cu129`.

@@ -65,7 +65,7 @@ def _config_file(variables: Mapping[str, str]) -> str:
 
 
 def run_uv(log_path: Path, *arguments: str) -> None:
-    """Run uv and wait for it. Building an engine from source may take it an hour.
+    """Run uv and wait for it, which takes an hour if it builds an engine from source.
 
     Args:
         log_path: The file that gets the output.
@@ -73,6 +73,7 @@ def run_uv(log_path: Path, *arguments: str) -> None:
 
     Raises:
         subprocess.CalledProcessError: uv failed; `stderr` has the last lines of the output.
+        OSError: uv can't be run, or the log can't be written.
     """
     command = uv_command(*arguments)
     variables = uv_variables(os.environ)
@@ -92,8 +93,8 @@ def installed_packages(python: str, module_path: str = "") -> tuple[str, ...]:
 
     Args:
         python: The path of the interpreter.
-        module_path: Its `PYTHONPATH`. A package in one of its folders hides the environment's own,
-            and an earlier folder hides a later one.
+        module_path: Its `PYTHONPATH`. A package in one of these folders hides the same package of
+            the environment, and an earlier folder comes before a later one.
 
     Returns:
         A line for each package, such as `numpy==2.4.6`; empty if uv can't list them.
@@ -105,21 +106,21 @@ def installed_packages(python: str, module_path: str = "") -> tuple[str, ...]:
                 packages = {**packages, **_frozen("--path", folder)}
     except (OSError, subprocess.CalledProcessError):
         return ()
-    # A package that came from a URL is listed with it, and the URL may hold a password.
+    # A package that came from a URL is listed with its URL, which may hold a password.
     return tuple(hide(line) for line in packages.values())
 
 
-def _frozen(*where: str) -> dict[str, str]:
+def _frozen(*option: str) -> dict[str, str]:
     """Return the lines of `uv pip freeze` by the name of their package.
 
     Args:
-        where: The option of uv that says which environment or folder it lists.
+        option: The option of uv that says which environment or folder it lists, and its value.
 
     Raises:
         OSError: uv can't be run.
         subprocess.CalledProcessError: uv failed.
     """
-    done = ask_program(uv_command("pip", "freeze", *where), uv_variables(os.environ))
+    done = ask_program(uv_command("pip", "freeze", *option), uv_variables(os.environ))
     done.check_returncode()
     return {_name_and_version(line)[0]: line for line in done.stdout.splitlines()}
 
@@ -132,8 +133,8 @@ def version_in(packages: Iterable[str], name: str) -> str:
         name: The normalised name of the package, such as `flashinfer-python`.
 
     Returns:
-        The version, or the URL or folder if the package came from one instead of an index; empty
-        if the environment doesn't have the package.
+        The version, or the URL if the package came from one instead of an index; empty if the
+        environment doesn't have the package, or has it installed as editable.
     """
     return _versions_by_name(packages).get(name, "")
 
@@ -146,7 +147,10 @@ def packages_sha256(packages: Sequence[str]) -> str:
 
 
 def differing_packages(before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-    """Return a text such as `numpy 2.4.5 -> 2.4.6` for each package that differs."""
+    """Return a text such as `numpy 2.4.5 -> 2.4.6` for each package that differs.
+
+    The version of a package that an environment lacks is `none`.
+    """
     versions_before = _versions_by_name(before)
     versions_after = _versions_by_name(after)
     names = sorted(versions_before.keys() | versions_after.keys())
@@ -165,8 +169,9 @@ def _versions_by_name(packages: Iterable[str]) -> dict[str, str]:
 def _name_and_version(line: str) -> tuple[str, str]:
     """Split a line of `uv pip freeze` into the name of a package and its version.
 
-    The line is `numpy==2.4.6`, or `vllm @ file:///tmp/vllm.whl` if the package isn't from an index,
-    or the path of a folder if the package is installed as editable.
+    The line is `numpy==2.4.6`, or `vllm @ file:///tmp/vllm.whl` if the package isn't from an index.
+    For a package that is installed as editable it is `-e file:///src/vllm`, without its name. Then
+    the whole line stands for the name.
     """
     for separator in ("==", " @ "):
         name, separator_found, version = line.partition(separator)

@@ -11,7 +11,7 @@ PYTHON_CHOICE = "--specreg-engine-python, or a side of a gate"
 
 @functools.cache
 def installed_version(python: str, package: str) -> str:
-    """Return the version of a package that an interpreter has; empty if it has none."""
+    """Return the version of a package that an interpreter has; empty if it lacks the package."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
     return last_line_of(python, code)
 
@@ -19,7 +19,8 @@ def installed_version(python: str, package: str) -> str:
 def last_line_of(python: str, code: str) -> str:
     """Return the last line that an interpreter prints; empty if it can't be run or prints nothing.
 
-    A module that its start imports may print lines before.
+    Only the last line counts, because a module that the interpreter imports at its start may print
+    lines before it.
     """
     try:
         lines = ask_program((python, "-c", code)).stdout.splitlines()

@@ -40,10 +40,11 @@ def toolkit_variables(
     Args:
         python: The interpreter of the environment.
         variables: The environment variables of the server.
-        installed: The folder of the machine's toolkit that is used without a variable.
+        installed: The folder of the machine's toolkit that is used if no variable names one.
 
     Returns:
-        CUDA_HOME; empty if the machine has a toolkit, or if the environment has none.
+        CUDA_HOME; empty if a variable names a toolkit, if the machine has one, or if the
+        environment has none.
 
     Raises:
         OSError: The links can't be written.
@@ -66,11 +67,11 @@ def has_toolkit(python: Path, variables: Mapping[str, str], installed: Path = _I
     Args:
         python: The interpreter of the environment.
         variables: The environment variables of the server.
-        installed: The folder of the machine's toolkit that is used without a variable.
+        installed: The folder of the machine's toolkit that is used if no variable names one.
     """
     if _compiler(variables, installed) is not None:
         return True
-    # A folder that a variable names is where builds look, whatever the environment has.
+    # If a variable names a folder, builds look only there, whatever the environment has.
     return not _named_home(variables) and _toolkit_of(python) is not None
 
 
@@ -79,7 +80,7 @@ def toolkit_release(variables: Mapping[str, str], installed: Path = _INSTALLED) 
 
     Args:
         variables: The environment variables of the server.
-        installed: The folder of the machine's toolkit that is used without a variable.
+        installed: The folder of the machine's toolkit that is used if no variable names one.
 
     Returns:
         The release; `"none"` if there is no compiler, empty if the compiler doesn't report it.
@@ -89,11 +90,15 @@ def toolkit_release(variables: Mapping[str, str], installed: Path = _INSTALLED) 
 
 
 def _compiler(variables: Mapping[str, str], installed: Path) -> Path | None:
-    """Return the nvcc that builds would use: of CUDA_HOME or CUDA_PATH, on PATH, or installed."""
+    """Return the nvcc that builds would use: of CUDA_HOME or CUDA_PATH, on PATH, or installed.
+
+    Returns:
+        The path of nvcc; None if there is none, or if the folder that a variable names has none.
+    """
     home = _named_home(variables)
     if home:
         named = Path(home) / _NVCC
-        # `Path.exists` raises an error of a name that is too long.
+        # `Path.exists` raises an error for a name that is too long.
         return named if os.path.exists(named) else None  # noqa: PTH110
     on_path = shutil.which("nvcc", path=variables.get("PATH", ""))
     if on_path is not None:
@@ -127,8 +132,8 @@ def _toolkit_of(python: Path) -> Path | None:
 def _linked(toolkit: Path, driver_folders: Sequence[Path]) -> Path:
     """Make a folder of links to a toolkit and to the driver, and return its path.
 
-    The path is the same each time, because compiled kernels depend on it and would be compiled
-    again.
+    The path is the same each time, because compiled kernels depend on it and would otherwise be
+    compiled again.
     """
     digest = hashlib.sha256(os.fsencode(toolkit)).hexdigest()
     home = cache_dir() / "toolkits" / digest[:16]
@@ -141,7 +146,7 @@ def _linked(toolkit: Path, driver_folders: Sequence[Path]) -> Path:
 
 
 def _libraries(toolkit: Path, driver_folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the libraries of a toolkit and of the driver, each with the names of its links.
+    """Yield the name of each link to a library of a toolkit or of the driver, and the library.
 
     A library such as `libcudart.so.13` is also linked as `libcudart.so`, the name that linkers use.
     """
