@@ -44,7 +44,7 @@ def without_controls(tier: Tier, url: str) -> Tier:
     """Return a tier without controls, because only the server at the URL can be measured.
 
     Raises:
-        AttachError: The URL is malformed, or has more than a host and a port.
+        AttachError: The URL is malformed, or has more than a scheme, a host and a port.
     """
     problem = _url_problem(url)
     if problem:
@@ -90,12 +90,17 @@ def _split_server_url(url: str) -> SplitResult | None:
 
 
 def _is_host(name: str, *, is_address: bool) -> bool:
-    """Return whether a name is one that a host can have, or an address."""
+    """Return whether a host can have this name, or whether it is a valid address.
+
+    Args:
+        name: The name or the address.
+        is_address: True if only an address is valid.
+    """
     try:
         if is_address or _NUMBERS.fullmatch(name):
             ipaddress.ip_address(name)
             return True
-        # httpx decodes a name in punycode, and that may raise the errors of idna.
+        # httpx decodes a name in punycode, which may raise errors of idna (they are ValueErrors).
         httpx.URL(f"http://{name}").host.encode("idna")
     except (httpx.InvalidURL, ValueError):
         return False
@@ -113,15 +118,14 @@ def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
     Raises:
         AttachError: The cases need several servers, or the server at the URL isn't the one that
             they need, or no server answers there.
-        UnsupportedError: The server's version is too old, or a case is a chat and the engine
-            takes none.
+        UnsupportedError: As in `check_version`.
         ModelError: The models of the cases aren't available.
     """
     server_ids = sorted({case.server.id for case in cases})
     if len(server_ids) > 1:
         raise AttachError(
             f"--specreg-attach: {url} is one server, but the run needs {', '.join(server_ids)};"
-            " choose with -k or --engine"
+            " choose cases of one server with -k or --engine"
         )
     for case in cases:
         identity = _identify_expected(case.server, url, root)
@@ -135,7 +139,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
         spec: The settings that the server must have.
         url: Where it answers: `http://HOST:PORT`.
         root: The root of the repository, which relative model paths start from.
-        ready_within_s: How long it may take to generate a token, in seconds.
+        ready_within_s: How long it may take to generate a token, in seconds; at most 60.
 
     Raises:
         AttachError: No server answers at the URL, it isn't the one that the case needs, it

@@ -142,7 +142,7 @@ class ServerStart:
         spec = self.spec
         provision = self.provision
         self._python, self._installed = provision.environment(spec)
-        # The models are fetched first, so that no GPU is locked, and no start is timed, meanwhile.
+        # The models are fetched before a GPU is locked and before the time of the start runs.
         provision.fetch_models(spec, weights_log(self.log_path))
         gpus: Sequence[Device] = ()
         if provision.on_gpu:
@@ -157,13 +157,15 @@ class ServerStart:
         """Return the server once it has generated a token, and None before.
 
         Raises:
-            ServerStartError: The server ended, refused the request or took too long.
+            ServerStartError: The server ended, refused the request or took too long, or its
+                command can't be run on a further attempt.
         """
         try:
             return ready_server(self._server, self._deadline_s)
         except PortInUseError:
             if self._attempts == _PORTS:
                 raise
+        # Another program took the port, so the server is started again on another one.
         self._processes.close()
         self._begin()
         return None
@@ -260,25 +262,30 @@ class ServerStart:
             ) from error
 
     def _variables(self, engine: Engine, options: LaunchOptions) -> dict[str, str]:
-        """Return the environment variables of the server; the case's replace the engine's.
+        """Return the environment variables of the server.
+
+        The engine's variables replace those of this process, and the case's variables replace both.
 
         Raises:
             OSError: The links to a CUDA toolkit can't be written.
         """
         variables = {SAFE_PATH: "1", **os.environ}
         # A killed server leaves sockets in its temporary folder, so it gets a folder that is
-        # removed. PyTorch's compiled code would be in it too, but the next start needs that again.
+        # removed. PyTorch's compiled code would be in it too, but the next start needs that code
+        # again, so it gets a folder that stays.
         if len(os.fsencode(self._temporary)) <= _SOCKET_FOLDER_BYTES:
             compiled = str(cache_dir() / "torchinductor")
             variables.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
             variables["TMPDIR"] = str(self._temporary)
         if self._python:
-            # SGLang calls ninja, which is in the environment and found only if that is on PATH.
+            # SGLang calls ninja, which is among the environment's programs. It finds ninja only if
+            # their folder is on PATH.
             folders = (str(Path(self._python).parent), os.environ.get("PATH", ""))
             variables["PATH"] = os.pathsep.join(folders)
         engine_variables = engine.environment(options)
         case_variables = dict(self.spec.engine_env)
-        # Both may add folders of modules. These are joined, because the server needs all of them.
+        # Both the engine and the case may add folders of modules. These are joined, because the
+        # server needs all of them.
         module_folders = [
             source["PYTHONPATH"]
             for source in (engine_variables, case_variables)
@@ -409,7 +416,7 @@ class LazyServer:
         return server
 
     def poll(self) -> Server | None:
-        """Start the server if need be, and return it once it is ready, and None before.
+        """Start the server if need be; return it once it is ready, and None before.
 
         Raises:
             SpecregError: The server failed to start, now or earlier.
@@ -506,12 +513,12 @@ class Servers:
 
     @contextlib.contextmanager
     def start(self, launch: Launch, control: LazyServer | None = None) -> Iterator[LazyServer]:
-        """Yield the server of a launch, which ends with the context.
+        """Yield the server of a launch, which starts when first needed and ends with the context.
 
         Args:
             launch: The launch.
-            control: The control of the case, if it has one. It is yielded, and not ended, if the
-                launch is the control's own.
+            control: The control of the case; None if it has none. If the launch is the control's
+                own, the control is yielded, and doesn't end with this context.
         """
         if control is not None and control.launch == launch:
             yield control
@@ -524,7 +531,7 @@ class Servers:
             del self._lazy_servers[launch]
 
     def lazy_server(self, launch: Launch) -> LazyServer:
-        """Return the server of a launch, the same one until its context ends."""
+        """Return the server of a launch; each call returns the same one until its context ends."""
         lazy_server = LazyServer(launch=launch, start=lambda: self._server(launch))
         return self._lazy_servers.setdefault(launch, lazy_server)
 
@@ -548,9 +555,10 @@ class Servers:
         further = [lazy_server for lazy_server in dispensable if not lazy_server.is_ready]
         together = list(to_start)
         if not self.provision.on_gpu:
-            # The dispensable servers come first: their environments may have to be installed, and
-            # meanwhile the time that the others have for their start would pass. On a GPU they
-            # start last, because the memory that a server takes there is only an estimate.
+            # The dispensable servers come first, because their environments may have to be
+            # installed. If the others had started before, the time that they have for their start
+            # would pass meanwhile. On a GPU the dispensable servers start last, because the memory
+            # that a server takes there is only an estimate.
             together = [*further, *to_start]
         if self._fit_together(together):
             # Installing keeps the machine busy, so all of it is done before the first start.
@@ -586,7 +594,7 @@ class Servers:
         missing_specs = [spec for spec in specs if spec not in up_specs]
         if self.provision.on_gpu:
             return self.provision.fit([*up_specs, *missing_specs])
-        # Without a GPU only free memory is divided, and that no longer has the running servers'.
+        # Without a GPU only the free memory is divided, which the running servers have left.
         return self.provision.fit(missing_specs)
 
     def _claim_gpus(self, lazy_servers: Sequence[LazyServer]) -> None:
@@ -666,7 +674,7 @@ class Servers:
 
 
 def _is_waiting(lazy_server: LazyServer, needed: Sequence[LazyServer]) -> bool:
-    """Return whether a server is still starting.
+    """Start a server if need be, and return whether it is still starting.
 
     Args:
         lazy_server: The server.

@@ -53,10 +53,12 @@ _IDENTITY_TIMEOUT_S = 1.0
 _VERSION_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 10.0
 """SGLang generates a token to answer the health check, and looks for it once a second."""
+_BROKEN_ANSWER_S = 1.0
+"""How long to wait for a server to say that it is broken. A busy one may answer later."""
 _DYING_S = 1.0
 """How long a process may take to end after its connections have closed."""
 _ENDING_S = 10.0
-"""How long a server may take to end after its engine has. vLLM takes several seconds."""
+"""How long a server may take to end after its engine has ended. vLLM takes several seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ class Server:
             ServerDiedError: It doesn't answer any more.
         """
         try:
-            ask(self.base_url, "GET", self.engine.health_path, within_s=_ENDING_S)
+            ask(self.base_url, "GET", self.engine.health_path, within_s=_HEALTH_TIMEOUT_S)
         except AnswerError as error:
             raise ServerDiedError(
                 f"SERVER_DIED: server at {self.base_url}: answers no more, {error}; look at its log"
@@ -111,7 +113,11 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServer(Server):
-    """A server that specreg started."""
+    """A server that specreg started.
+
+    Attributes:
+        process: Its first process, with which all of its processes end.
+    """
 
     process: SupervisedProcess
 
@@ -131,6 +137,7 @@ class StartedServer(Server):
             ServerDiedError: It has ended, or it answers that it is broken. The message has the last
                 lines of its log.
         """
+        # If only the engine has ended, the server answers that it is broken before it ends too.
         problem = self.wait_for_end(_DYING_S)
         if not problem:
             answer = self._broken_answer()
@@ -149,7 +156,7 @@ class StartedServer(Server):
             within_s: How long to wait, in seconds.
 
         Returns:
-            A text with its status; empty if it still runs after that time.
+            A text with its exit status; empty if it still runs after that time.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return f"ended with status {self.process.popen.wait(within_s)}"
@@ -159,11 +166,12 @@ class StartedServer(Server):
         """Return what is wrong with the server's answer to a health check.
 
         Returns:
-            The error; empty if the server is healthy, or busy and doesn't answer in time.
+            The words that follow "answers" in a message; empty if the server is healthy, or so busy
+            that it doesn't answer in time.
         """
         path = self.engine.health_path
         try:
-            answer = ask(self.base_url, "GET", path, within_s=_DYING_S)
+            answer = ask(self.base_url, "GET", path, within_s=_BROKEN_ANSWER_S)
         except AnswerError as error:
             return "" if error.late else f"no more, {error}"
         if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -200,6 +208,7 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
         if probe.server_message:
             problem += f", its last message: {probe.server_message}"
         raise start_error(server, problem)
+    # The log has to be complete on disk, because facts about the launch are read from it.
     settle_log(server.process)
     version = "unknown"
     with contextlib.suppress(AnswerError):
@@ -299,11 +308,12 @@ class Probe:
 
 
 def send_probe(server: Server, *, timeout_s: float) -> Probe:
-    """Request two tokens from a server, and return whether it generated them.
+    """Request two tokens from a server, and return whether it generated any.
 
     Args:
         server: The server.
-        timeout_s: How long the whole answer may take, in seconds.
+        timeout_s: How long the health check and the answer may each take, in seconds; at least 0.2
+            and at most 60, or 10 for the health check.
 
     Raises:
         ServerRefusedError: The server answers that it refuses the request.
@@ -329,7 +339,7 @@ def send_probe(server: Server, *, timeout_s: float) -> Probe:
         answer = ask(url, "POST", path, within_s=within_s, body=body)
     except AnswerError:
         return Probe(generated=False)
-    # A refusal is final; any other error may pass, so its message is only noted.
+    # A refusal is final. Any other error may go away, so its message is only noted.
     if _is_refusal(answer.status):
         raise ServerRefusedError(f"refused to generate, {quote_answer(answer.content)}")
     if answer.status != HTTPStatus.OK:
@@ -348,6 +358,7 @@ def _has_token(content: bytes, parse_event: ParseEvent) -> bool:
     """Return whether a stream holds a token.
 
     Raises:
+        ServerAnswerError: An event reports an error.
         InvalidMeasurementError: An event can't be parsed, or the stream ends within one.
     """
     splitter = EventSplitter()

@@ -1,7 +1,7 @@
-"""Find out from its log why a server didn't start.
+"""Find out from a server's log why the server didn't start.
 
-A cause is named only if the log has words that no other failure writes. If the log has none of
-them, the cause is unknown, and the last exception of the log is quoted.
+A cause is named only if the log has words that no other failure writes. If the log has no such
+words, the cause is unknown, and the last exception of the log is quoted.
 """
 
 import re
@@ -13,13 +13,13 @@ from specreg.core.errors import ModelNotFetchedError, PortInUseError, ServerStar
 from specreg.servers.interpreters import PYTHON_CHOICE
 
 _QUOTE_CHARACTERS = 300
-"""The length at which the quote of an exception is cut."""
+"""The length to which the quote of an exception is cut."""
 _MESSAGE_LINES = 5
 """How many lines of an exception's message are read. The first line is not enough: pydantic names
 the cause on its second line, and huggingface_hub on the third or a later one."""
 _TAIL_LINES = 40
-"""The last lines are searched first, this many of them, and the whole log after them. An early line
-may report a problem that the server got over."""
+"""How many of the last lines are searched before the whole log. An early line may report a problem
+that the server got over."""
 _NEW_ENVIRONMENT = (
     "delete the engine's environment in specreg's cache (usually ~/.cache/specreg), which builds it"
     " anew, or repair it if you made it yourself"
@@ -380,8 +380,8 @@ class LoggedException:
 class LogReading:
     """The exceptions and error lines of a log.
 
-    All processes of a server write into one log, and their lines may alternate. The process in
-    front of each line tells their tracebacks apart.
+    All processes of a server write into one log, and their lines may alternate. The name of the
+    process at the beginning of a line tells their tracebacks apart.
 
     Attributes:
         exceptions: The exceptions in the order of the log, without those that only point to
@@ -417,17 +417,17 @@ class LogReading:
         level = match["level"]
         text = match["text"]
         exception = self._reading.get(process)
-        # The head of a traceback.
+        # The line is the head of a traceback.
         if text.endswith(_TRACEBACK):
             self._reading[process] = LoggedException(level=level)
             return
-        # A frame of a traceback, which is indented.
+        # The line is part of a traceback's frames, which are indented.
         reads_frames = exception is not None and not exception.message
         if exception is not None and reads_frames and text.startswith((" ", "\t")):
             if text.lstrip().startswith("File "):
                 exception.frame = text.strip()
             return
-        # Any other line, which may begin an exception or continue its message.
+        # Any other line may report an exception, or continue the message of one.
         if level in _QUIET_LEVELS:
             return
         self.lines.append(match.string)
@@ -452,9 +452,10 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
 
     Args:
         problem: What is known without the log: how the server ended, or what it answered.
-        log: The end of its log. It should be long, as the cause may be far above the last lines.
-        status: The status with which it ended, the negative number of a signal that killed it;
-            None if it still runs.
+        log: The end of its log. It should be long, because the cause may be far above the last
+            lines.
+        status: The status with which it ended, or the negative number of the signal that killed
+            it; None if it still runs.
     """
     reading = LogReading(log)
     exceptions = reading.exceptions
@@ -464,7 +465,7 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
     ]
     tail = "\n".join(reading.lines[-_TAIL_LINES:])
     whole_log = "\n".join(reading.lines)
-    # What is surest to be the cause is searched first.
+    # The text that most surely holds the cause is searched first.
     for text in (problem, *tracebacks, tail, whole_log):
         failure = _known_failure(text)
         if failure is not None:
