@@ -371,12 +371,12 @@ class AcceptanceRecord:
     def _part(
         self, prompts: Iterable[PromptAcceptance], rounds: Iterable[RoundAcceptance] = ()
     ) -> "AcceptanceRecord":
-        part = tuple(prompts)
-        rounds = tuple(rounds)
+        prompts_of_part = tuple(prompts)
+        rounds_of_part = tuple(rounds)
         total = NO_STEPS
         later_tokens = 0
         undrafted_steps: int | None = 0
-        for prompt in part:
+        for prompt in prompts_of_part:
             total += prompt.counts
             # The prefill emits the first token.
             later_tokens += prompt.completion_tokens - 1
@@ -385,14 +385,18 @@ class AcceptanceRecord:
                 undrafted_steps = None
             else:
                 undrafted_steps += prompt.undrafted_steps
-        total = sum((round_acceptance.counts for round_acceptance in rounds), total)
+        for round_acceptance in rounds_of_part:
+            total += round_acceptance.counts
+            later_tokens += round_acceptance.completion_tokens - round_acceptance.requests
+            # The counters don't show which steps drafted nothing.
+            undrafted_steps = None
         return dataclasses.replace(
             self,
             total=total,
-            prompts=part,
+            prompts=prompts_of_part,
             undrafted_steps=undrafted_steps,
             later_tokens=later_tokens,
-            rounds=rounds,
+            rounds=rounds_of_part,
         )
 
 

@@ -122,6 +122,14 @@ def test_only_rounds_whose_prompts_are_all_selected_remain() -> None:
     assert part.total == builders.counts(4, 0, 3, 3)
 
 
+def test_a_part_of_rounds_has_their_later_tokens_and_no_known_undrafted_steps() -> None:
+    """The counters of a round don't show the steps that drafted nothing."""
+    part = ROUNDS.only({"chat-2"})
+    (last_round,) = part.rounds
+    assert part.later_tokens == last_round.completion_tokens - last_round.requests
+    assert part.undrafted_steps is None
+
+
 def test_over_all_steps_a_round_has_the_steps_that_its_tokens_need() -> None:
     """24 tokens of two requests take 22 later ones: 15 drafts, and so 7 steps, no fewer than 10."""
     first = ROUNDS.over_all_steps.rounds[0]
