@@ -43,6 +43,7 @@ _MAX_LAUNCHES = 2
 _MAX_NAMED = 3
 """The most prompts that a message names."""
 _MAX_FILE_BYTES = 512 * MIB
+"""The largest file of saved answers that is read. It may come from another machine."""
 _MAX_TOKEN_ID = 2**31 - 1
 """The largest token id that every engine takes: they keep ids as signed numbers of 32 bits."""
 _MAX_TOKEN_CHARACTERS = 1024
@@ -394,10 +395,10 @@ def compare_answers(
     # The probabilities of A's server are more meaningful, because A is the reference.
     server_of_a = servers.get(Side.A)
     if server_of_a is not None and not losslessness.failures:
-        ask_a = functools.partial(score, server_of_a.endpoint)
+        score_on_a = functools.partial(score, server_of_a.endpoint)
         # Without A's probabilities, those of B still decide.
         with contextlib.suppress(InvalidMeasurementError):
-            losslessness = judged_by_a(losslessness, ask_a)
+            losslessness = judged_by_a(losslessness, score_on_a)
     outcome = Outcome.PASS
     if losslessness.failures:
         outcome = Outcome.WRONG
@@ -405,7 +406,7 @@ def compare_answers(
     return _verdict_on(pair, outcome, value=losslessness.equal_frac, reason=reason)
 
 
-def judged_by_a(by_b: Losslessness, ask_a: Score) -> Losslessness:
+def judged_by_a(by_b: Losslessness, score_on_a: Score) -> Losslessness:
     """Replace the gaps between the tokens of A and B by the gaps that A's server reports.
 
     A gap is how much more probable A's token is than B's. If A finds B's token more probable than
@@ -413,10 +414,10 @@ def judged_by_a(by_b: Losslessness, ask_a: Score) -> Losslessness:
 
     Args:
         by_b: the comparison with the gaps of B's server, without a failure.
-        ask_a: asks A's server for the probabilities of tokens.
+        score_on_a: asks A's server for the probabilities of tokens.
     """
     partings = []
-    for parting in score_partings(by_b.partings, ask_a):
+    for parting in score_partings(by_b.partings, score_on_a):
         # A parting's gap is how much likelier B's token is than A's, so its sign changes.
         gap_nats = max(0.0, -(parting.gap_nats or 0.0))
         partings.append(dataclasses.replace(parting, gap_nats=gap_nats))

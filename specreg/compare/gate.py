@@ -67,6 +67,7 @@ from specreg.telemetry.identity import Environment, current_environment, find_gp
 
 JOURNAL = "journal.jsonl"
 _MINUTES_WITHOUT_GPU = 20.0
+"""How long all launches may take without a GPU, unless --minutes gives another limit."""
 _MAX_TIMES_THE_PROMPTS = 10
 """Two drafts are compared on this many times the prompts of a case, if the dataset has them."""
 
@@ -193,10 +194,10 @@ class Gate:
         def is_wanted(group: Group) -> bool:
             return goes_on_until_done or self.answers.wants(group)
 
-        launches = plan_launches(
+        planned_launches = plan_launches(
             self.groups, self.rules, self.decide, is_done or is_lost, is_wanted
         )
-        for group, number, sides in launches:
+        for group, number, sides in planned_launches:
             # A resumed gate has measured some of these pairs before.
             pairs = self._unmeasured(group, number, sides)
             if not pairs:

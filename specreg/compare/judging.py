@@ -288,7 +288,7 @@ def _control_verdicts(
 def plan_launches(
     groups: Sequence[Group],
     rules: Rules,
-    look: Callable[[], Decision],
+    decide_so_far: Callable[[], Decision],
     is_done: Callable[[Decision], bool],
     is_wanted: Callable[[Group], bool] = lambda _: False,
 ) -> Iterator[tuple[Group, int, tuple[Side, Side]]]:
@@ -300,7 +300,7 @@ def plan_launches(
     Args:
         groups: the groups of pairs that share their servers.
         rules: after how many launches the gate judges.
-        look: returns the decision on the basis of all launches so far.
+        decide_so_far: returns the decision on the basis of all launches so far.
         is_done: returns whether a decision is final.
         is_wanted: returns whether a group is launched even if it is settled.
 
@@ -313,7 +313,7 @@ def plan_launches(
         yield from ((group, number, COMPARED) for group in open_groups)
         if number not in rules.looks:
             continue
-        decision = look()
+        decision = decide_so_far()
         if is_done(decision):
             return
         # Launch side A next to itself, as long as that may explain why B seems slower.
@@ -321,7 +321,7 @@ def plan_launches(
             pairs = tuple(pair for pair in group if _is_doubtful(pair, decision))
             if pairs:
                 yield pairs, control_number, CONTROL
-                decision = look()
+                decision = decide_so_far()
         if is_done(decision):
             return
         open_groups = [
@@ -659,6 +659,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     change = _change(figure, launches)
     if change is None:
         reason = Reason(text="there are too few launches to estimate how much they vary")
+        # After one launch this is 4, the fewest of a single case that show how much they vary.
         needed_launches = 2 * (sides.launches + 1)
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
     cause: Cause | None = None

@@ -23,6 +23,7 @@ from specreg.measurement.metrics import GATE_METRICS, Metric
 
 _LAUNCH_TYPES = typing.get_type_hints(LaunchSettings, include_extras=True)
 _NOT_OVERRIDDEN = frozenset({"parallel", "tree"})
+"""Settings with several values, which KEY=VALUE can't give."""
 _TYPES: Mapping[str, object] = MappingProxyType(
     {
         **{name: kind for name, kind in _LAUNCH_TYPES.items() if name not in _NOT_OVERRIDDEN},

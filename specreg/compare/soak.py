@@ -54,7 +54,7 @@ FORECAST_SEGMENTS = 20
 _MEMORY_TOLERANCE_FRAC = 0.05
 """The growth of memory per hour that is tolerated."""
 _BATCHES = 4
-"""The prompts of a segment for each request in flight, unless --prompts gives another number."""
+"""How many batches of prompts a segment has by default, see `batch_size_of`."""
 _AGAINST = "the first segments"
 _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
@@ -209,6 +209,7 @@ class Soak:
                 self.look(EARLY_LEVEL)
             # Measure a segment. Only the first one needs a warm-up.
             arm = dataclasses.replace(arm, warm=bool(self.segments))
+            # It has a single round, and its acceptance is needed only as a sum.
             plan = Plan(show=lambda _: None, parts=1, counts_apart=False)
             (measurement,) = measure([arm], workload, plan)
             # Without valid acceptance there is nothing to watch, so the soak ends with the reason.
@@ -252,6 +253,7 @@ class Soak:
         length_tokens: float | None = None
         if replay.acceptance is not None:
             length_tokens = replay.acceptance.total.acceptance_length
+        # The case may choose its GPUs by a variable of its own.
         gpu_memory_bytes: int | None = None
         if self.tier.needs_gpus:
             variables = {**os.environ, **dict(server.spec.engine_env)}
@@ -266,6 +268,7 @@ class Soak:
             requests=len(segment_round.traces),
             acceptance_length_tokens=length_tokens,
             step_ms=step_ms,
+            # Processes that have ended hold 0 bytes, which isn't a figure.
             memory_bytes=resident_bytes(server.process) or None,
             gpu_memory_bytes=gpu_memory_bytes,
         )
@@ -376,8 +379,8 @@ class Soak:
         hours, values = zip(*points, strict=True)
         means = part_means(values)
         # AL is judged as AL - 1, because even a drafter without any use has an AL of 1.
-        beyond = float(means[0]) - figure.origin
-        if beyond <= 0:
+        above_origin = float(means[0]) - figure.origin
+        if above_origin <= 0:
             reason = Reason(
                 text=f"its value is {means[0]:g} at first, so there is nothing to lose",
                 remedy="soak a case that accepts drafts",
@@ -385,7 +388,7 @@ class Soak:
             return self._undecided(figure, reason)
 
         tolerance_frac = self._tolerance_frac(figure)
-        change = change_of_segments(values, hours, figure.sign / beyond)
+        change = change_of_segments(values, hours, figure.sign / above_origin)
         low, high = change.bounds(level)
         outcome = outcome_of(change.estimate_frac, low, high, tolerance_frac)
         drift_reason: Reason | None = None
@@ -458,10 +461,10 @@ def _trend_of(figure: Figure, points: Sequence[tuple[float, float]]) -> Trend | 
         None if the first value isn't above the figure's origin.
     """
     hours, values = zip(*points, strict=True)
-    beyond = float(part_means(values)[0]) - figure.origin
-    if beyond <= 0:
+    above_origin = float(part_means(values)[0]) - figure.origin
+    if above_origin <= 0:
         return None
-    scale = figure.sign / beyond
+    scale = figure.sign / above_origin
     return Trend.of([scale * value for value in values], hours)
 
 
