@@ -33,7 +33,7 @@ def check_requests(traces: Sequence[RequestTrace]) -> None:
         first_failed = failed_traces[0]
         reason = first_failed.error or "the stream ended without a finish reason"
         message = (
-            f"{len(failed_traces)} of {len(traces)} requests failed, first prompt"
+            f"{len(failed_traces)} of {len(traces)} requests failed, the first on prompt"
             f" '{first_failed.prompt_id}': {reason}; look at the server's log"
         )
         raise InvalidMeasurementError("REQUEST_FAILED", message)

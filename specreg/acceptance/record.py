@@ -9,6 +9,10 @@ from typing import Generic, TypeVar
 
 _CountT = TypeVar("_CountT")
 _KeyT = TypeVar("_KeyT")
+_RequestKey = tuple[str | tuple[str, ...], int]
+"""A prompt and a turn; or the prompts of a round, and 0."""
+_AnswerSet = set[tuple["StepCounts", int]]
+"""The counts and the number of tokens of each different answer."""
 
 
 class Source(StrEnum):
@@ -400,14 +404,9 @@ class AcceptanceRecord:
         )
 
 
-def _answers_by_request(
-    record: AcceptanceRecord,
-) -> dict[tuple[str | tuple[str, ...], int], set[tuple[StepCounts, int]]]:
-    """Return the counts and lengths of the answers, by prompt and turn.
-
-    A round has the sums of all its answers, by its prompts and the number 0, which no turn has.
-    """
-    answers: dict[tuple[str | tuple[str, ...], int], set[tuple[StepCounts, int]]] = {}
+def _answers_by_request(record: AcceptanceRecord) -> dict[_RequestKey, _AnswerSet]:
+    """Return the different answers to each request. A round has the sums of all its answers."""
+    answers: dict[_RequestKey, _AnswerSet] = {}
     for prompt in record.prompts:
         answer = (prompt.counts, prompt.completion_tokens)
         answers.setdefault((prompt.prompt_id, prompt.turn), set()).add(answer)

@@ -382,14 +382,12 @@ def compare_answers(
     batch = other_batch(case)
     if batch:
         regenerate_b = functools.partial(ask_b, batch)
+    answers_of_b = ask_b()
+    score_on_b = functools.partial(score, server.endpoint)
+    # A case may allow no rounding for speculation, but another version may have other kernels.
+    rounding_nats = max(case.rounding_nats, ROUNDING_NATS)
     losslessness = check_lossless(
-        names,
-        ask_b(),
-        answers_of_a,
-        regenerate_b,
-        functools.partial(score, server.endpoint),
-        # A case may allow no rounding for speculation, but another version may have other kernels.
-        rounding_nats=max(case.rounding_nats, ROUNDING_NATS),
+        names, answers_of_b, answers_of_a, regenerate_b, score_on_b, rounding_nats=rounding_nats
     )
 
     # The probabilities of A's server are more meaningful, because A is the reference.

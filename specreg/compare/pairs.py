@@ -21,13 +21,18 @@ from specreg.matrix.table_cases import check_pinned, check_tree
 from specreg.matrix.tables import within
 from specreg.measurement.metrics import GATE_METRICS, Metric
 
-_LAUNCH_TYPES = typing.get_type_hints(LaunchSettings, include_extras=True)
 _NOT_OVERRIDDEN = frozenset({"parallel", "tree"})
 """Settings with several values, which KEY=VALUE can't give."""
+_LAUNCH_TYPES = {
+    name: kind
+    for name, kind in typing.get_type_hints(LaunchSettings, include_extras=True).items()
+    if name not in _NOT_OVERRIDDEN
+}
+_TEXT_SETTINGS = ("method", "draft", "target", "engine_args", "engine_env")
 _TYPES: Mapping[str, object] = MappingProxyType(
     {
-        **{name: kind for name, kind in _LAUNCH_TYPES.items() if name not in _NOT_OVERRIDDEN},
-        **dict.fromkeys(("method", "draft", "target", "engine_args", "engine_env"), str),
+        **_LAUNCH_TYPES,
+        **dict.fromkeys(_TEXT_SETTINGS, str),
         "draft_tokens": DraftTokens,
         "padding_layers": Annotated[int, msgspec.Meta(ge=0)],
     }

@@ -1,4 +1,4 @@
-"""Check a running case: whether speculation changed its text, its draws or its steps.
+"""Check a running case: whether speculation changed its text or its draws, or takes wrong steps.
 
-The verdicts are those of `verdicts`. No baseline is used.
+The outcomes are those of `verdicts`. No baseline is used.
 """

@@ -21,9 +21,10 @@ another batch size, they can't serve as the reference."""
 _MAX_NAMED = 3
 """How many differences a verdict describes."""
 
-Score = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], Sequence[Sequence[float]]]
-"""Takes texts with candidates for the next token. Returns the log-probabilities of the candidates,
-in nats, as a server computes them."""
+Candidates = tuple[Sequence[int], Sequence[int]]
+"""A text, and candidates for its next token, as token ids."""
+Score = Callable[[Sequence[Candidates]], Sequence[Sequence[float]]]
+"""Returns the log-probabilities of each text's candidates, in nats, as a server computes them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,8 +144,9 @@ def change_of_ratio(
     # The variation that both sides share cancels in this difference, so it isn't in the error.
     deviations = _deviations(numerators, denominators, ratio) - recorded_deviations
     error = float(np.linalg.norm(deviations / remainders))
+    log_change = math.log(ratio / expected)
     return Effect(
-        estimate_frac=_without_rounding(math.log(ratio / expected)),
+        estimate_frac=_without_rounding(log_change),
         error_frac=_without_rounding(error),
         # Rounded, so that nearly equal values share an entry in the cache of `t_quantile`.
         freedom=round(freedom, 6),

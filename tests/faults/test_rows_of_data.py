@@ -51,7 +51,9 @@ def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> Non
     )
     done = run.run()
     by_case = reasons(run)
-    failed = f"INVALID: REQUEST_FAILED: 1 of {REQUESTS_OF_A_PART} requests failed, first prompt '"
+    failed = (
+        f"INVALID: REQUEST_FAILED: 1 of {REQUESTS_OF_A_PART} requests failed, the first on prompt '"
+    )
     assert by_case[CASES[0]].startswith(failed), done.stdout
     assert f"': {words}" in by_case[CASES[0]]
     assert by_case[CASES[0]].endswith("look at the server's log")

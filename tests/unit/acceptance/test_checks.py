@@ -23,7 +23,7 @@ def test_failed_requests_are_counted_and_the_first_is_explained() -> None:
     with pytest.raises(InvalidMeasurementError) as error:
         checks.check_requests([FINISHED, gone, FINISHED, late])
     assert str(error.value) == (
-        "REQUEST_FAILED: 2 of 4 requests failed, first prompt 'gone': ReadError: gone;"
+        "REQUEST_FAILED: 2 of 4 requests failed, the first on prompt 'gone': ReadError: gone;"
         " look at the server's log"
     )
 

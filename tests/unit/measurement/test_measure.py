@@ -100,7 +100,7 @@ def test_the_warm_up_uses_prompts_that_are_not_measured_if_any(
         arm = Arm(case=case, server=server, warm=warm)
         (measurement,) = measure([arm], workload_of(case, builders.PROMPTS), QUIET)
     (reason,) = set(measurement.invalid.values())
-    assert str(reason).startswith(f"{FAILED}, first prompt '{first}'")
+    assert str(reason).startswith(f"{FAILED}, the first on prompt '{first}'")
 
 
 def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: P
     case = dataclasses.replace(case, prompts=3)
     with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=3)) as server:
         measurement = measured(server, None, case)
-    assert "1 of 6 requests failed, first prompt 'chat-2'" in str(
+    assert "1 of 6 requests failed, the first on prompt 'chat-2'" in str(
         measurement.invalid[Family.ACCEPTANCE]
     )
 
@@ -117,13 +117,13 @@ def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: P
     ("fault", "after", "words"),
     [
         (Fault.COUNTERS_RENAMED, 0, "SPEC_DISABLED: the server counts tokens, and has no spec"),
-        (Fault.HTTP_500, BEFORE_ROUNDS + 1, f"{FAILED}, first prompt 'chat-1': HTTP_ERROR"),
+        (Fault.HTTP_500, BEFORE_ROUNDS + 1, f"{FAILED}, the first on prompt 'chat-1': HTTP_ERROR"),
         (Fault.NO_USAGE, BEFORE_ROUNDS, "USAGE_MISSING: prompt 'chat-0'"),
         *(
             (
                 fault,
                 BEFORE_ROUNDS,
-                f"{FAILED}, first prompt 'chat-0': SERVER_ERROR: the server {OWN}",
+                f"{FAILED}, the first on prompt 'chat-0': SERVER_ERROR: the server {OWN}",
             )
             for fault in (Fault.ERROR_EVENT, Fault.ERROR_BODY)
         ),
