@@ -72,6 +72,20 @@ def test_the_page_says_of_each_reason_that_is_raised_what_it_spoils() -> None:
     assert {reason: SPOILS.get(reason, ALL) for reason in raised} == DOCUMENTED
 
 
+def test_a_reason_of_one_metric_or_check_is_raised_by_no_measurement() -> None:
+    """What a measurement raises spoils whole families, see `SPOILS`."""
+    page = (builders.ROOT / "docs/how-to/my-run-is-red.md").read_text()
+    _, _, rest = page.partition("### One metric or one check")
+    section, _, _ = rest.partition("###")
+    documented = set(re.findall(r"\*\*`([A-Z_]+)`\*\*", section))
+    folders = [builders.ROOT / "specreg" / name for name in ("acceptance", "load", "measurement")]
+    modules = [path for folder in folders for path in folder.glob("*.py")]
+    raised = {reason for path in modules for reason in reasons_in(path)}
+    assert documented
+    assert raised
+    assert documented & raised == set()
+
+
 def test_the_first_reason_of_a_family_stays() -> None:
     """Also where what is checked says something of that family alone."""
     invalid: dict[Family, Invalidity] = {}
