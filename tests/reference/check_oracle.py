@@ -299,6 +299,8 @@ class Oracle(unittest.TestCase):
             self.refused(method, f"its context is {longest - 1} tokens, {longest} are to", short)
             enough = self.configured(draft, max_position_embeddings=longest)
             answer_question(ask(method, "float32", draft=enough), "cpu")
+        short = self.configured(DRAFTS["draft_model"], max_position_embeddings=longest - 1)
+        self.refused("draft_model_tli", f"its context is {longest - 1} tokens", short)
         short = self.configured(TARGET, max_position_embeddings=40)
         self.refused("ngram", "its context is 40 tokens", target=short)
 

@@ -145,9 +145,12 @@ def _other_vocabulary_reader(question: Question, target: Model) -> Read:
     """Return a function that reads a text with the target and a draft of another vocabulary.
 
     Raises:
-        ModelError: The draft can't be loaded, or shares no tokens with the target.
+        ModelError: The draft can't be loaded, can't read the texts, or shares no tokens with the
+            target.
     """
     draft = load_model(question.draft, question.dtype, str(target.device))
+    longest_tokens = max(len(text.ids) for text in question.texts)
+    check_context(question.draft, draft.config, longest_tokens)
     sizes = (target.config.vocab_size, draft.config.vocab_size)
     tokenizers = (load_tokenizer(question.target), load_tokenizer(question.draft))
     shared = SharedVocabulary(*tokenizers, sizes)
