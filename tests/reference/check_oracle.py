@@ -307,29 +307,29 @@ class Oracle(unittest.TestCase):
     def test_a_head_that_does_not_fit_is_refused(self) -> None:
         rope = {"rope_theta": 10000.0, "rope_type": "llama3"}
         sizes = "its hidden and vocabulary sizes, (64, 768), aren't the target's"
-        tensors = "has other tensors than one of this target"
+        tensors = "its tensors don't fit a head of this target"
         for method, words, settings in (
             ("eagle3", sizes, {"hidden_size": 64}),
-            ("eagle3", "its layers aren't", {"eagle_aux_hidden_state_layer_ids": [1, 2, 40]}),
+            ("eagle3", "it reads layers that", {"eagle_aux_hidden_state_layer_ids": [1, 2, 40]}),
             ("eagle3", "Expected `array` of", {"eagle_aux_hidden_state_layer_ids": [1, 2]}),
             ("eagle3", "Invalid enum value 'llama3'", {"rope_parameters": rope}),
             ("eagle3", "Invalid enum value 'gelu'", {"hidden_act": "gelu"}),
-            ("eagle3", "adds what is normed", {"norm_before_residual": True}),
+            ("eagle3", "it has norm_before_residual", {"norm_before_residual": True}),
             ("eagle3", tensors, {"num_attention_heads": 2}),
             ("medusa", tensors, {"num_heads": 2}),
             ("medusa", "Invalid", {"original_lm_head": False}),
-            ("dflash", "its layers or its mask", {"dflash_config": {"target_layer_ids": [0, 4]}}),
-            ("dflash", "its layers or its mask", {"dflash_config": {"mask_token_id": 768}}),
+            ("dflash", "its mask or the layers", {"dflash_config": {"target_layer_ids": [0, 4]}}),
+            ("dflash", "its mask or the layers", {"dflash_config": {"mask_token_id": 768}}),
             ("dflash", "unknown field `causal`", {"dflash_config": {"causal": True}}),
         ):
             self.refused(method, words, self.configured(str(TINY / method), **settings))
         for method, token, words in (
             ("p_eagle", "ptd_token_id", "its mask isn't among the target's tokens"),
-            ("pard", "pard_token", "names no token of its own as pard_token, got 768"),
+            ("pard", "pard_token", "isn't a token of its vocabulary, got 768"),
         ):
             self.refused(method, words, self.configured(PARALLEL[method], **{token: 768}))
-        self.refused("pard", "as pard_token, got None", DRAFTS["draft_model"])
-        self.refused("eagle3", "can't be replayed, ", "/nowhere")
+        self.refused("pard", "isn't a token of its vocabulary, got None", DRAFTS["draft_model"])
+        self.refused("eagle3", "can't be read by the oracle, ", "/nowhere")
         path = Path(self.configured(HEADS["eagle"])) / "model.safetensors"
         weights = load_file(path)
         save_file(weights | {"fc.bias": weights["fc.bias"] + 1}, path)

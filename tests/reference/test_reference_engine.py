@@ -147,7 +147,7 @@ def test_a_completion_tells_log_probabilities_by_id(server: httpx.Client) -> Non
         ({"prompt": []}, "prompt: is empty"),
         ({"prompt": [768]}, "prompt: has the unknown id 768"),
         ({"prompt": [5] * 1000, "max_tokens": 25}, "has 1000 tokens and its answer up to 25"),
-        ({"prompt": "Hello", "min_p": 0.5}, "unknown field `min_p`; the reference engine knows"),
+        ({"prompt": "Hello", "min_p": 0.5}, "unknown field `min_p`; the reference engine takes"),
         ({"prompt": "Hello", "model": "gpt"}, "model 'gpt': isn't served here; ask for 'reference"),
         ({"prompt": "Hello", "temperature": -1}, "temperature"),
         ({}, "required field `prompt`"),

@@ -27,7 +27,7 @@ def parse_devices(text: str) -> Devices:
     are_gpus = re.fullmatch(r"(cuda:\d+,)+cuda:\d+", text) is not None
     are_different = len(devices) == len(set(devices))
     if len(devices) > 1 and not (are_gpus and are_different):
-        message = f"several devices are GPUs of their own, each once: cuda:0,cuda:1; got '{text}'"
+        message = f"several devices must be different GPUs, such as cuda:0,cuda:1; got '{text}'"
         raise argparse.ArgumentTypeError(message)
     return devices
 
@@ -53,8 +53,8 @@ def divide_devices(
     Args:
         devices: at least one.
         placement: `same` gives all devices to both models, `separate` the last one to the draft.
-            `ratio` and `auto` divide them in whole devices, at least one for each model; only
-            `auto` gives a single device to both.
+            `ratio` and `auto` divide them in whole devices, at least one for each model. `auto`
+            gives a single device to both models; `separate` and `ratio` refuse it.
         ratio: the target's share to the draft's, for the placement `ratio`.
         sizes: returns the parameters of target and draft, by which `auto` divides.
 
@@ -67,7 +67,7 @@ def divide_devices(
     if len(devices) == 1:
         message = (
             f"placement '{placement}': needs two devices, got '{devices[0]}'; name them with"
-            " --device, or say parallel.pipeline in the matrix"
+            " --device, or set parallel.pipeline in the matrix"
         )
         raise UnsupportedError(message)
     most_devices = len(devices) - 1
@@ -87,22 +87,22 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m specreg.engines.pytorch")
     add = parser.add_argument
     add("--model", required=True, help="the target, a folder or hub id")
-    add("--served-model-name", default="reference", help="the name to ask for")
+    add("--served-model-name", default="reference", help="its name in requests")
     add("--port", type=int, default=8000)
     add("--dtype", default="auto", help="float32, bfloat16, …, or the weights' own")
-    add("--context-tokens", type=int, default=1024, help="the most of prompt and answer")
+    add("--context-tokens", type=int, default=1024, help="the most tokens of prompt and answer")
     add("--max-sequences", type=int, default=8, help="the most requests of a batch")
-    add("--method", choices=METHODS, default="none", help="what drafts")
+    add("--method", choices=METHODS, default="none", help="the speculative method")
     add("--draft-model", help="the draft, a folder or hub id")
     add("--draft-tokens", type=int, default=3, help="tokens drafted per step")
     add(
         "--device",
         type=parse_devices,
         default=(),
-        help="cpu, cuda:1, or GPUs for both models: cuda:0,cuda:1; the first GPU, else the CPU",
+        help="cpu, cuda:1, or GPUs for both models: cuda:0,cuda:1 (default: the first GPU, or cpu)",
     )
-    add("--placement", choices=PLACEMENTS, default="auto", help="how they share several GPUs")
-    add("--gpu-ratio", type=parse_ratio, help="3:1, the target's GPUs to the draft's")
+    add("--placement", choices=PLACEMENTS, default="auto", help="how the models share several GPUs")
+    add("--gpu-ratio", type=parse_ratio, help="3:1, the target's GPUs : the draft's")
     options = parser.parse_args(arguments)
     if (options.gpu_ratio is not None) != (options.placement == "ratio"):
         parser.error("--placement=ratio needs --gpu-ratio, and no other has one")

@@ -1,4 +1,4 @@
-"""Measure the reference engine without a server and print a table: by method, then by batch size.
+"""Measure the reference engine without a server, and print a table by method and batch size.
 
     python -m specreg.engines.pytorch.benchmark --model TARGET --prompts FILE [--draft-model DRAFT]
 
@@ -37,24 +37,28 @@ Figures = Mapping[str, float | None]
 _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
 _DIGITS = {"acceptance_length_tokens": 3, "acceptance_rate_frac": 4, "draft_ms": 3}
-"""The digits after the point of each figure that doesn't have one."""
-_NO_POWER = "No power: a GPU's takes nvidia-ml-py, a processor's RAPL counters that you may read."
+"""The digits after the point of some figures. All other figures have one digit."""
+_NO_POWER = (
+    "No power was measured: a GPU needs nvidia-ml-py, a processor needs RAPL counters that you may"
+    " read."
+)
 
 Decode = Callable[[Sequence[Job]], Iterator[Mapping[int, DecodedStep]]]
-"""Decodes a batch: yields one step of each answer that isn't finished, by the job's index."""
+"""Decodes a batch: yields one step of each unfinished answer at a time, by the job's index."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Totals:
-    """What the batches measured so far took and emitted.
+    """The sums over the batches that have been measured so far.
 
     Attributes:
-        steps: of all batches.
-        later_steps: without the first of each batch, which reads the prompts and drafts nothing.
-        ttfts_ns: one per request.
-        itls_ns: one per request of two tokens or more.
-        duration_ns: of all batches together.
-        energy_j: of all batches together.
+        steps: the steps of all batches.
+        later_steps: these steps without the first of each batch, which reads the prompts and
+            drafts nothing.
+        ttfts_ns: the time to first token of each request.
+        itls_ns: the mean time between tokens of each request of two tokens or more.
+        duration_ns: the time of all batches together.
+        energy_j: the energy of all batches together.
     """
 
     steps: list[DecodedStep] = field(default_factory=list)
@@ -71,7 +75,7 @@ class _Totals:
         clock: Callable[[], int],
         energy_j: Callable[[], float | None],
     ) -> None:
-        """Decode one batch and add what it took and emitted."""
+        """Decode one batch, and add its steps, times and energy."""
         start_j = energy_j() or 0.0
         start_ns = clock()
         first_ns = start_ns
@@ -165,7 +169,7 @@ def _average_ms(
 def render(rows: Sequence[tuple[str, int, Figures]]) -> str:
     """Render a Markdown table of rows (method, batch size, figures).
 
-    If no row has a power, a sentence after the table says what measuring it takes.
+    If no row has a power, a sentence after the table says what is needed to measure it.
     """
     headings = ("method", "batch", *COLUMNS.values())
     lines = [f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
@@ -203,10 +207,11 @@ def gpu_energy_j(devices: Sequence[str]) -> Iterator[float]:
 
 
 def cpu_energy_j(folder: Path = Path("/sys/class/powercap")) -> Iterator[float]:
-    """Yield the energy in joules that a processor counted for its packages, of whatever runs on it.
+    """Yield the energy in joules that a processor counted for its packages.
 
-    A counter that is lower than before has wrapped around at its range. It is assumed to do so at
-    most once between two readings. Yields nothing if no counter can be read.
+    It includes the energy of all other programs. A counter that is lower than before has wrapped
+    around at its range, and is assumed to do so at most once between two readings. Yields nothing
+    if no counter can be read.
     """
     # Zones of cores and memory are parts of a package's zone, and would be counted twice.
     zone_names = folder.glob("intel-rapl:*/name")
@@ -236,14 +241,14 @@ def main() -> None:
     """Print the table of the methods and batch sizes that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m specreg.engines.pytorch.benchmark")
     add = parser.add_argument
-    add("--prompts", type=Path, required=True, help="JSON lines; the first of each's `turns`")
+    add("--prompts", type=Path, required=True, help="JSON lines; the first of `turns` is used")
     add("--draft-model", help="for the method draft_model")
     add("--batch", type=int, nargs="+", default=[1, 8], help="requests at once")
-    add("--output-tokens", type=int, default=64, help="the most of an answer")
+    add("--output-tokens", type=int, default=64, help="the most tokens of an answer")
     add("--temperature", type=float, default=0.0, help="0 is greedy")
     options, engine_arguments = parser.parse_known_args()
     if min(options.batch) < 1:
-        parser.error("--batch is from 1 on")
+        parser.error("--batch must be 1 or more")
     methods: tuple[str, ...] = METHODS
     if not options.draft_model:
         # The last method is the one that needs a draft model.
@@ -258,7 +263,7 @@ def main() -> None:
             for batch_requests in options.batch:
                 figures = _measure_method(engine_options, options, batch_requests)
                 rows.append((method, batch_requests, figures))
-    print(render(rows))  # noqa: T201 - what it is for
+    print(render(rows))  # noqa: T201 - the table is the output
 
 
 def _measure_method(

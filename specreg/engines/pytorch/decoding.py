@@ -54,7 +54,7 @@ class Reader:
             The logits of each row in float32, of shape [logits_wanted, V].
         """
         # Pad the rows on the right, so that each padded position has a token of its row before it.
-        # A position without one computes NaN, which a mask doesn't keep away from other rows.
+        # Without such a token a position computes NaN, which a mask doesn't keep from other rows.
         width = max(map(len, texts))
         padded = []
         for text in texts:
@@ -96,7 +96,7 @@ class Reader:
         """Roll back the last tokens of each row.
 
         Args:
-            tokens: The number of tokens of each row, 0 or more.
+            tokens: The number of tokens to roll back for each row, 0 or more.
         """
         for row, count in enumerate(tokens):
             columns = self._is_held[row].nonzero().flatten()
@@ -113,17 +113,17 @@ class Reader:
         self._cache.crop(width - self._is_held.shape[1])
         self._is_held = self._is_held[:, :width]
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, indices: Sequence[int]) -> None:
         """Keep only some of the rows.
 
         Args:
-            rows: The indices of these rows in ascending order, at least one.
+            indices: The indices of the rows to keep, at least one, in ascending order.
         """
-        if len(rows) == len(self.lengths):
+        if len(indices) == len(self.lengths):
             return
-        self._cache.batch_select_indices(torch.tensor(rows))
-        self._is_held = self._is_held[list(rows)]
-        self.lengths = [self.lengths[row] for row in rows]
+        self._cache.batch_select_indices(torch.tensor(indices))
+        self._is_held = self._is_held[list(indices)]
+        self.lengths = [self.lengths[index] for index in indices]
 
 
 class Row:
@@ -173,8 +173,8 @@ class Row:
                 delivered = new_ids[:count]
                 finish_reason = "stop"
                 break
-        # Only the delivered tokens are cut at the end. The step counts all accepted drafts, as in
-        # vLLM, so that both have the verifier's view of acceptance.
+        # The end of the answer cuts the delivered tokens only. The step counts all accepted drafts,
+        # as in vLLM, so that both have the verifier's view of acceptance.
         self.context.extend(new_ids)
         self.is_finished = finish_reason is not None
         logprobs: tuple[Mapping[int, float], ...] = ()
@@ -202,10 +202,10 @@ class Drafter:
         Args:
             rows: The rows, with these tokens.
             logits: The target's logits before each token of the step, of shape [k + 1, V] for
-                each row. Those after a rejected draft are among them.
+                each row. They include the logits after rejected drafts.
         """
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, indices: Sequence[int]) -> None:
         """Keep only some of the rows, given by their indices in ascending order."""
 
 
@@ -227,8 +227,8 @@ class LookupDrafter(Drafter):
 class AdaptiveDrafter(LookupDrafter):
     """An n-gram store that learns each text and the target's likeliest tokens along it.
 
-    Ou et al. 2024 learn the text alone. The store outlives the batch: the drafts of a request
-    depend on the requests that were answered before it and together with it.
+    Ou et al. 2024 only learn the text. The store outlives the batch: the drafts of a request depend
+    on the requests that were answered before it and together with it.
     """
 
     def __init__(self, store: NGramStore, rows: int) -> None:
@@ -255,9 +255,9 @@ class AdaptiveDrafter(LookupDrafter):
                 self._store.learn(text[start:position], (*candidates, text[position]))
             self._learnt_tokens[index] = len(text)
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, indices: Sequence[int]) -> None:
         """Keep the state of only some of the rows."""
-        self._learnt_tokens = [self._learnt_tokens[row] for row in rows]
+        self._learnt_tokens = [self._learnt_tokens[index] for index in indices]
 
 
 class ModelDrafter(Drafter):
@@ -269,7 +269,7 @@ class ModelDrafter(Drafter):
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
         """Draft the model's next tokens, one after another."""
-        # Prepare the ids of each row that the model hasn't read yet.
+        # Collect the ids of each row that the model hasn't read yet.
         limits = [row.max_drafts for row in rows]
         self._forget_wrong_tokens(rows)
         unread = []
@@ -294,7 +294,7 @@ class ModelDrafter(Drafter):
                     q = row.job.sampling.distributions(next_logits)
                     drawn_from[index].append(q)
                     drafted[index].append(speculation.sample(q, row.random))
-            # A row reads its newest draft in the next pass, unless that was its last draft.
+            # In the next pass each row reads its newest draft, unless that was its last one.
             unread = [[] for _ in rows]
             for index, limit in enumerate(limits):
                 if depth + 1 < limit:
@@ -319,10 +319,10 @@ class ModelDrafter(Drafter):
             del read_ids[right_tokens:]
         self._reader.forget(wrong_tokens)
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, indices: Sequence[int]) -> None:
         """Keep the state of only some of the rows."""
-        self._reader.keep(rows)
-        self._read_ids = [self._read_ids[row] for row in rows]
+        self._reader.keep(indices)
+        self._read_ids = [self._read_ids[index] for index in indices]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +332,7 @@ class Models:
     Attributes:
         target: The model whose text is generated.
         tokenizer: The tokenizer of the target.
-        new_drafter: Makes the drafter of a batch, given the number of rows.
+        new_drafter: Makes the drafter of a batch, given the batch's number of rows.
         draft_tokens: The largest number of tokens that a step drafts; 0 without speculation.
         stop_ids: The ids of tokens that end a text.
         context_tokens: The largest number of tokens of prompt and answer together.
@@ -376,12 +376,12 @@ def decode(
         verified = []
         rejected_tokens = []
         for row, draft, row_logits in zip(rows, drafts, logits, strict=True):
-            # By the module's name, so that a fault can be planted there.
+            # `verify` is called by its module's name, so that tests can plant a fault there.
             row_verified = speculation.verify(draft, row_logits, row.job.sampling, row.random)
             verified.append(row_verified)
             rejected_tokens.append(len(draft.token_ids) - row_verified.accepted)
         reader.forget(rejected_tokens)
-        # Reading back the logits has waited for the device, so the time includes its work.
+        # Reading back the logits waits for the device, so the time includes the device's work.
         target_ns = clock() - start_ns
 
         steps = {}

@@ -2,18 +2,21 @@
 
     EAGLE-3 (https://arxiv.org/abs/2503.01840, `LlamaForCausalLMEagle3`) reads three residual
             streams, concatenated, and the next token.
+    P-EAGLE (the same class) reads the same, and drafts all tokens of a step in one pass, with a
+            mask and a learnt state in place of each token that isn't known yet.
     EAGLE   (https://arxiv.org/abs/2401.15077, `EagleLlamaForCausalLM`) reads the normed state and
             the next token.
     MTP     (`MiMoMTP`) reads the state before its norm and the next token, in a layer of the
             target's own file.
-    Medusa  (https://arxiv.org/abs/2401.10774, `Medusa`) reads the normed state alone, with a block
+    Medusa  (https://arxiv.org/abs/2401.10774, `Medusa`) reads only the normed state, with a block
             for each drafted token.
     DFlash  (https://arxiv.org/abs/2602.06036, `DFlashQwen3ForCausalLM`) reads the states after
             some layers, and fills in a block of masks after the next token, all at once.
 
-All heads but EAGLE-3 use the target's output matrix, and all but Medusa use its embeddings. In
-training a head is unrolled: draft step j reads the hidden states that step j - 1 computed, as it
-does when it drafts ("training-time test" in the EAGLE-3 paper).
+EAGLE-3 and P-EAGLE have an output matrix of their own; the other heads use the target's. All heads
+but Medusa use the target's embeddings. In training, EAGLE-3, EAGLE and MTP are unrolled: draft step
+j reads the hidden states that step j - 1 computed, as it does when the head drafts ("training-time
+test" in the EAGLE-3 paper).
 
 An anchor is a position of the text after which a step drafts.
 """
@@ -137,7 +140,7 @@ class Attention(nn.Module):
             config: The configuration of the layer.
             states_read: The number of states per anchor that are read, concatenated.
             bias: True if queries, keys and values have a bias.
-            norms: True if the queries and keys of each attention head are normed, as in Qwen3.
+            norms: True if queries and keys are normed for each attention head, as in Qwen3.
         """
         super().__init__()
         self.config = config
@@ -202,7 +205,10 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of a head, around its attention."""
+    """A layer of a head, around its attention.
+
+    The head itself norms what the attention reads, with `input_layernorm` if it has one.
+    """
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -218,8 +224,8 @@ class Layer(nn.Module):
         Args:
             states: The states that the attention reads.
             hidden: The hidden states to which the layer adds its output.
-            step: The number of the step, from 0. Step j starts j positions later, so this is also
-                the position of its first anchor.
+            step: The number of the step, from 0. In step j, the state of an anchor has the anchor's
+                position plus j.
             step_cache: The keys and values of the steps before; those of this step are appended.
         """
         positions = torch.arange(hidden.shape[1], device=hidden.device) + step
@@ -248,10 +254,12 @@ class Head(nn.Module):
         return name
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
-        """Return the states of each drafted token, or its logits, `[rows, anchors, vocabulary]`.
+        """Return the states of each drafted token, `[rows, anchors, hidden]`, or its logits.
+
+        A head with `has_output` returns logits, `[rows, anchors, vocabulary]`.
 
         Args:
-            hidden: The target's states, `[rows, anchors, hidden]`; those of several layers are
+            hidden: The target's states, `[rows, anchors, hidden]`. The states of several layers are
                 concatenated.
             embeddings: The embeddings of the tokens after each anchor,
                 `[rows, anchors + drafted - 1, hidden]`.
@@ -297,7 +305,7 @@ class Eagle3Head(Head):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
-        """Return each step's logits. `hidden` is three concatenated streams of the target."""
+        """Return each step's logits. `hidden` has three concatenated streams of the target."""
         steps = super().unroll(self.fc(hidden), embeddings, drafted)
         return [self.lm_head(self.norm(states)) for states in steps]
 
@@ -327,7 +335,7 @@ class ParallelEagle3Head(Eagle3Head):
         self.register_buffer("mask", mask, persistent=False)
 
     def unroll(self, hidden: Tensor, embeddings: Tensor, drafted: int) -> list[Tensor]:
-        """Return each step's logits; three residual streams of the target are side by side."""
+        """Return each step's logits. `hidden` has three concatenated streams of the target."""
         first = embeddings[:, : hidden.shape[1]]
         step_cache: StepCache = []
         # Step 0 reads what EAGLE-3 reads there.
@@ -346,7 +354,7 @@ class EagleHead(Head):
         super().__init__()
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         layer = Layer(Attention(config))
-        # What the layer reads comes from `fc` and isn't normed before.
+        # EAGLE's layer has no such norm, so its checkpoint has no tensor for one.
         layer.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([layer])
 
@@ -438,7 +446,7 @@ class DFlashHead(Head):
         They depend on the number of masks, because all masks of a step read each other.
         """
         context = self.hidden_norm(self.fc(hidden))
-        anchors = torch.arange(hidden.shape[1], device=hidden.device)
+        positions = torch.arange(hidden.shape[1], device=hidden.device)
         next_tokens = embeddings[:, : hidden.shape[1]]
         masks = [self.mask.expand_as(next_tokens)] * drafted
         # The block of an anchor consists of the token after it and a mask for each drafted token.
@@ -446,12 +454,12 @@ class DFlashHead(Head):
         for layer in self.layers:
             attention = layer.self_attn
             # Each state of a block reads the context and all states of the block.
-            _, context_key_value = attention.project(context, anchors)
+            _, context_key_value = attention.project(context, positions)
             key_values = [context_key_value]
             queries = []
             for offset, states in enumerate(block, 1):
                 normed = layer.input_layernorm(states)
-                query, state_key_value = attention.project(normed, anchors + offset)
+                query, state_key_value = attention.project(normed, positions + offset)
                 queries.append(query)
                 key_values.append(state_key_value)
             next_block = []
@@ -465,7 +473,7 @@ class DFlashHead(Head):
 
 
 class ObservedTarget:
-    """A frozen target that records some of its residual streams, which EAGLE-3 heads read.
+    """A frozen target that records the residual streams that a head reads.
 
     A stream is named by the number of layers before it.
     """

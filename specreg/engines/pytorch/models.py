@@ -26,7 +26,7 @@ from specreg.engines.pytorch.speculation import NGramStore
 _UNREADABLE = (OSError, ValueError, AttributeError, SafetensorError, StrictDataclassError)
 """What transformers raises for a folder that isn't a model or is a broken one."""
 _ERROR_CHARACTERS = 200
-"""How much of an error's text is shown: transformers gives advice at length."""
+"""The length at which an error's text is cut, because transformers adds long advice."""
 
 
 def load_models(options: argparse.Namespace) -> Models:
@@ -101,7 +101,7 @@ def load_model(name: str, dtype: str, *devices: str) -> Model:
     Args:
         name: a folder or a hub id.
         dtype: a number format, or "auto" for that of the weights.
-        devices: `accelerate` spreads the layers over several GPUs so that they are balanced.
+        devices: one device, or several GPUs, over which `accelerate` spreads the layers evenly.
 
     Raises:
         ModelError: The model can't be loaded, or some of its weights are missing.
@@ -130,7 +130,7 @@ def load_model(name: str, dtype: str, *devices: str) -> Model:
     except _UNREADABLE as error:
         message = f"model '{name}': can't be loaded, {_in_one_line(error)}; check name and dtype"
         raise ModelError(message) from error
-    # transformers fills these with random numbers and goes on.
+    # transformers fills missing weights with random numbers and goes on.
     mismatched_keys = {key for key, *_ in loading["mismatched_keys"]}
     uninitialized_keys = sorted(mismatched_keys.union(loading["missing_keys"]))
     if uninitialized_keys:
@@ -142,8 +142,8 @@ def load_model(name: str, dtype: str, *devices: str) -> Model:
         raise ModelError(message)
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
         message = (
-            f"model '{name}': keeps something else than the keys and values of all tokens (a"
-            " sliding window, a state), which can't be rolled back; choose another model"
+            f"model '{name}': its cache can't be rolled back, because it holds something else than"
+            " the keys and values of all tokens (a sliding window, a state); choose another model"
         )
         raise UnsupportedError(message)
     return model.eval()
@@ -169,7 +169,8 @@ def check_models(target: str, draft: str | None, needed_tokens: int) -> Tokenize
     if not has_same_size or load_tokenizer(draft).get_vocab() != tokenizer.get_vocab():
         message = (
             f"draft '{draft}': its tokens ({draft_config.vocab_size}) aren't the target's"
-            f" ({config.vocab_size}), by number or text; choose a draft of the target's family"
+            f" ({config.vocab_size}), their number or their texts differ; choose a draft of the"
+            " target's family"
         )
         raise ModelError(message)
     check_context(draft, draft_config, needed_tokens)
@@ -177,7 +178,7 @@ def check_models(target: str, draft: str | None, needed_tokens: int) -> Tokenize
 
 
 def check_context(name: str, config: object, needed_tokens: int) -> None:
-    """Check that a model's context is large enough; a model that doesn't say passes.
+    """Check that a model's context is large enough. A model that states no context passes.
 
     Raises:
         ModelError: The context is smaller than `needed_tokens`.
@@ -220,6 +221,6 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return the start of an error's message in one line, or the error's type without one."""
+    """Return the start of an error's message in one line; without a message, the error's type."""
     message = " ".join(str(error).split())[:_ERROR_CHARACTERS].rstrip(".")
     return message or type(error).__name__

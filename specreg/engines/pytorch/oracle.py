@@ -56,6 +56,7 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
     Raises:
         ModelError: A model isn't there, isn't of the architecture that the method needs, or
             doesn't fit the texts or the target.
+        UnsupportedError: A model's cache can't be rolled back.
     """
     # Check and load the models.
     max_tokens = max(len(text.ids) for text in question.texts)
@@ -101,7 +102,8 @@ def _gap_nats(logits: Tensor, text: Text) -> float:
     answer_logits = logits[answer_start - 1 : answer_end - 1].double()
     best_logits = answer_logits.max(-1).values
     answered_logits = answer_logits.gather(-1, answer[:, None])[:, 0]
-    # A difference of logits at one position is one of log-probabilities: the sum cancels out.
+    # At one position two log-probabilities differ as much as their logits: the same number, the
+    # logarithm of the sum, is subtracted from both.
     gaps = best_logits - answered_logits
     return float(gaps.max())
 
@@ -117,7 +119,11 @@ def _target_reader(target: Model) -> Read:
 
 
 def _draft_model_reader(question: Question, target: Model) -> Read:
-    """Return a function that reads a text with the target and a draft model."""
+    """Return a function that reads a text with the target and a draft model.
+
+    Raises:
+        ModelError: The draft can't be loaded.
+    """
     draft = load_model(question.draft, question.dtype, str(target.device))
     first = question.unseen_tokens
 
@@ -132,8 +138,8 @@ def _draft_model_reader(question: Question, target: Model) -> Read:
         # After a token the model always drafts the same next token, in whichever step that is.
         choices = draft(input_ids=ids[:, first:]).logits.argmax(-1)
         is_right = choices[0, :-1] == ids[0, first + 1 :]
-        # Nothing is drafted for the tokens that the draft never sees, nor for the first that it
-        # does see.
+        # Nothing is drafted for the tokens that the draft model never reads, and nothing for the
+        # first token that it reads.
         hits = [False] * (first + 1)
         hits += is_right.tolist()
         return logits, _accepted_by_position(hits, question.draft_tokens)
@@ -176,7 +182,7 @@ def _parallel_model_reader(question: Question, target: Model) -> Read:
     mask_id = getattr(draft.config, "pard_token", None)
 
     if not isinstance(mask_id, int) or not 0 <= mask_id < draft.config.vocab_size:
-        fault = f"its config.json names no token of its own as pard_token, got {mask_id}"
+        fault = f"pard_token in its config.json isn't a token of its vocabulary, got {mask_id}"
         raise ModelError(f"draft '{question.draft}': {fault}; choose one that PARD trained")
 
     def read(_: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -197,7 +203,11 @@ def _parallel_model_reader(question: Question, target: Model) -> Read:
 
 
 def _head_reader(question: Question, target: Model) -> Read:
-    """Return a function that reads a text with the target and a head."""
+    """Return a function that reads a text with the target and a head.
+
+    Raises:
+        ModelError: The head can't be loaded, or isn't this target's.
+    """
     head = load_head(question, target)
     output = torch.nn.Identity() if head.has_output else target.lm_head
     layers_read = head.layers_read or (target.config.num_hidden_layers,)
@@ -237,7 +247,7 @@ def _head_reader(question: Question, target: Model) -> Read:
 
 
 def _accepted_drafts(hits: Sequence[bool]) -> int:
-    """Return the number of accepted drafts of a step: those up to the first that isn't the text."""
+    """Return the number of accepted drafts of a step: all before the first that isn't right."""
     return sum(itertools.takewhile(bool, hits))
 
 
@@ -262,8 +272,8 @@ def _walk_trees(
     """Follow the steps of an answer that is drafted by trees.
 
     Returns:
-        For each position how many drafts of a step that begins there are right; 0 where no step of
-        the answer begins.
+        For each position of the text, how many drafts of a step that begins at that position are
+        right; 0 if no step of the answer begins there.
     """
     accepted = [0] * len(text.ids)
     # The prefill emits the first token of the answer, without drafts.
@@ -272,7 +282,7 @@ def _walk_trees(
     while position < answer_end:
         nodes = _draft_tree(draft_next, ids[:, :position], question)
         coming = text.ids[position : position + question.draft_tokens]
-        # The parent of a node is a node too, so the right ones are all paths up to some depth.
+        # The parent of a node is a node too, so the right nodes are the paths up to some depth.
         paths = [coming[:depth] for depth in range(1, len(coming) + 1)]
         right_drafts = sum(path in nodes for path in paths)
         accepted[position] = right_drafts
@@ -325,12 +335,13 @@ def load_head(question: Question, target: Model) -> Head:
     name = question.draft or question.target
     config, weights = _load_checkpoint(name, question, target)
     head = _build_head(name, question, target, config, weights)
-    keys = {head.checkpoint_name(key): key for key in head.state_dict()}
-    renamed = {keys.get(key, key): tensor for key, tensor in weights.items()}
+    # The tensors may have other names in a checkpoint than in the module.
+    module_names = {head.checkpoint_name(name): name for name in head.state_dict()}
+    renamed = {module_names.get(key, key): tensor for key, tensor in weights.items()}
     try:
         head.load_state_dict(renamed)
     except RuntimeError as error:
-        fault = "has other tensors than one of this target with as many keys as queries,"
+        fault = "its tensors don't fit a head of this target with as many key heads as query heads,"
         details = " ".join(str(error).split())[:_ERROR_CHARACTERS]
         raise _misfit(name, f"{fault} {details}") from error
     head.to(target.device, target.dtype).eval()
@@ -344,7 +355,7 @@ def _build_head(
     config: LayerConfig | MedusaConfig,
     weights: dict[str, Tensor],
 ) -> Head:
-    """Build a head without its weights, and drop those of its file that it doesn't have.
+    """Build a head without its weights, and drop the file's weights that the head doesn't have.
 
     Raises:
         ModelError: It isn't this target's.
@@ -362,7 +373,7 @@ def _build_head(
     if isinstance(config, heads.DFlashConfig):
         block = config.dflash_config
         if max(block.target_layer_ids) >= layers or block.mask_token_id >= config.vocab_size:
-            raise _misfit(name, "its layers or its mask aren't the target's")
+            raise _misfit(name, "the target doesn't have its mask or the layers that it reads")
         return heads.DFlashHead(config, target.model.embed_tokens.weight)
     if question.method == "mtp":
         # The layer is in the target's own file, beside the target's weights.
@@ -380,12 +391,12 @@ def _build_eagle3_head(name: str, config: heads.HeadConfig, target: Model) -> He
     """Build an EAGLE-3 head that drafts one token after another, or all of a step at once.
 
     Raises:
-        ModelError: It isn't this target's, or is built otherwise than the heads of `heads.py`.
+        ModelError: It isn't this target's, or isn't built as the heads of `heads.py`.
     """
-    layers = target.config.num_hidden_layers
-    if max(config.eagle_aux_hidden_state_layer_ids) > layers or config.norm_before_residual:
-        fault = "its layers aren't the target's, or it adds what is normed"
-        raise _misfit(name, f"{fault} (norm_before_residual)")
+    if max(config.eagle_aux_hidden_state_layer_ids) > target.config.num_hidden_layers:
+        raise _misfit(name, "it reads layers that the target doesn't have")
+    if config.norm_before_residual:
+        raise _misfit(name, "it has norm_before_residual, which the oracle doesn't compute")
     if not isinstance(config, heads.ParallelHeadConfig):
         return heads.Eagle3Head(config)
     if not 0 <= config.ptd_token_id < config.vocab_size:
@@ -399,7 +410,8 @@ def _load_checkpoint(
     """Load the configuration and the tensors of a head's folder.
 
     Raises:
-        ModelError: The folder can't be read, or the sizes or the context aren't the target's.
+        ModelError: The folder can't be read, the sizes aren't the target's, or the context is too
+            small for the texts.
     """
     configs: dict[str, type[LayerConfig | MedusaConfig]] = {
         "eagle3": heads.HeadConfig,
@@ -416,8 +428,8 @@ def _load_checkpoint(
         weights = load_file(folder / "model.safetensors")
     except (OSError, msgspec.DecodeError, SafetensorError) as error:
         message = (
-            f"head '{name}': can't be replayed, {error}; choose a folder like those of"
-            " fixtures/models/tiny, or no oracle"
+            f"head '{name}': can't be read by the oracle, {error}; choose a folder like those of"
+            " fixtures/models/tiny, or run without the oracle"
         )
         raise ModelError(message) from error
     # A head multiplies the target's states, so it only works with a target of its own sizes.
@@ -434,7 +446,8 @@ def _load_checkpoint(
 
 def _misfit(name: str, fault: str) -> ModelError:
     """Return the error of a head that isn't this target's."""
-    return ModelError(f"head '{name}': {fault}; choose one of this target, or no oracle")
+    advice = "choose a head of this target, or run without the oracle"
+    return ModelError(f"head '{name}': {fault}; {advice}")
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """Draft all tokens of a step in one pass, as PARD does with a draft model.
 
 The draft model reads the text, and after it a mask in place of each further token of a step. A mask
-reads the text up to its own position and the masks before it in its own step. So the drafts of all
-positions of a text can be computed in one pass, and each depends only on the text before it.
+reads the text up to the token after which its step begins, and the masks before it in that step. So
+the drafts of all positions of a text can be computed in one pass, and each depends only on the text
+before it.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> 
         draft: The draft model.
         ids: The texts, `[rows, tokens]`.
         drafted: The number of tokens that a step drafts, 1 or more.
-        mask_id: The token that stands for one that isn't known yet.
+        mask_id: The token that stands for a token that isn't known yet.
 
     Returns:
         The logits of each drafted token, `[rows, tokens, vocabulary]`.
@@ -40,7 +41,10 @@ def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> 
 
 
 def _visible(tokens: int, drafted: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return which tokens and masks each of them reads, as an additive mask `[1, 1, all, all]`."""
+    """Return what each token and mask reads, as a term that is added to the attention's scores.
+
+    Its shape is `[1, 1, all, all]`, for all tokens and masks.
+    """
     # The anchor of a mask is the token after which its step begins; step 0 is the text itself.
     anchors = torch.arange(tokens, device=device).repeat(drafted)
     steps = torch.arange(drafted, device=device).repeat_interleave(tokens)
@@ -50,7 +54,7 @@ def _visible(tokens: int, drafted: int, dtype: torch.dtype, device: torch.device
     is_not_later = steps[None, :] <= steps[:, None]
     reads_masks = ~is_text & has_same_anchor & is_not_later
     reads = reads_text | reads_masks
-    hidden = torch.finfo(dtype).min
+    lowest_score = torch.finfo(dtype).min
     zeros = torch.zeros((), dtype=dtype, device=device)
-    mask = torch.where(reads, zeros, hidden).to(dtype)
-    return mask[None, None]
+    added_scores = torch.where(reads, zeros, lowest_score).to(dtype)
+    return added_scores[None, None]

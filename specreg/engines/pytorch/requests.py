@@ -1,4 +1,4 @@
-"""Define the requests to the reference engine and its oracle, and their answers.
+"""Define the requests to the reference engine and to its oracle, and the oracle's answers.
 
 The body of a request to the engine becomes a job, which is answered in steps. A question is a
 request to the oracle, `python -m specreg.engines.pytorch.oracle`. This module needs no PyTorch.
@@ -20,9 +20,11 @@ class Job:
 
     Attributes:
         prompt: token ids, at least one.
-        output_cap_tokens: how long the answer may become.
+        output_cap_tokens: the most tokens of the answer.
         temperature: 0 is greedy.
-        seed: of the random numbers; None for another one each time.
+        top_p: only the likeliest tokens that have this probability together are drawn, 0..1.
+        top_k: only this many of the likeliest tokens are drawn; None for all.
+        seed: the seed of the random numbers; None for another seed each time.
         ignore_eos: True to go on after a token that ends a text.
         top_logprobs: the number of likeliest tokens to report for each delivered token; None for no
             log-probabilities.
@@ -54,8 +56,8 @@ class DecodedStep:
         finish_reason: "stop" or "length" in the last step, otherwise None.
         logprobs: for each delivered token, if the job asks for them, the log-probabilities of the
             likeliest tokens by id, in nats, at temperature 1 whatever the job's temperature is.
-        draft_ns: how long drafting and learning took for the whole batch.
-        target_ns: how long the target's pass and verifying took for the whole batch.
+        draft_ns: the time that drafting and learning took for the whole batch.
+        target_ns: the time that the target's pass and verifying took for the whole batch.
     """
 
     token_ids: tuple[int, ...]
@@ -113,7 +115,7 @@ _COMPLETION_CAP_TOKENS = 16
 
 
 def parse_body(raw: bytes, kind: type[Body], served: str) -> Body:
-    """Parse the body of a request for the model that is served.
+    """Parse the body of a request, and check that it asks for the served model.
 
     Raises:
         ServerRefusedError: It can't be read, has an unknown field, or asks for another model.
@@ -121,7 +123,8 @@ def parse_body(raw: bytes, kind: type[Body], served: str) -> Body:
     try:
         body = msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"body: {error}; the reference engine knows {kind.__struct_fields__}"
+        fields = ", ".join(kind.__struct_fields__)
+        message = f"body: {error}; the reference engine takes the fields {fields}"
         raise ServerRefusedError(message) from error
     if body.model not in {None, served}:
         message = f"model '{body.model}': isn't served here; ask for '{served}'"
@@ -179,12 +182,14 @@ def build_job(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """A text in token ids: a prompt, its answer, and what another server generates after them.
+    """A text in token ids: a prompt, its answer, and a few tokens that a server adds after them.
+
+    Those further tokens are needed because the last step may draft beyond the answer's end.
 
     Attributes:
         ids: all tokens.
-        prompt_tokens: how many of the first are the prompt.
-        output_tokens: how many of the next are the answer.
+        prompt_tokens: the number of tokens of the prompt, which comes first.
+        output_tokens: the number of tokens of the answer, which comes next.
     """
 
     ids: tuple[int, ...]
@@ -193,7 +198,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the oracle: how likely the target finds each text, and how it would draft there.
+    """A request to the oracle: how likely are the texts, and which drafts would be accepted?
 
     Attributes:
         method: the name of the method, such as "draft_model" or "eagle3_tree". Drafts are computed
@@ -205,7 +210,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         branches: the branches of a tree, as in `Tree`.
         drafted_tokens: the drafted tokens of a tree, as in `Tree`.
         dtype: the weights' number format.
-        unseen_tokens: how many of a text's first tokens the draft model is never shown.
+        unseen_tokens: the number of a text's first tokens that the draft model never reads.
         normed: True if an MTP layer reads the target's last state after its norm.
         texts: at least one, each with as many tokens after the answer as a step drafts.
     """
@@ -226,13 +231,14 @@ class OracleAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The oracle's answer, with one entry per text.
 
     Attributes:
-        accepted: for each position of the text, how many drafts of a step that begins there are
-            equal to the text, 0..draft_tokens. The list stops where the text is too short to tell,
-            and is empty for a method whose drafts the oracle doesn't compute. For a tree, a
-            position at which no step of the answer begins has 0.
-        gaps_nats: the largest gap, over the tokens of the answer, between the log-probability of
-            the target's likeliest token and that of the answer's token; 0 for a greedy text.
-        refusal: why the models can't be asked; empty if they were.
+        accepted: for each position of the text, how many drafts of a step that begins at that
+            position would be accepted, 0..draft_tokens. The list stops where the text is too short
+            to tell, and is empty for a method whose drafts the oracle doesn't compute. For a tree,
+            a position at which no step of the answer begins has 0.
+        gaps_nats: the largest gap over the tokens of the answer; 0 if each is the target's
+            likeliest one. A gap is the log-probability of the likeliest token minus the
+            log-probability of the answer's token.
+        refusal: the reason why the models can't be run; empty if they were.
     """
 
     accepted: tuple[tuple[int, ...], ...] = ()

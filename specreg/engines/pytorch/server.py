@@ -97,17 +97,17 @@ class App:
         yield {"choices": []} | answer.counts()
 
     async def _work(self) -> None:
-        """Answer batch after batch, until it is cancelled."""
+        """Answer batch after batch, until the task is cancelled."""
         while True:
-            # A batch takes the jobs that wait already. A job that comes later isn't added to it,
-            # but to the next one.
+            # A batch takes the jobs that already wait. A job that comes later isn't added to it,
+            # but to the next batch.
             batch = [await self._waiting.get()]
             while len(batch) < self._options.max_sequences and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
             jobs = [job for job, _ in batch]
             decoded = decode(self._models, jobs)
             try:
-                # In a thread, so that the server goes on listening.
+                # Each step is decoded in a thread, so that the server goes on listening.
                 while added := await asyncio.to_thread(next, decoded, None):
                     for index, step in added.items():
                         _, steps = batch[index]
@@ -170,8 +170,8 @@ class Answer:
         """
         self._steps.append(step)
         self._ids.extend(step.token_ids)
-        # The whole answer is decoded each time, because the text of a token may depend on those
-        # before it.
+        # The whole answer is decoded each time, because the text of a token may depend on the
+        # tokens before it.
         text = self._models.tokenizer.decode(self._ids, skip_special_tokens=True)
         added_text = ""
         if step.finish_reason is not None or not text.endswith("\ufffd"):
@@ -211,7 +211,7 @@ class Answer:
             return {"usage": usage}
         histogram = [0] * (self._models.draft_tokens + 1)
         for step in self._steps:
-            # vLLM doesn't count a step either in which nothing was drafted, such as the prefill.
+            # As in vLLM, a step in which nothing was drafted isn't counted, such as the prefill.
             if step.drafted > 0:
                 histogram[step.accepted] += 1
         drafted = sum(step.drafted for step in self._steps)

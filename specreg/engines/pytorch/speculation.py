@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating]
 
 LONGEST_RUN_TOKENS = 4
-"""The longest run of last tokens that is looked up. The table of methods sets the same for vLLM."""
+"""The longest run of last tokens that is looked up. `vllm.py` sets the same number for `ngram`."""
 SHORTEST_RUN_TOKENS = 2
 """The shortest run of last tokens that is looked up."""
 
@@ -65,9 +65,10 @@ def propose_padded(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]
 
 
 class NGramStore:
-    """How often which token followed each run of 1 to `LONGEST_RUN_TOKENS` tokens (Ou et al. 2024).
+    """Counts of the tokens that followed each run of tokens (Ou et al. 2024).
 
-    The store holds the `max_runs` runs that it learnt last, about 0.5 kB each.
+    A run has 1 to `LONGEST_RUN_TOKENS` tokens. The store holds the `max_runs` runs that it learnt
+    last, about 0.5 kB each.
     """
 
     def __init__(self, max_runs: int = 2**20) -> None:
@@ -75,10 +76,12 @@ class NGramStore:
         self._counts = OrderedDict[tuple[int, ...], dict[int, int]]()
 
     def learn(self, context: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Count each of these tokens once more as a follower of each run that ends a text.
+        """Count tokens as followers of each run that ends a text.
 
-        The best token has to come last, because the last one is drafted if several followed equally
-        often.
+        Args:
+            context: The text.
+            token_ids: The tokens, the best one last: if several followed a run equally often, the
+                last one is drafted.
         """
         longest = min(LONGEST_RUN_TOKENS, len(context))
         for tokens in range(1, longest + 1):
@@ -93,9 +96,10 @@ class NGramStore:
             self._counts.popitem(last=False)
 
     def propose(self, context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
-        """Draft, token by token, what most often followed the longest known run of last tokens.
+        """Draft token by token.
 
-        Of tokens that followed equally often, the one that was learnt last is drafted.
+        Each draft is the token that most often followed the longest known run of last tokens. Of
+        tokens that followed equally often, the one that was learnt last is drafted.
 
         Returns:
             At most `draft_tokens` ids: fewer, or none, if no run of last tokens is known.
@@ -140,8 +144,8 @@ class Draft:
 
     Attributes:
         token_ids: k ids, k >= 0.
-        distributions: the distributions q that they were drawn from, of shape [k, V]. None if each
-            was certain, as with a lookup or a greedy draft model.
+        distributions: the distributions q from which they were drawn, of shape [k, V]. None if each
+            token was certain, as with a lookup or a greedy draft model.
     """
 
     token_ids: tuple[int, ...]
@@ -156,8 +160,8 @@ class Verified:
     """The target's judgement of a draft.
 
     Attributes:
-        accepted: how many of the first drafts it accepts.
-        next_id: its own token after them: a correction, or a bonus if all are accepted.
+        accepted: the number of first drafts that the target accepts.
+        next_id: the target's own token after them: a correction, or a bonus if all are accepted.
     """
 
     accepted: int
@@ -179,7 +183,7 @@ class Sampling:
     top_k: int | None = None
 
     def distributions(self, logits: Floats) -> Floats:
-        """Return the distributions that tokens are drawn from, one for each row of logits.
+        """Return the distributions from which tokens are drawn, one for each row of logits.
 
         The temperature must be above 0.
         """
@@ -191,7 +195,7 @@ class Sampling:
         if self.top_k is not None:
             sorted_p[..., self.top_k :] = 0.0
             sorted_p /= sorted_p.sum(axis=-1, keepdims=True)
-        # A token stays while those before it have less than top_p: the likeliest always does.
+        # A token stays if all likelier ones together have less than top_p. So the likeliest stays.
         before = sorted_p.cumsum(axis=-1) - sorted_p
         sorted_p[before >= self.top_p] = 0.0
         sorted_p /= sorted_p.sum(axis=-1, keepdims=True)
@@ -207,10 +211,11 @@ def verify(
 
     Args:
         draft: the tokens to verify.
-        logits: the target's before each of the tokens and after the last, of shape [k + 1, V].
+        logits: the target's logits before each of the tokens and after the last one, of shape
+            [k + 1, V].
         sampling: how tokens are drawn. If it is greedy, drafts that equal the target's own choices
             are accepted, and nothing is drawn.
-        random: for a temperature above 0.
+        random: the random numbers, which are only used at a temperature above 0.
     """
     if sampling.temperature > 0:
         return verify_sampled(draft, sampling.distributions(logits), random)
@@ -229,9 +234,9 @@ def verify_sampled(draft: Draft, target: Floats, random: np.random.Generator) ->
     algorithm 1; Chen et al. 2023, algorithm 2.)
 
     Args:
-        draft: the tokens x and the distributions q that they were drawn from.
+        draft: the tokens x and the distributions q from which they were drawn.
         target: the target's distributions p, of shape [k + 1, V].
-        random: what decides.
+        random: the random numbers that decide.
     """
     for index, token_id in enumerate(draft.token_ids):
         p = target[index]

@@ -20,8 +20,9 @@ class SharedVocabulary:
     """The tokens that a target and a draft both have.
 
     Attributes:
-        draft_ids: The draft's id of each token of the target; the id of the draft's unknown token
-            if the draft doesn't have it.
+        draft_ids: The draft's id of each token of the target. For a token that the draft doesn't
+            have, it is the id of the draft's unknown token, or of its end token if it has no
+            unknown one.
         target_ids: The target's id of each token of the draft; -1 if the target doesn't have it.
     """
 
@@ -34,7 +35,7 @@ class SharedVocabulary:
             sizes: The number of ids of the target and of the draft.
 
         Raises:
-            ModelError: They share no token, or the draft has no token for an unknown one.
+            ModelError: They share no token, or the draft has neither an unknown nor an end token.
         """
         unknown_id = draft.unk_token_id
         if unknown_id is None:

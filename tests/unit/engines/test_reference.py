@@ -102,8 +102,8 @@ def test_one_device_cannot_be_divided(placement: str) -> None:
         (("--placement=ratio", "--gpu-ratio=3:0"), "'3:0' is no ratio of two numbers from 1 on"),
         (("--placement=ratio", "--gpu-ratio=3"), "'3' is no ratio of two numbers from 1 on"),
         (("--draft-model=some/draft",), "--method=draft_model needs --draft-model"),
-        (("--device=cuda:0,cpu",), "several devices are GPUs of their own, each once: cuda:0,cuda"),
-        (("--device=cuda:0,cuda:0",), "several devices are GPUs of their own, each once"),
+        (("--device=cuda:0,cpu",), "several devices must be different GPUs, such as cuda:0,cuda:1"),
+        (("--device=cuda:0,cuda:0",), "several devices must be different GPUs"),
     ],
 )
 def test_options_that_say_nothing_are_refused(

@@ -75,7 +75,7 @@ def test_a_missing_figure_is_a_dash() -> None:
     head, _, row, _, note = render([("none", 1, figures)]).splitlines()
     assert head.startswith("| method | batch | TTFT p50, ms | ITL p50, ms | tokens/s |")
     assert row == "| `none` | 1 | 10.0 | – | 100.0 | – | – | – | – | – |"
-    assert note.startswith("No power: ")
+    assert note.startswith("No power was measured: ")
     assert note not in render([("none", 1, {**figures, "power_w": 9.0})])
 
 
@@ -100,7 +100,7 @@ def test_a_processor_counts_the_energy_of_its_packages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--batch", "0"), "--batch is from 1 on"),
+        (("--batch", "0"), "--batch must be 1 or more"),
         ((), "needs 'torch', which isn't here; install specreg[reference]"),
     ],
 )
