@@ -66,14 +66,14 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_position_embeddings: int | None = None
 
 
-class HeadConfig(LayerConfig, frozen=True, kw_only=True):
+class Eagle3Config(LayerConfig, frozen=True, kw_only=True):
     """The part of an EAGLE-3 head's `config.json` that describes how it is built."""
 
     eagle_aux_hidden_state_layer_ids: tuple[int, int, int]
     norm_before_residual: bool = False
 
 
-class ParallelHeadConfig(HeadConfig, frozen=True, kw_only=True):
+class ParallelEagle3Config(Eagle3Config, frozen=True, kw_only=True):
     """The part of a P-EAGLE head's `config.json` that describes how it is built.
 
     Attributes:
@@ -295,7 +295,7 @@ class Eagle3Head(Head):
     has_output: ClassVar = True
     normed: ClassVar = False
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         self.layers_read = config.eagle_aux_hidden_state_layer_ids
         self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=False)
@@ -327,7 +327,7 @@ class ParallelEagle3Head(Eagle3Head):
 
     mask: Tensor
 
-    def __init__(self, config: ParallelHeadConfig, embeddings: Tensor) -> None:
+    def __init__(self, config: ParallelEagle3Config, embeddings: Tensor) -> None:
         """Take the mask's embedding from the target's, `[vocabulary, hidden]`."""
         super().__init__(config)
         self.mask_hidden = nn.Parameter(torch.zeros(1, 3 * config.hidden_size))

@@ -361,7 +361,7 @@ def _build_head(
         ModelError: It isn't this target's.
     """
     layers = target.config.num_hidden_layers
-    if isinstance(config, heads.HeadConfig):
+    if isinstance(config, heads.Eagle3Config):
         return _build_eagle3_head(name, config, target)
     if isinstance(config, MedusaConfig):
         # The heads use the target's output matrix, so a head trained with another one can't run.
@@ -387,7 +387,7 @@ def _build_head(
     return heads.EagleHead(config)
 
 
-def _build_eagle3_head(name: str, config: heads.HeadConfig, target: Model) -> Head:
+def _build_eagle3_head(name: str, config: heads.Eagle3Config, target: Model) -> Head:
     """Build an EAGLE-3 head that drafts one token after another, or all of a step at once.
 
     Raises:
@@ -397,7 +397,7 @@ def _build_eagle3_head(name: str, config: heads.HeadConfig, target: Model) -> He
         raise _misfit(name, "it reads layers that the target doesn't have")
     if config.norm_before_residual:
         raise _misfit(name, "it has norm_before_residual, which the oracle doesn't compute")
-    if not isinstance(config, heads.ParallelHeadConfig):
+    if not isinstance(config, heads.ParallelEagle3Config):
         return heads.Eagle3Head(config)
     if not 0 <= config.ptd_token_id < config.vocab_size:
         raise _misfit(name, "its mask isn't among the target's tokens (ptd_token_id)")
@@ -414,8 +414,8 @@ def _load_checkpoint(
             small for the texts.
     """
     configs: dict[str, type[LayerConfig | MedusaConfig]] = {
-        "eagle3": heads.HeadConfig,
-        "p_eagle": heads.ParallelHeadConfig,
+        "eagle3": heads.Eagle3Config,
+        "p_eagle": heads.ParallelEagle3Config,
         "medusa": MedusaConfig,
         "dflash": heads.DFlashConfig,
     }
