@@ -129,7 +129,7 @@ def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
     for case in chosen.cases:
         check_allowed(case, chosen.locations[case.id])
     gpus = find_gpus()
-    environment = current_environment(needs_gpus=chosen.gpus_used(gpus.memory_gib))
+    environment = current_environment(gpus=chosen.gpus_used(gpus.memory_gib))
     store = BaselineStore(folder=root / DEFAULT_OPTIONS.baselines, environment=environment)
     kind = "gpu" if chosen.needs_gpus else "cpu"
     estimates = {case.id: estimate_of(case, store, kind) for case in chosen.cases}

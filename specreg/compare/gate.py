@@ -506,7 +506,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         installed=installed,
         groups=groups_of(pairs),
         together=together,
-        environment=current_environment(needs_gpus=gpus_used),
+        environment=current_environment(gpus=gpus_used),
         rules=rules,
         journal=journal,
         answers=answers,

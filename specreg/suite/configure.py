@@ -157,7 +157,7 @@ def open_context(
     environment = UNKNOWN_ENVIRONMENT
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
-        environment = current_environment(needs_gpus=tier.gpus_used(gpus.memory_gib))
+        environment = current_environment(gpus=tier.gpus_used(gpus.memory_gib))
 
     # The folder. A worker has one below the folder of the whole run.
     clock = RunClock.start()

@@ -146,7 +146,7 @@ def _devices(context: RunContext) -> tuple[Device, ...]:
 
 def _examine_processor(context: RunContext) -> Iterator[Finding]:
     """Yield the environment, the processor, and a note if other programs use it."""
-    here = current_environment(needs_gpus=0)
+    here = current_environment(gpus=0)
     yield Finding("environment", context.environment.name)
     yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
     load = context.processor_load

@@ -181,23 +181,23 @@ def _memory_gib(device: Device) -> float | None:
     return None if memory_bytes is None else memory_bytes / _BYTES_PER_GIB
 
 
-def current_environment(*, needs_gpus: int) -> Environment:
-    """Return the environment of cases on this machine.
+def current_environment(*, gpus: int) -> Environment:
+    """Return the environment of cases on this machine; that of its processors if it has no GPU.
 
     Args:
-        needs_gpus: The number of GPUs that the cases use; 0 for cases that run on processors.
+        gpus: The number of GPUs that the cases use; 0 for cases that run on processors.
     """
-    gpus = find_gpus().devices[:needs_gpus]
-    if gpus and not all(device.name for device in gpus):
+    devices = find_gpus().devices[:gpus]
+    if not all(device.name for device in devices):
         # Without the name of a GPU, its speed can't be compared with any other.
         return UNKNOWN_ENVIRONMENT
-    if gpus:
-        memory_bytes = gpus[0].memory_bytes
+    if devices:
+        memory_bytes = devices[0].memory_bytes
         return Environment(
             kind="gpu",
-            gpus=tuple(device.name for device in gpus),
+            gpus=tuple(device.name for device in devices),
             gpu_memory_gb=None if memory_bytes is None else round(memory_bytes / _BYTES_PER_GB),
-            power_limit_w=_power_limit_w(gpus),
+            power_limit_w=_power_limit_w(devices),
         )
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     cores = len(os.sched_getaffinity(0))

@@ -120,7 +120,7 @@ BASELINES = (
 
 def test_row_16_baselines_that_are_corrupt_newer_or_conflicted(run: Hurt) -> None:
     run.settings = "speed = false"  # whose launches a busy machine would drive apart
-    environment = current_environment(needs_gpus=0).name
+    environment = current_environment(gpus=0).name
     paths = [run.folder / "baselines" / environment / f"{case}.json" for case in CASES]
     for path, (content, _, _) in zip(paths, BASELINES, strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)

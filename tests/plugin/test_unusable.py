@@ -52,12 +52,12 @@ def lock_folder(folder: Path) -> None:
 
 
 def lock_environment(folder: Path) -> None:
-    lock_folder(folder / current_environment(needs_gpus=0).name)
+    lock_folder(folder / current_environment(gpus=0).name)
 
 
 def lock_names_only(folder: Path) -> None:
     """Let the names of the files be listed, and none of them be read."""
-    environment = folder / current_environment(needs_gpus=0).name
+    environment = folder / current_environment(gpus=0).name
     environment.mkdir(parents=True)
     (environment / "vllm-eagle3-tiny-toy-c1.json").touch()
     environment.chmod(0o600)

@@ -53,7 +53,7 @@ def test_the_licences_of_the_models_are_shown_before_they_are_fetched(tmp_path: 
 
 
 def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
-    here = current_environment(needs_gpus=0)
+    here = current_environment(gpus=0)
     baseline = builders.baseline({"throughput_tokens_per_s": 1.0}, environment=here)
     builders.record(tmp_path / "baselines", baseline, "vllm-none-eight-toy-c4")
     text = run(tmp_path, TIER.replace("needs_gpus = 1", "needs_gpus = 0")).output

@@ -93,7 +93,7 @@ from specreg.core.errors import SpecregError
 from specreg.servers.provision import Provision
 from specreg.telemetry.identity import current_environment, find_gpus
 from tests.unit import builders
-print(current_environment(needs_gpus=1).name, find_gpus().driver_version)
+print(current_environment(gpus=1).name, find_gpus().driver_version)
 try:
     Provision(on_gpu=True, show=print).check([builders.CASE])
 except SpecregError as error:

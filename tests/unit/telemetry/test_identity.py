@@ -33,7 +33,7 @@ PROGRAM = """
 import msgspec, os
 from specreg.telemetry.identity import current_environment, find_gpus
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-seen = find_gpus(), current_environment(needs_gpus=0), current_environment(needs_gpus=1)
+seen = find_gpus(), current_environment(gpus=0), current_environment(gpus=1)
 print(msgspec.json.encode(seen).decode())
 """
 
@@ -111,7 +111,7 @@ def test_a_machine_is_described_by_its_gpus_or_processors_as_a_tier_needs(
     assert gpus.memory_gib == pytest.approx((140.4, 140.4), abs=0.01)
     assert gpus.driver_version == "580.scripted"
     assert with_one == Environment(kind="gpu", gpus=("Scripted NVIDIA H200",), gpu_memory_gb=151)
-    here = current_environment(needs_gpus=0)
+    here = current_environment(gpus=0)
     assert (here.kind, here.gpus, here.gpu_memory_gb) == ("cpu", (), 0)
     assert here.cores == len(os.sched_getaffinity(0))
     assert without == msgspec.structs.replace(here, cores=1)
