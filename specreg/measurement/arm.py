@@ -40,7 +40,7 @@ from specreg.telemetry.power_record import (
     POWER_INVALID,
     PowerRecord,
     check_alone,
-    check_held_back,
+    check_not_throttled,
     record_power,
 )
 from specreg.telemetry.sampler import PowerTrace, Span, Watch
@@ -335,7 +335,7 @@ class ArmReplay:
         """Record which families are invalid because of throttling or another process."""
         spans = [(part.started_ns, part.ended_ns) for part in rounds]
         with note_invalidity(self.invalid, families):
-            check_held_back(traces, spans)
+            check_not_throttled(traces, spans)
         with note_invalidity(self.invalid, families):
             check_alone(traces, spans, pids)
 

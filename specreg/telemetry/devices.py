@@ -66,7 +66,7 @@ def devices_of(gpus: int, variables: Mapping[str, str]) -> tuple[Device, ...]:
     return devices[:gpus] if gpus else devices
 
 
-def held_back(states: Sequence[State]) -> tuple[float, str]:
+def throttling_of(states: Sequence[State]) -> tuple[float, str]:
     """Return in which share of its states a device was held back by heat or a lack of power.
 
     Args:
@@ -101,8 +101,8 @@ def check_cool(devices: Sequence[Device]) -> None:
         SensorError: A device is held back, or is gone.
     """
     for device in devices:
-        held_back_frac, reasons = held_back([open_probe(device).state()])
-        if held_back_frac:
+        throttled_frac, reasons = throttling_of([open_probe(device).state()])
+        if throttled_frac:
             raise SensorError(
                 f"THROTTLED: {device.name}, number {device.number}: is slowed down before a server"
                 f" starts, {reasons}; let it cool down, or give it more power"

@@ -23,7 +23,7 @@ import numpy as np
 from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.core.processes import describe
 from specreg.core.reasons import Invalidity
-from specreg.telemetry.devices import held_back, throttle_reasons
+from specreg.telemetry.devices import throttle_reasons, throttling_of
 from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span
 from specreg.telemetry.sensor import Device, State
 
@@ -288,7 +288,7 @@ def missing_frac(trace: PowerTrace, span: Span) -> float:
     return max(0.0, 1 - taken_frac)
 
 
-def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
+def check_not_throttled(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None:
     """Check that neither heat nor a lack of power held a device back during the given spans.
 
     Raises:
@@ -298,7 +298,7 @@ def check_held_back(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> None
         states: list[State] = []
         for span in spans:
             states += trace.states(span)
-        frac, reasons = held_back(states)
+        frac, reasons = throttling_of(states)
         if frac:
             message = f"{trace.device.name} was held back in {frac:.0%} of the samples: {reasons}"
             raise InvalidMeasurementError("THROTTLED", f"{message}; cool it, or give it more power")

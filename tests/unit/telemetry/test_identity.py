@@ -366,10 +366,10 @@ def test_a_gpu_in_slices_that_lists_none_is_not_the_whole_card(gpu_python: Prelo
 
 STATE = """
 import msgspec, os
-from specreg.telemetry.devices import devices_of, held_back, open_probe
+from specreg.telemetry.devices import devices_of, open_probe, throttling_of
 (device,) = devices_of(1, os.environ)
 state = open_probe(device).state()
-print(msgspec.json.encode((state, held_back([state])[1])).decode())
+print(msgspec.json.encode((state, throttling_of([state])[1])).decode())
 """
 
 

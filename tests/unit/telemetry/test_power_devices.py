@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError
-from specreg.telemetry.power_record import arm_power, check_alone, check_held_back, record_power
+from specreg.telemetry.power_record import arm_power, check_alone, check_not_throttled, record_power
 from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, constant
@@ -181,9 +181,9 @@ def test_a_round_between_two_samples_is_held_back_as_these_are() -> None:
             for at in range(8)
         ],
     )
-    check_held_back([hot], [(210_000_000, 290_000_000)])
+    check_not_throttled([hot], [(210_000_000, 290_000_000)])
     with pytest.raises(InvalidMeasurementError, match=r"THROTTLED: .*held back in 100% of"):
-        check_held_back([hot], [(510_000_000, 590_000_000)])
+        check_not_throttled([hot], [(510_000_000, 590_000_000)])
 
 
 def test_a_block_between_two_samples_has_the_clock_of_these() -> None:
