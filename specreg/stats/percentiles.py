@@ -107,20 +107,20 @@ class TimeHistogram(msgspec.Struct):
             merged.merge(part)
         return merged
 
-    def merge(self, other: "TimeHistogram") -> None:
+    def merge(self, addend: "TimeHistogram") -> None:
         """Add all durations of another histogram."""
-        if not other.counts:
+        if not addend.counts:
             return
         # The minimum of an empty histogram is 0, which isn't a duration.
         if self.counts:
-            self.min_ns = min(self.min_ns, other.min_ns)
+            self.min_ns = min(self.min_ns, addend.min_ns)
         else:
-            self.min_ns = other.min_ns
-        for bucket, count in other.counts.items():
+            self.min_ns = addend.min_ns
+        for bucket, count in addend.counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + count
-        self.total_ns += other.total_ns
-        self.total_ns2 += other.total_ns2
-        self.max_ns = max(self.max_ns, other.max_ns)
+        self.total_ns += addend.total_ns
+        self.total_ns2 += addend.total_ns2
+        self.max_ns = max(self.max_ns, addend.max_ns)
 
     def quantile_ns(self, frac: float) -> float:
         """Return a quantile of the durations: the middle of the bucket that contains it.

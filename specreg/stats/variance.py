@@ -49,7 +49,9 @@ def pooled(variances: Sequence[Variance]) -> Variance | None:
     return Variance(value=total / freedom, freedom=freedom)
 
 
-def shrunk(own: Variance | None, others: Sequence[Variance], prior: Variance) -> Variance:
+def shrunk(
+    case_variance: Variance | None, variances_of_others: Sequence[Variance], prior: Variance
+) -> Variance:
     """Return the variance of one case, moderated by the variances of other cases and by a prior.
 
     Three launches determine a spread only within a factor of two, and different loads have
@@ -61,30 +63,33 @@ def shrunk(own: Variance | None, others: Sequence[Variance], prior: Variance) ->
     functions.
 
     Args:
-        own: the case's own variance; None if the case hasn't shown one yet.
-        others: the variances of other cases on the same machine.
+        case_variance: the case's own variance; None if it isn't known yet.
+        variances_of_others: the variances of other cases on the same machine.
         prior: the usual variance on machines of this kind.
     """
-    usable = [variance for variance in others if variance.freedom > 0]
-    usable_own = [own] if own is not None and own.freedom > 0 else []
+    usable_of_others = [variance for variance in variances_of_others if variance.freedom > 0]
+    # The case's own variance, or nothing.
+    usable_of_case = []
+    if case_variance is not None and case_variance.freedom > 0:
+        usable_of_case.append(case_variance)
 
     # The prior fills up the degrees of freedom that the other cases lack. It loses all influence
     # once they have as many as it has.
-    pooled_others = pooled(usable) or Variance(value=0.0, freedom=0.0)
+    pooled_others = pooled(usable_of_others) or Variance(value=0.0, freedom=0.0)
     prior_freedom = max(prior.freedom - pooled_others.freedom, 0.0)
     typical = pooled([pooled_others, Variance(value=prior.value, freedom=prior_freedom)])
-    if typical is None and usable_own:
-        return usable_own[0]
-    if typical is None or not (usable or usable_own):
+    if typical is None and usable_of_case:
+        return usable_of_case[0]
+    if typical is None or not (usable_of_others or usable_of_case):
         return prior
 
     # The case's own variance helps to estimate how much the cases differ. It isn't part of the
     # typical variance, because it would then count twice in the weighted mean.
     similarity_freedom = _LEAST_SHRINKING_FREEDOM
-    if usable:
-        similarity_freedom = _similarity_freedom([*usable_own, *usable])
+    if usable_of_others:
+        similarity_freedom = _similarity_freedom([*usable_of_case, *usable_of_others])
     shrinking_freedom = min(similarity_freedom, typical.freedom)
-    if not usable_own:
+    if not usable_of_case:
         return Variance(value=typical.value, freedom=round(shrinking_freedom, 1))
 
     # The mean of an F distribution with d0 degrees of freedom in its denominator is d0 / (d0 - 2),
@@ -93,7 +98,7 @@ def shrunk(own: Variance | None, others: Sequence[Variance], prior: Variance) ->
     if shrinking_freedom < typical.freedom:
         location *= max((shrinking_freedom - 2) / shrinking_freedom, 0.5)
     shrunk_to = Variance(value=location, freedom=shrinking_freedom)
-    moderated = pooled([shrunk_to, *usable_own]) or shrunk_to
+    moderated = pooled([shrunk_to, *usable_of_case]) or shrunk_to
     return Variance(value=moderated.value, freedom=round(moderated.freedom, 1))
 
 
