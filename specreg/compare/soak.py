@@ -172,12 +172,13 @@ class Soak:
 
         Raises:
             SpecregError: the case can't be measured, or no longer. The segments so far remain.
+            OSError: a segment can't be written.
         """
         options = self.options
         case = self.case
-        origin = parse_origin(options.engine or case.server.engine)
+        engine_origin = parse_origin(options.engine or case.server.engine)
         on_gpu = self.tier.needs_gpus > 0
-        source = provision_side(origin, [case], on_gpu=on_gpu, show=options.show)
+        source = provision_side(engine_origin, [case], on_gpu=on_gpu, show=options.show)
         check_contexts(options.root, [case])
         start = ServerStart(
             spec=case.server,
