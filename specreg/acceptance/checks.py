@@ -72,6 +72,7 @@ def check_acceptance(
     drafts_per_step = (total.proposed or 0) // total.steps
     drafts = max(depth, drafts_per_step)
     drafts_differ = drafts != expected_drafts
+    # If steps draft different numbers of tokens, the largest may not show, so fewer are no error.
     if _drafts_vary(record):
         drafts_differ = drafts > expected_drafts
     if drafts_differ or depth > draft_tokens:
@@ -115,6 +116,7 @@ def _drafts_vary(record: AcceptanceRecord) -> bool:
         return False
     if record.total.proposed is None:
         return True
+    # If all steps draft equally many tokens, each ratio of drafts to steps is that whole number.
     counts_of_all = [record.total, *(prompt.counts for prompt in record.prompts)]
     drafts_per_step = {
         counts.proposed / counts.steps
@@ -310,6 +312,7 @@ def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None
     most_drafts = most_accepted
     if drafted_tokens is not None:
         most_drafts = counts.steps * drafted_tokens
+    # If D is unknown, A still must not exceed n·S.
     drafts = counts.proposed
     if drafts is None:
         drafts = most_drafts

@@ -251,6 +251,7 @@ class RoundAcceptance:
     @property
     def over_all_steps(self) -> "RoundAcceptance":
         """The acceptance over all steps, see `AcceptanceRecord.over_all_steps`."""
+        # The prefill emits the first token of each request. A step that drafts nothing emits one.
         later_tokens = self.completion_tokens - self.requests
         undrafted_steps = max(later_tokens - self.counts.accepted - self.counts.steps, 0)
         return dataclasses.replace(self, counts=self.counts.over_all_steps(undrafted_steps))

@@ -112,6 +112,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             draft_tokens: the most drafts that a step can accept, k.
         """
+        # The prefill emits one token of the first chunk. Each further token may come from a step.
         hidden_steps = max(self.first_chunk_tokens - 1, 0)
         for tokens, chunks in enumerate(self.chunk_sizes):
             if tokens > draft_tokens + 1:
@@ -169,6 +170,7 @@ def undrafted_steps_of(traces: Sequence[RequestTrace], counts: StepCounts) -> in
 def chunk_sizes(chunks: Iterable[Chunk]) -> tuple[int, ...]:
     """Count the chunks that carried 0, 1, 2, … tokens; empty without chunks."""
     chunks_by_tokens = Counter(map(operator.attrgetter("tokens"), chunks))
+    # Without chunks, the range below is empty.
     most_tokens = max(chunks_by_tokens, default=-1)
     return tuple(chunks_by_tokens[tokens] for tokens in range(most_tokens + 1))
 

@@ -185,6 +185,7 @@ class AnswerComparison:
 
         Raises:
             ServerDiedError: a server died.
+            OSError: the answers can't be saved.
         """
         if self._verdict(pair).outcome is not Outcome.INVALID:
             return

@@ -105,7 +105,8 @@ class Gate:
         answers: the comparison of both sides' answers.
         launches: all launches in the order in which they were made.
         finished: whether the gate has ended. False if it was interrupted, or if its time was up.
-        launcher: adds the launches of a group on these sides; None to launch real servers.
+        launcher: adds the launches of a group on some sides instead of real servers; None to launch
+            real servers.
     """
 
     options: GateOptions
@@ -149,6 +150,7 @@ class Gate:
         arms = {}
         for pair, side in itertools.product(self.pairs, Side):
             arms[self._key(pair, side, 0)] = (pair.id, side)
+        # If a launch was repeated, the last one counts.
         recorded = load_journal(self.journal.path, last=True)
         for key, measurement in recorded.items():
             arm = arms.get(msgspec.structs.replace(key, launch=0))
@@ -182,7 +184,8 @@ class Gate:
                 further launches can't lead to an upgrade.
 
         Raises:
-            SpecregError: a side can't start at all, or a file can't be written.
+            SpecregError: a side can't start at all, or the journal can't be written.
+            OSError: the answers can't be saved.
         """
         minutes = self.options.minutes
         if minutes is None:
@@ -345,6 +348,7 @@ class Gate:
             SideError: a server died or hangs. Its measurement is then discarded.
         """
         options = self.options
+        # The requests are kept until it is clear that the launch counts.
         requests: list[list[tuple[int, FinishedRequest]]] = [[] for _ in servers]
 
         def record(arm: int, part: int) -> Record:

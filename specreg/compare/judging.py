@@ -828,6 +828,7 @@ def _needed_count(
         needed_reach_frac = estimate_frac + tolerance_frac
     count = present_count
     while count < _MAX_GROWTH_RATIO * present_count:
+        # Steps of 5 % are fine enough for an estimate, and few of them reach the limit.
         count = math.ceil(max(count + 1, count * 1.05))
         planned = dataclasses.replace(rules, launches=max(count, rules.launches))
         # More prompts need a new gate, whose first look decides about acceptance.

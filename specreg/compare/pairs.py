@@ -273,6 +273,8 @@ def pairs_of(
 
     Raises:
         UnsupportedError: no case is left, or a side's overrides change none of its cases.
+        UnknownNameError: as in `overridden`.
+        MatrixError: as in `overridden`.
     """
     # A gate has no control, because the sides are compared with each other.
     cases = [dataclasses.replace(case, control=None) for case in chosen]
@@ -335,6 +337,7 @@ def groups_of(pairs: Iterable[Pair]) -> tuple[Group, ...]:
     """Group pairs that can share their servers."""
     pairs_by_servers: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
+        # A case that needs a fresh server shares its servers with no other case.
         needs_own_servers = pair.a.needs_fresh_server or pair.b.needs_fresh_server
         own_id = pair.id if needs_own_servers else ""
         key = (pair.a.server, pair.b.server, own_id)
@@ -364,6 +367,7 @@ def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -
                     a=pinned_case(pair.a, length_tokens, on_gpu=on_gpu),
                     b=pinned_case(pair.b, length_tokens, on_gpu=on_gpu),
                 )
+                # Pairs that the scheduled drafter makes equal are compared once.
                 pinned_by_id.setdefault(pinned.id, pinned)
         if not pinned_by_id:
             raise UnsupportedError("no case speculates; choose one that does")

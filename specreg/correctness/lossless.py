@@ -173,7 +173,7 @@ def check_lossless(
 
     Raises:
         InvalidMeasurementError: `CONTROL_UNSTEADY`, the plain answers at another batch size differ
-            by more than rounding explains.
+            by more than rounding explains; or a server didn't answer.
     """
     partings = _partings(prompt_ids, plain, speculative, score)
     plain_partings = None
