@@ -226,8 +226,10 @@ class StoredAcceptance(
 
     @property
     def all_prompts(self) -> Sequence[StoredPrompt]:
-        """The counts of each prompt in all launches."""
-        further = itertools.chain.from_iterable(self.further_launches.values())
+        """The counts of each prompt in all launches, in the order of the launches."""
+        # A file has its keys sorted as texts, in which "10" comes before "2".
+        numbers = sorted(self.further_launches, key=lambda number: (len(number), number))
+        further = itertools.chain.from_iterable(self.further_launches[number] for number in numbers)
         return (*self.prompts, *further)
 
 
@@ -517,7 +519,7 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
         stored.all_prompts, tuple[PromptAcceptance, ...], from_attributes=True
     )
     if stored.undrafted_steps:
-        pairs = zip(prompts, stored.undrafted_steps, strict=False)
+        pairs = zip(prompts, stored.undrafted_steps, strict=True)
         prompts = tuple(
             dataclasses.replace(prompt, undrafted_steps=undrafted_steps)
             for prompt, undrafted_steps in pairs
@@ -554,6 +556,8 @@ def check_figures(baseline: Baseline) -> None:
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
 
     # The counts of each prompt, of each round, and of all prompts.
+    if baseline.acceptance is not None:
+        _check_undrafted_steps(baseline.acceptance)
     record = load_acceptance(baseline.acceptance)
     if record is None:
         return
@@ -565,6 +569,19 @@ def check_figures(baseline: Baseline) -> None:
         subject = f"round from prompt '{round_acceptance.prompt_ids[0]}' on"
         check_counts(round_acceptance.counts, subject, drafted_tokens=drafted_tokens)
     check_counts(record.total, "all prompts", drafted_tokens=drafted_tokens)
+
+
+def _check_undrafted_steps(stored: StoredAcceptance) -> None:
+    """Check that each prompt has its number of steps without a draft, or that none has one.
+
+    Raises:
+        InvalidMeasurementError: `COUNTS_INCONSISTENT`.
+    """
+    numbers = len(stored.undrafted_steps)
+    prompts = len(stored.all_prompts)
+    if numbers not in (0, prompts):
+        message = f"{numbers} undrafted_steps, needed none or {prompts}, one for each prompt"
+        raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
 
 
 class _Head(msgspec.Struct, frozen=True):

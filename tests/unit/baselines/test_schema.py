@@ -196,6 +196,24 @@ def test_launches_that_differ_all_stand_in_the_file_one_prompt_a_line(path: Path
     assert acceptance.total.steps == 6 * 60
 
 
+def test_each_of_twelve_launches_gets_back_its_own_steps_without_a_draft(path: Path) -> None:
+    """In a file, the keys of the launches are sorted as texts: "10" comes before "2"."""
+    launches = []
+    for number in range(1, 13):
+        launch = varied(10, 20 + number)
+        prompts = [dataclasses.replace(prompt, undrafted_steps=number) for prompt in launch.prompts]
+        launches.append(dataclasses.replace(launch, prompts=tuple(prompts)))
+    stored = schema.stored_acceptance(*launches)
+    record_baseline(path, msgspec.structs.replace(BASELINE, acceptance=stored))
+
+    loaded = load_baseline(path)
+
+    assert loaded is not None
+    acceptance = schema.load_acceptance(loaded.acceptance)
+    assert acceptance is not None
+    assert acceptance.prompts == tuple(prompt for launch in launches for prompt in launch.prompts)
+
+
 def test_launches_that_repeat_are_stored_once() -> None:
     """The second launch has half of the prompts, as only the first replays the extension."""
     once = schema.stored_acceptance(varied(10, 20))
@@ -275,6 +293,8 @@ def noisy(between_frac: float, runs: int) -> Baseline:
     return msgspec.structs.replace(BASELINE, noise=noise)
 
 
+TWO_PROMPTS = builders.stored(COUNTS, prompts=2)
+ONE_UNDRAFTED = msgspec.structs.replace(TWO_PROMPTS, undrafted_steps=(3,))
 NO_GOODPUT = builders.baseline({"goodput_requests_per_s": 0.0})
 
 
@@ -283,6 +303,10 @@ NO_GOODPUT = builders.baseline({"goodput_requests_per_s": 0.0})
     [
         (NO_GOODPUT, r"_IMPOSSIBLE: goodput_.* is 0\.0, needed a positive .*; raise the limits"),
         (msgspec.structs.replace(BASELINE, acceptance=NO_SUM), "_INCONSISTENT: all prompts"),
+        (
+            msgspec.structs.replace(BASELINE, acceptance=ONE_UNDRAFTED),
+            "_INCONSISTENT: 1 undrafted_steps, needed none or 2, one for each prompt",
+        ),
         (noisy(-0.1, 5), "_IMPOSSIBLE: noise of speedup"),
         (noisy(float("inf"), 5), "_IMPOSSIBLE: noise of speedup"),
         (noisy(0.1, 1), "_IMPOSSIBLE: noise of speedup"),
