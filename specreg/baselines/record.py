@@ -49,7 +49,8 @@ class RecordedBaseline:
         path: the file.
         old: the baseline that it replaced; None for a new file.
         new: the baseline that it contains.
-        left_out: a sentence that says which metric families are missing and why; empty if none is.
+        left_out: a sentence that says which metric families have no new values, and why; empty if
+            all have.
     """
 
     path: Path
@@ -134,7 +135,9 @@ def record_measurements(
     record_baseline(path, baseline)
     left_out = ""
     if invalid:
-        left_out = f"baseline of '{case.id}': written without {render_invalid(invalid)}"
+        left_out = (
+            f"baseline of '{case.id}': written without new values of {render_invalid(invalid)}"
+        )
     return RecordedBaseline(path=path, old=old, new=baseline, left_out=left_out)
 
 

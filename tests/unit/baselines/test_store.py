@@ -192,8 +192,8 @@ def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) 
     assert written.new.launches == speeds
     assert written.new.acceptance == builders.stored(better)
     assert written.left_out == (
-        "baseline of 'vllm-draft_model-toy-toy-c2': written without throughput, latency, speedup,"
-        " power: THROTTLED: 92 °C"
+        "baseline of 'vllm-draft_model-toy-toy-c2': written without new values of throughput,"
+        " latency, speedup, power: THROTTLED: 92 °C"
     )
 
 
@@ -225,7 +225,7 @@ def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_record
     )
     written = record(tmp_path, measurement, measurement)
     assert written.new.launches == (speeds, speeds)
-    assert written.left_out.endswith("written without power: POWER_INVALID: the sampler ended")
+    assert written.left_out.endswith("new values of power: POWER_INVALID: the sampler ended")
 
 
 def test_the_acceptance_of_the_launch_with_the_most_prompts_is_kept(tmp_path: Path) -> None:
