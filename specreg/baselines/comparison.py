@@ -359,7 +359,7 @@ def _over_all_steps(measurement: Measurement) -> Measurement:
     return dataclasses.replace(measurement, replay=replay)
 
 
-def accepted_nothing(counts: StepCounts) -> str:
+def describe_nothing_accepted(counts: StepCounts) -> str:
     """Describe that no draft was accepted, such as `none of 36 drafts`; empty if one was."""
     if counts.accepted:
         return ""

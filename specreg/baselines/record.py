@@ -14,8 +14,8 @@ from specreg.acceptance.record import NO_STEPS, AcceptanceRecord
 from specreg.baselines import schema
 from specreg.baselines.comparison import (
     NOTHING_ACCEPTED_ADVICE,
-    accepted_nothing,
     change_of_acceptance,
+    describe_nothing_accepted,
     devices_of,
     why_held_back,
 )
@@ -348,7 +348,7 @@ def _check_accepted(measurements: Sequence[Measurement]) -> None:
     if not judged or not records:
         return
     counts = sum((record.total for record in records), NO_STEPS)
-    nothing = accepted_nothing(counts)
+    nothing = describe_nothing_accepted(counts)
     if not nothing:
         return
     problem = "nothing was drafted"

@@ -10,7 +10,7 @@ from specreg.baselines.comparison import (
     NOTHING_ACCEPTED_ADVICE,
     BaselineComparison,
     CaseBaselines,
-    accepted_nothing,
+    describe_nothing_accepted,
     differing_settings,
     why_held_back,
     without_num_prompts,
@@ -397,7 +397,7 @@ def _obstacle_of_nothing_accepted(metric: Metric, evidence: BaselineComparison) 
     acceptance = load_acceptance(recorded)
     if acceptance is None:
         return None
-    nothing = accepted_nothing(acceptance.total)
+    nothing = describe_nothing_accepted(acceptance.total)
     if nothing:
         text = f"the baseline accepted {nothing}, so no loss could ever show"
         measured = evidence.measurement.acceptance
