@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from specreg.baselines.prompt_counts import CountsTable
 
 _MAX_CHANGE_FRAC = 0.5
-"""The largest change in length, relative to the earlier length, that doesn't count as a change."""
+"""A length has changed if it differs by more than this share of the earlier length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

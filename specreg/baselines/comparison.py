@@ -44,7 +44,7 @@ _MAX_SHARE_OF_PROMPT = 0.99
 """The largest share of all steps that one prompt may have. Beyond it, the other prompts are too few
 to estimate how prompts vary."""
 _FEW_PROMPTS = Reason(
-    text=f"fewer than {FEWEST_PROMPTS} prompts have a step, or one has nearly all of them",
+    text=f"fewer than {FEWEST_PROMPTS} prompts have a step, or one has nearly all steps",
     remedy="give more prompts, whose answers are of similar length",
 )
 
@@ -57,7 +57,8 @@ class CaseBaselines:
         environment: the environment of this machine.
         settings: the settings of the case, which a baseline must share.
         exact: the baseline of this environment; None without one.
-        nearest: a baseline of another environment with the same settings; None without one.
+        nearest: a baseline of another environment with the same settings, looked up only without an
+            exact one; None without one.
         published: acceptance from a paper or a blog; None without one.
         control: the baseline of the same load without speculation; None without one.
         control_spreads: how the launches of the control vary, by metric.
@@ -115,7 +116,7 @@ class CaseSpreads:
         launch_variances = {}
         names = itertools.chain.from_iterable(launches)
         for name in dict.fromkeys(names):
-            # A speed of 0 has no logarithm, and `_judge_standstill` judges it.
+            # A speed of 0 has no logarithm. It is judged without an interval, by a rule of its own.
             values = [launch.get(name, 0) for launch in launches]
             logs = [math.log(value) for value in values if value > 0]
             variance = variance_of(logs)
@@ -153,9 +154,10 @@ class BaselineComparison:
     Attributes:
         launches: the launches, at least one.
         baselines: the baselines that apply to the case.
-        measured: the run's counts for the prompts that run and baseline share; None if the run has
-            no counts for single prompts.
-        recorded: the baseline's counts for the same prompts; None if the baseline has none.
+        measured: the run's counts for the prompts that run and baseline share, or for all of its
+            prompts if the baseline has no counts for single prompts; None if the run has none.
+        recorded: the baseline's counts for the same prompts; None if it has no counts for single
+            prompts.
     """
 
     launches: tuple[Measurement, ...]
@@ -274,7 +276,8 @@ class BaselineComparison:
         The control doesn't speculate, so the machine or the engine caused its change.
 
         Returns:
-            None if the control wasn't measured, or has no baseline or no spread.
+            None if the control wasn't measured or may be invalid, or if its value, its baseline or
+            its spread is missing.
         """
         replay = self.measurement.replay
         # If the speedup is invalid, the rounds of the control may be the reason.
@@ -291,7 +294,7 @@ class BaselineComparison:
 
         Returns:
             The ratio over the shared prompts, or over all prompts if the baseline has no counts of
-            single prompts; None without a baseline.
+            single prompts; None without a baseline that has this ratio.
         """
         if self.recorded is not None:
             return _quotient(ratio_parts(metric, self.recorded))
@@ -371,7 +374,8 @@ def describe_nothing_accepted(counts: StepCounts) -> str:
 def without_extension(record: AcceptanceRecord, prompts: int | None) -> AcceptanceRecord:
     """Return the acceptance over the first `prompts` prompts of a record.
 
-    A case's own prompts come first, and those of an extension follow. None stands for all prompts.
+    A case's own prompts come first, and the prompts of an extension follow. None stands for all
+    prompts.
     """
     if not record.prompt_ids or prompts is None:
         return record
@@ -437,8 +441,8 @@ def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason
     effect = _change_of_tables(metric, counts.measured, counts.reference)
     if effect is None:
         return Reason(
-            text="side A accepted nothing, B took no step, or one prompt has nearly all steps: no"
-            " ratio can be compared"
+            text="side A accepted nothing, B took no step, or a few prompts have nearly all steps:"
+            " no ratio can be compared"
         )
     return effect
 
@@ -488,7 +492,8 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Effect |
     """Return how a metric differs between an old and a new baseline.
 
     Returns:
-        None if one of them lacks the metric, or if its spread is unknown.
+        None if one of them lacks the metric, if its spread is unknown, or if they share too few
+        prompts.
     """
     if metric.by_launch:
         spreads = spreads_of(CaseSpreads.of(new.launches, new.noise))
@@ -506,7 +511,7 @@ def change_of_acceptance(
     """Return the change of an acceptance metric over the prompts that both records have.
 
     Returns:
-        None if they share too few prompts, or if one has no ratio.
+        None if they share too few prompts, if one has no ratio, or if it depends on a few prompts.
     """
     answers = answers_in_common([new], [old])
     new_table, old_table = common_tables(*answers)
@@ -516,7 +521,7 @@ def change_of_acceptance(
 
 
 def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[str, Spread]:
-    """Return how the launches of a case vary, by metric, corrected by those of other cases.
+    """Return how the launches of a case vary, by metric, moderated by those of other cases.
 
     Three launches show a spread badly, and different loads have different spreads. So a case's own
     spread is moved towards the typical one. A metric without any spread is left out.
@@ -544,9 +549,9 @@ def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[
 def _moderated(
     name: str, own: Mapping[str, Variance], others: Iterable[Mapping[str, Variance]]
 ) -> Variance:
-    """Return the variance of a metric, moved towards that of other cases.
+    """Return the variance of a metric, moved towards the variances of other cases.
 
-    If it is unknown, its freedom is 0.
+    An unknown variance has 0 degrees of freedom.
     """
     variances_of_others = [variances[name] for variances in others if name in variances]
     return shrunk(own.get(name), variances_of_others, NOTHING_KNOWN)
@@ -573,7 +578,7 @@ def without_num_prompts(settings: CaseSettings) -> CaseSettings:
 
 
 def why_held_back(launches: Iterable[Measurement], baseline: Baseline | None) -> Invalidity | None:
-    """Return why the speeds of launches are invalid, if a GPU ran slower than when recorded.
+    """Return why the speeds of launches are invalid if a GPU ran slower than when it was recorded.
 
     Returns:
         None if no GPU ran slower, or if the clocks are unknown.
@@ -627,7 +632,7 @@ def _kind(device: RecordedDevice) -> str:
 
 
 def _quotient(parts: tuple[Column, Column] | None) -> float | None:
-    """Return Σ numerators / Σ denominators; None if it doesn't exist."""
+    """Return Σ numerators / Σ denominators; None without parts, or if all denominators are 0."""
     if parts is None:
         return None
     numerators, denominators = parts

@@ -1,7 +1,7 @@
 """Estimate how long a case takes, from its recorded baselines or else by a rough guess.
 
-The estimate is used to cut a run into shards of about the same length, and `specreg matrix` shows
-it.
+The estimate is used to cut a run into shards of about the same length, and to show the progress of
+a run. `specreg matrix` prints it.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from specreg.matrix.case import Case, ServerSpec, companions_of, in_run_order
 from specreg.measurement.metrics import METRICS
 
 START_S = {"cpu": 30.0, "gpu": 120.0}
-"""How long a server takes to start, by kind of machine. The value for CPUs was measured. The value
-for GPUs, where kernels are compiled and graphs captured, is a guess."""
+"""How long a server takes to start, by kind of machine, in seconds. The value for CPUs was
+measured. The value for GPUs, where kernels are compiled and graphs captured, is a guess."""
 _RECORDED_HERE = "recorded"
 """The source of an estimate that comes from a baseline of this machine."""
 READ_GIB_PER_S = 1560.0
@@ -55,7 +55,9 @@ class Estimate:
 def estimate_of(
     case: Case, store: BaselineStore, kind: str, among: Collection[Path] | None = None
 ) -> Estimate:
-    """Estimate how long a case takes: warm-up, rounds, power sampling and checks of both servers.
+    """Estimate how long a launch of a case takes.
+
+    It consists of the warm-up, the rounds, the power sampling and the checks of both servers.
 
     Args:
         case: the case.
@@ -63,7 +65,7 @@ def estimate_of(
         kind: the kind of machine that the tier is for, "cpu" or "gpu".
         among: the baseline files that are used; None for all.
     """
-    # How long a prompt takes on the server, and on the control if there is one.
+    # Find out how long a prompt takes on the server, and on the control if there is one.
     cases = [case]
     if case.control:
         cases.append(dataclasses.replace(case, server=case.control, control=None))
@@ -74,7 +76,7 @@ def estimate_of(
     paces_s = [max(seconds, least_pace_s) for seconds, _ in paces]
     sources = dict.fromkeys(source for _, source in paces)
 
-    # How often each server replays its prompts. Each of two servers has to go first once.
+    # Count how often each server replays its prompts. Each of two servers has to go first once.
     warm_up_requests = _WARM_UP_BATCHES * (case.load.concurrency or 1)
     fewest_passes = 1
     if case.control and case.rounds == 1:
@@ -123,7 +125,7 @@ def _pace(
 
 
 def _tokens_per_prompt(baseline: Baseline) -> float | None:
-    """Return the mean number of tokens in all answers to a prompt; None if none is recorded."""
+    """Return the mean number of tokens of a conversation's answers; None if none is recorded."""
     answers = baseline.acceptance.prompts if baseline.acceptance else ()
     conversations = sum(answer.turn == 1 for answer in answers)
     if not conversations:
@@ -147,7 +149,9 @@ def _guessed_step_s(case: Case, kind: str) -> float:
 
 
 def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gpus: int) -> float:
-    """Return how long a run takes if each GPU runs one server group at a time, the longest first.
+    """Return how long a run takes, in seconds, if each GPU has one server group at a time.
+
+    The longest groups start first.
 
     Args:
         cases: the cases, none of which takes more GPUs than there are.
@@ -197,10 +201,11 @@ def measured_together(cases: Sequence[Case], fit: Fit) -> list[tuple[Case, ...]]
 
 
 def group_s(group: Sequence[Case], estimates: Mapping[str, Estimate]) -> float:
-    """Return how many seconds the cases of a group take, whose control is measured only once.
+    """Return how many seconds a group of cases takes. Their control is measured only once.
 
     Args:
-        group: cases that are measured side by side. One without speculation is the control itself.
+        group: cases that are measured side by side. A case without speculation is the control
+            itself.
         estimates: how long each case takes, by its id.
     """
     own_s = 0.0
@@ -216,7 +221,7 @@ def group_s(group: Sequence[Case], estimates: Mapping[str, Estimate]) -> float:
 
 
 def run_s(cases: Sequence[Case], estimates: Mapping[str, Estimate], kind: str, fit: Fit) -> float:
-    """Return how long a run of cases takes, in seconds times the number of GPUs of each case.
+    """Return how long a run of cases takes, with the seconds of each case times its GPUs.
 
     Args:
         cases: the cases.

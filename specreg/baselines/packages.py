@@ -48,7 +48,7 @@ def record_packages(folder: Path, packages: Sequence[str]) -> None:
 
 
 def recorded_packages(folder: Path, sha256: str) -> tuple[str, ...]:
-    """Return the recorded packages with a checksum; empty if the list is missing or was changed."""
+    """Return the recorded list with this checksum; empty if it is missing or was changed."""
     try:
         text = read_regular(packages_path(folder, sha256), MIB).decode()
     except (OSError, UnicodeDecodeError):
@@ -60,7 +60,7 @@ def recorded_packages(folder: Path, sha256: str) -> tuple[str, ...]:
 
 
 def render_differences(before: Sequence[str], after: Sequence[str]) -> str:
-    """Render the packages that differ with both versions. At most a dozen of them are named."""
+    """Render the packages that differ, each with both versions. At most a dozen are named."""
     changes = differing_packages(before, after)
     omitted = len(changes) - _MAX_SHOWN
     shown = ", ".join(changes[:_MAX_SHOWN])
@@ -72,7 +72,7 @@ def render_differences(before: Sequence[str], after: Sequence[str]) -> str:
 def package_remarks(folder: Path, measurement: Measurement, baseline: Baseline) -> Iterator[str]:
     """Yield a remark if the packages of a measurement and its baseline differ.
 
-    If the engine's version differs, there is none: other packages are then expected.
+    If the engine's version differs too, there is no remark, because other packages are expected.
 
     Args:
         folder: the machine's folder of baselines.

@@ -102,9 +102,9 @@ def _in_rounds(
 ) -> Iterator[PromptAcceptance]:
     """Yield the answers of a record under the names of their rounds.
 
-    A round whose counts are those of the whole round is one answer. Of any other round each request
-    is an answer, as if the round were a prompt and its requests were the turns of this prompt. Such
-    a round is left out if the record lacks one of its prompts.
+    A round that was counted as a whole is one answer. In any other round each request is an answer,
+    as if the round were a prompt, and its requests were the turns of this prompt. Such a round is
+    left out if the record lacks one of its prompts.
 
     Args:
         record: the record, which has counts of rounds or of single requests.
@@ -132,7 +132,7 @@ def _in_rounds(
 
 
 def _round_name(prompt_ids: Sequence[str]) -> str:
-    """Return the name of a round: the id of its only prompt, or those of the first and the last."""
+    """Return the name of a round: the id of its prompt, or the ids of the first and the last."""
     first = prompt_ids[0]
     if len(prompt_ids) == 1:
         return first

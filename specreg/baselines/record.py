@@ -38,7 +38,7 @@ from specreg.telemetry.sensor import SCRIPTED
 COMMIT = "SPECREG_COMMIT"
 """The environment variable that names the commit of a copy without its repository."""
 _SAME_AL_FRAC = 0.005
-"""Two acceptance lengths count as equal if they differ by no more than this."""
+"""Two acceptance lengths count as equal if they differ by no more than this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,8 @@ def record_measurements(
 ) -> RecordedBaseline:
     """Write the baseline of one case from the measurements of its launches.
 
-    A metric family that is invalid in a launch keeps the values of the earlier baseline.
+    A metric family that is invalid in a launch keeps the values of the earlier baseline, if the
+    settings are still the same.
 
     Args:
         measurements: the measurement of each launch of the case, at least one.
@@ -147,14 +148,15 @@ def _check_recordable(
     """Check that the measurements of a case may be recorded.
 
     Raises:
-        BaselineError: acceptance is invalid, a device is one of a test, the launches disagree, or
-            no draft was accepted.
+        BaselineError: acceptance is invalid, or a speed if there is no acceptance; a device is one
+            of a test; the launches disagree; or no draft was accepted.
     """
     first = measurements[0]
     # Without acceptance, the speeds are all there is to record. Power may be missing, because it is
     # recorded separately.
-    has_only_invalid_speeds = first.acceptance is None and bool(invalid.keys() - {Family.POWER})
-    if Family.ACCEPTANCE in invalid or has_only_invalid_speeds:
+    has_invalid_speed = bool(invalid.keys() - {Family.POWER})
+    lacks_acceptance = first.acceptance is None
+    if Family.ACCEPTANCE in invalid or (lacks_acceptance and has_invalid_speed):
         raise _refusal(first.case, str(next(iter(invalid.values()))))
     device_names = [device.name for device in devices_of(measurements)]
     for name in (*environment.gpus, *device_names):
@@ -176,7 +178,7 @@ def _provenance_of(
     draft_sha256 = ""
     if measurement.draft:
         draft_sha256 = model_sha256(measurement.draft)
-    # The date of UTC, so that it doesn't depend on where the machine is.
+    # The date in UTC doesn't depend on where the machine is.
     today = dt.datetime.now(tz=dt.UTC).date()
     return schema.Provenance(
         engine_version=measurement.engine_version,
@@ -207,9 +209,10 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
 
     Raises:
         BaselineError: the existing file can't be read, so it isn't overwritten. Or the new one
-            couldn't be read again, because a figure is impossible. Or the file can't be written.
+            couldn't be read again, because a figure is impossible or the file would be too large.
+            Or the file can't be written.
     """
-    # Raises if the existing file can't be read.
+    # This raises if the existing file can't be read.
     load_baseline(path)
     try:
         schema.check_figures(baseline)
@@ -220,7 +223,8 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
             raise BaselineError(f"baseline '{path}': not written, it has {size}; {advice}")
         replace_file(path, content)
     except (InvalidMeasurementError, OSError) as error:
-        advice = "raise the limits, or look at the figures of the run"
+        # A goodput is 0 if no request kept the limits of the case.
+        advice = "raise the limits of the case, or look at the figures of the run"
         if isinstance(error, OSError):
             advice = "make room or repair its rights"
         message = f"baseline '{path}': not written, {schema.why_unusable(b'', error)}; {advice}"
@@ -248,9 +252,10 @@ def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> In
 def _speeds_of(
     measurements: Sequence[Measurement], invalid: Invalid
 ) -> tuple[dict[str, float], ...]:
-    """Return the speeds of each launch; empty if a launch has no valid speed.
+    """Return the speeds of each launch; empty if an invalidity leaves a launch without speeds.
 
-    A single launch doesn't show how launches vary, so only its acceptance is recorded.
+    A single launch doesn't show how launches vary, so only its acceptance is recorded, and the
+    result is empty.
 
     Raises:
         BaselineError: there is a single launch, and it has no acceptance.
@@ -315,7 +320,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
     """Check that the launches of a case have the same acceptance length (AL).
 
     The AL of a launch may differ from the first one by 0.5 %, or by as much as chance explains over
-    the prompts that both replayed. Without counts of single prompts, nothing is left to chance.
+    the prompts that both replayed. Without counts of single prompts, only the 0.5 % are allowed.
 
     Raises:
         BaselineError: two launches disagree.
@@ -337,7 +342,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
 def _check_accepted(measurements: Sequence[Measurement]) -> None:
     """Check that some draft was accepted, if the acceptance of the case is judged.
 
-    A baseline in which nothing was accepted would pass whatever a later run accepts.
+    With a baseline in which nothing was accepted, every later run would pass.
 
     Raises:
         BaselineError: no launch accepted a draft.
