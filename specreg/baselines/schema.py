@@ -37,10 +37,11 @@ from specreg.telemetry.identity import Environment
 from specreg.telemetry.sensor import Scope
 
 SCHEMA_VERSION = 5
+"""The version of the format in which baselines are written."""
 _OLDEST_VERSION = 4
 """The oldest version that can be read. Its files have no `further_launches`."""
 _FEWEST_RUNS = 2
-"""The fewest runs whose noise can be estimated."""
+"""The fewest runs that show a spread."""
 MAX_BYTES = 4 * MIB
 """The largest baseline, of some 50,000 answers. Each of a case's metrics adds up all of them, so a
 file of 19 MiB took 46 s."""
@@ -52,14 +53,14 @@ _MAX_ROUNDING_TOKENS = 0.02
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a baseline comes from. This is shown to readers and never compared.
+    """Where a baseline comes from. It doesn't decide whether a run can be compared with it.
 
     Attributes:
         engine_version: the version of the engine.
         draft_sha256: the checksum of the draft's files; empty without a draft.
         specreg_version: the version of specreg.
-        commit: the commit of the repository that recorded it; empty outside a repository.
-        recorded_on: the date of the recording.
+        commit: the commit of the repository that recorded it; empty if unknown.
+        recorded_on: the date of the recording, in UTC.
         reason: the text of `--reason`, or else the engine, its version and the commit.
         driver_version: the version of the GPU driver; empty without a GPU.
         torch_version: the version of PyTorch in the engine's environment; empty if unknown.
@@ -122,8 +123,8 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return what a run can detect of a speed.
 
         Args:
-            mde_frac_by_launches: the minimum detectable effect of 1, 2, 3, … launches.
-            tolerance_frac: the tolerated loss, 0..1.
+            mde_frac_by_launches: the minimum detectable effect with 1, 2, 3, … launches.
+            tolerance_frac: the tolerated loss, as a share.
             run_launches: the most launches that a run takes.
             nights: how many nights together would decide; 0 if no number would.
         """
@@ -298,7 +299,8 @@ def load_baseline(path: Path) -> Baseline | None:
     """Load a baseline; None if there is no file.
 
     Raises:
-        BaselineError: the file can't be read, or has another format. It isn't changed.
+        BaselineError: the file can't be read, has another format, or has impossible figures. It
+            isn't changed.
     """
     content = b""
     try:
@@ -322,7 +324,7 @@ def _check_version(path: Path, version: int) -> None:
     """Check that this specreg can read a version of the format.
 
     Raises:
-        BaselineError: it can't.
+        BaselineError: the version is too old or too new.
     """
     if _OLDEST_VERSION <= version <= SCHEMA_VERSION:
         return
@@ -474,7 +476,7 @@ def _undrafted_steps(prompts: Sequence[PromptAcceptance]) -> tuple[int, ...]:
     """Return the number of steps without a draft for each prompt.
 
     Returns:
-        Nothing if no prompt has such a step, or if their number is unknown for one of them.
+        Empty if no prompt has such a step, or if the number of one prompt is unknown.
     """
     undrafted_steps = tuple(
         prompt.undrafted_steps for prompt in prompts if prompt.undrafted_steps is not None
@@ -512,7 +514,15 @@ def _stored_round(round_acceptance: RoundAcceptance, launch: int) -> StoredRound
 
 
 def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
-    """Convert the stored form back to a record, which has the answers of all launches."""
+    """Convert the stored form back to a record, which has the answers of all launches.
+
+    Returns:
+        None without a stored form.
+
+    Raises:
+        ValueError: the prompts and their steps without a draft differ in number. `check_figures`
+            refuses such a baseline first.
+    """
     if stored is None:
         return None
     prompts = msgspec.convert(
@@ -544,7 +554,7 @@ def check_figures(baseline: Baseline) -> None:
     Raises:
         InvalidMeasurementError: `FIGURE_IMPOSSIBLE`, or a code of `check_counts`.
     """
-    # The speeds and their noise.
+    # Check the speeds and their noise.
     for launch in baseline.launches:
         for name, value in launch.items():
             if not 0 < value < math.inf:
@@ -555,7 +565,7 @@ def check_figures(baseline: Baseline) -> None:
             message = f"noise of {name} is {noise}"
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
 
-    # The counts of each prompt, of each round, and of all prompts.
+    # Check the counts of each prompt, of each round, and of all prompts.
     if baseline.acceptance is not None:
         _check_undrafted_steps(baseline.acceptance)
     record = load_acceptance(baseline.acceptance)
@@ -605,7 +615,10 @@ def why_unusable(content: bytes, error: Exception) -> str:
 
 
 def _render(value: object, indent: str) -> str:
-    """Render a value as JSON, with a line for each key of a mapping and each list in a list."""
+    """Render a value as JSON, with a line for each key of a mapping.
+
+    A list that contains lists or mappings has a line for each item.
+    """
     deeper = indent + " "
     if isinstance(value, dict):
         rows = [
@@ -680,13 +693,14 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def has_acceptance(self) -> bool:
-        """Whether it has any acceptance, which can be judged, and not only a speedup."""
+        """Whether any acceptance was published, which can be judged, and not only a speedup."""
         figures = (self.acceptance_length_tokens, self.acceptance_rate_frac, *self.position_frac)
         # A published figure of 0 is one too.
         return any(figure is not None for figure in figures)
 
     def value(self, metric_name: str) -> float | None:
         """Return the published value of a metric; None if it wasn't published."""
+        # The positions are in one field. Each other field is named after its metric.
         positions = {
             f"acceptance_pos{position}_frac": share
             for position, share in enumerate(self.position_frac, start=1)
@@ -710,9 +724,7 @@ def published_for(case: Case, published: Iterable[PublishedFigure]) -> Published
     """Return the first figure that matches a case, preferably one with acceptance; None without."""
     matching = [figure for figure in published if _matches(figure, case)]
     with_acceptance = [figure for figure in matching if figure.has_acceptance]
-    for figure in (*with_acceptance, *matching):
-        return figure
-    return None
+    return next(iter((*with_acceptance, *matching)), None)
 
 
 def _matches(figure: PublishedFigure, case: Case) -> bool:
@@ -741,7 +753,7 @@ def _matches(figure: PublishedFigure, case: Case) -> bool:
 
 
 def _contradictions(published: PublishedFigure) -> Iterator[str]:
-    """Yield the contradictions in a figure, each with what was found and what is needed."""
+    """Yield the contradictions in a figure: what it has, and what is needed instead."""
     length = published.acceptance_length_tokens
     positions = published.position_frac
     draft_tokens = published.draft_tokens

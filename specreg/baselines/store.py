@@ -31,8 +31,8 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
     """Return the settings that must be equal for two measurements of a case to be compared.
 
     The checksum of the prompts covers those that a run with the matrix's settings may replay: the
-    case's own, and as many again, which are replayed if the first ones can't decide the acceptance
-    (the extension). Secrets are hidden, as in the file of a baseline.
+    case's own, and as many again, the extension, which are replayed if the case's own prompts can't
+    decide the acceptance. Secrets are hidden, as in the file of a baseline.
 
     Args:
         case: the case.
@@ -133,7 +133,7 @@ class BaselineStore:
         )
 
     def files(self, case_ids: Iterable[str]) -> Iterator[Path]:
-        """Yield the baseline files of cases: that of this machine, or else those of all others."""
+        """Yield the baseline files of each case: this machine's, or else all other machines'."""
         for case_id in case_ids:
             path = self.path(case_id)
             if path.exists():
@@ -178,7 +178,7 @@ class BaselineStore:
                 for field in Environment.__struct_fields__
             )
 
-        # Sorted, so that of equally similar machines always the same one is taken.
+        # Sorted, so that the same one of several equally similar machines is always taken.
         paths = sorted(self.folder.glob(f"*/{case.id}.json"))
         baselines, _ = schema.read_baselines(paths)
         comparable = [baseline for baseline in baselines.values() if baseline.case == settings]
@@ -207,7 +207,7 @@ class BaselineStore:
     def _control_spreads(self, case: Case, control: Baseline | None) -> Mapping[str, Spread]:
         """Return how the launches of the control vary.
 
-        Few launches show their spread badly, so it is pulled towards the spread of other cases.
+        Few launches show a spread badly, so it is moved towards the spread of other cases.
         """
         if control is None or case.control is None:
             return {}
