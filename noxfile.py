@@ -66,7 +66,10 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
 
 
 def _suite(session: nox.Session, *arguments: str) -> None:
-    """Run the suite, whose hints name this session, and not the options that it gives itself."""
+    """Run the suite.
+
+    The commands in its hints name this session, and leave out the options that the session gives.
+    """
     session.env["SPECREG_LAUNCHER"] = f"nox -s {session.name} --"
     session.env["SPECREG_LAUNCHER_OPTIONS"] = shlex.join(arguments)
     _pytest(session, *arguments)
@@ -81,7 +84,7 @@ def _specreg(session: nox.Session, *arguments: str) -> None:
 
 
 def _has_chromium() -> bool:
-    """True if the machine has a Chromium: a distribution's, so that Playwright's isn't fetched."""
+    """Return whether the machine has a Chromium, so that Playwright's own isn't fetched."""
     names = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
     return "SPECREG_CHROMIUM" in os.environ or any(map(shutil.which, names))
 
@@ -119,7 +122,7 @@ def tests(session: nox.Session) -> None:
     """Run the project's own tests, without an engine or a GPU; about eight minutes.
 
     The longest tests go first, and a file goes to one worker, because its tests share recordings.
-    There is one worker more than the two cores of CI, because tests wait for servers and clocks.
+    There are four workers even on two cores, because many tests wait for servers and clocks.
     """
     _install(session, "tests")
     folders = ("tests/plugin", "tests/gate/test_gate_command.py", "tests/unit", "tests/fuzz")
@@ -175,14 +178,14 @@ def selftest(session: nox.Session) -> None:
 
 @nox.session(tags=["develop"])
 def exports(session: nox.Session) -> None:
-    """Read each export back with the tool it is for; a minute, needs promtool."""
+    """Read each export with the tool that it is made for; a minute, needs promtool."""
     _install(session, "exports")
     _pytest(session, "tests/exports")
 
 
 @nox.session(tags=["develop"])
 def browser(session: nox.Session) -> None:
-    """Click through the page of a run in Chromium; SPECREG_CHROMIUM names another one."""
+    """Click through the page of a run in Chromium; SPECREG_CHROMIUM names another browser."""
     _install(session, "browser")
     if not _has_chromium():
         session.run("playwright", "install", "--with-deps", "chromium")
@@ -196,14 +199,14 @@ def package(session: nox.Session) -> None:
     builds = [Path(session.create_tmp()) / name for name in ("first", "second")]
     for folder in builds:
         shutil.rmtree(folder, ignore_errors=True)
-        # What is packed has the time of the commit: a later build of it is the same.
+        # Packed files get the time of the commit, so that later builds of the commit are equal.
         epoch = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
         command = ("uv", "build", "--quiet", "--out-dir", str(folder))
         session.run(*command, env={"SOURCE_DATE_EPOCH": str(epoch).strip()})
     first, second = ({path.name: path.read_bytes() for path in build.iterdir()} for build in builds)
     if first != second:
         session.error(
-            "package: two builds of one commit differ; see what in it has a time of its own"
+            "package: two builds of one commit differ; find what was built with another time"
         )
     files = sorted(map(str, builds[0].glob("specreg-*")))
     (wheel,) = (name for name in files if name.endswith(".whl"))
@@ -216,7 +219,7 @@ def package(session: nox.Session) -> None:
 
 @nox.session(tags=["develop"])
 def audit(session: nox.Session) -> None:
-    """Look for known vulnerabilities in what is locked; red if that can't be looked up."""
+    """Look for known vulnerabilities in what is locked; fails if they can't be looked up."""
     _install(session, "audit", project=False)
     session.run("python", ".ci/audit.py", _LOCK, *session.posargs)
 
@@ -297,7 +300,7 @@ def flags(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Plant faults in a real engine, and kill servers and runs; a long session.
 
-    `-- -k "not row"` leaves the killed ones out, `-- -m "not vllm"` those on a real engine.
+    `-- -k "not row"` runs only the planted faults, and `-- -m "not vllm"` starts no real engine.
     """
     _install(session, "tests")
     _pytest(session, "tests/faults")

@@ -1,7 +1,7 @@
 """Look for known vulnerabilities in what the sessions install, with pip-audit.
 
-Exit status: 0 if none is known, 1 if there are some, which are named, and 10 if that couldn't be
-looked up. pip-audit calls the last one a success, because it skips what it can't look up.
+Exit status: 0 if no vulnerability is known, 1 if some are, which are named, and 10 if that couldn't
+be looked up. pip-audit itself skips what it can't look up, and ends with 0.
 """
 
 import subprocess
@@ -20,8 +20,8 @@ class Vulnerability(msgspec.Struct, frozen=True, kw_only=True):
     """A known vulnerability.
 
     Attributes:
-        id: its name.
-        fix_versions: the versions without it.
+        id: The name of the vulnerability.
+        fix_versions: The versions without it.
     """
 
     id: str
@@ -32,10 +32,10 @@ class Dependency(msgspec.Struct, frozen=True, kw_only=True):
     """A distribution that was looked up.
 
     Attributes:
-        name: the name of the distribution.
-        version: its version; empty if it was skipped.
-        vulns: its vulnerabilities, by pip-audit's name for them.
-        skip_reason: why it wasn't looked up; empty if it was.
+        name: The name of the distribution.
+        version: Its version; empty if it was skipped.
+        vulns: Its vulnerabilities. The field has pip-audit's name.
+        skip_reason: Why it wasn't looked up; empty if it was.
     """
 
     name: str
@@ -54,7 +54,7 @@ def judge(answer: bytes) -> tuple[int, str]:
     """Return the exit status and what to print.
 
     Args:
-        answer: pip-audit's answer; empty or no JSON if it failed.
+        answer: The answer of pip-audit; empty, or not JSON, if pip-audit failed.
     """
     try:
         dependencies = msgspec.json.decode(answer, type=Audit).dependencies
@@ -77,8 +77,8 @@ def judge(answer: bytes) -> tuple[int, str]:
         reason = skipped[0].skip_reason if skipped else "nothing was looked up"
         message = (
             f"UNKNOWN: {len(skipped)} of {len(dependencies)} packages weren't looked up, the first"
-            f" because: {reason}; run it where pypi.org can be reached, or api.osv.dev with"
-            " --vulnerability-service osv"
+            f" because: {reason}; run it where pypi.org can be reached, or with"
+            " --vulnerability-service osv where api.osv.dev can be"
         )
         return UNKNOWN_STATUS, message
     return NONE_STATUS, f"NONE: no vulnerability is known of {len(dependencies)} packages"

@@ -14,7 +14,7 @@ _FILE = "pyproject.toml"
 
 
 def pins_in(text: str) -> dict[str, str]:
-    """Return by engine the requirement that the text of a pyproject.toml pins."""
+    """Return the requirement of each engine that the text of a pyproject.toml pins, by engine."""
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     return {name: extras[name][0] for name in _ENGINES if extras.get(name)}
 

@@ -1,7 +1,7 @@
 """Write the locks of the engines' environments anew: what is installed with each, with checksums.
 
-A lock holds for every Python from 3.11 on and for every kind of Linux machine. Where its files came
-from isn't written, so that a mirror does. `--upgrade` takes newer packages.
+A lock holds for every Python from 3.11 on and for every kind of Linux machine. It doesn't say where
+its files came from, so a mirror will do. `--upgrade` takes newer packages.
 """
 
 import subprocess
@@ -16,11 +16,11 @@ from specreg.engines.registry import ENGINES
 from specreg.servers.installer import uv_command
 
 _LOCKED = ("reference", "sglang", "vllm")
-"""The engines whose packages PyPI has; others come from an index or an image of their own."""
+"""The engines whose packages PyPI has. The others come from an index or an image of their own."""
 
 
 def requirements_of(engine: Engine) -> Iterator[Requirement]:
-    """Yield what is installed for an engine on a machine without a GPU, and on one with."""
+    """Yield what is installed for an engine on a machine without a GPU, and on one with a GPU."""
     for on_gpu in (False, True):
         try:
             yield engine.requirement(on_gpu=on_gpu)
@@ -29,7 +29,7 @@ def requirements_of(engine: Engine) -> Iterator[Requirement]:
 
 
 def write_lock(engine: Engine, requirement: Requirement, arguments: list[str]) -> Path:
-    """Write the lock of a requirement, with the packages that single methods need."""
+    """Write the lock of a requirement, with the packages that only some methods need."""
     device = "gpu" if requirement.local_torch is None else "cpu"
     path = LOCKS / f"{requirement.package}-{requirement.version}-{device}.txt"
     spellings = engine.methods.values()

@@ -1,11 +1,11 @@
 """Type the commands of the README and of the guides, word for word, in a fresh clone.
 
-Without an option this types the set-up and asks whether each command is understood (`--co`,
-`--help`, `--list`). Then it types what a repository of one's own needs, with the wheel alone.
+Without an option this script types the set-up and asks whether each command is understood (`--co`,
+`--help`, `--list`). Then it types the commands of a user's own repository, with the wheel alone.
 
-With `--real` it runs the README's five lines and a case in the other repository, which takes an
-hour. The gate would take hours for all cases of a tier, so it gets half an hour, and any answer of
-it will do.
+With `--real` it runs the README's five lines, and a case in the user's own repository, which takes
+an hour. The gate would take hours for all cases of a tier, so it gets half an hour, and any of its
+answers will do.
 
 Exit status: 0 if all commands were understood, 1 if one of them wasn't.
 """
@@ -38,7 +38,7 @@ FIVE_LINES = (
     "nox -s cpu_perf",
     "nox -s tests",
 )
-"""The lines of the product; the README has to hold each of them."""
+"""The five lines of the product, which the README must have: one without and with an option."""
 WITHOUT_GPU = {"nox -s gpu_perf": "tier 'gpu' needs 1 GPU(s), this machine has 0"}
 """The message with which a line is allowed to fail on a machine without a GPU."""
 
@@ -50,7 +50,7 @@ ELSEWHERE = (
     "pytest -k eagle3 --specreg-tier=cpu --co -q",
     "nox --list",
 )
-"""What is typed in a repository of one's own."""
+"""What is typed in a user's own repository, beside the clone."""
 ELSEWHERE_REAL = 'pytest -k "ngram and c1" --specreg-tier=cpu --update-baselines'
 
 STAND_INS = {
@@ -62,15 +62,15 @@ STAND_INS = {
     "NAME": "gsm8k",
     "FILE": "prompts.jsonl",
 }
-"""What stands for the placeholders of the guides."""
+"""What replaces the placeholders of the guides."""
 _PROGRAMS = ("nox ", "pytest ", "specreg ", "uv pip ")
 _QUESTIONS_AT_ONCE = 3
 _HIDDEN = ("VIRTUAL_ENV", "NOX_CURRENT_SESSION", "SPECREG_LAUNCHER", "PYTHONPATH", "PYTHONHOME")
-"""Variables of whoever runs this, which a user who begins doesn't have."""
+"""Variables that may be set where this script runs, and that a new user doesn't have."""
 
 
 class Step(NamedTuple):
-    """A command to type, and the line of a page that it stands for."""
+    """A command to type, and the line of a page that it tries."""
 
     command: str
     line: str
@@ -86,7 +86,7 @@ def setup_lines(readme: str) -> list[str]:
 def commands_of(page: str) -> list[str]:
     """Return the commands of a page, in its text and in its examples, each once.
 
-    Commands with a variable of a shell or of a workflow aren't among them: tests type those.
+    Commands with a variable of a shell or of a workflow are left out, because tests type those.
     """
     spans = re.findall(r"`([^`\n]+)`", page)
     examples = [line.strip() for line in re.findall(r"^    (.+)$", page, re.MULTILINE)]
@@ -96,7 +96,7 @@ def commands_of(page: str) -> list[str]:
 
 
 def question(command: str) -> str:
-    """Return the command that asks whether another is understood, and does nothing else."""
+    """Return a command that asks whether a command is understood, and does nothing else."""
     for name, stand_in in STAND_INS.items():
         command = re.sub(rf"\b{name}\b", stand_in, command)
     program, *words = shlex.split(command)
@@ -117,13 +117,16 @@ def question(command: str) -> str:
 
 
 def environment(folder: Path) -> Mapping[str, str]:
-    """Return the environment of a user who has nothing yet, and no engine either."""
+    """Return the environment of a user who has nothing yet, and no engine either.
+
+    A SPECREG_CACHE that is set already is kept.
+    """
     variables = {name: text for name, text in os.environ.items() if name not in _HIDDEN}
     return {"SPECREG_CACHE": str(folder / "cache"), **variables}
 
 
 def setup_steps(readme: str, *, real: bool) -> Iterator[Step]:
-    """Yield how to install, and with `real` the five lines; each needs those before it."""
+    """Yield how to install, and with `real` the five lines. Each step needs those before it."""
     for line in setup_lines(readme):
         yield Step(line if real else f"{line} -- --co -q", line)
     activation = re.search(r"^    (\. .venv/bin/activate && .+)$", readme, re.MULTILINE)
@@ -137,7 +140,7 @@ def setup_steps(readme: str, *, real: bool) -> Iterator[Step]:
 
 
 def questions(clone: Path) -> list[Step]:
-    """Return what asks whether the commands of all pages are understood, each question once."""
+    """Return the steps that ask whether the commands of all pages are understood, each once."""
     steps: dict[str, Step] = {}
     for path in (path for pattern in GUIDES for path in sorted(clone.glob(pattern))):
         for line in commands_of(path.read_text()):
@@ -147,14 +150,14 @@ def questions(clone: Path) -> list[Step]:
 
 
 def elsewhere_steps(*, real: bool) -> Iterator[Step]:
-    """Yield what is typed in a repository of one's own; each needs those before it."""
+    """Yield what is typed in a user's own repository. Each step needs those before it."""
     yield Step("mkdir ../elsewhere && uv build --wheel --out-dir ../dist", "uv build")
     for line in (*ELSEWHERE, *((ELSEWHERE_REAL,) if real else ())):
         yield Step(f"cd ../elsewhere && export PATH=$PWD/.venv/bin:$PATH && {line}", line)
 
 
 def limited(command: str) -> str:
-    """Return the command, with a limit if it would take hours."""
+    """Return a command, with a limit of time if it would take hours."""
     return f"{command} --minutes {GATE_MINUTES}" if command == GATE else command
 
 
@@ -166,7 +169,7 @@ def allowed_messages(command: str) -> tuple[str, ...]:
 
 
 def is_understood(step: Step, clone: Path) -> bool:
-    """Type a step in the clone, print how long it took, and say whether it was understood."""
+    """Type a step in the clone, print how long it took, and return whether it was understood."""
     before = ". .venv/bin/activate && " if (clone / ".venv").exists() else ""
     began_s = time.monotonic()
     done = subprocess.run(  # noqa: S603 - what the README says
