@@ -1,4 +1,4 @@
-"""Speculation changes no token, and samples as its target does."""
+"""Speculation changes no token of a greedy answer, and draws tokens as the target does."""
 
 import pytest
 

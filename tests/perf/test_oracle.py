@@ -1,4 +1,4 @@
-"""The engine takes the steps that its models and the text give; with `--specreg-oracle`."""
+"""The engine takes the steps that its models give; checked only with `--specreg-oracle`."""
 
 import pytest
 
