@@ -131,6 +131,7 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
 def change_pictures(report: Report) -> Iterator[IntervalPicture]:
     """Yield a picture for each metric that two sides have, with the change of each case."""
     rows_by_metric: dict[str, list[IntervalRow]] = {}
+    two_sided_metrics = set()
     case_ids = {case.case_id for case in report.cases}
     for verdict in last_words(report.run.verdicts):
         comparison = verdict.comparison
@@ -157,10 +158,14 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
             interval=interval,
         )
         rows_by_metric.setdefault(verdict.metric, []).append(row)
+        if comparison.two_sided:
+            two_sided_metrics.add(verdict.metric)
     for metric, rows in rows_by_metric.items():
+        # More power is neither better nor worse.
+        right = "has more" if metric in two_sided_metrics else "is better"
         yield draw_intervals(
             f"Change of {label_of(metric)}",
-            "B against A, with its interval; right of 0 B is better.",
+            f"B against A, with its interval; right of 0 B {right}.",
             rows,
             reference=0.0,
             style=_CHANGES,

@@ -614,14 +614,19 @@ def side_by_side(a: Report, b: Report) -> Report:
 
 def _count_changes(verdicts: Iterable[Verdict]) -> Headline:
     """Return a headline with the number of figures that are better in B and that are worse."""
-    changes = [
-        verdict.comparison.change_frac
-        for verdict in verdicts
-        if verdict.comparison.change_frac is not None
-    ]
-    better = sum(change_frac > 0 for change_frac in changes)
-    worse = sum(change_frac < 0 for change_frac in changes)
-    text = f"of {len(changes)} figures {better} are better in B and {worse} worse; none is judged"
+    compared = 0
+    better = 0
+    worse = 0
+    for verdict in verdicts:
+        change_frac = verdict.comparison.change_frac
+        if change_frac is None:
+            continue
+        compared += 1
+        # More power is neither better nor worse.
+        if not verdict.comparison.two_sided:
+            better += change_frac > 0
+            worse += change_frac < 0
+    text = f"of {compared} figures {better} are better in B and {worse} worse; none is judged"
     return Headline(subject="B against A", tone=Tone.DOUBT, text=text)
 
 
@@ -692,12 +697,17 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
     value_of_b = verdict_of_b.value
     if metric is not None and not obstacle and value_of_a is not None and value_of_b is not None:
         change_frac = better_frac(metric, value_of_b, value_of_a)
+    comparison = Comparison(
+        expected=value_of_a,
+        change_frac=change_frac,
+        two_sided=metric is not None and metric.two_sided,
+    )
     return Verdict(
         case_id=verdict_of_b.case_id,
         metric=verdict_of_b.metric,
         outcome=outcome,
-        value=verdict_of_b.value,
-        comparison=Comparison(expected=verdict_of_a.value, change_frac=change_frac),
+        value=value_of_b,
+        comparison=comparison,
         reason=Reason(text=reason) if reason else None,
     )
 

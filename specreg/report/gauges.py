@@ -55,7 +55,9 @@ def _add_verdicts(
 
     values = gauge("value", "The measured value, in the unit of the metric.")
     expected_values = gauge("expected", "The value of the baseline, or of side A of a gate.")
-    changes = gauge("change_ratio", "The change from the expected value; better is positive.")
+    changes = gauge(
+        "change_ratio", "The change from the expected value; better, or more power, is positive."
+    )
     outcomes = gauge("verdict", "1 for the outcome of a verdict.", "outcome")
     cases = {case.case_id: case for case in report.cases}
     for verdict in last_words(report.run.verdicts):

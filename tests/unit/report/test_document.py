@@ -15,6 +15,7 @@ from specreg.core.reasons import Invalidity, Reason
 from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
+from specreg.report.charts import change_pictures
 from specreg.report.document import (
     Expected,
     Report,
@@ -201,6 +202,21 @@ def test_each_figure_that_both_have_is_compared_and_none_judged() -> None:
     assert {verdict.outcome for verdict in comparison.run.verdicts} == {Outcome.MEASURED}
     message = "of 2 figures 1 are better in B and 0 worse; none is judged"
     assert str(comparison.answers[0]) == f"B against A: {message}"
+
+
+def test_a_power_that_changes_is_neither_better_nor_worse_but_more_or_less() -> None:
+    powers = [
+        dataclasses.replace(reports.HELD, metric="power_w", value=value) for value in (200.0, 250.0)
+    ]
+    a, b = (replace(reports.REPORT, run=reports.run_of(power)) for power in powers)
+    comparison = side_by_side(a, b)
+    (power,) = comparison.run.verdicts
+    assert (power.comparison.change_frac, power.comparison.two_sided) == (0.25, True)
+    assert (
+        comparison.answers[0].text == "of 1 figures 0 are better in B and 0 worse; none is judged"
+    )
+    (picture,) = change_pictures(comparison)
+    assert picture.note == "B against A, with its interval; right of 0 B has more."
 
 
 def test_the_page_and_the_markdown_name_both_runs_and_their_engines() -> None:
