@@ -51,22 +51,25 @@ def baselines(
     by_path, errors = read_baselines(baseline_files(root / DEFAULT_OPTIONS.baselines))
     acceptance_length = METRICS["acceptance_length_tokens"]
     throughput = METRICS["throughput_tokens_per_s"]
-    rows = [
-        (
+    rows = []
+    for path, baseline in by_path.items():
+        provenance = baseline.provenance
+        # A reason may have several lines. Here it is one.
+        reason = " ".join(provenance.reason.split())
+        cells = (
             f"{path.parent.name}/{path.stem}",
-            baseline.provenance.recorded_on,
-            f"{baseline.case.engine}=={baseline.provenance.engine_version}",
+            provenance.recorded_on,
+            f"{baseline.case.engine}=={provenance.engine_version}",
             str(len(baseline.launches)),
             format_number(baseline.expected_value(acceptance_length)),
             format_number(baseline.expected_value(throughput)),
-            " ".join(baseline.provenance.reason.split()),
+            reason,
         )
-        for path, baseline in by_path.items()
-    ]
+        rows.append(cells)
     head = ("baseline", "recorded", "engine", "launches", "AL", "tokens/s", "reason")
     table = render_rows(head, rows, left_columns=("engine",), folded=("reason",))
     say("\n".join((table, *errors)))
-    raise typer.Exit(1 if errors else 0)
+    raise typer.Exit(int(bool(errors)))
 
 
 def engines() -> None:
@@ -119,7 +122,8 @@ def tier_of(folder: Path, name: str | None) -> Tier:
     # With a broken driver, a machine with GPUs would look like one without, and get the tier `cpu`.
     if name is None:
         gpus.check_usable()
-    return load_tier(folder, name or ("gpu" if gpus.devices else "cpu")).chosen(gpus.memory_gib)
+        name = "gpu" if gpus.devices else "cpu"
+    return load_tier(folder, name).chosen(gpus.memory_gib)
 
 
 def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
@@ -145,10 +149,13 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
         estimates: how long each case takes, by its id.
         gpus: the GPUs of this machine.
     """
+    # The table and the total.
     on_gpu = tier.needs_gpus > 0
     rows = [_matrix_row(case, estimates[case.id], on_gpu=on_gpu) for case in tier.cases]
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
     lines = [render_rows(columns, rows, folded=("by",)), "", *_time_lines(tier, estimates, gpus)]
+
+    # What has to be prepared, what was read from commands, and under which licences models are.
     datasets = sorted({case.dataset for case in tier.cases})
     # Only a dataset that needs to be prepared has a licence.
     licensed = [name for name in datasets if dataset_named(name).licence]
@@ -162,6 +169,8 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
     licences = [f"  {pair}: {tier.licences[pair]}" for pair in shown_pairs if pair in tier.licences]
     if licences:
         lines += ["licences of the models:", *licences]
+
+    # How sure the times are, and what doesn't fit.
     if any("guess" in estimate.source for estimate in estimates.values()):
         reads = f"a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s"
         lines.append(f"guess: assumes that {reads}, and that no draft is accepted")

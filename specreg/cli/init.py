@@ -106,8 +106,9 @@ def _existing_path(root: Path, name: str) -> Path | None:
 
 def _files() -> Iterator[tuple[str, str]]:
     """Yield each file that a repository needs: its path relative to the root, and its content."""
-    for path in (path for pattern in _COPIED for path in sorted(OWN_REPOSITORY.glob(pattern))):
-        yield str(path.relative_to(OWN_REPOSITORY)), path.read_text()
+    for pattern in _COPIED:
+        for path in sorted(OWN_REPOSITORY.glob(pattern)):
+            yield str(path.relative_to(OWN_REPOSITORY)), path.read_text()
     yield f"{DEFAULT_OPTIONS.matrix}/gpu.toml", (OWN_REPOSITORY / _TO_FILL_IN).read_text()
     yield f"{DEFAULT_OPTIONS.baselines}/.gitkeep", ""
     yield "pytest.toml", _PYTEST

@@ -72,7 +72,8 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
     """Write a run in some forms, or the second of two runs against the first."""
     for name in to or ():
         check_name("form", name, FORMS, "specreg report --to")
-    run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, names[0] if names else None)
+    first_name = names[0] if names else None
+    run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, first_name)
     document = load_report(run_folder / FILE_NAME)
     declare_report_vocabulary(document, *FLAGS)
     target = folder or run_folder
@@ -94,14 +95,10 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
 def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None:
     """Write the page of the last nights of each machine that has a history."""
     usual = (root / DEFAULT_OPTIONS.runs).parent / "history"
-    machines = [
-        MachineHistory(
-            machine=machine,
-            history=history,
-            expected=_expected_values(root / DEFAULT_OPTIONS.baselines / machine),
-        )
-        for machine, history in load_histories(paths or [usual])
-    ]
+    machines = []
+    for machine, history in load_histories(paths or [usual]):
+        expected = _expected_values(root / DEFAULT_OPTIONS.baselines / machine)
+        machines.append(MachineHistory(machine=machine, history=history, expected=expected))
     for machine_history in machines:
         if machine_history.history.problem:
             say(machine_history.history.problem, err=True)

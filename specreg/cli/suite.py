@@ -69,7 +69,8 @@ def doctor(
     findings = tuple(examine(open_context(root, options, Progress(io.StringIO()))))
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     say(render_findings(findings, color=color), styled=color)
-    raise typer.Exit(int(any(finding.state is State.IN_THE_WAY for finding in findings)))
+    is_blocked = any(finding.state is State.IN_THE_WAY for finding in findings)
+    raise typer.Exit(int(is_blocked))
 
 
 def merge(
@@ -221,23 +222,47 @@ def ray(
     # Start a task for each shard.
     task = cluster.remote(run_shard)
     folder = str(root) if shared else ""
-    waiting = {
-        task.options(
+    resources = None
+    if gpu_kind:
+        # Each node has one unit of the resource that is named after its kind of GPU. Asking for a
+        # little of it restricts the task to such nodes.
+        resources = {f"accelerator_type:{gpu_kind}": 0.001}
+    waiting = {}
+    for shard in cut:
+        shard_task = task.options(
             name=f"shard {shard.number}/{shards}",
             num_gpus=max(group.gpus for group in shard.groups),
             memory=round(memory_gib * _BYTES_PER_GIB),
-            # Each node has one unit of the resource that is named after its kind of GPU. Asking for
-            # a little of it restricts the task to such nodes.
-            resources={f"accelerator_type:{gpu_kind}": 0.001} if gpu_kind else None,
-            # Ray starts a task again only if its node is lost. A shard that fails has a report.
+            resources=resources,
+            # Ray repeats a task only if its node or process is lost. A failed shard has a report.
             max_retries=1,
-        ).remote(shard.number, shards, arguments_given, folder): shard.number
-        for shard in cut
-    }
+        )
+        result = shard_task.remote(shard.number, shards, arguments_given, folder)
+        waiting[result] = shard.number
 
-    # Collect the folders of the shards as they end.
+    # Collect the folders of the runs, and merge them.
     home = Path(tempfile.mkdtemp(prefix="shards-", dir=root / ".specreg"))
-    runs = []
+    runs = list(_run_folders(cluster, waiting, shards, home))
+    cluster.shutdown()
+    if not runs:
+        raise SpecregError("specreg ray: no shard returned its folder; see the messages above")
+    _merge(runs, into, root, options)
+
+
+def _run_folders(
+    cluster: Any,  # noqa: ANN401 - the module of Ray, which is an extra
+    waiting: dict[Any, int],
+    shards: int,
+    home: Path,
+) -> Iterator[Path]:
+    """Yield the folder of each shard's run as the shards end. A shard may end without a folder.
+
+    Args:
+        cluster: the module of Ray.
+        waiting: the number of each shard, by the reference to the result of its task.
+        shards: how many shards the run is cut into.
+        home: the folder in which the folders of the runs are unpacked.
+    """
     while waiting:
         (done,), _ = cluster.wait(list(waiting), num_returns=1)
         number = waiting.pop(done)
@@ -253,13 +278,11 @@ def ray(
             say(output, err=True)
             continue
         try:
-            runs.append(unpack_received(packed, home / str(number)))
+            run_folder = unpack_received(packed, home / str(number))
         except OSError as error:
             say(f"shard {number}/{shards}: lost, its folder {error.strerror}", err=True)
-    cluster.shutdown()
-    if not runs:
-        raise SpecregError("specreg ray: no shard returned its folder; see the messages above")
-    _merge(runs, into, root, options)
+            continue
+        yield run_folder
 
 
 def run_shard(

@@ -223,10 +223,13 @@ class ChatClient:
             check_signalled()
             if not self.running:
                 continue
+            # If no stream shows life, the server hangs.
             tokens_ns = [stream.chunks[-1].at_ns for stream in self.running if stream.chunks]
+            last_alive_ns = max([self.alive_ns, *tokens_ns])
             now_ns = self.clock()
-            if now_ns - max([self.alive_ns, *tokens_ns]) > _SILENCE_S * _NS_PER_S:
+            if now_ns - last_alive_ns > _SILENCE_S * _NS_PER_S:
                 raise HungError(_SILENCE_S)
+            # If only some streams are silent, their requests fail.
             for stream, timeout in self.running.items():
                 is_silent = now_ns - stream.heard_ns > _SILENCE_S * _NS_PER_S
                 if is_silent and not timeout.expired():

@@ -34,6 +34,7 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
     if began is not None:
         began_ns = int(began.timestamp()) * _NS_PER_S
     cases = [case for case in report.cases if case.case_id in measured]
+    # An id becomes the name of a folder, and the report may come from another machine.
     for case in cases:
         check_spelling("case", case.case_id, MAX_CASE_CHARACTERS)
     files = {}

@@ -235,21 +235,21 @@ class _CaseHistory:
         case: the case.
         runs: its runs that judged the metric, the earliest first.
         changes: the change of each run from the baseline, or else from the first run, in percent.
-        first_bad: the index of the first bad run after the last fine one; the number of runs if
-            there is none.
+        first_bad_index: the index of the first bad run after the last fine one; the number of runs
+            if there is none.
     """
 
     case: CaseReport
     runs: Sequence[RunRecord]
     changes: Sequence[float]
-    first_bad: int
+    first_bad_index: int
 
     @property
     def bad_run(self) -> RunRecord | None:
         """The first bad run after the last fine one; None if there is none."""
-        if self.first_bad == len(self.runs):
+        if self.first_bad_index == len(self.runs):
             return None
-        return self.runs[self.first_bad]
+        return self.runs[self.first_bad_index]
 
 
 def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
@@ -290,7 +290,7 @@ def _case_history_of(
         case=case,
         runs=runs,
         changes=[100 * change_frac for change_frac in change_fracs],
-        first_bad=first_bad(runs, metric.name),
+        first_bad_index=first_bad(runs, metric.name),
     )
 
 
@@ -324,7 +324,8 @@ def _figure_history(
             # Dozens of lines without a loss would hide a bad one, so they are drawn as a band.
             band_lines.append(line)
             continue
-        first = history.first_bad
+        # Each run since the first bad one has a dot.
+        first = history.first_bad_index
         dots = []
         for run, (number, change) in zip(history.runs[first:], line[first:], strict=True):
             tone = "bad" if is_bad(run, metric.name) else "doubt"
@@ -437,6 +438,8 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
     reference = None
     if expected is not None:
         reference = plot.height(expected)
+
+    # Mark the first bad run and the first run of each version.
     note = ""
     bad_positions: list[int] = []
     first_bad_index = first_bad(runs, metric)
@@ -444,6 +447,8 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
         note = f"Not fine since {moment_of(runs[first_bad_index])}."
         bad_positions.append(plot.x(first_bad_index))
     versions = _version_starts((number, run.engine_version) for number, run in enumerate(runs))
+
+    # Draw the line, with a dot for each run that isn't fine.
     dots = []
     for number, run in enumerate(runs):
         if not run.fine(metric):
@@ -480,7 +485,7 @@ def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
 
 
 def break_even(loads: Sequence[tuple[int, float]]) -> str:
-    """Describe at which loads speculation pays.
+    """Describe at which loads speculation pays: `pays up to about 12 in flight`.
 
     Args:
         loads: the loads and gains, as for `crossings`.

@@ -566,6 +566,7 @@ def side_by_side(a: Report, b: Report) -> Report:
         ReportError: The runs have no case in common, or a report comes from a gate, which
             compares two sides already.
     """
+    # Find the cases that both runs have.
     names = f"'{a.run.run}' and '{b.run.run}'"
     if a.arms or b.arms:
         message = f"runs {names}: one of them compares two sides already; name runs of the suite"
@@ -574,6 +575,8 @@ def side_by_side(a: Report, b: Report) -> Report:
     common_cases = [case for case in b.cases if case.case_id in cases_of_a]
     if not common_cases:
         raise ReportError(f"runs {names}: no case is in both; name two runs of one tier")
+
+    # Compare them.
     verdicts: list[Verdict] = []
     cases: list[CaseReport] = []
     for case in common_cases:
@@ -581,6 +584,8 @@ def side_by_side(a: Report, b: Report) -> Report:
         verdicts += _changes(a, b, case_of_a, case)
         # The paths of the logs are relative to the folder of run B. This document isn't in it.
         cases.append(msgspec.structs.replace(case, expected=_as_expected(a, case_of_a), logs=()))
+
+    # Make the document of run B into one of two sides.
     common_ids = {case.case_id for case in common_cases}
     sides = {"A": a, "B": b}
     arms = tuple(

@@ -375,7 +375,8 @@ class Progress:
                 return
             # Write a further line for a phase that still goes on.
             step = self._steps[-1]
-            if now_ns - self._shown_ns.get(step, now_ns) >= _REPEATED_AFTER_NS:
+            last_shown_ns = self._shown_ns.get(step, now_ns)
+            if now_ns - last_shown_ns >= _REPEATED_AFTER_NS:
                 self._shown_ns[step] = now_ns
                 self._screen.write_line(f"specreg {self._innermost(now_ns)}")
 

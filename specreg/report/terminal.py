@@ -254,6 +254,7 @@ def render_next(
         ),
     ]
     unrecorded = _case_ids(verdicts, {Outcome.NO_BASELINE})
+    # If each case has a baseline, some baselines may still lack what a comparison needs.
     if not unrecorded:
         lacking = [verdict for verdict in verdicts if verdict.lacks]
         unrecorded = _case_ids(lacking, {Outcome.NOT_COMPARABLE})
@@ -298,6 +299,7 @@ def render_written(
             path = path.relative_to(here)
         paths.append(path)
     case_ids = [path.stem for path in paths]
+    # The file of a baseline is in the folder of its environment, in the folder of all baselines.
     folder = paths[0].parent.parent
     named_ids = _ids_to_name(case_ids, whole_ids)
     commands = [run_command(named_ids, options)]
