@@ -202,12 +202,12 @@ class BaselineComparison:
         return measured.counted is not recorded.counted
 
     @property
-    def unlike_devices(self) -> str:
+    def device_difference(self) -> str:
         """Why the power of run and baseline can't be compared; empty if it can."""
         return self._difference(_kind, "power measured as", "recorded as")
 
     @property
-    def other_card(self) -> str:
+    def card_difference(self) -> str:
         """A note that run and baseline were measured on different cards; empty if they weren't."""
         return self._difference(lambda device: device.id, "measured on", "recorded on")
 

@@ -428,8 +428,8 @@ def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle
     if not baselines.exact.launch_values(metric):
         reason = Reason(text=f"the baseline holds no {metric.name}")
         return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
-    if metric.family is Family.POWER and evidence.unlike_devices:
-        reason = Reason(text=evidence.unlike_devices)
+    if metric.family is Family.POWER and evidence.device_difference:
+        reason = Reason(text=evidence.device_difference)
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     return None
 
@@ -551,9 +551,9 @@ def _judge_speed(
     baselines = evidence.baselines
     values = evidence.launch_values(metric)
     recorded = baselines.exact.launch_values(metric) if baselines.exact else ()
-    other_card = evidence.other_card if metric.family is Family.POWER else ""
+    card_difference = evidence.card_difference if metric.family is Family.POWER else ""
     tolerance_frac = tolerance_of(metric, case, baselines)
-    if other_card:
+    if card_difference:
         tolerance_frac = max(tolerance_frac, _OTHER_CARD_FRAC)
     nights = judged_by.nights
     if nights is None:
@@ -574,9 +574,9 @@ def _judge_speed(
         launches=len(evidence.launches),
         nights=nights.nights,
     )
-    if other_card and outcome is not Outcome.PASS:
+    if card_difference and outcome is not Outcome.PASS:
         reason = Reason(
-            text=f"{other_card}, and cards of one kind may differ by {_OTHER_CARD_FRAC:.0%}"
+            text=f"{card_difference}, and cards of one kind may differ by {_OTHER_CARD_FRAC:.0%}"
         )
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
 
