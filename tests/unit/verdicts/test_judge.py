@@ -772,7 +772,7 @@ def test_one_prompt_with_all_steps_decides_nothing() -> None:
 
     verdict = judge_records(alone(300), alone(400), Look.FULL)
     assert verdict.outcome is INCONCLUSIVE
-    assert "one has nearly all of them" in verdict.explanation
+    assert "one has nearly all steps" in verdict.explanation
 
 
 @pytest.mark.parametrize("change", [0.08, -0.08])
