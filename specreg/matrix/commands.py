@@ -173,7 +173,7 @@ def _values_of(command: ReadCommand) -> dict[str, Any]:
 
 
 def _is_over_all(flag: str, words: tuple[str, ...], command: ReadCommand) -> bool:
-    """Return whether the experts are spread over all GPUs of the server.
+    """Return whether the experts are spread over all GPUs of `parallel.tensor`.
 
     Args:
         flag: The flag with its value, for the message.
@@ -186,9 +186,10 @@ def _is_over_all(flag: str, words: tuple[str, ...], command: ReadCommand) -> boo
     gpus = command.values.get(f"{_PARALLEL}tensor", ("1",))
     if words not in {("1",), gpus}:
         tensor = " ".join(gpus)
+        possible = " or ".join(dict.fromkeys((tensor, "1")))
         raise MatrixError(
-            f"command: {flag}: a case spreads experts over all its GPUs or over none; give {tensor}"
-            " or 1"
+            f"command: {flag}: a case spreads experts over all GPUs of parallel.tensor or over"
+            f" none; give {possible}"
         )
     return words != ("1",)
 

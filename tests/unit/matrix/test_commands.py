@@ -211,7 +211,8 @@ def test_a_table_adds_to_its_command_and_replaces_the_defaults(tmp_path: Path) -
         (VLLM + f"'{EAGLE3[:-1]}, \"draft_tensor_parallel_size\": 1}}'", "",
          "which a case sets by parallel.draft_tensor"),
         (SGLANG + "DFLASH --speculative-draft-model-path a/b", "", "give speculative-num-draft"),
-        ("python -m sglang.launch_server --model a/b --tp 4 --ep 2", "", "over all its GPUs or"),
+        ("python -m sglang.launch_server --model a/b --tp 4 --ep 2", "",
+         "over all GPUs of parallel.tensor or over none; give 4 or 1"),
         ("vllm serve a/b --max-num-seqs 4", "max_sequences = 16", "the command says 4; leave"),
         ("vllm serve a/b", 'engine = "sglang"', "engine = sglang, the command says vllm"),
         ("A=1 vllm serve a/b", 'engine_env = { A = "2" }', "engine_env.A = 2, the command says 1"),
@@ -272,6 +273,11 @@ def test_what_cannot_be_measured_or_contradicts_is_refused_with_the_reason(
         load(tmp_path, command, keys)
     assert words in str(refused.value)
     assert "[[cases]] no. 1: " in str(refused.value)
+
+
+def test_experts_of_a_single_gpu_are_advised_to_be_spread_over_none(tmp_path: Path) -> None:
+    with pytest.raises(SpecregError, match=r"over none; give 1$"):
+        load(tmp_path, "python -m sglang.launch_server --model a/b --ep 2")
 
 
 @pytest.mark.parametrize(
