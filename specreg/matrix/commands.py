@@ -1,6 +1,5 @@
 """Turn the command line with which somebody starts a server into a table of cases."""
 
-import dataclasses
 import re
 import typing
 from collections.abc import Mapping
@@ -268,6 +267,4 @@ def _toml(value: object) -> str:
         return f"{{ {', '.join(entries)} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    if dataclasses.is_dataclass(value):
-        return str(value)
     return msgspec.json.encode(value).decode()
