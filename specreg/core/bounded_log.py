@@ -135,7 +135,9 @@ class BoundedLog:
         Returns:
             The position; 0 if there is none.
         """
+        # A secret that begins before the last position has to end in the output that came.
         latest = min(latest, len(self._waiting) - self._secret_bytes)
+        # As many positions are tried as a secret is long, with room for a secret before each.
         first = max(0, latest - 2 * self._secret_bytes)
         content = bytes(self._waiting[first : latest + self._secret_bytes])
         hidden = self._hide(content)

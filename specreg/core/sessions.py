@@ -94,6 +94,7 @@ def members(session: Session) -> Members:
             leader = -1
     processes = list(_living_processes())
     own_sessions = {process.session for process in processes if process.marks[-1] == session.mark}
+    # Processes in the session of the leader count even if their environment shows no mark.
     own_sessions.add(leader)
     nested_sessions = {
         process.session for process in processes if session.mark in process.marks[:-1]

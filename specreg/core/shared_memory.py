@@ -40,8 +40,10 @@ def used_by(process_ids: Iterable[int] | None = None) -> frozenset[str]:
     used = set[tuple[int, int]]()
     for process_id in process_ids:
         used.update(_devices_and_inodes(process_id))
+    if not used:
+        return frozenset()
     names = set[str]()
-    for name in shared_files() if used else ():
+    for name in shared_files():
         with contextlib.suppress(OSError):
             stat = (FOLDER / name).lstat()
             if (stat.st_dev, stat.st_ino) in used:

@@ -88,6 +88,7 @@ class _LogPipe:
             Those of the other descriptors that can be read.
         """
         own_fds = [self._read_fd] if self._is_open else []
+        # Output is written once nothing more comes for a moment, so the wait is short until then.
         has_unwritten_output = self._log.has_unwritten_output
         wait_s = _IDLE_S if has_unwritten_output else within_s
         ready_fds, _, _ = select.select([*own_fds, *other_fds], [], [], wait_s)
@@ -147,12 +148,14 @@ class _Supervisor:
                 continue
             order = orders.readline().decode().strip()
             if not order:
+                # The input has ended.
                 return False
             if order == DONE:
                 return True
             if order == SETTLE:
                 self._settle()
             else:
+                # The leader of the session has started.
                 leader, started = order.split()
                 self._session = Session(self._session.mark, int(leader), int(started))
 

@@ -163,6 +163,7 @@ def with_texts(content: _ContentT, change: Callable[[str], str]) -> _ContentT:
 
 def _changed(content: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - any value
     """Return a value of any type with its texts changed."""
+    # Enumerations come first, because a member of a StrEnum is a str too.
     if isinstance(content, Enum) or content is None or isinstance(content, int | float):
         return content
     if isinstance(content, str):

@@ -76,6 +76,7 @@ def look_up(hub: Any, model: str, revision: str | None) -> tuple[list[str], int,
         raise
     sizes_bytes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings}
     names = wanted_files(list(sizes_bytes))
+    # Look for the files of this commit, because the cache may have those of an older one.
     missing_names: list[str] = []
     for name in names:
         cached = hub.try_to_load_from_cache(model, name, revision=info.sha)

@@ -29,6 +29,7 @@ _MAX_ROWS = 1_000_000
 _MAX_BYTES = 2**30
 """The most bytes of a file, or of what it unpacks to; ShareGPT has 673 MB."""
 _BATCH_ROWS = 32
+"""How many rows of Parquet are unpacked before their size is added up."""
 _PROMPT_ADVICE = "a prompt needs an id, a category and either turns or token_ids"
 """What to do about a wrong row in specreg's own format."""
 _ROW_ADVICE = (
@@ -94,6 +95,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"})
 _ID_COLUMNS = ("question_id", "prompt_id", "task_id")
 _PROMPT_COLUMNS = ("messages", "conversations", "turns", "prompt", "question", "text")
 _NO_ID = (b"null", b'""')
+"""The values of a column that count as no id."""
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +146,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
         if not category:
             raise DatasetError(f"prompt '{prompt_id}': category is missing; give the row one")
         is_chat = self.messages is not None or self.conversations is not None
+        # A conversation with an empty turn is left out. In other rows `_load` refuses such a turn.
         if is_chat and not (turns and all(map(str.strip, turns))):
             return None
         for turn_number, turn in enumerate(turns, 1):
@@ -207,6 +210,7 @@ def decode_row(content: bytes) -> PublishedRow:
         msgspec.DecodeError: The row isn't a JSON object, or one of these columns has another type.
     """
     columns = decode_json(content, dict[str, msgspec.Raw])
+    # Decode only the first column with an id and the first one with a prompt.
     values = {name: bytes(value) for name, value in columns.items()}
     ids = [name for name in _ID_COLUMNS if values.get(name, b"null") not in _NO_ID]
     prompts = [name for name in _PROMPT_COLUMNS if values.get(name, b"null") != b"null"]
@@ -293,6 +297,7 @@ def _load(
         DatasetError: The file can't be read, is empty, or a row is wrong.
     """
     prompts: list[Prompt] = []
+    # Where the row of each prompt is, by the id of the prompt.
     locations: dict[str, str] = {}
     left_out_rows = 0
     rows = _read_rows(path, kind.__struct_fields__, advice)

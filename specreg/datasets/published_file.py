@@ -82,6 +82,7 @@ def read_published_file(
         reader.send(order)
         rows = reader.receive(_Rows)
         if rows is None:
+            # The reader has ended without an answer.
             status = reader.popen.wait()
             raise DatasetError(_why_broken_off(path, status, most_memory_bytes))
     if rows.refusal:

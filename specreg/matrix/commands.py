@@ -209,6 +209,7 @@ def merge_command(
     merged = {**defaults, **understood.keys}
     for key, value in table.items():
         command_value = understood.keys.get(key)
+        # `understand_command` has compared the methods with those of the command already.
         if command_value is None or key == "methods":
             merged[key] = value
         elif key in _JOINED or (key == "parallel" and isinstance(value, dict)):
