@@ -108,7 +108,7 @@ def _check_writable(folder: Path) -> None:
     """Check that files can be made in a folder.
 
     Raises:
-        OSError: They can't, or it isn't a folder.
+        OSError: The folder isn't writable, or is something else.
     """
     error_number = 0
     if not folder.is_dir():
@@ -344,4 +344,5 @@ def _cached_sum_path(path: Path) -> Path:
         status.st_ctime_ns,
         status.st_ino,
     )
-    return cache_dir() / "sums" / hashlib.sha256(repr(version).encode()).hexdigest()
+    version_sha256 = hashlib.sha256(repr(version).encode()).hexdigest()
+    return cache_dir() / "sums" / version_sha256

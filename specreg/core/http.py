@@ -1,6 +1,6 @@
 """Send requests to a server over HTTP, with limits on size and time, because servers may misbehave.
 
-`specreg.load.chat_client` reads the streams of measured requests, with the same limits.
+`specreg.load.chat_client` reads the streams of measured requests, with limits of its own.
 """
 
 import asyncio

@@ -45,7 +45,7 @@ class _Look:
         return cls(code=frame.f_code, instruction=frame.f_lasti, cpu_s=cpu_s)
 
     def has_waited_since(self, earlier: "_Look") -> bool:
-        """Return whether the thread is still where it was, and has computed nothing since."""
+        """Return whether the thread is still where it was, and has hardly computed since."""
         is_same = (self.code, self.instruction) == (earlier.code, earlier.instruction)
         return is_same and self.cpu_s - earlier.cpu_s < _IDLE_CPU_S
 

@@ -85,7 +85,8 @@ class SupervisedProcess:
         supervisor: The process that writes its log, removes the files of its descendants in
             /dev/shm, and ends all of them if specreg is killed.
         log_path: Its log.
-        temporary: Its temporary folder, which its supervisor removes; None if it has none.
+        temporary: Its temporary folder, which `clean_up` removes, or the supervisor if specreg is
+            killed; None if it has none.
     """
 
     popen: subprocess.Popen[bytes]
@@ -155,12 +156,12 @@ def start_process(
 
     Args:
         command: The program and its arguments.
-        environment: All of its variables. The mark is added to them.
+        environment: All of its variables. The mark and `SPT_NOENV` are added to them.
         log_path: The file that gets the beginning and the end of what it prints, without secrets.
             It may be in the temporary folder.
         cwd: Its working folder.
-        temporary: The path of `new_temporary` at which a folder is made for it. Its supervisor
-            removes the folder. None if it needs no folder.
+        temporary: A path from `new_temporary`, at which a folder is made for it. `clean_up` removes
+            the folder. None if it needs no folder.
         files: The texts of files that are written for it, by their paths in the temporary folder.
         messages: What takes its standard output instead of the log: `subprocess.PIPE`, or a file.
             Its standard input is a pipe then. None if its output is logged and it has no input.
@@ -378,13 +379,19 @@ def log_start(path: Path) -> str:
 
 
 def log_tail(path: Path) -> str:
-    """Return the last 40 lines of a log, without control characters, secrets and long lines."""
+    """Return the last 40 lines of a log, without control characters and secrets.
+
+    The middle of a long line is left out.
+    """
     lines = log_end(path).splitlines()[-_TAIL_LINES:]
     return readable_block("\n".join(lines), line_characters=_LINE_CHARACTERS)
 
 
 def describe(process_id: int) -> str:
-    """Describe a process: `process 4242 (python, user ada)`, or its id alone."""
+    """Describe a process: `process 4242 (python, user ada)`.
+
+    The name and the user of a process of another user or container may not be visible.
+    """
     try:
         process = psutil.Process(process_id)
         return f"process {process_id} ({process.name()}, user {process.username()})"

@@ -97,5 +97,7 @@ def _spaced(match: re.Match[str]) -> str:
 
 
 def _without_middle(line: str, most_characters: int) -> str:
+    if len(line) <= most_characters:
+        return line
     half = most_characters // 2
-    return line if len(line) <= most_characters else f"{line[:half]}…{line[-half:]}"
+    return f"{line[:half]}…{line[-half:]}"

@@ -100,12 +100,9 @@ def members(session: Session) -> Members:
         process.session for process in processes if session.mark in process.marks[:-1]
     }
     nested_sessions -= own_sessions
-    return Members(
-        direct=frozenset(process.pid for process in processes if process.session in own_sessions),
-        nested=frozenset(
-            process.pid for process in processes if process.session in nested_sessions
-        ),
-    )
+    direct_ids = (process.pid for process in processes if process.session in own_sessions)
+    nested_ids = (process.pid for process in processes if process.session in nested_sessions)
+    return Members(direct=frozenset(direct_ids), nested=frozenset(nested_ids))
 
 
 def living(session: Session) -> list[int]:

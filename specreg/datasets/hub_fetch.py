@@ -53,7 +53,7 @@ def wanted_files(names: Sequence[str]) -> list[str]:
 
 
 def look_up(hub: Any, model: str, revision: str | None) -> tuple[list[str], int, int]:  # noqa: ANN401
-    """Return what an engine loads of a model, and how much of it the cache lacks.
+    """Return which files that an engine loads of a model are missing in the cache, and their sizes.
 
     If the hub can't be reached, weights in the cache are taken for the whole model.
 

@@ -74,8 +74,9 @@ class Load:
     """How many requests come, and when.
 
     Attributes:
-        burstiness: the shape of the gaps of `arrivals = "gamma"`, whose coefficient of variation
-            is 1 / √burstiness: 1 is Poisson, less comes in bursts, more is more even.
+        burstiness: the shape of the gaps between requests with `arrivals = "gamma"`, whose
+            coefficient of variation is 1 / √burstiness: 1 is Poisson; below it requests come in
+            bursts, above it more evenly.
         ramp_up_s: how long a round takes to reach its load, in seconds: the requests of a closed
             loop start one after another over this time, and a rate rises linearly from 0.
         duration_s: how long a round repeats its prompts, in seconds; without it each prompt is sent
@@ -108,8 +109,8 @@ class Limits:
     """The limits that a good request keeps.
 
     Attributes:
-        ttft_ms: the most TTFT, in ms; None for no limit.
-        tpot_ms: the most TPOT, in ms; None for no limit.
+        ttft_ms: the highest TTFT, in ms; None for no limit.
+        tpot_ms: the highest TPOT, in ms; None for no limit.
     """
 
     ttft_ms: float | None = None
@@ -165,11 +166,11 @@ class RequestSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadSettings(RequestSettings):
-    """What is asked of a server, and how it is measured.
+    """Which requests a server gets, and how it is measured.
 
     Attributes:
         dataset: the name of a prompt set, such as `"toy"` or `"mt-bench"`.
-        prompts: how many prompts of the dataset are replayed, from the first.
+        prompts: how many prompts of the dataset are replayed, beginning with the first.
         request_timeout_s: how long a request may take, in seconds; a slower one has failed. A
             stream that is silent for 60 s has failed too.
         client_processes: how many processes send the requests.
@@ -230,7 +231,7 @@ class Sizes:
     Attributes:
         target_gib: the weights of the target, in GiB.
         draft_gib: the weights of the draft, in GiB; 0 without a draft, None if it isn't known.
-        token_kib: a token in the KV cache, in KiB.
+        token_kib: a token in the KV cache of the target, in KiB.
     """
 
     target_gib: float
@@ -238,7 +239,7 @@ class Sizes:
     token_kib: float
 
     def weights_gib(self, parallel: Parallel) -> float | None:
-        """Return the weights on each GPU of a copy, in GiB; None if the draft's aren't known."""
+        """Return the weights on each GPU of a copy, in GiB; None if the draft's are unknown."""
         if self.draft_gib is None:
             return None
         target_gib = self.target_gib / (parallel.tensor * parallel.pipeline)
@@ -291,7 +292,7 @@ class ServerSpec(LaunchSettings):
 
     @property
     def drafted_tokens(self) -> int:
-        """The tokens that a step drafts, D / S."""
+        """The number of tokens that a step drafts."""
         if self.tree is not None:
             return self.tree.drafted_tokens
         return self.draft_tokens
@@ -365,7 +366,7 @@ class Case(WorkloadSettings):
         control: the `none` server of the same target, measured in alternation for the speedup;
             None if the tier has no such case, and for `none` itself.
         load: how many requests come, and when.
-        matrix_prompts: how many prompts the matrix has, if this run replays another number.
+        matrix_prompts: how many prompts the matrix sets; None if this run replays as many.
         limits: the limits that a good request keeps.
         power_s: how long each server is kept under load for its power, in seconds; 0 for no longer
             than the rounds take.
@@ -477,7 +478,7 @@ class Case(WorkloadSettings):
 
     @property
     def control_case(self) -> "Case":
-        """The case with the same workload on the control; on its own server without a control."""
+        """The case with its workload on the control, or on its own server if it has no control."""
         return dataclasses.replace(self, server=self.control or self.server, control=None)
 
 

@@ -107,8 +107,8 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
             due, whatever the server does.
         arrivals: how the requests of a rate come: `"poisson"` (the default), `"constant"` or
             `"gamma"` with `burstiness`.
-        ttft_limit_ms: the most TTFT of a good request, in ms; it adds the metric goodput.
-        tpot_limit_ms: the most TPOT of a good request, in ms; it adds the metric goodput.
+        ttft_limit_ms: the highest TTFT of a good request, in ms; it adds the metric goodput.
+        tpot_limit_ms: the highest TPOT of a good request, in ms; it adds the metric goodput.
         power_s: how long each server is kept under load for its power, in seconds; 30 in tiers for
             GPUs and 0 in others.
     """
@@ -288,8 +288,8 @@ def _check_pin(reference: str, revision: str) -> None:
     """
     if revision and not is_hub_id(reference):
         raise MatrixError(
-            f"revision '{revision}' of '{reference}', which is a folder; needed a hub id, or no"
-            " revision"
+            f"revision '{revision}' of '{reference}': a folder has no revision; name a hub id, or"
+            " leave the revision out"
         )
 
 

@@ -123,8 +123,8 @@ class _Listing:
         folded_id = self._folded_ids.setdefault(case.id.lower(), case.id)
         if folded_id != case.id:
             raise MatrixError(
-                f"case '{case.id}' differs from '{folded_id}' by capital letters alone, which"
-                " -k takes for the same; rename a model pair or a variant"
+                f"case '{case.id}' differs from '{folded_id}' only in capital letters, and -k takes"
+                " both for the same; rename a model pair or a variant"
             )
         server = case.server
         pair = self._pairs_by_server.setdefault(server.id, server.models)
@@ -158,7 +158,7 @@ def _table_of_keys(document: object, defaults: Mapping[str, Any]) -> CasesTable:
         return convert(document, CasesTable)
     table = convert({**defaults, **document}, CasesTable)
     if table.command:
-        raise MatrixError("command in [defaults]; give it to a table of cases")
+        raise MatrixError("[defaults] has a command; give it to a table of cases")
     return table
 
 

@@ -196,7 +196,11 @@ def read_tensors(path: Path) -> dict[str, Bits]:
 
 
 def write_tensors(tensors: Mapping[str, Bits], path: Path) -> None:
-    """Write tensors in bfloat16 to a file."""
+    """Write tensors in bfloat16 to a file.
+
+    Raises:
+        OSError: The file can't be written.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
@@ -372,7 +376,12 @@ def _widened_tensor(
 
 
 def _widened_norm(narrow: Bits | None, length: int) -> Bits:
-    """Return the weights of a norm over a wider stream, scaled so that its output is the same."""
+    """Return the weights of a norm over a wider stream, scaled so that its output stays the same.
+
+    Args:
+        narrow: The weights of the narrow norm; None in a layer that adds nothing.
+        length: The width of the wider stream.
+    """
     weights = np.ones(length, np.float32)
     if narrow is not None:
         real = (narrow.astype(np.uint32) << 16).view(np.float32)

@@ -283,7 +283,7 @@ def test_experts_of_a_single_gpu_are_advised_to_be_spread_over_none(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"[defaults]\ncommand = 'vllm serve a/b'\n[[cases]]\n{LOAD}", "command in [defaults]"),
+        (f"[defaults]\ncommand = 'vllm serve a/b'\n[[cases]]\n{LOAD}", "[defaults] has a command"),
         (f"[[cases]]\ncommand = ['vllm', 'serve']\n{LOAD}", "Expected `str`, got `list`"),
     ],
 )

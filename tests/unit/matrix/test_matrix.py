@@ -346,7 +346,7 @@ def test_cases_that_pytest_takes_for_the_same_are_refused(tmp_path: Path) -> Non
     capital = '[models.Tiny]\ntarget = "a/b"\ndrafts = { eagle3 = "a/c" }\n'
     text = MODELS + capital + CASES + CASES.replace('"tiny"', '"Tiny"')
     words = said(tmp_path, text)
-    assert "'vllm-none-Tiny-toy-c1' differs from 'vllm-none-tiny-toy-c1' by capital" in words
+    assert "'vllm-none-Tiny-toy-c1' differs from 'vllm-none-tiny-toy-c1' only in capital" in words
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_another_draft_is_not_of_the_pinned_revision(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_no_revision(tmp_path: Path) -> None:
-    with pytest.raises(MatrixError, match=r"'0123abcd' of './models/x', which is a folder"):
+    with pytest.raises(MatrixError, match=r"'0123abcd' of './models/x': a folder has no revision"):
         cases_of(tmp_path, target="./models/x")
 
 
