@@ -441,6 +441,16 @@ GPUs, only a case of `gpu_smoke` has run on a real one.
 """
 
 
+def _purpose_of(tier_file: Path) -> str:
+    """Return what a tier is for: the lines of its file's comment up to the end of a sentence."""
+    purpose: list[str] = []
+    for line in tier_file.read_text().splitlines():
+        purpose.append(line.removeprefix("# "))
+        if line.endswith((".", "?")):
+            break
+    return " ".join(purpose)
+
+
 def tiers_page() -> str:
     """Return the page of the tiers."""
     rows = []
@@ -449,12 +459,10 @@ def tiers_page() -> str:
         engines = sorted({case.server.engine for case in tier.cases})
         datasets = sorted({case.dataset for case in tier.cases})
         prepared = [dataset for dataset in datasets if dataset_named(dataset).licence]
-        # The first line of a file's comment says in a sentence what the tier is for.
-        first_line, _, _ = (MATRIX / f"{name}.toml").read_text().partition("\n")
         rows.append(
             [
                 code(name),
-                first_line.removeprefix("# "),
+                _purpose_of(MATRIX / f"{name}.toml"),
                 ", ".join(engines),
                 str(tier.needs_gpus or ""),
                 str(len(tier.cases)),

@@ -33,6 +33,12 @@ def test_a_page_of_the_reference_is_what_the_code_says(name: str) -> None:
     assert (FOLDER / name).read_text() == render(name), "run nox -s write_reference"
 
 
+def test_each_tier_is_described_by_whole_sentences() -> None:
+    rows = re.findall(r"^\| `\w+` \| ([^|]+) \|", render("tiers.md"), re.MULTILINE)
+    assert len(rows) > 20
+    assert [row for row in rows if not row.endswith((".", "?"))] == []
+
+
 @pytest.mark.parametrize("name", LINKED_FROM_OUTSIDE)
 def test_a_link_of_the_repository_leads_somewhere(name: str) -> None:
     """Sphinx checks the pages of docs/ only."""
