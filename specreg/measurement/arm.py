@@ -240,6 +240,7 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a check failed that makes all figures invalid.
         """
+        # Until all checks have passed, there is no valid acceptance.
         self.acceptance = None
         spec = self.arm.case.server
         traces: list[RequestTrace] = []

@@ -366,6 +366,7 @@ def _measurement(
     Raises:
         msgspec.ValidationError: the lines contain something impossible.
     """
+    # Check the lines, because the calculations rely on possible values.
     case = _case_of(key, known)
     if line.look not in Look.__members__:
         raise msgspec.ValidationError(f"no look is called '{line.look}'")
@@ -378,6 +379,7 @@ def _measurement(
         check_record(line.acceptance)
     if line.power is not None:
         check_power(line.power)
+    # The journal contains no values of metrics, so they are calculated again.
     replay = Replay(
         rounds=rounds,
         control_rounds=control_rounds,
