@@ -209,8 +209,8 @@ class CaseRunner:
         if key in self.resumed.measurements:
             resumed = self.resumed.measurements[key]
             return MeasuredLaunch(measurement=resumed, number=number, is_resumed=True)
-        # An earlier case may have been measured together with it. If not, it is measured now,
-        # together with later cases if possible, because that saves the time of their controls.
+        # This case may have been measured together with an earlier one. If not, it is measured now,
+        # together with later cases if possible, because one control then serves all of them.
         measurement: Measurement | None = None
         if (case.id, number) in self._measured_ahead:
             measurement = self._measured_ahead.pop((case.id, number))
@@ -405,10 +405,10 @@ class CaseRunner:
         control_index = None if control is None else lazy_servers.index(control)
         for index, arm in enumerate(arms):
             measurement = measurements[index]
-            compared_with = None if arm.is_control else control_index
-            if compared_with is not None:
-                measurement = combine_with_control(measurement, measurements[compared_with])
-            self.journal.end(measurement, arm=index, control=compared_with)
+            case_control_index = None if arm.is_control else control_index
+            if case_control_index is not None:
+                measurement = combine_with_control(measurement, measurements[case_control_index])
+            self.journal.end(measurement, arm=index, control=case_control_index)
             ended.append(measurement)
         return ended
 
@@ -560,6 +560,7 @@ class CaseRunner:
         Raises:
             MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
         """
+        # No server has to give way if all cases have been measured on this launch already.
         if any(self.launches.find(case, number) is None for case in cases):
             self.servers.stop()
         # Cases with the same servers are measured one after the other, without a restart.
@@ -617,7 +618,8 @@ class CaseRunner:
                 servers,
                 remark=f"{name}: {check.name} checked again",
             )
-            # The key is made again, because a first run installs the packages in it meanwhile.
+            # The key has the packages of the engine's environment, which a first run installs only
+            # during the check. So the key is made again.
             self.journal.note_check(self._key(case, launch.number), check.name, verdict)
             return verdict
 

@@ -226,9 +226,9 @@ def _released(version: str) -> str:
 def _launch_s(result: RunResult, case: Case) -> float:
     """Return how long the first launch of a case took, in seconds; 0 if that isn't known."""
     launch_id = CaseLaunch.of(case, 1).server.id
-    for pair in result.time.pairs:
-        if pair.pair == launch_id:
-            return sum(pair.phases_s.get(phase, 0.0) for phase in _LAUNCH_PHASES)
+    for pair_time in result.time.pairs:
+        if pair_time.pair == launch_id:
+            return sum(pair_time.phases_s.get(phase, 0.0) for phase in _LAUNCH_PHASES)
     return 0.0
 
 

@@ -79,7 +79,7 @@ def merge_shards(
         The run, and remarks on its shards.
 
     Raises:
-        SpecregError: The files of a shard can't be copied.
+        SpecregError: A journal can't be read, or the files of a shard can't be copied.
     """
     # Read the journals.
     shards = [with_journal(shard, context.tier.cases, is_ours=are_workers) for shard in shards]

@@ -73,7 +73,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         shards: The ids of each shard's cases.
         names: The metrics and checks that are judged, by case id.
         skipped: Why a case is skipped, by case id.
-        no_power: Why power isn't measured; empty if it is.
+        no_power: Why the power of cases can't be measured; empty if there are no such cases.
         driver_version: The version of the GPUs' driver; empty without a GPU.
     """
 

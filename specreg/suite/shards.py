@@ -42,9 +42,9 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: The id of the server's first launch.
         cases: The ids of the cases.
-        gpus: The number of GPUs that the server takes.
-        memory_gib: The memory of each GPU that the largest case needs; None if it isn't known.
-        expected_s: How long the group takes on all launches, with the starts of its server.
+        gpus: The number of GPUs that the server takes on each machine.
+        memory_gib: The memory that each GPU must have for the largest case; None if it isn't known.
+        expected_s: How long the group takes on all planned launches, with the starts of its server.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: The number of the shard, from 1.
-        groups: Its server groups, the longest one first.
+        groups: Its server groups, in the order of `server_groups`.
     """
 
     number: int
@@ -88,8 +88,8 @@ def server_groups(cases: Iterable[Case], context: RunContext) -> list[ServerGrou
     committed = committed_in(folder)
     cases_by_launches: dict[tuple[Launch, Launch], list[Case]] = {}
     for case in cases:
-        launch = CaseLaunch.of(case, 1)
-        key = (launch.control, launch.server)
+        case_launch = CaseLaunch.of(case, 1)
+        key = (case_launch.control, case_launch.server)
         cases_by_launches.setdefault(key, []).append(case)
     groups = []
     for (_, server), group_cases in cases_by_launches.items():
@@ -206,7 +206,11 @@ def list_shards(root: Path, shards: Sequence[Shard]) -> str:
 
 
 def committed_in(folder: Path) -> frozenset[Path] | None:
-    """Return the files of a folder that are committed; None if it isn't in a git repository."""
+    """Return the files of a folder that git tracks.
+
+    Returns:
+        None if the folder isn't in a git repository, or if git isn't installed.
+    """
     command = ("git", "-C", str(folder), "ls-files", "-z")
     try:
         listing = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
