@@ -196,6 +196,7 @@ def browser(session: nox.Session) -> None:
 def package(session: nox.Session) -> None:
     """Build wheel and sdist twice, compare and check them, and start the command from the wheel."""
     _install(session, "package")
+    # Build twice, and compare the builds byte by byte.
     builds = [Path(session.create_tmp()) / name for name in ("first", "second")]
     for folder in builds:
         shutil.rmtree(folder, ignore_errors=True)
@@ -208,11 +209,13 @@ def package(session: nox.Session) -> None:
         session.error(
             "package: two builds of one commit differ; find what was built with another time"
         )
+    # Check the files, and start the command from the wheel alone.
     files = sorted(map(str, builds[0].glob("specreg-*")))
     (wheel,) = (name for name in files if name.endswith(".whl"))
     session.run("twine", "check", "--strict", *files)
     session.run("check-wheel-contents", wheel)
     session.run("uv", "tool", "run", "--from", wheel, "specreg", "--help")
+    # Keep the files for a release, without the hidden ones that uv adds.
     shutil.rmtree("dist/package", ignore_errors=True)
     shutil.copytree(builds[0], "dist/package", ignore=shutil.ignore_patterns(".*"))
 

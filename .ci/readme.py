@@ -198,6 +198,7 @@ def main() -> int:
     real = parser.parse_args().real
     failed = []
     with tempfile.TemporaryDirectory(prefix="readme-") as name:
+        # Set up a fresh clone, one line after the other.
         clone = Path(name) / "specreg"
         subprocess.run(  # noqa: S603
             ("git", "clone", "--quiet", str(ROOT), str(clone)),  # noqa: S607
@@ -205,6 +206,7 @@ def main() -> int:
         )
         setup = setup_steps((clone / "README.md").read_text(), real=real)
         failed += [step.line for step in setup if not is_understood(step, clone)]
+        # The questions about the commands don't depend on each other.
         questions_of_pages = questions(clone)
         with ThreadPoolExecutor(_QUESTIONS_AT_ONCE) as pool:
             answers = pool.map(lambda step: is_understood(step, clone), questions_of_pages)
@@ -213,8 +215,9 @@ def main() -> int:
                 for step, passed in zip(questions_of_pages, answers, strict=True)
                 if not passed
             ]
-        last = elsewhere_steps(real=real)
-        failed += [step.line for step in last if not is_understood(step, clone)]
+        # Set up another repository beside the clone, with the wheel alone.
+        elsewhere = elsewhere_steps(real=real)
+        failed += [step.line for step in elsewhere if not is_understood(step, clone)]
     if failed:
         print("not understood as the pages say: " + "; ".join(failed))  # noqa: T201
     return 1 if failed else 0

@@ -332,6 +332,7 @@ def check_engine(run: Run[Any], measure: Measure | None = None) -> list[str]:
         if check is None:
             return []
         subject = str(check)
+        # A long comparison would delay the verdicts of the run, so its command is only shown.
         if _expected_s(check, context) > _MINUTES * _S_PER_MIN:
             command = _command_of(_gate_options(check, context))
             problem = f"measuring both versions side by side takes more than {_MINUTES:g} minutes"
