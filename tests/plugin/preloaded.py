@@ -133,6 +133,9 @@ def main() -> None:
 
 def _become(command: Command) -> None:
     """Run a command in this process, as `python -m` would."""
+    # A measurement freezes what is there for its time, and unfreezes all. The collections that
+    # follow would then write to each object that was imported, and so copy its page.
+    gc.unfreeze = lambda: None
     os.environ.clear()
     os.environ.update(command.environment)
     os.chdir(command.folder)
