@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import msgspec
-from aiohttp import web
 
 from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.http import Request, Response, Routes
 from tests.doubles.vllm.request import Body, StreamOptions
 from tests.doubles.vllm.steps import Chunk, Steps
 from tests.doubles.vllm.wire import ChatWire, Json, Wire
@@ -18,20 +18,18 @@ class ScriptedSglang(ScriptedServer):
     remembers = True
     generate_wire: ClassVar[type[Wire]]
 
-    def application(self) -> web.Application:
-        app = super().application()
-        app.router.add_post("/generate", self._generate)
-        return app
+    def routes(self) -> Routes:
+        return {**super().routes(), ("POST", "/generate"): self._generate}
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _chat(self, request: Request) -> Response | None:
         return await self.answer(request, SglangChatWire)
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
+    async def _generate(self, request: Request) -> Response | None:
         return await self.answer(request, self.generate_wire)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, _: Request) -> Response:
         calls = sum(steps.verify_steps for steps in self.ended)
-        return web.Response(text=f'{_CALLS}{{engine_type="unified"}} {calls}.0\n')
+        return Response(body=f'{_CALLS}{{engine_type="unified"}} {calls}.0\n'.encode())
 
     def parse_body(self, raw: bytes) -> Body:
         """A chat like vLLM's, or what `/generate` takes."""

@@ -3,9 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from aiohttp import web
-
-from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.app import ScriptedServer, json_response
+from tests.doubles.vllm.http import Request, Response, Routes
 from tests.doubles.vllm.steps import Chunk, Steps
 from tests.doubles.vllm.wire import ChatWire, CompletionWire, Json, Wire
 
@@ -15,21 +14,19 @@ class ScriptedTensorrtLlm(ScriptedServer):
 
     remembers = True
 
-    def application(self) -> web.Application:
-        app = super().application()
-        app.router.add_get("/prometheus/metrics", self._positions)
-        return app
+    def routes(self) -> Routes:
+        return {**super().routes(), ("GET", "/prometheus/metrics"): self._positions}
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _chat(self, request: Request) -> Response | None:
         return await self.answer(request, TensorrtLlmChatWire)
 
-    async def _completion(self, request: web.Request) -> web.StreamResponse:
+    async def _completion(self, request: Request) -> Response | None:
         return await self.answer(request, TensorrtLlmCompletionWire)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.json_response([])
+    async def _metrics(self, _: Request) -> Response:
+        return json_response([])
 
-    async def _positions(self, _: web.Request) -> web.Response:
+    async def _positions(self, _: Request) -> Response:
         """What never counted isn't there; one request asked whether the server is ready."""
         counts = Counter({'request_success_total{finished_reason="length"}': 1})
         for steps in self.ended:
@@ -40,7 +37,8 @@ class ScriptedTensorrtLlm(ScriptedServer):
                         f'spec_decode_{kind}_tokens_total{{token_position="{position}"}}'
                         for position in range(tokens)
                     )
-        return web.Response(text="".join(f"trtllm_{name} {n}.0\n" for name, n in counts.items()))
+        page = "".join(f"trtllm_{name} {n}.0\n" for name, n in counts.items())
+        return Response(body=page.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

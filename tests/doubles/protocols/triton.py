@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 import msgspec
-from aiohttp import web
 
-from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.app import ScriptedServer, json_response
+from tests.doubles.vllm.http import Request, Response, Routes
 from tests.doubles.vllm.request import Body, StreamOptions
 from tests.doubles.vllm.steps import Chunk, Steps
 from tests.doubles.vllm.wire import Json, Wire
@@ -16,17 +16,17 @@ class ScriptedTriton(ScriptedServer):
 
     version: ClassVar = "2.51.0"
 
-    def application(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/v2/health/ready", self._health)
-        app.router.add_get("/v2", self._server)
-        app.router.add_post("/v2/models/{model}/generate_stream", self._generate)
-        return app
+    def routes(self) -> Routes:
+        return {
+            ("GET", "/v2/health/ready"): self._health,
+            ("GET", "/v2"): self._server,
+            ("POST", "/v2/models/*/generate_stream"): self._generate,
+        }
 
-    async def _server(self, _: web.Request) -> web.Response:
-        return web.json_response({"name": "triton", "version": self.version})
+    async def _server(self, _: Request) -> Response:
+        return json_response({"name": "triton", "version": self.version})
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
+    async def _generate(self, request: Request) -> Response | None:
         return await self.answer(request, TritonWire)
 
     def parse_body(self, raw: bytes) -> Body:

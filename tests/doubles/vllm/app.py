@@ -7,13 +7,13 @@ import os
 import re
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import ClassVar
 
 import msgspec
-from aiohttp import web
 
 from .counters import OTHER_PREFIX, PREFIX, Counters
+from .http import HttpServer, Request, Response, Routes
 from .launch import Launch
 from .request import Body, Job, job_of
 from .script import MAX_MODEL_TOKENS, Fault, Script
@@ -63,67 +63,66 @@ class ScriptedServer:
 
     def serve(self) -> None:
         """Listens until a signal comes."""
-        web.run_app(
-            self.application(),
-            host=self._launch.host,
-            port=self._launch.port,
-            handle_signals=not (self._script.ignore_sigterm or self._script.ignore_sigint),
-            shutdown_timeout=0.1,
-            access_log=None,
-        )
+        ignores_signals = self._script.ignore_sigterm or self._script.ignore_sigint
+        http = HttpServer(self.routes())
+        http.run(self._launch.host, self._launch.port, is_ended_by_signals=not ignores_signals)
 
-    def application(self) -> web.Application:
-        """The endpoints, for a server or for a test in this process."""
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completion)
-        return app
+    def listening(self) -> AbstractAsyncContextManager[str]:
+        """Serves in a test's own event loop; yields the base URL."""
+        return HttpServer(self.routes()).listening()
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self._script.fault is Fault.NEVER_READY else 200)
+    def routes(self) -> Routes:
+        """The endpoints."""
+        return {
+            ("GET", "/health"): self._health,
+            ("GET", "/version"): self._version,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/metrics"): self._metrics,
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/completions"): self._completion,
+        }
 
-    async def _version(self, _: web.Request) -> web.Response:
-        return _json({"version": self._script.version})
+    async def _health(self, _: Request) -> Response:
+        return Response(status=503 if self._script.fault is Fault.NEVER_READY else 200)
 
-    async def _models(self, _: web.Request) -> web.Response:
+    async def _version(self, _: Request) -> Response:
+        return json_response({"version": self._script.version})
+
+    async def _models(self, _: Request) -> Response:
         card: Json = {
             "id": self._launch.name,
             "owned_by": "vllm",
             "root": self._launch.model,
             "max_model_len": MAX_MODEL_TOKENS,
         }
-        return _json({"object": "list", "data": [card]})
+        return json_response({"object": "list", "data": [card]})
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, _: Request) -> Response:
         if self._script.fault is Fault.COUNTERS_MISSING:
             return _error(404, "NotFoundError", "Not Found")
         page = self._counters.exposition()
         if self._script.fault is Fault.COUNTERS_NAN:
             page = re.sub(rb"(_total\{.*\}) .*", rb"\1 NaN", page)
-        return web.Response(body=page, content_type="text/plain")
+        return Response(body=page)
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _chat(self, request: Request) -> Response | None:
         return await self.answer(request, ChatWire)
 
-    async def _completion(self, request: web.Request) -> web.StreamResponse:
+    async def _completion(self, request: Request) -> Response | None:
         return await self.answer(request, CompletionWire)
 
-    async def answer(self, request: web.Request, shape: type[Wire]) -> web.StreamResponse:
+    async def answer(self, request: Request, shape: type[Wire]) -> Response | None:
         """Answers a generation request with JSON of a shape."""
         number = next(self._numbers)
         fault = self._script.fault_of(number)
         if fault in _SILENCES:
             await asyncio.Event().wait()
         if fault is Fault.ERROR_BODY:
-            return _json({"error": {"message": _OWN_WORDS, "code": 500}})
+            return json_response({"error": {"message": _OWN_WORDS, "code": 500}})
         if fault in _REFUSALS:
             return _error(*_REFUSALS[fault], f"scripted: {fault}")
         try:
-            body = self.parse_body(await request.read())
+            body = self.parse_body(request.body)
         except msgspec.DecodeError as problem:
             return _error(400, "BadRequestError", str(problem))
         if body.model not in {None, self._launch.name}:
@@ -134,7 +133,10 @@ class ScriptedServer:
         if script.leak_bytes:
             self._leaked.append(os.urandom(script.leak_bytes))
         self._count_arrival(job)
-        return await (self._stream(request, job) if job.body.stream else self._whole(request, job))
+        if job.body.stream:
+            await self._stream(request, job)
+            return None
+        return await self._whole(request, job)
 
     def _count_arrival(self, job: Job) -> None:
         if job.fault is Fault.COUNTERS_RESET:
@@ -153,43 +155,40 @@ class ScriptedServer:
     def parse_body(self, raw: bytes) -> Body:
         return msgspec.json.decode(raw, type=Body)
 
-    async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
+    async def _stream(self, request: Request, job: Job) -> None:
+        await request.start_stream("text/event-stream; charset=utf-8")
         try:
             async with aclosing(self._events(job)) as events:
                 async for event in events:
-                    await response.write(b"data: " + event + job.wire.tail)
+                    await request.write(b"data: " + event + job.wire.tail)
         except ConnectionResetError:
             self._abort(request)
         except ErrorEventError:
             event = msgspec.json.encode(_ERROR_EVENT)
-            await response.write(b"event: error\ndata: " + event + b"\n\n")
+            await request.write(b"event: error\ndata: " + event + b"\n\n")
         except EndlessLineError:
             with contextlib.suppress(ConnectionError):
                 while True:
-                    await response.write(_LINE)
-        return response
+                    await request.write(_LINE)
 
-    async def _whole(self, request: web.Request, job: Job) -> web.Response:
+    async def _whole(self, request: Request, job: Job) -> Response | None:
         try:
             async with aclosing(self._paced(job)) as chunks:
                 async for _ in chunks:
                     pass
         except ConnectionResetError:
             self._abort(request)
-            return web.Response()
+            return None
         body = job.wire.whole(job.steps, metrics_of(job.steps, self._launch))
         if job.fault is Fault.NO_USAGE:
             body |= {"usage": None, "metrics": None}
         if job.fault is Fault.WRONG_JSON:
-            return web.Response(text='{"id": "cmpl', content_type="application/json")
-        return _json(body)
+            return Response(body=b'{"id": "cmpl', content_type="application/json")
+        return json_response(body)
 
-    def _abort(self, request: web.Request) -> None:
+    def _abort(self, request: Request) -> None:
         self._counters.count_finish("abort")
-        if request.transport:
-            request.transport.close()
+        request.disconnect()
 
     async def _events(self, job: Job) -> AsyncGenerator[bytes]:
         """The events of a stream, without their framing."""
@@ -248,11 +247,12 @@ class ScriptedServer:
             await asyncio.Event().wait()
 
 
-def _json(body: Json, status: int = 200) -> web.Response:
-    encoded = msgspec.json.encode(body)
-    return web.Response(body=encoded, status=status, content_type="application/json")
+def json_response(body: Json | list[Json], status: int = 200) -> Response:
+    """Returns a response of JSON."""
+    content = msgspec.json.encode(body)
+    return Response(status=status, body=content, content_type="application/json")
 
 
-def _error(status: int, kind: str, message: str) -> web.Response:
+def _error(status: int, kind: str, message: str) -> Response:
     error = {"message": message, "type": kind, "param": None, "code": status}
-    return _json({"error": error}, status)
+    return json_response({"error": error}, status)

@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from tests.doubles.vllm.app import ScriptedServer
 from tests.doubles.vllm.launch import Launch, parse_launch
@@ -36,12 +36,14 @@ def asked(
     """What a server answers to requests, one after another; without a body to a GET."""
 
     async def run() -> list[str]:
-        application = ScriptedServer(launch, script).application()
         answers = []
-        async with TestClient(TestServer(application)) as client:
+        async with (
+            ScriptedServer(launch, script).listening() as base_url,
+            httpx.AsyncClient(base_url=base_url, trust_env=False) as client,
+        ):
             for body in bodies:
                 method = "GET" if body is None else "POST"
-                answers.append(await (await client.request(method, path, json=body)).text())
+                answers.append((await client.request(method, path, json=body)).text)
         return answers
 
     return asyncio.run(run())

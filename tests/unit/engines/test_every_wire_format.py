@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -98,8 +97,7 @@ def play(
     prompts = [request.prompt(number) for number, request in enumerate(requests)]
 
     async def run() -> tuple[Round, Counters | None, Counters | None]:
-        async with TestServer(server.application()) as listening:
-            base_url = str(listening.make_url(""))
+        async with server.listening() as base_url:
             endpoint = Endpoint(base_url=base_url, model="toy", engine=protocol)
             before = None
             after = None

@@ -4,11 +4,10 @@ import asyncio
 import dataclasses
 import itertools
 import time
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from specreg.acceptance.checks import check_requests
 from specreg.datasets.prompts import Prompt
@@ -17,6 +16,7 @@ from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import open_clients
 from specreg.matrix.case import Case
 from tests.doubles.protocols.sglang import ScriptedIncrementalSglang, ScriptedSglang
+from tests.doubles.vllm.http import HttpServer, Request
 from tests.doubles.vllm.launch import Launch
 from tests.doubles.vllm.script import Script, steps_of
 from tests.unit import builders
@@ -26,14 +26,13 @@ TURNS = ("Tell me one thing.", " And another.", " Now the last one.")
 CHAT = Prompt(id="a-chat", category="chat", turns=TURNS)
 
 
-def asked(application: web.Application, case: Case = CASE) -> list[FinishedRequest]:
+def asked(listening: AbstractAsyncContextManager[str], case: Case = CASE) -> list[FinishedRequest]:
     """The requests of one conversation with a server in this process."""
 
     async def run() -> list[FinishedRequest]:
         finished: list[FinishedRequest] = []
-        async with TestServer(application) as listening:
-            url = str(listening.make_url(""))
-            endpoint = Endpoint(base_url=url, model="toy", engine="sglang")
+        async with listening as base_url:
+            endpoint = Endpoint(base_url=base_url, model="toy", engine="sglang")
             async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
                 await clients.replay([CHAT], finished.append)
         return finished
@@ -46,7 +45,7 @@ def test_a_later_turn_is_sent_with_the_whole_reply_before_it(server: type[Script
     """The scripted server's answers depend on each character that was said before."""
     script = Script(prefill_ms=0.0, step_ms=0.0)
     launch = Launch(model="folder", name="toy", draft_tokens=3, counts=True)
-    finished = asked(server(launch, script).application())
+    finished = asked(server(launch, script).listening())
     check_requests([request.trace for request in finished])
     text_before = ""
     for turn, request in zip(TURNS, finished, strict=True):
@@ -62,17 +61,14 @@ def test_a_chat_whose_events_repeat_is_no_measurement() -> None:
     """A delta holds what is new, by its name: a reply of all of them would be nobody's."""
     words = tuple(itertools.accumulate(("One", " two", " three", " four", " five")))
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
+    async def answer(request: Request) -> None:
+        await request.start_stream("text/event-stream")
         for tokens, text in enumerate(words, 1):
             reason = "stop" if text == words[-1] else None
             choice = {"delta": {"content": text}, "finish_reason": reason}
             event = {"choices": [choice], "usage": {"completion_tokens": tokens}}
-            await response.write(b"data: %b\n\n" % msgspec.json.encode(event))
-        return response
+            await request.write(b"data: %b\n\n" % msgspec.json.encode(event))
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    (finished,) = asked(app, dataclasses.replace(CASE, form=Form.CHAT))
+    server = HttpServer({("POST", "/v1/chat/completions"): answer})
+    (finished,) = asked(server.listening(), dataclasses.replace(CASE, form=Form.CHAT))
     assert (finished.trace.error or "").startswith("STREAM_UNRECOGNISED: each event of the stream")

@@ -5,7 +5,6 @@ import dataclasses
 import time
 
 import pytest
-from aiohttp.test_utils import TestServer
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import InvalidMeasurementError
@@ -47,9 +46,8 @@ def replayed(name: str, script: Script = SCRIPT) -> Replay:
     server = kind(Launch(model="folder", name="toy", draft_tokens=3, counts=counts), script)
 
     async def run() -> Replay:
-        async with TestServer(server.application()) as listening:
-            url = str(listening.make_url(""))
-            endpoint = Endpoint(base_url=url, model="toy", engine=engine)
+        async with server.listening() as base_url:
+            endpoint = Endpoint(base_url=base_url, model="toy", engine=engine)
             async with open_clients(CASE, endpoint, clock=time.monotonic_ns) as clients:
                 path = wire_format.counters_path or ""
                 before = wire_format.parse_counters(await clients.scrape(path))
