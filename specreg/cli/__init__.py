@@ -1,4 +1,4 @@
-"""The command `specreg`; each group of its commands is a module, imported when typed."""
+"""The command `specreg`. Each group of its commands is a module, imported when one is typed."""
 
 import ast
 import importlib

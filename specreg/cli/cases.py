@@ -1,4 +1,4 @@
-"""What is known before a run: `specreg matrix`, `baselines`, `prepare` and `selftest`."""
+"""Commands that need no run: `specreg matrix`, `baselines`, `engines`, `prepare`, `selftest`."""
 
 import functools
 import math

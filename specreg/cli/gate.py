@@ -129,9 +129,10 @@ def bisect(options: BisectOptions) -> int:
         say(f"gates: {options.folder}; to continue, type the same command again")
     if between:
         unknown = ", ".join(between)
-        say(f"it changed after {last_good}, and in {first_bad} at the latest; undecided: {unknown}")
+        first_change = f"after {last_good}, and in {first_bad} at the latest"
+        say(f"'{options.case}' became worse {first_change}; undecided: {unknown}")
         return FAILED_STATUS
-    say(f"it changed in {first_bad}; {last_good} is good")
+    say(f"'{options.case}' became worse in {first_bad}; {last_good} is good")
     return 0
 
 

@@ -1,5 +1,5 @@
 """Report what a run or a gate found, in one document of verdicts and figures.
 
-Its forms are the terminal's, Markdown, HTML, JSON, CSV, Prometheus and aiperf's. Nothing is
-measured or judged.
+Its forms are text for a terminal, Markdown, HTML, JSON, CSV, and the formats of JUnit, Prometheus,
+pytest-benchmark and aiperf. Nothing is measured or judged here.
 """

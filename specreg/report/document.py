@@ -202,8 +202,9 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         target: the folder or the hub id of the target model.
         draft: the folder or the hub id of the draft model; empty if the method has none.
         settings: all settings that must be equal for a comparison; null if they are unknown.
-        figures: the figures of the last valid launch, or of the last launch if none is valid;
-            null if nothing was measured.
+        figures: the figures of the launch with the most valid families of metrics, or of the last
+            of several such launches; in a gate, of the last launch of side B. Null if nothing was
+            measured.
         expected: what the case is compared with; null without a baseline.
         history: the earlier runs on this machine and this run, the oldest first.
         reproduce: the command that measures this case again.

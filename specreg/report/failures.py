@@ -244,6 +244,7 @@ def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
         runs = comparable(case.history, verdict.metric)
         first_bad_index = first_bad(runs, verdict.metric)
         streak = runs[first_bad_index:]
+        # A single run has no earlier one from which a loss could date.
         if not streak or len(runs) == 1:
             continue
         story = f"not fine since {moment_of(streak[0])}"

@@ -148,7 +148,7 @@ class RunProgress:
                 # Guesses of the time of a step were wrong by a factor of five. It is better to show
                 # no end.
                 return
-            has_servers = is_present and self._measuring_began_ns
+            has_servers = is_present and self._measuring_began_ns > 0
             if not has_servers:
                 remaining_s += expected.start_s * self._starts.ratio
             remaining_s += expected.case_s * (case_ratio or 1.0)

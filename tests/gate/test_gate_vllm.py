@@ -147,5 +147,5 @@ def test_the_release_in_which_a_draft_was_lost_is_found(
         speed=False,
     )
     assert status == 0, output
-    assert "it changed in 0.31.0; 0.29.0 is good" in output
+    assert "became worse in 0.31.0; 0.29.0 is good" in output
     assert f"{CASE} is worse by acceptance" in output

@@ -83,11 +83,11 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
 @pytest.mark.parametrize(
     ("result", "status", "message"),
     [
-        ("0.30.0 0.31.0", 0, "it changed in 0.31.0; 0.30.0 is good"),
+        ("0.30.0 0.31.0", 0, "became worse in 0.31.0; 0.30.0 is good"),
         (
             "0.30.0 0.31.0 0.32.0",
             10,
-            "it changed after 0.30.0, and in 0.32.0 at the latest; undecided: 0.31.0",
+            "became worse after 0.30.0, and in 0.32.0 at the latest; undecided: 0.31.0",
         ),
         ("", 130, "to continue, type the same command again"),
     ],
