@@ -390,7 +390,7 @@ def start_error(server: StartedServer, problem: str) -> ServerStartError:
     if not failure.is_known:
         arguments = cast("Sequence[str]", server.process.popen.args)
         command = shlex.join(map(str, arguments))
-        advice = f"{advice}, or run its command by hand:\n{command}"
+        advice = f"{advice}, or run the server's command by hand:\n{command}"
     is_unfetched = failure.error is ModelNotFetchedError
     code = "MODEL_NOT_FETCHED" if is_unfetched else "SERVER_NOT_STARTED"
     subject = f"{code}: server '{server.spec.id}'"

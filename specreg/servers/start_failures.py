@@ -477,7 +477,7 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
         return StartFailure(says="killed by SIGKILL", advice=advice, is_known=False)
     advice = "read the log"
     if exceptions:
-        advice = f"its last error is '{exceptions[-1].quote}': {advice}"
+        advice = f"the last error in the log is '{exceptions[-1].quote}': {advice}"
     return StartFailure(says="unknown cause", advice=advice, is_known=False)
 
 

@@ -226,7 +226,7 @@ def test_a_failure_is_told_by_its_last_words(tmp_path: Path, line: str, failure:
     assert line in str(error)
     reason = "MODEL_NOT_FETCHED" if "fetched" in failure else "SERVER_NOT_STARTED"
     assert str(error).startswith(f"{reason}: server 'vllm-draft_model-toy': ended")
-    by_hand = "or run its command by hand:\n/bin/false" in str(error)
+    by_hand = "or run the server's command by hand:\n/bin/false" in str(error)
     assert by_hand == (failure == "unknown cause")
 
 
@@ -239,8 +239,8 @@ def test_an_unknown_error_is_quoted_as_it_may_be_shown(tmp_path: Path) -> None:
     error = start_error(builders.server(log_path=log_path), "ended with status 1")
     first, *_ = str(error).splitlines()
     assert first.endswith(
-        "ended with status 1: unknown cause; its last error is 'ValueError: new': read the log, or"
-        " run its command by hand:"
+        "ended with status 1: unknown cause; the last error in the log is 'ValueError: new': read"
+        " the log, or run the server's command by hand:"
     )
 
 

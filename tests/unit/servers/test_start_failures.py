@@ -235,7 +235,7 @@ def test_an_exception_whose_cause_is_unknown_is_quoted_and_blames_nothing(
         "ended with status 1", "".join(f"{prefix}{line}\n" for line in lines.splitlines())
     )
     assert failure.says == "unknown cause"
-    assert failure.advice == f"its last error is '{quote}': read the log"
+    assert failure.advice == f"the last error in the log is '{quote}': read the log"
     assert not failure.is_known
 
 
