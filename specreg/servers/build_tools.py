@@ -45,6 +45,7 @@ def missing_tools(
             for, because the engine's packages bring them.
     """
     path = os.pathsep.join((str(Path(python).parent), variables.get("PATH", "")))
+    # Triton needs a C compiler and Python's headers.
     if not _has_program(variables.get("CC", ""), ("gcc", "cc", "clang"), path):
         yield MissingTool("a C compiler", "install gcc, or name a compiler in CC")
     if not (_header_folder(python) / "Python.h").is_file():
@@ -52,6 +53,7 @@ def missing_tools(
             f"Python.h of '{python}'",
             "install Python's headers (python3-dev), or use an interpreter that has them",
         )
+    # An engine that compiles kernels itself needs more.
     if not compiles_kernels:
         return
     if not _has_program(variables.get("CXX", ""), ("g++", "c++", "clang++"), path):

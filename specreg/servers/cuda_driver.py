@@ -56,6 +56,7 @@ def locked_packages(requirement: EngineRequirement) -> tuple[str, ...]:
 
 def _pins(lock: str) -> Iterator[str]:
     for line in lock.splitlines():
+        # Indented lines hold the checksums of the requirement above them.
         if line.startswith((" ", "#")) or "==" not in line:
             continue
         try:

@@ -109,9 +109,9 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
             except (subprocess.CalledProcessError, OSError) as error:
                 # A half-installed environment may fill the disk to which the run is written.
                 shutil.rmtree(folder, ignore_errors=True)
-                said = str(error) if isinstance(error, OSError) else error.stderr
-                words = "\n".join(said.strip().splitlines()[-_ERROR_LINES:])
-                failures.append(f"torch from {torch_source}:\n{words}")
+                output = str(error) if isinstance(error, OSError) else error.stderr
+                last_lines = "\n".join(output.strip().splitlines()[-_ERROR_LINES:])
+                failures.append(f"torch from {torch_source}:\n{last_lines}")
                 continue
             _record_environment(python, torch_source)
             return str(python)
@@ -228,11 +228,8 @@ def _install(
         # uv refuses a package whose checksum isn't the one in the lock.
         arguments = ("--constraint", str(requirement.lock), *arguments)
     # Without compiled bytecode, the first start of a server takes minutes longer.
-    run_uv(
-        log_path,
-        *(*install, "--compile-bytecode", "--override", str(overrides), *arguments),
-        *(requirement.pin, *requirement.extras),
-    )
+    options = ("--compile-bytecode", "--override", str(overrides), *arguments)
+    run_uv(log_path, *install, *options, requirement.pin, *requirement.extras)
 
 
 def _torch_of_pypi(folder: Path) -> Iterator[str]:
@@ -788,13 +785,13 @@ def released_versions(package: str) -> tuple[str, ...]:
     """
     # uv itself has no command that lists the versions of a package.
     command = uv_command("tool", "run", "pip", "index", "versions", package, "--json")
-    words = ""
+    last_lines = ""
     try:
         done = ask_program(command, uv_variables(os.environ))
-        words = "\n".join(done.stderr.strip().splitlines()[-_INDEX_LINES:])
+        last_lines = "\n".join(done.stderr.strip().splitlines()[-_INDEX_LINES:])
         return tuple(json.loads(done.stdout)["versions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EnvironmentSetupError(
             f"releases of '{package}': the index doesn't list them; check the network, or name them"
-            f" with --versions\n{words}"
+            f" with --versions\n{last_lines}"
         ) from error

@@ -151,8 +151,12 @@ def _libraries(toolkit: Path, driver_folders: Sequence[Path]) -> Iterator[tuple[
     A library such as `libcudart.so.13` is also linked as `libcudart.so`, the name that linkers use.
     """
     libraries = sorted((toolkit / "lib").glob("lib*"))
-    drivers = [folder / "libcuda.so.1" for folder in driver_folders]
-    libraries += [driver for driver in drivers if driver.exists()][:1]
+    # The driver's library is linked from the first folder that has it.
+    for folder in driver_folders:
+        driver_library = folder / "libcuda.so.1"
+        if driver_library.exists():
+            libraries.append(driver_library)
+            break
     for library in libraries:
         yield library.name, library
         numbered = _NUMBERED.fullmatch(library.name)

@@ -220,7 +220,10 @@ def _power_limit_w(devices: Sequence[Device]) -> float | None:
 
 @functools.cache
 def find_gpus() -> Gpus:
-    """Return the GPUs that this process sees, according to their driver."""
+    """Return the GPUs that this process sees, according to their driver.
+
+    The answer to the first call is kept, so it still has the GPUs that a claim hides later.
+    """
     try:
         gpus = find_visible(os.environ)
     except NoGpuError as error:
@@ -233,6 +236,7 @@ def find_gpus() -> Gpus:
 def _read_cpu(cpuinfo: Path) -> tuple[str, str]:
     """Return the processor's name and its widest instruction set."""
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    # An Arm processor has no model name here, and calls its flags features.
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     name = model.group(1).strip() if model else platform.machine()
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
@@ -246,5 +250,6 @@ def _read_cpu(cpuinfo: Path) -> tuple[str, str]:
 
 
 def _slug(name: str) -> str:
+    """Return a device's name in the form of a name of a folder, without trademarks."""
     plain = re.sub(r"\((?:R|TM|C)\)|\b(?:CPU|Processor)\b|@", " ", name, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9.]+", "-", plain.lower()).strip("-")

@@ -95,9 +95,9 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     # Take the reads of the counter in the span, with the nearest one outside at each end.
     moments_ns, energies_mj = np.array(reads).T
     first, end = np.searchsorted(moments_ns, span)
-    kept_reads = slice(max(first - 1, 0), end + 1)
-    moments_ns = moments_ns[kept_reads]
-    energies_mj = energies_mj[kept_reads]
+    reads_around_span = slice(max(first - 1, 0), end + 1)
+    moments_ns = moments_ns[reads_around_span]
+    energies_mj = energies_mj[reads_around_span]
     start_ns, end_ns = span
     # Beyond the first and the last read, nothing could be interpolated.
     if moments_ns[0] > start_ns or moments_ns[-1] < end_ns:
@@ -158,13 +158,13 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
     if still_ns > _STUCK_NS:
         message = f"the energy counter of {name} stood still for {still_ns / _NS_PER_S:.1f} s"
         raise SensorError(f"{message}; check whether nvidia-smi shows its power")
-    moves = len(first_reads) - 1
+    changes = len(first_reads) - 1
     watched_ns = moments_ns[-1] - moments_ns[0]
-    move_ns = watched_ns / max(moves, 1)
-    read_ns = np.diff(moments_ns)
-    start_ns = max(move_ns, read_ns[0])
-    end_ns = max(move_ns, read_ns[-1])
-    return float(start_ns + end_ns) / 2
+    change_period_ns = watched_ns / max(changes, 1)
+    read_periods_ns = np.diff(moments_ns)
+    period_at_start_ns = max(change_period_ns, read_periods_ns[0])
+    period_at_end_ns = max(change_period_ns, read_periods_ns[-1])
+    return float(period_at_start_ns + period_at_end_ns) / 2
 
 
 def check_counter(energy: Energy) -> None:
@@ -573,6 +573,7 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
     energy_fields: dict[str, Any] = {}
     if energy is not None:
         mean_w = _mean_w(energy.energy_j, span)
+        # The record has all fields of `Energy` under the same names.
         energy_fields = dataclasses.asdict(energy)
     return DeviceRecord(
         device=trace.device,
