@@ -240,7 +240,7 @@ _CAUSES = (
         advice=f"install ninja, or {_NEW_ENVIRONMENT}",
     ),
     KnownCause(
-        says="a C++ compiler is missing",
+        says="a C or C++ compiler is missing",
         pattern=(
             r"Failed to find C compiler|No working C\+\+ compiler|InvalidCxxCompiler"
             r"|(?:gcc|g\+\+|c\+\+|clang\+*): (?:command )?not found"

@@ -120,7 +120,7 @@ GATED = (
         ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "a disk is full"),
         ("RuntimeError: Could not find nvcc and default cuda_home='/usr'", "CUDA's compiler, nvcc"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "ninja is missing"),
-        ("RuntimeError: Failed to find C compiler. Please specify via CC", "a C++ compiler is"),
+        ("RuntimeError: Failed to find C compiler. Please specify via CC", "a C or C++ compiler"),
         ("cuda_utils.c:6:10: fatal error: Python.h: No such file", "Python's headers are missing"),
         (
             "ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found (required by x.so)",
