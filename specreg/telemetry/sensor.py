@@ -47,7 +47,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         sensor: The interface that reads it: nvml, amdsmi or rapl.
         id: A unique and constant id, such as a GPU's UUID.
         name: The name of its model, or of a RAPL counter, as the driver reports it.
-        number: Its index in the driver's order, from 0.
+        number: Its index, from 0, in the order of NVML, HIP or RAPL.
         scope: What its power covers.
         limit_w: The power limit, in W, if somebody has changed it; 0 if it is the vendor's default.
         memory_bytes: The size of its memory.
