@@ -19,9 +19,9 @@ from specreg.baselines.estimate import (
 from specreg.baselines.schema import baseline_files, read_baselines, render_schema
 from specreg.baselines.store import BaselineStore
 from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, say
-from specreg.core.commands import specreg_command
 from specreg.core.files import data_dir
 from specreg.datasets.prepare import prepare as prepare_set
+from specreg.datasets.prepare import prepare_command
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import render_methods
 from specreg.matrix.case import Case, Tier, render_memory
@@ -156,11 +156,12 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
     lines = [render_rows(columns, rows, folded=("by",)), "", *_time_lines(tier, estimates, gpus)]
 
     # What has to be prepared, what was read from commands, and under which licences models are.
-    datasets = sorted({case.dataset for case in tier.cases})
+    names = sorted({case.dataset for case in tier.cases})
+    prompt_sets = [dataset_named(name) for name in names]
     # Only a dataset that needs to be prepared has a licence.
-    licensed = [name for name in datasets if dataset_named(name).licence]
-    if licensed:
-        commands = "; ".join(specreg_command("prepare", name) for name in licensed)
+    licensed_sets = [prompt_set for prompt_set in prompt_sets if prompt_set.licence]
+    if licensed_sets:
+        commands = "; ".join(prepare_command(prompt_set) for prompt_set in licensed_sets)
         lines.append(f"to prepare: {commands}")
     for location, understood in tier.commands.items():
         lines.append(f"keys read from the command of {location}:")

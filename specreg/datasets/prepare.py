@@ -99,12 +99,27 @@ def load_prompts(
     if not prompt_set.licence:
         return load_prompt_file(repository_path(root, f"{_TOYS}/{name}.jsonl"))
     folder = data_dir or usual_data_dir()
-    record = load_record(folder, name)
+    record = load_record(folder, prompt_set)
     if record is None:
-        command = specreg_command("prepare", name)
-        raise DatasetError(f"dataset '{name}': not prepared on this machine; run {command}")
+        remedy = _how_to_prepare(prompt_set)
+        raise DatasetError(f"dataset '{name}': not prepared on this machine; {remedy}")
     prompts_path, _ = paths_of(folder, name)
     return _prepared_prompts(prompts_path, record.sha256)
+
+
+def prepare_command(prompt_set: PromptSet) -> str:
+    """Return the command that prepares a set, from the user's file if the hub doesn't have it."""
+    if prompt_set.repo:
+        return specreg_command("prepare", prompt_set.name)
+    return specreg_command("prepare", prompt_set.name, "--from", "FILE")
+
+
+def _how_to_prepare(prompt_set: PromptSet) -> str:
+    """Return what a user has to do so that a set is prepared."""
+    command = prepare_command(prompt_set)
+    if prompt_set.repo:
+        return f"run {command}"
+    return f"get {prompt_set.url} and run {command}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +198,7 @@ def _kept_record(
     """Return the record of a set that is prepared already; None if it has to be prepared."""
     name = prompt_set.name
     try:
-        record = load_record(data_dir, name)
+        record = load_record(data_dir, prompt_set)
     except DatasetError as error:
         show(str(error))
         return None
@@ -201,10 +216,8 @@ def _source_file(
     if user_file is not None:
         return _SourceFile(path=user_file, source=user_file.name, revision="")
     if not prompt_set.repo:
-        command = specreg_command("prepare", prompt_set.name, "--from", "FILE")
-        raise DatasetError(
-            f"dataset '{prompt_set.name}': isn't on the hub; get {prompt_set.url} and run {command}"
-        )
+        remedy = _how_to_prepare(prompt_set)
+        raise DatasetError(f"dataset '{prompt_set.name}': isn't on the hub; {remedy}")
     show(f"fetching {prompt_set.file} of {prompt_set.repo}")
     path, revision = fetch_dataset_file(prompt_set.repo, prompt_set.file)
     return _SourceFile(path=path, source=prompt_set.repo, revision=revision)
@@ -245,14 +258,15 @@ def paths_of(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.jsonl", folder / f"{name}.json"
 
 
-def load_record(folder: Path, name: str) -> PreparedSet | None:
+def load_record(folder: Path, prompt_set: PromptSet) -> PreparedSet | None:
     """Load the record of a prepared set; return None if the record or its prompts are missing.
 
     Raises:
         DatasetError: a file can't be read, or the prompts were changed since they were written.
     """
+    name = prompt_set.name
     prompts_path, record_path = paths_of(folder, name)
-    remedy = f"prepare it anew: {specreg_command('prepare', name)}"
+    remedy = f"prepare it anew: {_how_to_prepare(prompt_set)}"
     try:
         record = msgspec.json.decode(read_regular(record_path, MIB), type=PreparedSet)
         sha256 = file_sha256(prompts_path)

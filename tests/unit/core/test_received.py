@@ -25,6 +25,7 @@ from specreg.core.received import (
 )
 from specreg.datasets.prepare import load_record
 from specreg.datasets.prompt_files import load_prompt_file
+from specreg.datasets.table import dataset_named
 from specreg.matrix.models import vocabulary_of
 from specreg.matrix.tier import load_tier
 from specreg.measurement.journal import Journal, load_checks, load_journal
@@ -188,13 +189,13 @@ def read_parquet(path: Path) -> None:
 
 def read_prepared(path: Path) -> None:
     path.rename(path.with_name("gsm8k.json"))
-    load_record(path.parent, "gsm8k")
+    load_record(path.parent, dataset_named("gsm8k"))
 
 
 def read_prepared_prompts(path: Path) -> None:
     path.rename(path.with_name("gsm8k.jsonl"))
     (path.parent / "gsm8k.json").write_text("{}")
-    load_record(path.parent, "gsm8k")
+    load_record(path.parent, dataset_named("gsm8k"))
 
 
 def read_config(path: Path) -> None:

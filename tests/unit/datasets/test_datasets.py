@@ -22,7 +22,10 @@ def load(name: str, data_dir: Path | None = None) -> tuple[Prompt, ...]:
 
 @pytest.mark.parametrize("name", [name for name, prompt_set in SETS.items() if prompt_set.licence])
 def test_an_unprepared_set_names_the_command_that_prepares_it(name: str, tmp_path: Path) -> None:
-    words = f"dataset '{name}': not prepared on this machine; run specreg prepare {name}"
+    remedy = f"run specreg prepare {name}"
+    if not dataset_named(name).repo:
+        remedy = f"get .* and {remedy} --from FILE"
+    words = f"^dataset '{name}': not prepared on this machine; {remedy}$"
     with pytest.raises(DatasetError, match=words):
         load(name, tmp_path)
 

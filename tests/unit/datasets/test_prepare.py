@@ -76,7 +76,7 @@ def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
         source_sha256=hashlib.sha256(folder.file.read_bytes()).hexdigest(),
         sha256=hashlib.sha256(written).hexdigest(),
     )
-    assert load_record(folder.data_dir, "mt-bench") == record
+    assert load_record(folder.data_dir, dataset_named("mt-bench")) == record
     assert len([*folder.data_dir.iterdir()]) == 2
 
 
@@ -136,7 +136,7 @@ def test_prompts_that_were_changed_are_refused(folder: Folder) -> None:
         file.write('{"id": "x", "category": "c", "turns": ["x"]}\n')
     words = (
         r"dataset 'mt-bench': .*mt-bench\.jsonl is not what was prepared \(SHA-256 [0-9a-f]{12}…,"
-        r" needed [0-9a-f]{12}…\); prepare it anew: specreg prepare mt-bench"
+        r" needed [0-9a-f]{12}…\); prepare it anew: run specreg prepare mt-bench"
     )
     with pytest.raises(DatasetError, match=words):
         folder.load("mt-bench")
@@ -148,10 +148,21 @@ def test_prompts_that_were_changed_are_refused(folder: Folder) -> None:
 def test_a_broken_record_is_named_and_prepared_anew(folder: Folder, content: str) -> None:
     folder.prepare("mt-bench", folder.file)
     (folder.data_dir / "mt-bench.json").write_text(content)
-    with pytest.raises(DatasetError, match=r"mt-bench\.json: .*; prepare it anew: specreg prepare"):
+    with pytest.raises(
+        DatasetError, match=r"mt-bench\.json: .*; prepare it anew: run specreg prepare"
+    ):
         folder.load("mt-bench")
     folder.prepare("mt-bench", folder.file)
-    assert load_record(folder.data_dir, "mt-bench")
+    assert load_record(folder.data_dir, dataset_named("mt-bench"))
+
+
+def test_a_broken_set_that_is_not_on_the_hub_is_prepared_anew_from_a_file(folder: Folder) -> None:
+    folder.file.write_text('{"text": "Hello."}')
+    folder.prepare("genai-perf", folder.file)
+    (folder.data_dir / "genai-perf.json").write_text("{}")
+    remedy = "get a file of your own and run specreg prepare genai-perf --from FILE"
+    with pytest.raises(DatasetError, match=f"prepare it anew: {remedy}$"):
+        folder.load("genai-perf")
 
 
 @pytest.mark.parametrize("missing", ["mt-bench.json", "mt-bench.jsonl"])

@@ -23,6 +23,11 @@ def row(text: str, case_id: str) -> list[str]:
     return next(line.split() for line in text.splitlines() if line.startswith(f"{case_id} "))
 
 
+def test_a_set_that_is_not_on_the_hub_is_prepared_from_a_file(tmp_path: Path) -> None:
+    text = run(tmp_path, TIER.replace("toy", "spec-bench")).output
+    assert "to prepare: specreg prepare spec-bench --from FILE" in text
+
+
 def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -> None:
     """60 prompts, 64 steps of 16 GiB at 1560 GiB/s for 4 at once, 0.16 s: 10 s; power: 30 s."""
     text = run(tmp_path, TIER.replace("toy", "gsm8k")).output
