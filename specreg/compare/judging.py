@@ -114,8 +114,8 @@ class Rules:
     def looks(self) -> tuple[int, ...]:
         """The numbers of launches after which the gate judges.
 
-        Each is twice the one before, and the last is the most launches. More looks would spend
-        more of the level on early, noisy figures.
+        Each is twice the one before, except for the last, which is the most launches. More looks
+        would spend more of the level on early, noisy figures.
         """
         doublings = (self.launches - 1).bit_length()
         powers_of_2 = [2**exponent for exponent in range(doublings)]
@@ -124,10 +124,10 @@ class Rules:
     def level_after(self, launches: int, metric: Metric) -> float:
         """Return the level of a look: the probability that it decides a metric wrongly.
 
-        The looks at a speed spend the level like the square of the launches (Kim and DeMets, 1987),
-        so that the last look, which has the most launches, also has most of the level. Acceptance
-        varies with the prompt and hardly with the launch. Its first look therefore has nearly all
-        information, and gets half of the level.
+        The part of the level that the looks at a speed have spent grows with the square of the
+        launches (Kim and DeMets, 1987). So the last look, which has the most launches, also has
+        most of the level. Acceptance varies with the prompt and hardly with the launch. Its first
+        look therefore has nearly all information, and gets half of the level.
 
         Args:
             launches: how many launches of each side the look judges.

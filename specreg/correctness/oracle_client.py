@@ -48,9 +48,9 @@ _UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
 }
 """The number of first tokens of a text that the drafter doesn't see, by engine and method.
 
-Only pairs that were compared with a real engine are listed. Of the others, SGLang's lookup learns
-from earlier answers, TensorRT-LLM's lookup follows another rule, and the drafts of TensorRT-LLM's
-models have never been observed.
+Only pairs whose steps were compared with those of the running engine are listed. Among the rest,
+SGLang's lookup learns from earlier answers, TensorRT-LLM's lookup follows another rule, and the
+drafts of TensorRT-LLM's models have never been observed.
 """
 _KEYS_WITHOUT_EFFECT = {"rejection_sample_method"}
 """The further settings of speculation that don't change greedy drafts."""

@@ -1,9 +1,9 @@
 """Estimate the relative change between two measurements, and its interval.
 
 All looks at one measurement share the level of significance of one test. Five looks with the whole
-level each would raise three times as many false alarms. So each early look gets a small part, and
-the last look gets the remainder (Haybittle 1971, Peto 1976). The probability of an error is at most
-the sum of the levels, no matter how the looks are correlated.
+level each would raise three times as many false alarms. So the looks divide it, and the early looks
+at the prompts get hardly any of it (Haybittle 1971, Peto 1976). The probability of an error is at
+most the sum of the levels, no matter how the looks are correlated.
 """
 
 import functools
