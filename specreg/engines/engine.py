@@ -233,7 +233,7 @@ class Identity:
     A field that the server doesn't report is empty, unless its description says otherwise.
 
     Attributes:
-        engine: The name of its engine, one of `ENGINES`.
+        engine: The name of its engine, which may be one that isn't in `ENGINES`.
         version: The version that it reports; "unknown" if it reports none.
         model: The name of the model in requests.
         target: The folder or hub id of that model.

@@ -61,7 +61,7 @@ def known_facts(facts: LaunchFacts) -> Iterator[tuple[str, str]]:
 def changed_facts(before: LaunchFacts, new: LaunchFacts) -> Iterator[str]:
     """Yield a text such as `model runner v1 -> v2` for each fact that has changed.
 
-    A fact that isn't known of both launches is left out.
+    A fact that is unknown for one of the launches is left out.
     """
     new_values = dict(known_facts(new))
     for title, value in known_facts(before):

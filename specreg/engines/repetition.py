@@ -44,10 +44,11 @@ class Addition(NamedTuple):
 class RepeatingStream:
     """Recognises whether the events of an answer repeat it, and finds what each event adds.
 
-    If the events have token ids, the second event decides: it has either the ids of all tokens so
-    far, or those of the new tokens. Without ids the texts decide: a text that doesn't begin with
-    the text before it is new, and several texts that do begin with it repeat. Texts are held back
-    until this is decided.
+    If the events have token ids, the ids decide, usually in the second event: it has either the ids
+    of all tokens so far, or only those of the new tokens. Without ids the texts decide. A text that
+    doesn't begin with the text before it is new. A text that does begin with it is a repetition if
+    the event has no new token, or if an earlier text began so too. Texts are held back until this
+    is decided.
 
     Attributes:
         _way: How the events relate to each other; None until it is decided.

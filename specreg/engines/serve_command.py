@@ -450,8 +450,10 @@ def _fits(
     It must have a draft and branches exactly if the method has them. Texts and switches must equal
     those of the method; numbers may differ.
     """
+    # `none` has no settings, so no configuration is one of `none`.
     if not spelling.settings:
         return False
+    # The methods of an engine show which of its keys name a draft and which set branches.
     draft_keys: set[str] = set()
     branch_keys: set[str] = set()
     for method in methods.values():

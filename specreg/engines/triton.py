@@ -95,8 +95,10 @@ class TritonWireFormat(WireFormat):
         def parse_event(event: bytes) -> StreamEvent:
             nonlocal tokens
             parsed = decode_event(_decoder, event)
+            # An error of another form than `error` decodes as an event without text.
             if not parsed.text_output:
                 check_no_error(event)
+            # A response has the number of its own tokens, so their sum is the usage so far.
             tokens += parsed.num_output_tokens
             finish_reason = None
             if parsed.finish_reason not in _NOT_YET:

@@ -270,11 +270,13 @@ def _channels_of_part(part: object) -> Channels:
     if isinstance(part, dict):
         for name, value in part.items():
             if name == "text" and isinstance(value, str):
+                # A part of a thought may also have the key `text`. Then its type decides.
                 if part.get("type") in _THOUGHT_KEYS:
                     return "", value, ""
                 return value, "", ""
             if name in _THOUGHT_KEYS and isinstance(value, str):
                 return "", value, ""
+            # A thought may consist of parts itself.
             if name in _THOUGHT_KEYS and isinstance(value, list):
                 thoughts = []
                 for inner_part in value:
@@ -782,6 +784,7 @@ class EventSplitter:
             InvalidMeasurementError: `EVENT_UNREADABLE`, the answer isn't finished, and there is
                 stray text instead.
         """
+        # A line without its end is data if it begins as data, and otherwise stray text.
         begun = bytes(self._begun.strip())
         data = self._held + begun.removeprefix(_PREFIX).strip()
         is_data = bool(self._held) or begun.startswith(_PREFIX)

@@ -104,7 +104,7 @@ class ScheduledDrafter:
 
 
 def step_after(emitted_tokens: int, schedule: Sequence[int]) -> int:
-    """Return the number of steps with drafts after which a request has emitted some tokens.
+    """Return how many steps with drafts a request takes to emit a number of tokens.
 
     Args:
         emitted_tokens: The number of tokens, 1 or more. The prefill emits the first one.

@@ -105,7 +105,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--gpu-ratio", type=parse_ratio, help="3:1, the target's GPUs : the draft's")
     options = parser.parse_args(arguments)
     if (options.gpu_ratio is not None) != (options.placement == "ratio"):
-        parser.error("--placement=ratio needs --gpu-ratio, and no other has one")
+        parser.error("--placement=ratio needs --gpu-ratio, and no other placement has one")
     if (options.draft_model is not None) != (options.method == "draft_model"):
         parser.error("--method=draft_model needs --draft-model, and no other method has one")
     return options

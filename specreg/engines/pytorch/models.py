@@ -37,6 +37,7 @@ def load_models(options: argparse.Namespace) -> Models:
         UnsupportedError: A model's cache can't be rolled back, or the devices can't be divided.
     """
     draft_name = options.draft_model
+    # Check the models by their configurations first, because reading weights takes long.
     tokenizer = check_models(options.model, draft_name, options.context_tokens)
     target_devices = draft_devices = options.device or (default_device(),)
     draft = None

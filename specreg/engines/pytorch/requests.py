@@ -111,7 +111,7 @@ class CompletionBody(_Body, frozen=True, kw_only=True):
 
 Body = ChatBody | CompletionBody
 _COMPLETION_CAP_TOKENS = 16
-"""OpenAI's default of `/v1/completions`."""
+"""The default of `max_tokens` in OpenAI's `/v1/completions`."""
 
 
 def parse_body(raw: bytes, kind: type[Body], served: str) -> Body:

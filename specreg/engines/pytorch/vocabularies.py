@@ -43,12 +43,14 @@ class SharedVocabulary:
         if unknown_id is None:
             message = "draft: its tokenizer has neither an unknown nor an end token"
             raise ModelError(f"{message}; take a draft whose tokenizer has one")
-        self.draft_ids = torch.full((sizes[0],), unknown_id)
-        self.target_ids = torch.full((sizes[1],), -1)
+        target_size, draft_size = sizes
+        self.draft_ids = torch.full((target_size,), unknown_id)
+        self.target_ids = torch.full((draft_size,), -1)
         target_vocabulary = target.get_vocab()
         for token, draft_id in draft.get_vocab().items():
             target_id = target_vocabulary.get(token)
-            if target_id is not None and target_id < sizes[0] and draft_id < sizes[1]:
+            # A tokenizer may have ids for which the model has no embedding.
+            if target_id is not None and target_id < target_size and draft_id < draft_size:
                 self.draft_ids[target_id] = draft_id
                 self.target_ids[draft_id] = target_id
         if not (self.target_ids >= 0).any():

@@ -97,8 +97,8 @@ def test_one_device_cannot_be_divided(placement: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--placement=ratio",), "--placement=ratio needs --gpu-ratio, and no other has one"),
-        (("--gpu-ratio=3:1",), "--placement=ratio needs --gpu-ratio, and no other has one"),
+        (("--placement=ratio",), "--placement=ratio needs --gpu-ratio, and no other placement"),
+        (("--gpu-ratio=3:1",), "--placement=ratio needs --gpu-ratio, and no other placement"),
         (("--placement=ratio", "--gpu-ratio=3:0"), "'3:0' is no ratio of two numbers from 1 on"),
         (("--placement=ratio", "--gpu-ratio=3"), "'3' is no ratio of two numbers from 1 on"),
         (("--draft-model=some/draft",), "--method=draft_model needs --draft-model"),
