@@ -55,9 +55,16 @@ def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | Non
 
     # Otherwise say how many nights would be needed.
     needed = nights_to_hold(metric, tolerance_frac, nights.spread)
-    if needed:
-        clause = f"about {needed} nights would tell, and this is night {nights.nights + 1}"
-        remedy = reason.remedy
+    night = nights.nights + 1
+    remedy = reason.remedy
+    if needed > night:
+        clause = f"about {needed} nights would tell, and this is night {night}"
+    elif needed:
+        # A change close to the tolerance stays undecided, however many nights there are.
+        clause = (
+            f"about {needed} nights would tell if nothing had changed, and {night} nights leave it"
+            " undecided"
+        )
     else:
         clause = f"not even {MAX_NIGHTS_TO_HOLD} nights would tell"
         # Acceptance doesn't depend on the machine, and its own remedy is to replay more prompts.
@@ -155,7 +162,7 @@ def _moved(verdict: Verdict, common: CommonEvidence, common_change: str) -> Verd
     else:
         outcome = Outcome.INVALID
         text = (
-            f"{common_change}, and {common.nights} nights are too few to show how much the machine"
+            f"{common_change}, and too few nights ({common.nights}) show how much the machine"
             " varies"
         )
     reason = Reason(

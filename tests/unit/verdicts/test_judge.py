@@ -537,6 +537,25 @@ def test_what_can_not_be_told_says_how_many_nights_would(error: float, needed: i
     assert words in verdict.explanation
 
 
+@pytest.mark.parametrize(
+    ("earlier", "words"),
+    [
+        pytest.param(4, "about 8 nights would tell, and this is night 5", id="too-early"),
+        pytest.param(
+            9,
+            "about 8 nights would tell if nothing had changed, and 10 nights leave it undecided",
+            id="as-many-as-would-tell",
+        ),
+    ],
+)
+def test_nights_that_would_have_told_by_then_are_not_still_to_come(
+    earlier: int, words: str
+) -> None:
+    """A change close to the tolerance stays undecided, however many nights there are."""
+    verdict = by_nights(dataclasses.replace(night_evidence(error=0.03), nights=earlier))
+    assert f"; {words}; measure" in verdict.explanation
+
+
 def test_an_acceptance_that_no_nights_would_tell_needs_prompts_and_no_quieter_machine() -> None:
     """The machine doesn't influence acceptance."""
     evidence = compare(
