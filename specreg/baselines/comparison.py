@@ -268,6 +268,7 @@ class BaselineComparison:
             if _is_of_few_prompts(denominators):
                 return _FEW_PROMPTS
         effect = change_of_ratio(parts, recorded_parts, expected)
+        # The ratio of AL is AL - 1, so the values are shown with the origin added again.
         return RatioChange(metric.origin + ratio, metric.origin + expected, effect)
 
     def control_change(self, metric: Metric) -> Effect | None:
@@ -331,6 +332,7 @@ def compare(
     has_measured = measured is not None and bool(measured.prompt_ids)
     has_recorded = recorded is not None and bool(recorded.prompt_ids)
     sides = [[record] for record in (measured, recorded) if record and record.prompt_ids]
+    # The table of the run comes first, and the one of the baseline last.
     tables = common_tables(*answers_in_common(*sides))
     return BaselineComparison(
         launches=tuple(launches),
@@ -601,6 +603,7 @@ def why_held_back(launches: Iterable[Measurement], baseline: Baseline | None) ->
 
 def devices_of(launches: Iterable[Measurement]) -> tuple[RecordedDevice, ...]:
     """Return the devices whose power was measured, each with the median of its clocks."""
+    # Each launch has a record of each device. Collect the records of a device from all launches.
     records_by_device: dict[str, list[DeviceRecord]] = {}
     for launch in launches:
         power = launch.replay.power if launch.replay else None

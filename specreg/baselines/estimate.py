@@ -100,6 +100,7 @@ def _pace(
     case: Case, store: BaselineStore, kind: str, among: Collection[Path] | None
 ) -> tuple[float, str]:
     """Return how many seconds a prompt takes, and the source: a baseline, or else `guess`."""
+    # Each turn of a conversation has an answer.
     turns = min(dataset_named(case.dataset).turns, case.turns or math.inf)
     most_tokens = case.output_cap_tokens * turns
     paths = sorted(store.folder.glob(f"*/{case.id}.json"))
@@ -142,6 +143,7 @@ def _guessed_step_s(case: Case, kind: str) -> float:
     server = case.server
     weights_gib = 0.0
     if server.sizes:
+        # Each drafted token is assumed to read the weights of the draft once.
         drafts_gib = server.draft_tokens * (server.sizes.draft_gib or 0)
         weights_gib = server.sizes.target_gib + drafts_gib
     read_s = weights_gib / server.parallel.tensor / READ_GIB_PER_S

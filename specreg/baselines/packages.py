@@ -37,6 +37,7 @@ def record_packages(folder: Path, packages: Sequence[str]) -> None:
         BaselineError: the file can't be written.
     """
     path = packages_path(folder, packages_sha256(packages))
+    # The name of a file is a part of its checksum, so an existing file has the same packages.
     if not packages or path.exists():
         return
     try:

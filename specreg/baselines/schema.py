@@ -450,6 +450,7 @@ def stored_acceptance(
     further_launches = {}
     all_prompts = list(fullest.prompts)
     rounds = [_stored_round(round_acceptance, 1) for round_acceptance in fullest.rounds]
+    # Launches that repeat the answers of the fullest one would add nothing.
     if not all(launch.repeats(fullest) for launch in further):
         for number, launch in enumerate(further, start=2):
             if launch.prompts:
@@ -463,6 +464,7 @@ def stored_acceptance(
         source=fullest.source,
         view=fullest.view,
         weighting="step",
+        # The sum of single prompts can be computed from them.
         total=None if prompts else fullest.total,
         prompts=prompts,
         further_launches=further_launches,
@@ -571,6 +573,7 @@ def check_figures(baseline: Baseline) -> None:
     record = load_acceptance(baseline.acceptance)
     if record is None:
         return
+    # A step that drafts a tree drafts more tokens than it has positions.
     drafted_tokens = baseline.case.tree.drafted_tokens if baseline.case.tree else None
     for prompt in record.prompts:
         subject = f"prompt '{prompt.prompt_id}'"

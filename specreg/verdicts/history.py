@@ -196,6 +196,7 @@ def run_record(
     first = launches[0]
     values = {}
     launch_values = {}
+    # A metric may have a verdict for each launch. A dictionary names it once, and keeps the order.
     judged_names = dict.fromkeys(verdict.metric for verdict in verdicts)
     for name in judged_names:
         measured = [launch.values[name] for launch in launches if launch.values.get(name, -1) >= 0]

@@ -495,6 +495,8 @@ class Machine:
                 while len(speeds) < _BASELINE_LAUNCHES:
                     speeds.append(dict(measure(case).values))
                 self._baselines[case.id] = _baseline(tuple(speeds), f"{number:08}")
+            # A night is named by its number, with eight digits, so that its name can be compared
+            # with the date of a baseline.
             origin = RunOrigin(run=f"{number:08}", recorded=self.nights.rerecorded)
             record = run_record(
                 origin, launches[case.id], of_case, _SETTINGS, self._baselines[case.id]
