@@ -19,7 +19,7 @@ from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.attach import check_attached, without_controls
 from specreg.servers.provision import why_no_program
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
-from specreg.suite.machine import check_usable, gpus_of, remarks_on
+from specreg.suite.machine import check_usable, gpus_of, remarks_on, render_count
 from specreg.suite.options import (
     FLAGS,
     MAX_GPU_MEMORY_GIB,
@@ -231,7 +231,7 @@ def unmet_need(context: RunContext) -> str:
     tier = context.tier
     if len(gpus.devices) >= tier.needs_gpus or context.provision.url is not None:
         return ""
-    lacks = f"this machine has {len(gpus.devices)} ({gpus.why_none})"
+    lacks = f"this machine has {render_count(gpus)}"
     cpu_command = run_command((), ["--specreg-tier=cpu"])
     cure = f"use a machine that has them, or the CPU's tier: {cpu_command}"
     return f"tier '{tier.name}' needs {tier.needs_gpus} GPU(s), {lacks}; {cure}"

@@ -14,6 +14,12 @@ def gpus_of(options: Options) -> Gpus:
     return find_gpus().with_memory(options.gpu_memory_gib)
 
 
+def render_count(gpus: Gpus) -> str:
+    """Return how many GPUs a machine has, and why if it has none."""
+    count = len(gpus.devices)
+    return str(count) if count else f"0 ({gpus.why_none})"
+
+
 def check_usable(gpus: Gpus, options: Options, *, needs_gpus: bool) -> None:
     """Check that the GPUs of the machine can be used, unless the run doesn't need them.
 

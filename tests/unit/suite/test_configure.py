@@ -12,7 +12,9 @@ from specreg.core.errors import SpecregError
 from specreg.report.progress import Progress
 from specreg.suite.configure import open_context
 from specreg.suite.context import RunContext
+from specreg.suite.machine import render_count
 from specreg.suite.options import Options
+from specreg.telemetry.identity import Gpus
 from tests.unit import builders
 from tests.unit.builders.examined_machines import write_tier
 
@@ -113,3 +115,9 @@ def test_case_and_control_have_the_same_model_runner_on_a_gpu(
     assert controls_of(context) == [control]
     case_ids = [case.id for case in context.tier.cases]
     assert case_ids == ["vllm-none-pair-toy-c4", "vllm-ngram-pair-toy-c4"]
+
+
+def test_a_machine_with_too_few_gpus_gives_no_reason_for_having_none() -> None:
+    assert render_count(builders.gpus("NVIDIA H200")) == "1"
+    none = Gpus(devices=(), why_none="NVML: no driver")
+    assert render_count(none) == "0 (NVML: no driver)"
