@@ -66,6 +66,7 @@ class Companions:
             return []
         if control.launch in self._apart:
             return []
+        # Find the later cases that the run measures on a launch with this number.
         measured_ids = self.selection.measured_ids
         cases = [
             case_launch.case
@@ -80,6 +81,7 @@ class Companions:
                 return False
             return self._needs_same_measurements(case, later_case) and is_pending(later_case)
 
+        # Choose those that fit into memory together.
         later_cases = cases[cases.index(case) + 1 :]
         companions = companions_of(
             case, later_cases, may_join=may_join, fit=self.servers.fit_beside
@@ -87,6 +89,7 @@ class Companions:
         members = []
         for companion in companions:
             companion_launch = CaseLaunch.of(companion, number).server
+            # A companion that doesn't speculate is measured on the control itself.
             lazy_server = control
             if companion_launch != control.launch:
                 lazy_server = self.servers.lazy_server(companion_launch)

@@ -122,6 +122,7 @@ def _with_shared_runner(case: Case, version: str | None) -> Case:
         version: The version of the engine that the user has chosen; None for the default.
     """
     server = case.server
+    # A runner that the case's table names is the control's too.
     if case.control is None or server.model_runner is not None:
         return case
     engine = engine_named(server.engine)
@@ -155,6 +156,8 @@ def open_context(
     default_tier = "gpu" if gpus.devices else "cpu"
     tier = load_cases(root, options, options.tier or default_tier)
     environment = UNKNOWN_ENVIRONMENT
+    # The hardware of an attached server isn't known, so it decides neither the model pairs nor the
+    # environment.
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
         environment = current_environment(gpus=tier.gpus_used(gpus.memory_gib))
@@ -173,6 +176,7 @@ def open_context(
     provision = provision_of(
         options, on_gpu=tier.needs_gpus > 0, show=progress.show, tell=progress.tell
     )
+    # The load is read before the run adds to it.
     load = ProcessorLoad(waiting=os.getloadavg()[0], cores=len(os.sched_getaffinity(0)))
     context = RunContext(
         name=run_folder.name,
@@ -201,7 +205,7 @@ def _check_baselines_writable(folder: Path) -> None:
     """Check that baselines can be written to a folder, because measuring them takes long.
 
     Raises:
-        SpecregError: They can't.
+        SpecregError: They can't be written there.
     """
     try:
         check_can_write(folder)

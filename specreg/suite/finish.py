@@ -105,13 +105,13 @@ def add_to_history(result: RunResult) -> None:
     history = context.load_history()
     records: list[RunRecord] = []
     for case in result.cases:
-        # The shards of a run can be merged again, which must not add the run a second time.
-        was_merged_before = any(record.run == context.name for record in history.of(case.id))
+        # A run that is resumed, or whose shards are merged again, isn't added a second time.
+        was_added_before = any(record.run == context.name for record in history.of(case.id))
         measurements = [
             measurement for measurement in result.measurements_of(case) if measurement.values
         ]
         verdicts = result.verdicts_of(case.id)
-        if measurements and verdicts and not was_merged_before:
+        if measurements and verdicts and not was_added_before:
             baseline = exact_baseline(context, case)
             settings = context.settings(case)
             origin = RunOrigin(run=context.name, host=result.hosts.get(case.id, ""))

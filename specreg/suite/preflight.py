@@ -167,7 +167,9 @@ def _examine_gpus(context: RunContext) -> Iterator[Finding]:
         yield Finding("GPUs", f"none: {gpus.why_none}")
     for remark in remarks_on(gpus):
         yield Finding("GPUs", remark, state=State.NOTE)
-    used_ids = {device.id for device in _devices(context)} if on_gpu and gpus.devices else set()
+    used_ids: set[str] = set()
+    if on_gpu and gpus.devices:
+        used_ids = {device.id for device in _devices(context)}
     for device in gpus.devices:
         try:
             yield from _examine_gpu(device, is_used=device.id in used_ids)
@@ -189,6 +191,7 @@ def _examine_gpu(device: Device, *, is_used: bool) -> Iterator[Finding]:
     yield Finding(subject, _facts_of(device))
     if not is_used:
         return
+    # This process has no servers, so any process on the GPU belongs to another program.
     check_free([device], frozenset())
     check_cool([device])
     notes = [_note(subject, says, advice) for says, advice in _oddities_of(device)]
