@@ -37,7 +37,7 @@ def remarks_of(result: RunResult) -> Iterator[str]:
         yield from workload_remarks(figures)
     if result.context.is_recording:
         return
-    yield from _fewer_prompts(result.cases)
+    yield from _other_prompts(result.cases)
     history = result.context.load_history()
     if history.problem:
         yield history.problem
@@ -59,16 +59,16 @@ def _estimate(result: RunResult) -> Iterator[str]:
         yield f"acceptance is an estimate: {chunks}"
 
 
-def _fewer_prompts(cases: Sequence[Case]) -> Iterator[str]:
-    """Say that a run of fewer prompts compares only acceptance."""
+def _other_prompts(cases: Sequence[Case]) -> Iterator[str]:
+    """Say that a run with another number of prompts than the tier has compares only acceptance."""
     # `matrix_prompts` is set only in cases whose number of prompts `--num-prompts` has changed.
     prompts = {case.prompts for case in cases if case.matrix_prompts is not None}
     if not prompts:
         return
-    # One number if all cases have the same.
+    # Show one number if all cases have the same.
     ends = sorted({min(prompts), max(prompts)})
     counts = " to ".join(map(str, ends))
-    replayed = f"--num-prompts replayed only {counts} prompts of each case"
+    replayed = f"--num-prompts replayed {counts} prompts of each case"
     compared = "acceptance was compared on the prompts that the baseline has too, speed not at all"
     yield f"{replayed}: {compared}"
 

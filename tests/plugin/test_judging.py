@@ -218,7 +218,7 @@ def test_a_run_of_fewer_prompts_is_compared_prompt_by_prompt(recorded_suite: Sui
     assert len(speeds) == 4
     assert {by_metric[metric] for metric in speeds} == {Outcome.NOT_COMPARABLE}
     assert {by_metric[metric] for metric in by_metric.keys() - speeds} == {Outcome.PASS}
-    remark = "--num-prompts replayed only 6 prompts of each case: acceptance was compared on the"
+    remark = "--num-prompts replayed 6 prompts of each case: acceptance was compared on the"
     assert remark in done.stdout
     assert "--update-baselines" not in done.stdout
     (run,) = recorded_suite.runs.iterdir()

@@ -214,3 +214,16 @@ def test_a_tier_of_which_some_servers_have_a_realistic_speed_says_how_many(tmp_p
     text = render_end(result, None, (), shows_failures=False, color=False)
 
     assert "the servers of 1 of 2 cases of this tier have no realistic speed" in text
+
+
+def test_a_run_of_more_prompts_than_the_tier_has_is_not_said_to_have_only_so_many(
+    tmp_path: Path,
+) -> None:
+    case = builders.CASE.replaying(2 * builders.CASE.prompts)
+    launch = dataclasses.replace(MEASURED, case=case)
+    run = runs.measured_run(runs.context(tmp_path), launch)
+
+    remarks = [remark for remark in remarks_of(run.result()) if "--num-prompts" in remark]
+
+    (remark,) = remarks
+    assert remark.startswith(f"--num-prompts replayed {case.prompts} prompts of each case: ")
