@@ -142,8 +142,8 @@ class Options:
         " environment with uv and keeps it)"
     )
     gpu_memory_gib: float | None = _option(
-        "the memory of each GPU in GiB, if its driver doesn't report it (default: the machine's,"
-        " for a GPU that is part of a processor; else it isn't checked whether cases fit)",
+        "the memory of each GPU in GiB, if its driver doesn't report it (default: the machine's"
+        " memory, for a GPU that is part of a processor; else it isn't checked whether cases fit)",
         flag="--specreg-gpu-memory",
         metavar="GIB",
         type=float,
