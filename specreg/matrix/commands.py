@@ -17,6 +17,7 @@ from specreg.engines.serve_command import (
     read_command,
     read_speculation,
 )
+from specreg.matrix.tables import as_toml
 
 COMMAND = "command"
 _PARALLEL = "parallel."
@@ -118,8 +119,8 @@ def _methods_of(table: Mapping[str, object], methods: list[str]) -> list[str]:
     method = methods[-1]
     if len(methods) > 1 and method not in named_methods:
         raise MatrixError(
-            f"methods = {named_methods}, the command speculates with '{method}'; name it among"
-            " them, or leave methods out"
+            f"methods = {as_toml(named_methods)}, the command speculates with '{method}'; name it"
+            " among them, or leave methods out"
         )
     return named_methods
 
@@ -215,10 +216,14 @@ def merge_command(
         elif key in _JOINED or (key == "parallel" and isinstance(value, dict)):
             merged[key] = _joined(key, command_value, value)
         elif value != command_value:
-            raise MatrixError(
-                f"{key} = {value}, the command says {command_value}; leave out one of the two"
-            )
+            raise _contradiction(key, value, command_value)
     return merged
+
+
+def _contradiction(key: str, value: object, command_value: object) -> MatrixError:
+    """Return the error about a key to which a table and its command give different values."""
+    problem = f"{key} = {as_toml(value)}, the command says {as_toml(command_value)}"
+    return MatrixError(f"{problem}; leave out one of the two")
 
 
 def _joined(key: str, command_value: Any, value: Any) -> Any:  # noqa: ANN401 - parts of a document
@@ -243,29 +248,16 @@ def _joined(key: str, command_value: Any, value: Any) -> Any:  # noqa: ANN401 - 
         return value  # the wrong type is refused when the table is decoded
     for name in command_value.keys() & value.keys():
         if command_value[name] != value[name]:
-            raise MatrixError(
-                f"{key}.{name} = {value[name]}, the command says {command_value[name]}; leave out"
-                " one of the two"
-            )
+            raise _contradiction(f"{key}.{name}", value[name], command_value[name])
     return {**command_value, **value}
 
 
 def describe(understood: TableOfCommand, models: str) -> tuple[str, ...]:
     """Return a command as lines of a matrix file, one for each key."""
-    pair = f"models = {_toml(models)} # target = {_toml(understood.target)}"
+    pair = f"models = {as_toml(models)} # target = {as_toml(understood.target)}"
     for method, draft in understood.drafts.items():
-        pair += f", drafts.{method} = {_toml(draft)}"
-    lines = [f"{key} = {_toml(value)}" for key, value in understood.keys.items()]
+        pair += f", drafts.{method} = {as_toml(draft)}"
+    lines = [f"{key} = {as_toml(value)}" for key, value in understood.keys.items()]
     # The notes are comments of TOML, because people paste these lines into a tier.
     comments = [f"# {note}" for note in understood.notes]
     return (pair, *lines, *comments)
-
-
-def _toml(value: object) -> str:
-    """Return a value as TOML."""
-    if isinstance(value, dict):
-        entries = [f"{key} = {_toml(part)}" for key, part in value.items()]
-        return f"{{ {', '.join(entries)} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return msgspec.json.encode(value).decode()

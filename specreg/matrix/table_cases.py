@@ -11,7 +11,7 @@ from specreg.engines.methods import METHODS, SCHEDULED, Tree
 from specreg.engines.registry import engine_named
 from specreg.engines.serve_command import read_speculation
 from specreg.matrix.case import Arrivals, Case, Limits, Load, ServerSpec, Sizes, WorkloadSettings
-from specreg.matrix.tables import CasesTable, ModelsTable, check_table
+from specreg.matrix.tables import CasesTable, ModelsTable, as_toml, check_table
 
 _POWER_S = 30.0
 """How long a case on a GPU is kept under load for its power, unless its table sets a time."""
@@ -169,8 +169,8 @@ def _check_speculation(spec: ServerSpec) -> None:
     resulting_method = read_speculation(settings, engine.methods).method
     if resulting_method != spec.method:
         raise MatrixError(
-            f"speculation = {dict(spec.speculation)} makes method '{spec.method}' the method"
-            f" '{resulting_method}'; name that instead, or leave out the key"
+            f"speculation = {as_toml(dict(spec.speculation))} makes method '{spec.method}' the"
+            f" method '{resulting_method}'; name that instead, or leave out the key"
         )
 
 
@@ -188,7 +188,7 @@ def check_tree(tree: Tree | None, method: str, depth: int) -> None:
     if METHODS[method].drafts_trees != (tree is not None):
         setting = "no tree"
         if tree is not None:
-            setting = f"tree = {tree}"
+            setting = f"tree = {as_toml(tree)}"
         tree_methods = ", ".join(name for name in METHODS if METHODS[name].drafts_trees)
         raise MatrixError(
             f"method '{method}' with {setting}; needed tree ="
@@ -231,8 +231,11 @@ def check_pinned(case: Case, *, on_gpu: bool) -> None:
         known_methods = ", ".join(sorted(methods)) or "none"
         problem = f"engine '{spec.engine}' can't pin it {hardware}; it can pin: {known_methods}"
     elif length_tokens is None or not 1 <= length_tokens <= spec.draft_tokens + 1:
+        setting = "no pinned_length_tokens"
+        if length_tokens is not None:
+            setting = f"pinned_length_tokens = {length_tokens}"
         problem = (
-            f"pinned_length_tokens = {length_tokens} with draft_tokens = {spec.draft_tokens};"
+            f"{setting} with draft_tokens = {spec.draft_tokens};"
             f" needed 1 to {spec.draft_tokens + 1}"
         )
     elif spec.method == SCHEDULED and (case.turns != 1 or case.temperature > 0):

@@ -156,6 +156,17 @@ class PairsFile(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, Any]
 
 
+def as_toml(value: object) -> str:
+    """Return a value as a table of a matrix file has it."""
+    part = msgspec.to_builtins(value)
+    if isinstance(part, dict):
+        entries = [f"{key} = {as_toml(entry)}" for key, entry in part.items()]
+        return f"{{ {', '.join(entries)} }}"
+    if isinstance(part, list | tuple):
+        return f"[{', '.join(map(as_toml, part))}]"
+    return msgspec.json.encode(part).decode()
+
+
 @contextlib.contextmanager
 def within(location: str) -> Iterator[None]:
     """Put a location before the message of a SpecregError that is raised in the context."""
@@ -340,27 +351,51 @@ def check_table(table: CasesTable) -> None:
     _check_parallel(table.parallel)
     if table.variant:
         check_ending("variant", table.variant)
+    _check_pinning(table)
+    if table.speculation and set(table.methods) == {"none"}:
+        raise MatrixError(
+            f"speculation = {as_toml(table.speculation)} with methods = {as_toml(table.methods)};"
+            " name a method that speculates, or leave speculation out"
+        )
+    _check_sampling(table)
+    if table.thinking is not None:
+        _check_thinking(table)
+
+
+def _check_pinning(table: CasesTable) -> None:
+    """Check that a table has a pinned length if, and only if, it pins the acceptance.
+
+    Raises:
+        MatrixError: Only one of the two keys is there.
+    """
     is_pinned = table.acceptance == "pinned"
     has_length = table.pinned_length_tokens is not None
     if is_pinned != has_length:
+        setting = " without pinned_length_tokens"
+        if has_length:
+            setting = f", pinned_length_tokens = {table.pinned_length_tokens}"
         raise MatrixError(
-            f"acceptance = '{table.acceptance}', pinned_length_tokens ="
-            f' {table.pinned_length_tokens}; give acceptance = "pinned" and a length such as 2.5,'
-            " or neither"
+            f"acceptance = {as_toml(table.acceptance)}{setting};"
+            ' give acceptance = "pinned" and a length such as 2.5, or neither'
         )
-    if table.speculation and set(table.methods) == {"none"}:
+
+
+def _check_sampling(table: CasesTable) -> None:
+    """Check that a table whose answers are greedy doesn't limit the tokens to draw from.
+
+    Raises:
+        MatrixError: The table has `top_p` or `top_k` without a temperature.
+    """
+    cuts = []
+    if table.top_p < 1:
+        cuts.append(f"top_p = {table.top_p}")
+    if table.top_k is not None:
+        cuts.append(f"top_k = {table.top_k}")
+    if table.temperature == 0 and cuts:
         raise MatrixError(
-            f"speculation = {table.speculation} with methods = {table.methods}; name a method that"
-            " speculates, or leave speculation out"
+            f"{', '.join(cuts)} with temperature = 0, which always takes the likeliest token; give"
+            " a temperature, or leave top_p and top_k out"
         )
-    cuts_tokens = table.top_p < 1 or table.top_k is not None
-    if table.temperature == 0 and cuts_tokens:
-        raise MatrixError(
-            f"top_p = {table.top_p}, top_k = {table.top_k} with temperature = 0, which always takes"
-            " the likeliest token; give a temperature, or leave them out"
-        )
-    if table.thinking is not None:
-        _check_thinking(table)
 
 
 def _check_load(table: CasesTable) -> None:
@@ -374,10 +409,13 @@ def _check_load(table: CasesTable) -> None:
     has_closed_arrivals = table.arrivals is Arrivals.CLOSED
     arrivals_fit = table.arrivals is None or has_closed_arrivals == is_closed
     if is_closed == is_open or not arrivals_fit:
+        settings = f"concurrency = {as_toml(table.concurrency)},"
+        settings += f" requests_per_s = {as_toml(table.requests_per_s)}"
+        if table.arrivals is not None:
+            settings += f", arrivals = {as_toml(table.arrivals)}"
         raise MatrixError(
-            f"concurrency = {table.concurrency}, requests_per_s = {table.requests_per_s},"
-            f" arrivals = {table.arrivals}; give either concurrency alone (a closed loop) or"
-            " requests_per_s with arrivals constant, poisson (the default) or gamma"
+            f"{settings}; give either concurrency alone (a closed loop) or requests_per_s with"
+            " arrivals constant, poisson (the default) or gamma"
         )
     in_flight = max(table.concurrency, default=0)
     if in_flight > table.max_sequences:
@@ -417,8 +455,8 @@ def _check_thinking(table: CasesTable) -> None:
         MatrixError: The requests aren't a chat, or `chat_template_args` has the switch too.
     """
     if table.form is not Form.CHAT:
-        message = f'thinking = {table.thinking} with form = "{table.form}", which has no chat'
-        raise MatrixError(f"{message} template; leave one of them out")
+        message = f"thinking = {as_toml(table.thinking)} with form = {as_toml(table.form)}, which"
+        raise MatrixError(f"{message} has no chat template; leave one of them out")
     for name in THINKING_SWITCHES:
         if name in table.chat_template_args:
             message = f"thinking with chat_template_args.{name}, which sets the same"

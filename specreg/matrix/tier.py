@@ -16,6 +16,7 @@ from specreg.matrix.tables import (
     ModelsTable,
     PairsFile,
     TierFile,
+    as_toml,
     check_ending,
     convert,
     load_file,
@@ -195,7 +196,7 @@ def _table_of_command(
             fitting_pairs.append(name)
     name = table.get("models", understood.pair_name)
     if not isinstance(name, str):
-        raise MatrixError(f"models = {name} with a command, which has one pair; name one")
+        raise MatrixError(f"models = {as_toml(name)} with a command, which has one pair; name one")
     # A pair of the repository is preferred, because it has the sizes of its models.
     if "models" not in table and fitting_pairs and name not in fitting_pairs:
         name = fitting_pairs[0]

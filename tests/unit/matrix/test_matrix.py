@@ -268,21 +268,27 @@ PAIR = ", [models.tiny]: "
         ('arrivals = "poison"', "Invalid enum value 'poison' - at `arrivals`; correct it"),
         ("prompts = 3", "prompts = 3 with concurrency = 4; needed one for each request in flight"),
         ("max_sequences = 3", "concurrency = 4 with max_sequences = 3: the server must"),
-        ("concurrency = []", "concurrency = (), requests_per_s = (), arrivals = None; give either"),
-        ("requests_per_s = [2.5]", "concurrency = (1, 4), requests_per_s = (2.5,), arrivals"),
-        ('arrivals = "poisson"', "concurrency = (1, 4), requests_per_s = (), arrivals = poisson;"),
-        (f'{RATE}\narrivals = "closed"', "concurrency = (), requests_per_s = (2.5,), arrivals = c"),
+        ("concurrency = []", "concurrency = [], requests_per_s = []; give either"),
+        ("requests_per_s = [2.5]", "concurrency = [1, 4], requests_per_s = [2.5]; give either"),
+        (
+            'arrivals = "poisson"',
+            'concurrency = [1, 4], requests_per_s = [], arrivals = "poisson";',
+        ),
+        (
+            f'{RATE}\narrivals = "closed"',
+            'concurrency = [], requests_per_s = [2.5], arrivals = "closed"; give',
+        ),
         (
             f"{RATE}\nburstiness = 0.5",
             'burstiness works only with gamma arrivals; set arrivals = "gamma"',
         ),
-        ('acceptance = "pinned"', "acceptance = 'pinned', pinned_length_tokens = None; give"),
-        ("pinned_length_tokens = 2.5", "acceptance = 'real', pinned_length_tokens = 2.5; give"),
+        ('acceptance = "pinned"', 'acceptance = "pinned" without pinned_length_tokens; give'),
+        ("pinned_length_tokens = 2.5", 'acceptance = "real", pinned_length_tokens = 2.5; give'),
         (f"{PINNED}2.5", f"{UNPINNED} 'eagle3': engine 'vllm' can't pin it without a GPU;"),
         (f'methods = ["scheduled"]\n{PINNED}4.5', f"{UNPINNED} 'scheduled': pinned_length"),
-        ('methods = ["scheduled"]', f"{UNPINNED} 'scheduled': pinned_length_tokens = None with"),
+        ('methods = ["scheduled"]', f"{UNPINNED} 'scheduled': no pinned_length_tokens with"),
         (f'methods = ["scheduled"]\n{PINNED}2.5', f"{UNPINNED} 'scheduled': it works only"),
-        (TREE, "method 'eagle3' with tree = Tree(branches=2, drafted_tokens=6); needed tree = {"),
+        (TREE, "method 'eagle3' with tree = { branches = 2, drafted_tokens = 6 }; needed tree = {"),
     ],
 )
 def test_what_is_wrong_with_a_case_is_said_with_its_table(
@@ -407,10 +413,13 @@ def test_further_keys_of_a_speculation_are_part_of_the_server_that_speculates(
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("top_p = 0.9", "top_p = 0.9, top_k = None with temperature = 0"),
-        ("top_k = 20", "top_p = 1.0, top_k = 20 with temperature = 0"),
+        ("top_p = 0.9", "top_p = 0.9 with temperature = 0"),
+        ("top_k = 20", "top_k = 20 with temperature = 0"),
         ("top_p = 0.0\ntemperature = 1.0", "Expected `float` > 0.0"),
-        ('thinking = true\nform = "completions"', 'with form = "completions", which has no chat'),
+        (
+            'thinking = true\nform = "completions"',
+            'thinking = true with form = "completions", which has no',
+        ),
         (
             "thinking = true\nchat_template_args = { enable_thinking = false }",
             "thinking with chat_template_args.enable_thinking, which sets the same",
