@@ -167,8 +167,12 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
     return float(period_at_start_ns + period_at_end_ns) / 2
 
 
-def check_counter(energy: Energy) -> None:
+def check_counter(name: str, energy: Energy) -> None:
     """Check that the counter and the power agree within 3 % plus the error of the span's ends.
+
+    Args:
+        name: The name of the device, for messages.
+        energy: The energy that the device drew in a span.
 
     Raises:
         SensorError: They disagree by more.
@@ -179,9 +183,9 @@ def check_counter(energy: Energy) -> None:
     ratio = energy.counter_ratio
     if ratio is not None and abs(ratio - 1) > allowed_frac:
         raise SensorError(
-            f"its energy counter shows {ratio:.2f} times the energy that its power adds up to, and"
-            f" they may differ by {allowed_frac:.1%}; its sensor reads only a part of the time, or"
-            " is wrong"
+            f"the energy counter of {name} shows {ratio:.2f} times the energy that its power adds"
+            f" up to, and they may differ by {allowed_frac:.1%} at most; its sensor reads only a"
+            " part of the time, or is wrong"
         )
 
 
@@ -542,7 +546,7 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
     invalid = ""
     try:
         energy = energy_of(trace, span)
-        check_counter(energy)
+        check_counter(trace.device.name, energy)
     except SensorError as error:
         invalid = str(error)
     idle_w: float | None = None

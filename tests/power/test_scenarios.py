@@ -140,7 +140,7 @@ def test_a_sensor_that_looks_away_is_seen_where_the_load_is_in_step_with_it(trac
 @pytest.mark.parametrize("name", SOUND)
 def test_counter_and_power_agree(traces: Traces, name: str) -> None:
     for span in blocks(traces[name], 30.0):
-        check_counter(energy_of(traces[name], span))
+        check_counter(name, energy_of(traces[name], span))
 
 
 def whole(traces: Traces) -> Span:
