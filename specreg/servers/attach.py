@@ -97,6 +97,7 @@ def _is_host(name: str, *, is_address: bool) -> bool:
         is_address: True if only an address is valid.
     """
     try:
+        # A name of digits and dots can only be an address.
         if is_address or _NUMBERS.fullmatch(name):
             ipaddress.ip_address(name)
             return True

@@ -113,7 +113,7 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
             holder = holder_path.read_text(errors="replace")
         message = f"{_title(device)}: used by {holder}"
         if not waits:
-            advice = f"wait until it is done, or choose another with {device.selector}"
+            advice = f"wait until it is done, or choose another GPU with {device.selector}"
             raise SensorError(f"{message}; {advice}") from error
         tell(f"{message}; waiting until it is done")
         lock.acquire(poll_interval=_POLL_S)

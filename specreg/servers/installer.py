@@ -65,7 +65,7 @@ def _config_file(variables: Mapping[str, str]) -> str:
 
 
 def run_uv(log_path: Path, *arguments: str) -> None:
-    """Run uv and wait for it, which takes an hour if it builds an engine from source.
+    """Run uv and wait for it, which may take an hour if it builds an engine from source.
 
     Args:
         log_path: The file that gets the output.

@@ -117,7 +117,8 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
             return str(python)
     raise EnvironmentSetupError(
         f"environment for '{requirement.pin}': could not be installed;"
-        " check the network, and the disk: it takes 3 to 7 GB\n" + "\n".join(failures)
+        " check the network, and the disk, of which an environment takes 3 to 7 GB\n"
+        + "\n".join(failures)
     )
 
 

@@ -297,7 +297,7 @@ class Probe:
 
     Attributes:
         generated: True if the server generated a token.
-        server_message: The server's own words if it didn't; empty if it gave none.
+        server_message: The server's own words if it generated none; empty if it sent no words.
     """
 
     generated: bool

@@ -25,7 +25,7 @@ _CONTROL_NODE = Path("/dev/kfd")
 _IMPORT_ERRORS = (ImportError, OSError, AttributeError, KeyError)
 """The errors of importing amdsmi if it, or the C library that it loads, isn't installed."""
 _INSTALL = "install ROCm's amdsmi for this Python, of the release that the machine has"
-NO_POWER = "AMD SMI: it reports no power; use a newer driver, or another GPU"
+NO_POWER = "AMD SMI: the GPU reports no power; use a newer driver, or another GPU"
 _MODULES = ("MI300A",)
 """The GPUs on a module with a processor. Their power is that of the whole module."""
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF)
@@ -139,7 +139,7 @@ def find_all(
 
 
 def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the GPUs that a process with these environment variables sees, as it numbers them.
+    """Return the GPUs that a process sees, in the order in which it counts them.
 
     ROCm's guide to GPU isolation defines the rule. ROCR_VISIBLE_DEVICES lists the indices or UUIDs
     of the GPUs that the runtime shows. HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES lists the

@@ -80,8 +80,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The name of its folder of baselines, such as `cpu-intel-xeon-2.50ghz-avx512-2c`.
 
-        The memory in it is in GiB, as in vendors' own names: `h100-80gb-hbm3-x1`. A name that is
-        too long for the grammar of `core.names` is cut, and ends in a checksum of the whole name.
+        It has the memory of a GPU in GiB, as vendors' own names have: `h100-80gb-hbm3-x1`. A name
+        that is too long for the grammar of `core.names` is cut, and ends in a checksum of the whole
+        name.
         """
         name = self._full_name
         if len(name) <= MAX_NAME_CHARACTERS:

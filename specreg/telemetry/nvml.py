@@ -309,7 +309,7 @@ def visible(
     *,
     slice_with_uuid: Callable[[str], Device | None],
 ) -> tuple[Device, ...]:
-    """Return the GPUs that a process with these environment variables sees, as it numbers them.
+    """Return the GPUs that a process sees, in the order in which it counts them.
 
     CUDA's programming guide defines the rule. CUDA_VISIBLE_DEVICES lists numbers or UUIDs. The
     beginning of a UUID is enough if only one GPU has it. The first entry that fits no GPU ends the
@@ -415,14 +415,15 @@ def _power_scope(handle: object) -> tuple[Scope, str]:
     try:
         pynvml.nvmlDeviceGetPowerUsage(handle)
     except pynvml.NVMLError_NoPermission as error:
-        return Scope.GPU, f"NVML: its power can't be read, {error}; run as a user who may"
+        reason = f"NVML: the GPU's power can't be read, {error}; run as a user who may read it"
+        return Scope.GPU, reason
     except pynvml.NVMLError_NotSupported:
         pass
     except pynvml.NVMLError as error:
         remedy = _REMEDIES.get(error.value, _USUAL_REMEDY)
-        message = f"NVML: its power can't be read, {_described(error)}"
+        message = f"NVML: the GPU's power can't be read, {_described(error)}"
         return Scope.GPU, f"{message}; {remedy}"
-    return Scope.GPU, "NVML: it reports no power; use a newer driver, or another GPU"
+    return Scope.GPU, "NVML: the GPU reports no power; use a newer driver, or another GPU"
 
 
 def _is_sliced(handle: object) -> bool:

@@ -12,7 +12,7 @@ _MACHINE_ID_CHARACTERS = 12
 FOLDER = Path("/sys/class/powercap")
 _DENIED = (
     "RAPL: no permission to read '{}'; as root, let one group that you belong to read it (not"
-    " everybody, because it lets programs spy on one another, CVE-2020-8694)"
+    " everybody, because the counter lets programs spy on one another, CVE-2020-8694)"
 )
 
 
@@ -94,7 +94,7 @@ def open_probe(device: Device, folder: Path = FOLDER) -> Probe:
     package = folder / device.id.partition("-of-")[0]
     range_uj = _read(package / "max_energy_range_uj")
     if not range_uj.isdigit():
-        message = f"RAPL: '{package}': doesn't say where its counter wraps around"
+        message = f"RAPL: '{package}': doesn't say the value at which its counter starts again"
         raise SensorError(f"{message}; update the kernel")
     probe = _Package(counter=package / "energy_uj", range_uj=int(range_uj))
     probe.energy_mj()

@@ -122,7 +122,7 @@ def test_a_second_run_waits_until_the_first_is_gone_and_is_told_for_whom(
         output = second.do("lease a no_wait=1")
         assert output.startswith("SensorError: GPU 0 (Scripted NVIDIA H100, GPU-a): used by")
         assert output.endswith(
-            "; wait until it is done, or choose another with CUDA_VISIBLE_DEVICES"
+            "; wait until it is done, or choose another GPU with CUDA_VISIBLE_DEVICES"
         )
         output = second.do("lease a")
         who = f"used by process {first.process.popen.pid} (python"

@@ -155,7 +155,7 @@ def test_a_gpu_that_cannot_be_used_is_in_the_way(root: Path, gpu_python: Preload
     assert (held.state, unreadable.state) == (State.IN_THE_WAY, State.NOTE)
     assert "slowed down before a server starts, hardware thermal slowdown" in held.says
     assert "let it cool down, or give it more power" in held.says
-    assert "its power can't be read, Insufficient Permissions" in unreadable.says
+    assert "the GPU's power can't be read, Insufficient Permissions" in unreadable.says
 
 
 def test_what_a_run_can_live_with_is_noted(root: Path, gpu_python: PreloadedPython) -> None:

@@ -216,7 +216,10 @@ def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> N
         (ScriptedGpu(lost_at_s=1.0), "NVML: GPU is lost; look at the kernel's log (dmesg) for Xid"),
         (
             ScriptedGpu(permission=False),
-            "NVML: its power can't be read, Insufficient Permissions; run as a user who may",
+            (
+                "NVML: the GPU's power can't be read, Insufficient Permissions; run as a user who"
+                " may read it"
+            ),
         ),
         (
             ScriptedGpu(mig=True),

@@ -87,5 +87,5 @@ def test_a_counter_that_goes_away_or_whose_range_is_unknown_is_an_error(folder: 
     with pytest.raises(SensorError, match="can't be read any more"):
         probe.energy_mj()
     (folder / "intel-rapl:0/max_energy_range_uj").unlink()
-    with pytest.raises(SensorError, match="where its counter wraps around"):
+    with pytest.raises(SensorError, match="the value at which its counter starts again"):
         rapl.open_probe(device, folder)
