@@ -73,7 +73,8 @@ def _drafter(kind: str, *, overlaps: bool = True, **further: Setting) -> Spellin
 
     Args:
         kind: The decoding type by TensorRT-LLM's name.
-        overlaps: False to switch off the scheduler that overlaps steps.
+        overlaps: False to switch off the scheduler that overlaps steps, as TensorRT-LLM's
+            documentation does for n-grams and draft models.
         further: Further settings of the section.
     """
     config: dict[str, Setting] = {"decoding_type": kind, "max_draft_len": DRAFT_TOKENS, **further}
@@ -86,6 +87,7 @@ def _drafter(kind: str, *, overlaps: bool = True, **further: Setting) -> Spellin
 
 _METHODS = {
     "none": Spelling(settings={}),
+    # With a pool of its own, a request drafts only from its own text.
     "ngram": _drafter("NGram", overlaps=False, max_matching_ngram_size=4, is_public_pool=False),
     "draft_model": _drafter("Draft_Target", overlaps=False, speculative_model=DRAFT),
     "eagle3": _drafter("Eagle3", speculative_model=DRAFT),

@@ -218,6 +218,7 @@ def _drafter(method: str, **further: Setting) -> Spelling:
 # There are no methods with trees, because vLLM 0.21 and newer don't draft trees.
 _METHODS = {
     "none": Spelling(settings={}),
+    # The oracle looks up runs of the same lengths; see `LONGEST_RUN_TOKENS`.
     "ngram": _drafter("ngram", prompt_lookup_max=4, prompt_lookup_min=2),
     "suffix": dataclasses.replace(
         _drafter("suffix"),
