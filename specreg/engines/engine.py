@@ -109,8 +109,8 @@ class LaunchSettings(ServerSettings):
     """All settings of a server.
 
     Attributes:
-        gpu_memory_frac: the most of a GPU's memory that the server may take, 0..1; half or less
-            where a control stands beside it. It isn't compared with the baseline's.
+        gpu_memory_frac: the most of a GPU's memory that the server may take, 0..1; half or less if
+            a control runs beside it. It isn't compared with a baseline.
         model_runner: `"v1"` or `"v2"`, which of vLLM's model runners the server has; without it
             vLLM chooses by its version, the method and the model. One that is named is part of
             the case's id.

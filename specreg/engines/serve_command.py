@@ -46,7 +46,8 @@ class ServeCommand:
     In the mappings, the names of flags have no leading dashes, and dashes instead of underscores.
 
     Attributes:
-        programs: The possible beginnings of a command line; `python` stands for any interpreter.
+        programs: The possible beginnings of a command line. `python` stands for any program whose
+            name begins so, such as `python3.12`.
         takes_target: True if the target may follow without a flag.
         keys: The key of `[[cases]]` by flag. `target` stands for the model, and `speculation` for
             a flag whose value is the whole speculative configuration as JSON.
@@ -338,7 +339,7 @@ def _read_setting(
 
 
 def _setting_of(values: tuple[str, ...]) -> Setting:
-    """Return the value of a flag: a number, a text, or True for a flag without a value."""
+    """Return the value of a flag: a number, a boolean or a text; True for one without a value."""
     if not values:
         return True
     text = " ".join(values)

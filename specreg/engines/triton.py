@@ -234,8 +234,8 @@ class Triton(Engine):
             ready = [model.name for model in models if model.state == "READY"]
             if len(ready) != 1:
                 names = ", ".join(f"'{name}'" for name in ready) or "none"
-                message = f"{len(ready)} models are READY: {names}, needed one; load it alone"
-                raise AttachError(message)
+                message = f"{len(ready)} models are READY: {names}, needed one"
+                raise AttachError(f"{message}; load only the model of the case")
             model = ready[0]
             config = fetch("GET", f"/v2/models/{quote(model, safe='')}/config")
             backend = msgspec.json.decode(config, type=_ModelConfig).backend

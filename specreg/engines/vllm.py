@@ -124,7 +124,7 @@ class VllmWireFormat(WireFormat, TokenApi):
         )
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
-        """Return a call that generates one token, whose answer has the ids of the prompt."""
+        """Return a call for the ids of a prompt, which also generates one token."""
 
         def parse(answer: bytes) -> tuple[int, ...]:
             parsed = decode_answer(answer, _Answer)
@@ -181,7 +181,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             if not top:
                 raise unreadable("no log-probabilities; the server must support logprobs", answer)
             names = [f"token_id:{candidate}" for candidate in candidates]
-            # If all candidates got the same upper bound, nothing could be told from their scores.
+            # If all candidates got the same upper bound, their scores would show nothing.
             if not any(name in top for name in names):
                 raise unreadable("none of the candidates is among the likeliest", answer)
             least = min(top.values())

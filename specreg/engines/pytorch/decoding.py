@@ -193,7 +193,10 @@ class Drafter:
     """The base class of drafters. It drafts nothing, which is autoregressive decoding."""
 
     def draft(self, rows: Sequence[Row]) -> list[Draft]:
-        """Return a draft for each row. The rows and their order are those of the last call."""
+        """Return a draft for each row.
+
+        The rows are those of the batch that `keep` has left, in the order of the batch.
+        """
         return [NO_DRAFT] * len(rows)
 
     def learn(self, rows: Sequence[Row], logits: Sequence[Floats]) -> None:

@@ -211,9 +211,9 @@ READY = b'{"name":"%b","version":"1","state":"READY"}'
         (
             b"[%b,%b]" % (READY % b"one", READY % b"two"),
             b"vllm",
-            "2 models are READY: 'one', 'two', needed one; load it alone",
+            "2 models are READY: 'one', 'two', needed one; load only the model",
         ),
-        (b"[]", b"vllm", "0 models are READY: none, needed one; load it alone"),
+        (b"[]", b"vllm", "0 models are READY: none, needed one; load only the model"),
         (
             b"[%b]" % READY % b"one",
             b"tensorrtllm",
