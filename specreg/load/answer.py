@@ -25,7 +25,7 @@ _TEXT = "text"
 _OTHER = "other"
 
 
-class _Run(NamedTuple):
+class _Stretch(NamedTuple):
     """The texts that came in one channel before another channel took its turn."""
 
     channel: str
@@ -40,16 +40,16 @@ class AnswerText:
         in_thought: whether the last text belongs to a thought.
         is_partly_unseen: whether tokens before the answer's last event with tokens came without
             any text. They may have ids.
-        inline_thought_chunks: how many chunks had come, with the one that has the mark that ends a
-            thought, if the mark is in the text itself; 0 without a mark. A server that doesn't
-            separate thoughts sends it so. All text before the mark is the thought. Its beginning
-            may have no mark, because a template may end the prompt with the mark of the beginning.
+        inline_thought_chunks: for a server that doesn't separate thoughts, the number of chunks up
+            to the end of the thought, which a mark in the text shows; 0 without such a mark. All
+            text before the mark is the thought. The beginning of a thought may be unmarked, because
+            a template may end the prompt with that mark.
     """
 
     in_thought: bool = False
     is_partly_unseen: bool = False
     inline_thought_chunks: int = 0
-    _runs: list[_Run] = field(default_factory=list)
+    _stretches: list[_Stretch] = field(default_factory=list)
     _channel: str = ""
     _token_ids: list[int] = field(default_factory=list)
     _last_is_unseen: bool = False
@@ -92,14 +92,16 @@ class AnswerText:
 
     def _append(self, channel: str, text: str) -> None:
         if channel != self._channel:
-            self._runs.append(_Run(channel, []))
+            self._stretches.append(_Stretch(channel, []))
             self._channel = channel
             self.in_thought = channel == _THOUGHT
-        self._runs[-1].texts.append(text)
+        self._stretches[-1].texts.append(text)
 
     def _look_for_end(self, text: str) -> None:
         """Check whether the text has reached the end of a thought that it contains."""
-        if self._has_ended_thought or any(run.channel == _THOUGHT for run in self._runs):
+        if self._has_ended_thought or any(
+            stretch.channel == _THOUGHT for stretch in self._stretches
+        ):
             return
         # The mark may be split between events.
         recent = self._text_end + text
@@ -138,7 +140,7 @@ class AnswerText:
     def reply(self) -> Reply:
         """What the answer holds apart from its thought."""
         text = self.text
-        has_other = any(run.channel == _OTHER for run in self._runs)
+        has_other = any(stretch.channel == _OTHER for stretch in self._stretches)
         if is_unfinished_thought(text) or (self.thought and not text and not has_other):
             return Reply.UNFINISHED_THOUGHT
         if text.strip() or has_other:
@@ -148,7 +150,7 @@ class AnswerText:
     @property
     def loops(self) -> bool:
         """True if the second half of all text repeats itself."""
-        all_text = "".join(_texts_of(self._runs))
+        all_text = "".join(_texts_of(self._stretches))
         if len(all_text) < _LEAST_LOOPING_CHARACTERS:
             return False
         middle = len(all_text) // 2
@@ -169,21 +171,23 @@ class AnswerText:
             tokens have ids, because two such answers may differ in tokens that aren't seen.
         """
         has_all_ids = bool(tokens) and len(self._token_ids) == tokens
-        if not has_all_ids and (self.is_partly_unseen or not self._runs):
+        if not has_all_ids and (self.is_partly_unseen or not self._stretches):
             return ""
         digest = hashlib.sha256()
         if has_all_ids:
             digest.update(msgspec.json.encode(self._token_ids))
-        for run in self._runs:
-            text = "".join(run.texts).encode(errors="surrogatepass")
-            digest.update(b"%b %d " % (run.channel.encode(), len(text)))
+        for stretch in self._stretches:
+            text = "".join(stretch.texts).encode(errors="surrogatepass")
+            digest.update(b"%b %d " % (stretch.channel.encode(), len(text)))
             digest.update(text)
         return digest.hexdigest()[:_DIGITS]
 
     def _joined(self, channel: str) -> str:
         """Return the text of one channel."""
-        return "".join(_texts_of(run for run in self._runs if run.channel == channel))
+        return "".join(
+            _texts_of(stretch for stretch in self._stretches if stretch.channel == channel)
+        )
 
 
-def _texts_of(runs: Iterable[_Run]) -> Iterator[str]:
-    return itertools.chain.from_iterable(run.texts for run in runs)
+def _texts_of(stretches: Iterable[_Stretch]) -> Iterator[str]:
+    return itertools.chain.from_iterable(stretch.texts for stretch in stretches)

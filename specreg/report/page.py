@@ -111,7 +111,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
     case_by_id = {case.case_id: case for case in report.cases}
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
     passing = [verdict for verdict in verdicts if not verdict.fails]
-    # Each unfinished run is incomplete, so a note on that would say nothing.
+    # The notes say what a finished run has left open.
     open_notes = []
     if not in_progress:
         open_notes = list(notes_of(report))
