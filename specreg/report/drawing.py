@@ -78,9 +78,9 @@ class Axis:
 
         Values beyond ±1e200 count as ±1e200.
         """
-        shown = [value for value in values if math.isfinite(value)] or [0.5]
-        low = max(min(shown), -_LARGEST)
-        high = min(max(shown), _LARGEST)
+        finite_values = [value for value in values if math.isfinite(value)] or [0.5]
+        low = max(min(finite_values), -_LARGEST)
+        high = min(max(finite_values), _LARGEST)
         largest = max(abs(low), abs(high))
         # The axis of nearly equal values would otherwise show rounding errors.
         least_range = max(style.least_range, _LEAST_RANGE_FRAC * largest)

@@ -34,8 +34,9 @@ class Failure:
     @classmethod
     def of(cls, text: str, message: str = "") -> "Failure":
         """Return a failure with readable texts. The message is the text's first line by default."""
-        shown = readable_block(text)
-        return cls(message=readable_line(message or shown.partition("\n")[0]), text=shown)
+        readable_text = readable_block(text)
+        first_line, _, _ = readable_text.partition("\n")
+        return cls(message=readable_line(message or first_line), text=readable_text)
 
     @property
     def reprcrash(self) -> "Failure":
@@ -62,10 +63,10 @@ def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, 
         return type(traceback)(map(make_traceback_readable, traceback))
     if dataclasses.is_dataclass(traceback) and not isinstance(traceback, type):
         for field in dataclasses.fields(traceback):
-            shown = None
+            readable_value = None
             if field.name not in _FIELDS_WITH_VALUES:
-                shown = make_traceback_readable(getattr(traceback, field.name))
-            setattr(traceback, field.name, shown)
+                readable_value = make_traceback_readable(getattr(traceback, field.name))
+            setattr(traceback, field.name, readable_value)
     return traceback
 
 

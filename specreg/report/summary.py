@@ -264,17 +264,17 @@ def _ended_badly(run: RunVerdict) -> bool:
 def _counts(run: RunVerdict, verdicts: Sequence[Verdict]) -> str:
     """Count verdicts: `3 of 12 figures worse (a-case: throughput -8.0%), 2 undecided, 7 hold`."""
     parts: list[str] = []
-    for outcome, shown in OUTCOMES.items():
+    for outcome, outcome_text in OUTCOMES.items():
         same_outcome = [verdict for verdict in verdicts if verdict.outcome is outcome]
-        if not same_outcome or not shown.word:
+        if not same_outcome or not outcome_text.word:
             continue
         if parts:
-            parts.append(f"{len(same_outcome)} {shown.word}")
+            parts.append(f"{len(same_outcome)} {outcome_text.word}")
         else:
             # The worst outcome comes first, and has an example.
             example = _example(same_outcome)
             count = f"{len(same_outcome)} of {len(verdicts)} figures"
-            parts.append(f"{count} {shown.word}{example}")
+            parts.append(f"{count} {outcome_text.word}{example}")
     if not parts:
         return _all_hold(run, verdicts)
     held = sum(verdict.outcome in GOOD for verdict in verdicts)

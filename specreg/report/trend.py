@@ -164,12 +164,17 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
     )
 
 
-def _map_of(shown: MachineHistory, number: int) -> _Map:
-    """Return the table of a machine. Its number makes the anchors on the page unique."""
-    machine = readable_values(shown.machine)
+def _map_of(machine_history: MachineHistory, number: int) -> _Map:
+    """Return the table of a machine.
+
+    Args:
+        machine_history: the history of the machine.
+        number: the number of the table, which makes the anchors on the page unique.
+    """
+    machine = readable_values(machine_history.machine)
     records_by_case = {}
     all_records: list[RunRecord] = []
-    for case_id, records in sorted(shown.history.by_case.items(), key=_by_number):
+    for case_id, records in sorted(machine_history.history.by_case.items(), key=_by_number):
         readable_records = [readable_values(record) for record in records]
         records_by_case[case_id] = readable_records
         all_records += readable_records
@@ -179,7 +184,7 @@ def _map_of(shown: MachineHistory, number: int) -> _Map:
     runs = all_runs[-MAX_NIGHTS:]
     rows = []
     for case_id, case_records in records_by_case.items():
-        expected = shown.expected.get(case_id, {})
+        expected = machine_history.expected.get(case_id, {})
         row = _row_of(case_records, runs, anchor=f"{number}-{case_id}", expected=expected)
         # A case that ran on none of these nights has no row.
         if any(row.cells):
@@ -190,7 +195,7 @@ def _map_of(shown: MachineHistory, number: int) -> _Map:
         nights=[_night_of(run) for run in runs],
         rows=rows,
         versions=list(_versions(shown_records)),
-        problem=shown.history.problem,
+        problem=machine_history.history.problem,
     )
 
 
@@ -276,9 +281,9 @@ def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:
     symbol = _UNKNOWN
     tone = str(Tone.DOUBT)
     if worst in order:
-        shown = OUTCOMES[Outcome(worst)]
-        symbol = shown.symbol
-        tone = str(shown.tone)
+        outcome_text = OUTCOMES[Outcome(worst)]
+        symbol = outcome_text.symbol
+        tone = str(outcome_text.tone)
     text = ""
     if tone != Tone.GOOD:
         figures = [label_of(name) for name, outcome in record.outcomes.items() if outcome == worst]

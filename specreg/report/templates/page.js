@@ -42,7 +42,7 @@
       const body = head.closest("table").tBodies[0];
       const column = head.cellIndex;
       const descends = head.getAttribute("aria-sort") === "ascending";
-      for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
+      for (const cell of head.parentElement.cells) cell.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", descends ? "descending" : "ascending");
       const rows = [...body.rows];
       const text = row => row.cells[column].textContent.trim();
