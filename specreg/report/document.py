@@ -409,6 +409,7 @@ def _with_own_commands(report: Report) -> Report:
     command = ""
     if not report.arms:
         case_ids = []
+        # A run of the whole tier needs no names of cases.
         if not report.run.complete:
             case_ids = [case.case_id for case in cases]
         command = run_command(case_ids, options)
@@ -687,6 +688,7 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
         verdict_of_b: a verdict on the same figure that has a value.
         obstacle: why the settings or the machines forbid a comparison; empty if they allow it.
     """
+    # Find out whether the figures can be compared, and what to say about that.
     outcomes = f"{verdict_of_a.outcome} in A, {verdict_of_b.outcome} in B"
     reason = obstacle
     if Outcome.INVALID in (verdict_of_a.outcome, verdict_of_b.outcome):
@@ -697,6 +699,8 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
     outcome = Outcome.MEASURED
     if obstacle:
         outcome = Outcome.NOT_COMPARABLE
+
+    # Compare them. A correctness check isn't a metric, so it has no change.
     metric = METRICS.get(verdict_of_b.metric)
     change_frac = None
     value_of_a = verdict_of_a.value

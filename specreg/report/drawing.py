@@ -212,6 +212,7 @@ def draw_intervals(
     style: AxisStyle = PLAIN,
 ) -> IntervalPicture:
     """Draw values with their intervals on one axis, which also contains the reference."""
+    # Find an axis that has room for all rows.
     values = [reference]
     for row in rows:
         values += [row.value, *(row.interval or ())]
@@ -222,6 +223,7 @@ def draw_intervals(
     def percent(value: float) -> float:
         return _rounded(100 * axis.share(value))
 
+    # Place each row on the axis.
     drawn = []
     for row in rows:
         low_percent = None

@@ -62,6 +62,7 @@ def _add_verdicts(
     cases = {case.case_id: case for case in report.cases}
     for verdict in last_words(report.run.verdicts):
         case = cases.get(verdict.case_id)
+        # If the report has no such case, these labels are empty.
         case_labels = {name: getattr(case, name, "") for name in _CASE_LABELS}
         names = {"case_id": verdict.case_id, "metric": verdict.metric}
         labels = {**run_labels, **names, **case_labels}
