@@ -2,7 +2,7 @@
 
 import itertools
 import shlex
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -112,6 +112,7 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str
     """Render a table with the old and the new value of each metric of recorded baselines."""
     rows: list[Sequence[str]] = []
     for record in recorded:
+        # A row with a single cell is the heading of the baseline.
         rows.append([f"{record.path.parent.name}/{record.path.stem}"])
         spreads = spreads_of(CaseSpreads.of(record.new.launches))
         for metric in METRICS.values():
@@ -169,26 +170,32 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
     return "\n".join((head, *lines))
 
 
-def render_unjudged(recorded: Iterable[RecordedBaseline], timed: AbstractSet[str]) -> str:
+def render_unjudged(recorded: Iterable[RecordedBaseline], timed_launches: Mapping[str, int]) -> str:
     """List what new baselines lack, so that no run can judge it; empty if they lack nothing.
 
     Args:
         recorded: the recorded baselines.
-        timed: the ids of the cases whose speed was measured.
+        timed_launches: on how many launches the speed of a case was measured, by the case's id; it
+            doesn't have the cases whose speed wasn't measured.
     """
     lines = []
     for record in recorded:
         acceptance = record.new.acceptance
+        # Without counts of prompts or rounds, nothing shows how acceptance varies.
         if acceptance is not None and not (acceptance.prompts or acceptance.rounds):
             lines.append(
                 f"  {record.path.stem}: acceptance, as the engine counts for all requests together;"
                 " use an engine whose answers carry their own counts"
             )
-        if not record.new.launches and record.path.stem in timed:
-            lines.append(
-                f"  {record.path.stem}: speed and power, as one launch doesn't show how launches"
-                " differ; leave out --specreg-launches"
-            )
+        launches = timed_launches.get(record.path.stem, 0)
+        if launches and not record.new.launches:
+            problem = "a launch has no valid ones; record them again"
+            # The speed of a single launch isn't recorded.
+            if launches == 1:
+                problem = (
+                    "one launch doesn't show how launches differ; leave out --specreg-launches"
+                )
+            lines.append(f"  {record.path.stem}: speed and power, as {problem}")
     if not lines:
         return ""
     head = "no run can judge these by what was recorded:"

@@ -65,11 +65,15 @@ def _summary_of(
         return ()
     tier_cases = result.context.tier.cases
     whole_ids = result.selection.whole_ids(result.context.tier)
-    timed_ids = {case.id for case in tier_cases if result.selection.needs_speed(case)}
+    timed_launches = {
+        case.id: len(result.measurements_of(case))
+        for case in tier_cases
+        if result.selection.needs_speed(case)
+    }
     return (
         terminal.render_recorded(recorded, color=color),
         terminal.render_undecidable(recorded),
-        terminal.render_unjudged(recorded, timed_ids),
+        terminal.render_unjudged(recorded, timed_launches),
         terminal.render_written(recorded, whole_ids, result.context.store.options),
     )
 

@@ -151,12 +151,12 @@ def test_a_recording_says_what_no_run_can_judge_by_it() -> None:
         "whole": baseline,
         "untimed": builders.baseline(of=counts),
     }
-    timed = {"of-all", "one-launch", "whole"}
+    launches = {"of-all": 3, "one-launch": 1, "whole": 3}
     recorded = [
         RecordedBaseline(path=Path(f"gpu-x/{name}.json"), old=None, new=new)
         for name, new in baselines.items()
     ]
-    head, of_all_line, one_launch_line = render_unjudged(recorded, timed).splitlines()
+    head, of_all_line, one_launch_line = render_unjudged(recorded, launches).splitlines()
     assert head == "no run can judge these by what was recorded:"
     assert of_all_line.startswith(
         "  of-all: acceptance, as the engine counts for all requests together"
@@ -164,7 +164,14 @@ def test_a_recording_says_what_no_run_can_judge_by_it() -> None:
     assert one_launch_line.startswith(
         "  one-launch: speed and power, as one launch doesn't show how"
     )
-    assert not render_unjudged(recorded[2:], timed)
+    assert not render_unjudged(recorded[2:], launches)
+
+
+def test_a_recording_of_several_launches_without_a_valid_speed_is_not_one_launch() -> None:
+    new = builders.baseline(of=StepCounts.from_histogram([10, 10, 10, 30], 180))
+    recorded = [RecordedBaseline(path=Path("gpu-x/lagged.json"), old=None, new=new)]
+    _, line = render_unjudged(recorded, {"lagged": 3}).splitlines()
+    assert line == "  lagged: speed and power, as a launch has no valid ones; record them again"
 
 
 def test_a_case_of_several_launches_is_shown_once() -> None:
