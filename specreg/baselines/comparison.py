@@ -342,7 +342,7 @@ def compare(
     )
 
 
-def counted_equally(
+def over_common_steps(
     first: Sequence[Measurement], second: Sequence[Measurement]
 ) -> tuple[Sequence[Measurement], Sequence[Measurement]]:
     """Return the measurements of two arms, with acceptance over steps that both count.

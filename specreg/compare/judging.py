@@ -22,7 +22,7 @@ from specreg.acceptance.record import NO_STEPS
 from specreg.baselines.answer_lengths import changed_lengths
 from specreg.baselines.comparison import (
     PairedCounts,
-    counted_equally,
+    over_common_steps,
     paired_counts,
     paired_ratio_change,
 )
@@ -632,7 +632,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     second_measurements = _measured(metric, second_side, pair_launches)
     # vLLM's two model runners count different steps of `ngram`, so both sides are brought to one
     # rule.
-    first, second = counted_equally(first_measurements, second_measurements)
+    first, second = over_common_steps(first_measurements, second_measurements)
     default_tolerance_frac = metric.gate_tolerance_frac or 0.0
     sides = _Sides(
         figure=figure,
