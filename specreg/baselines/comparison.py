@@ -212,18 +212,18 @@ class BaselineComparison:
         return self._difference(lambda device: device.id, "measured on", "recorded on")
 
     def _difference(
-        self, name: Callable[[RecordedDevice], str], measured_verb: str, recorded_verb: str
+        self, name_of: Callable[[RecordedDevice], str], measured_verb: str, recorded_verb: str
     ) -> str:
         """Describe how the devices of run and baseline differ; empty if they don't.
 
         Args:
-            name: returns what must be equal of a device.
+            name_of: returns a name for what the devices must have in common.
             measured_verb: the words before the devices of the run.
             recorded_verb: the words before the devices of the baseline.
         """
         recorded_devices = self.baselines.exact.devices if self.baselines.exact else ()
-        names = [name(device) for device in devices_of([self.measurement])]
-        recorded_names = [name(device) for device in recorded_devices]
+        names = [name_of(device) for device in devices_of([self.measurement])]
+        recorded_names = [name_of(device) for device in recorded_devices]
         if not recorded_names or sorted(names) == sorted(recorded_names):
             return ""
         measured = f"{measured_verb} {', '.join(names)}"
@@ -265,7 +265,7 @@ class BaselineComparison:
             if side_parts is None:
                 continue
             _, denominators = side_parts
-            if _is_of_few_prompts(denominators):
+            if _depends_on_few_prompts(denominators):
                 return _FEW_PROMPTS
         effect = change_of_ratio(parts, recorded_parts, expected)
         # The ratio of AL is AL - 1, so the values are shown with the origin added again.
@@ -464,12 +464,12 @@ def _change_of_tables(
         return None
     _, denominators = parts
     _, reference_denominators = reference_parts
-    if _is_of_few_prompts(denominators) or _is_of_few_prompts(reference_denominators):
+    if _depends_on_few_prompts(denominators) or _depends_on_few_prompts(reference_denominators):
         return None
     return change_of_ratio(parts, reference_parts, expected)
 
 
-def _is_of_few_prompts(denominators: Column) -> bool:
+def _depends_on_few_prompts(denominators: Column) -> bool:
     """Return whether too few prompts have a step, or one prompt has nearly all steps."""
     with_steps = int(np.count_nonzero(denominators))
     largest_share = float(denominators.max()) / float(denominators.sum())

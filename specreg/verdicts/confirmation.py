@@ -101,12 +101,15 @@ class Confirmation:
         """
         for number in range(1, MORE_LAUNCHES + 1):
             self._waiting = [row for row in self._waiting if not self._is_settled(row)]
-            cases = {self._case_of(row).id: self._case_of(row) for row in self._waiting}
-            if not cases:
+            waiting_cases = [self._case_of(row) for row in self._waiting]
+            if not waiting_cases:
                 return
-            fresh = self.measure_afresh(list(cases.values()), number)
+            # Several figures of a case wait for the same launch.
+            cases = {case.id: case for case in waiting_cases}
+            launches = self.measure_afresh(list(cases.values()), number)
             for row in tuple(self._waiting):
-                if not self._look_again(row, fresh[self._decided[row].case_id]):
+                fresh = launches[self._decided[row].case_id]
+                if not self._look_again(row, fresh):
                     self._waiting.remove(row)
         self._waiting.clear()
 

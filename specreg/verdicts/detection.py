@@ -34,7 +34,7 @@ MAX_LAUNCHES = 12
 """The most launches that are suggested for a case, or measured to record it. Each takes minutes."""
 MAX_NIGHTS_TO_HOLD = 2 * MAX_TOGETHER
 """The most nights that are suggested. They last more than three months."""
-_POWER_LEVEL = 0.01
+_MISSED_LEVEL = 0.01
 """The probability that a loss as large as the minimum detectable effect isn't proven."""
 _FURTHEST = 50.0
 """Differences of logarithms are limited to ± this, so that their exponentials can't overflow."""
@@ -233,7 +233,7 @@ def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
     # By chance, a loss looks smaller by the second reach or more only once in 100 times. To be
     # proven, the remaining loss must exceed the first reach.
     proven_reach = t_quantile(level, effect.freedom)
-    missed_reach = t_quantile(_POWER_LEVEL, effect.freedom)
+    missed_reach = t_quantile(_MISSED_LEVEL, effect.freedom)
     reach = proven_reach + missed_reach
     return -to_frac(metric, -reach * effect.error_frac)
 

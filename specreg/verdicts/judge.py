@@ -364,7 +364,7 @@ def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obs
     """Return why the run's acceptance can't be compared with the baseline's; None if it can."""
     # Runs that count different steps have only the tokens per step of all steps in common.
     if evidence.counted_otherwise and (metric.of_proposed or metric.position is not None):
-        reason = Reason(text=_counted_otherwise(evidence))
+        reason = Reason(text=_describe_other_counting(evidence))
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     if evidence.expected_ratio(metric) is None:
         reason = Reason(text=f"the baseline holds no {metric.name}")
@@ -501,7 +501,9 @@ def _judge_ratio(
     if outcome is Outcome.INCONCLUSIVE:
         verdict = _undecided_acceptance(metric, verdict, evidence, nights)
     elif evidence.counted_otherwise:
-        verdict = dataclasses.replace(verdict, reason=Reason(text=_counted_otherwise(evidence)))
+        verdict = dataclasses.replace(
+            verdict, reason=Reason(text=_describe_other_counting(evidence))
+        )
     elif outcome is Outcome.REGRESSED:
         recorded = load_acceptance(baselines.baseline.acceptance) if baselines.baseline else None
         measured = evidence.measurement.acceptance
@@ -531,7 +533,7 @@ def _undecided_acceptance(
     return hold_by_nights(metric, undecided, nights)
 
 
-def _counted_otherwise(evidence: BaselineComparison) -> str:
+def _describe_other_counting(evidence: BaselineComparison) -> str:
     """Say that run and baseline count different steps, and what is compared in spite of that."""
     runner = evidence.measurement.facts.model_runner
     baseline = evidence.baselines.baseline
