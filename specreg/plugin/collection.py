@@ -244,4 +244,4 @@ def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
     if len(config.stash[PROGRESS].run.expected) <= 1:
         return []
     path = config.stash[CONTEXT].run_folder / "report.html"
-    return [f"page, once the second case begins: {path}"]
+    return [f"page of the run, from its second case on: {path}"]

@@ -258,6 +258,7 @@ class EngineAnswer:
         compared = self.by_metric.get(draw_of(METRICS[verdict.metric]))
         if compared is None or verdict.case_id not in self.case_ids:
             return verdict
+        # The engine has become worse.
         if compared.outcome is Outcome.REGRESSED:
             before, tonight = self.check.change.sides
             bisect = specreg_command(
@@ -269,12 +270,14 @@ class EngineAnswer:
                 remedy=f"to find the release, type {bisect}",
             )
             return dataclasses.replace(verdict, outcome=Outcome.REGRESSED, reason=reason)
+        # The gate has decided nothing.
         if compared.outcome not in GOOD:
             text = (
                 "measuring both versions side by side decided nothing:"
                 f" {self._measured(verdict, compared)}"
             )
             return with_remark(verdict, text)
+        # The engine has held. A verdict that doesn't blame the machine yet keeps its outcome.
         text = (
             f"the engine lost no more than {compared.comparison.tolerated}, so it is the machine:"
             f" {self._measured(verdict, compared)}"

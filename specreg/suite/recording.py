@@ -115,10 +115,10 @@ class RecordingBudget:
             spreads = speed_spreads(case.id, measurements, self.store)
             launches = sum(measurement.case == case for measurement in measurements)
             speeds = [metric for metric in metrics_of[case.id] if metric.by_launch]
-            known = [metric for metric in speeds if metric.name in spreads and launches]
+            with_spread = [metric for metric in speeds if metric.name in spreads and launches]
             if any(
                 more_launches_decide(metric, case, launches, spreads[metric.name])
-                for metric in known
+                for metric in with_spread
             ):
                 undecided.append(case)
         return undecided

@@ -57,6 +57,6 @@ def test_a_run_that_goes_on_has_a_page_that_reloads_itself(suite: Suite) -> None
     assert re.search(rf"Run in progress</strong>, {progress}: this page", so_far)
     assert "vllm-eagle3-tiny-toy-c1" in so_far
     assert 'id="vllm-eagle3-tiny-toy-c4"' not in so_far
-    assert f"page, once the second case begins: {page}\n" in output
+    assert f"page of the run, from its second case on: {page}\n" in output
     assert "refresh" not in page.read_text()
     assert "Run in progress" not in page.read_text()
