@@ -31,6 +31,7 @@ from specreg.engines.engine import (
     Identity,
     LaunchOptions,
     LaunchSettings,
+    ModelRunner,
     Requirement,
     ServerVersion,
 )
@@ -214,6 +215,12 @@ class Triton(Engine):
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
         """Return whether every step drafts in vLLM, which is the backend."""
         return vllm.Vllm().drafts_every_step(method, model_runner)
+
+    def shared_runner(self, method: str, version: str) -> ModelRunner | None:
+        """Return V1 if vLLM, the backend, runs a method with V1 in every version."""
+        # Triton's version doesn't show which vLLM is inside, so vLLM's counts as the newest.
+        del version
+        return vllm.Vllm().shared_runner(method, "")
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
         """Return the facts in vLLM's log lines, which are part of Triton's log."""

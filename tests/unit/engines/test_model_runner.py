@@ -37,6 +37,13 @@ def test_a_control_gets_the_runner_that_its_version_uses_for_the_method(
     assert VLLM.shared_runner(method, version) == runner
 
 
+@pytest.mark.parametrize(("method", "runner"), [("suffix", "v1"), ("pard", "v1"), ("ngram", None)])
+def test_triton_shares_the_runner_that_its_vllm_uses_in_every_version(
+    method: str, runner: ModelRunner | None
+) -> None:
+    assert ENGINES["triton"].shared_runner(method, "2.51") == runner
+
+
 def test_no_other_engine_has_a_runner_to_share() -> None:
     for name in ("sglang", "tensorrt_llm", "reference", "triton"):
         assert ENGINES[name].shared_runner("ngram", "1.0") is None
