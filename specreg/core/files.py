@@ -156,32 +156,32 @@ def cause_of(error: Exception) -> str:
     return str(error)
 
 
-def refusal(problem: str, named: PurePath | None = None) -> OSError:
+def refusal(problem: str, path: PurePath | None = None) -> OSError:
     """Return an OSError whose `strerror` is a problem in words.
 
     Args:
         problem: The problem.
-        named: The file, whose name is put before the problem; None to leave it out.
+        path: The path of the file, which is put before the problem; None to leave it out.
     """
-    if named is not None:
-        problem = f"{str(named)!a} {problem}"
+    if path is not None:
+        problem = f"{str(path)!a} {problem}"
     return OSError(errno.EINVAL, problem)
 
 
-def check_kind(status: os.stat_result, wanted: int, named: PurePath | None = None) -> None:
+def check_kind(status: os.stat_result, needed_kind: int, path: PurePath | None = None) -> None:
     """Check that a file is of a kind.
 
     Args:
         status: The status of the file.
-        wanted: The kind, such as `stat.S_IFREG`.
-        named: The file, for the error; None to leave its name out.
+        needed_kind: The kind, such as `stat.S_IFREG`.
+        path: The path of the file, for the error; None to leave it out.
 
     Raises:
         OSError: The file is of another kind.
     """
     kind = stat.S_IFMT(status.st_mode)
-    if kind != wanted:
-        raise refusal(f"is {_KINDS.get(kind, 'odd')}, needed {_KINDS[wanted]}", named)
+    if kind != needed_kind:
+        raise refusal(f"is {_KINDS.get(kind, 'odd')}, needed {_KINDS[needed_kind]}", path)
 
 
 @contextlib.contextmanager

@@ -93,11 +93,11 @@ def received_files(folder: Path) -> list[PurePosixPath]:
         if entries > _MAX_FILES:
             raise refusal(f"holds more than {_MAX_FILES} files and folders")
         for name in (*folders, *names):
-            wanted = stat.S_IFDIR if name in folders else stat.S_IFREG
+            needed_kind = stat.S_IFDIR if name in folders else stat.S_IFREG
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-            check_kind(status, wanted, below / name)
+            check_kind(status, needed_kind, below / name)
             _check_alone(status, below / name)
-            if wanted == stat.S_IFREG:
+            if needed_kind == stat.S_IFREG:
                 size_bytes += status.st_size
         # The sizes count and not the room on the disk, which a sparse file takes only once it is
         # copied.
@@ -194,11 +194,11 @@ def _parts_of(folder: Path, name: str) -> tuple[str, ...]:
     return parts
 
 
-def _check_alone(status: os.stat_result, named: PurePath | None = None) -> None:
+def _check_alone(status: os.stat_result, path: PurePath | None = None) -> None:
     """Check that a file has no further hard links, which might be files of this machine.
 
     Raises:
         OSError: The file has further hard links.
     """
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-        raise refusal(f"has {status.st_nlink} hard links, needed a file of its own", named)
+        raise refusal(f"has {status.st_nlink} hard links, needed a file of its own", path)
