@@ -38,13 +38,13 @@ class Step:
     Attributes:
         phase: The phase.
         pairs: The server pairs that it is for, which share its time equally.
-        of: Its subject, such as a case or an engine.
+        subject: What it is about, such as a case or an engine.
         began_ns: When it began.
     """
 
     phase: Phase
     pairs: tuple[str, ...]
-    of: str
+    subject: str
     began_ns: int
 
 
@@ -123,7 +123,7 @@ class Timeline:
         sharing_pairs = pairs or self._default_pairs()
         now_ns = self._book()
         subject = of or sharing_pairs[0]
-        step = Step(phase=phase, pairs=sharing_pairs, of=subject, began_ns=now_ns)
+        step = Step(phase=phase, pairs=sharing_pairs, subject=subject, began_ns=now_ns)
         depth = len(self._steps)
         # The `try` begins before the step is added, because Ctrl-C may come at any moment.
         try:

@@ -396,7 +396,7 @@ class Progress:
             if self.run.ends_ns > at_ns:
                 moment += f" of about {render_time(self.run.ends_ns - self._began_ns)}"
             moment += f", {self.run.case_position}:"
-        line = f"{moment} {step.phase} {step.of}"
+        line = f"{moment} {step.phase} {step.subject}"
         further = [detail for detail in details if detail and detail not in line]
         return readable_line(", ".join((line, *further)))
 
