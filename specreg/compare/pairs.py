@@ -18,7 +18,7 @@ from specreg.engines.methods import METHODS, SCHEDULED
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, DraftTokens, ServerSpec, Tier
 from specreg.matrix.table_cases import check_pinned, check_tree
-from specreg.matrix.tables import within
+from specreg.matrix.tables import located_errors
 from specreg.measurement.metrics import GATE_METRICS, Metric
 
 _NOT_OVERRIDDEN = frozenset({"parallel", "tree"})
@@ -208,7 +208,7 @@ def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, s
     if spec.draft != case.server.draft:
         spec = dataclasses.replace(spec, draft_revision="")
     # Another method may need another draft.
-    with within(f"override of '{case.id}'"):
+    with located_errors(f"override of '{case.id}'"):
         if spec.method != case.server.method:
             names_draft = any(override.key == "draft" for override in overrides)
             spec = _with_draft(spec, drafts, named=names_draft)
@@ -360,7 +360,7 @@ def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -
         MatrixError: the acceptance length exceeds the drafted tokens, or the engine can't pin it.
     """
     pinned_by_id: dict[str, Pair] = {}
-    with within(f"--pin {length_tokens:g}"):
+    with located_errors(f"--pin {length_tokens:g}"):
         for pair in pairs:
             if pair.a.speculates and pair.b.speculates:
                 pinned = Pair(

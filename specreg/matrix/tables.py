@@ -168,7 +168,7 @@ def as_toml(value: object) -> str:
 
 
 @contextlib.contextmanager
-def within(location: str) -> Iterator[None]:
+def located_errors(location: str) -> Iterator[None]:
     """Put a location before the message of a SpecregError that is raised in the context."""
     try:
         yield
@@ -184,7 +184,7 @@ def load_file(path: Path, kind: type[_TableT]) -> _TableT:
         UnknownNameError: It has a key that doesn't exist.
         MatrixError: It can't be read or decoded.
     """
-    with within(f"matrix file '{path}'"):
+    with located_errors(f"matrix file '{path}'"):
         try:
             document = tomllib.loads(read_regular(path, MIB).decode())
             _learn_secrets(document)
@@ -249,7 +249,7 @@ def convert(document: object, kind: type[_TableT]) -> _TableT:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        # msgspec writes `$.key` for a key. `within` says already what `$` stands for.
+        # msgspec writes `$.key` for a key. `located_errors` says already what `$` stands for.
         message = str(error).replace("`$.", "`")
         raise MatrixError(f"{message}; {_ADVICE}") from error
 
@@ -266,7 +266,7 @@ def pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]
     """
     pairs = {}
     for name, table in tables.items():
-        with within(f"matrix file '{path}', [models.{name}]"):
+        with located_errors(f"matrix file '{path}', [models.{name}]"):
             pairs[name] = _pair_of(name, table)
     return pairs
 

@@ -20,8 +20,8 @@ from specreg.matrix.tables import (
     check_ending,
     convert,
     load_file,
+    located_errors,
     pairs_of,
-    within,
 )
 
 PAIRS = Path("models/pairs.toml")
@@ -69,7 +69,7 @@ def load_tier(folder: Path, name: str) -> Tier:
     commands: dict[str, tuple[str, ...]] = {}
     for number, document in enumerate(file.cases, 1):
         location = f"matrix file '{path}', [[cases]] no. {number}"
-        with within(location):
+        with located_errors(location):
             if isinstance(document, dict) and COMMAND in document:
                 keys, commands[location] = _table_of_command(document, file.defaults, pairs)
                 table = convert(keys, CasesTable)
