@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from specreg.core.errors import SpecregError
 
+# The bounds of the numbers that a user gives, or that a merge reads from another machine's plan.
 MAX_GPU_MEMORY_GIB = 1e6
 MAX_LAUNCHES_ASKED = 100
 MAX_PROMPTS_ASKED = 1_000_000
@@ -23,6 +24,7 @@ Inconclusive = Literal["nights", "fail", "warn", "warn-speed"]
 """What a test does if its metric is INCONCLUSIVE."""
 WITHOUT_HISTORY = "none"
 """The value of --specreg-history with which no history is read or written."""
+# `I/N`, `list` or `list/N`. A number alone matches too, and `Options.part` refuses it.
 _SHARD = re.compile(r"(?:(?P<list>list)|(?P<number>\d{1,5}))(?:/(?P<shards_in_all>\d{1,5}))?")
 
 
@@ -223,7 +225,8 @@ def hints_of(arguments: Sequence[str]) -> dict[str, str]:
     """Return hints for mistyped options, which pytest prints below its error.
 
     Returns:
-        The options that the user may have meant, under a label; empty if no option is mistyped.
+        The options that the user may have meant, under a label; empty if no option is mistyped, or
+        if none is similar.
     """
     flags = [flag_of(field) for field in dataclasses.fields(Options)]
     names = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]

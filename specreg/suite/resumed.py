@@ -48,12 +48,12 @@ def load_resumed(journals: Iterable[Path]) -> Resumed:
     return Resumed(measurements=measurements, checks=checks)
 
 
-def journal_key(case: Case, launch: int, selection: Selection, context: RunContext) -> Key:
+def journal_key(case: Case, number: int, selection: Selection, context: RunContext) -> Key:
     """Return the settings that must be equal for an earlier measurement to be taken over.
 
     Args:
         case: The case.
-        launch: The number of its server's launch, from 1.
+        number: The number of its server's launch, from 1.
         selection: Decides whether the speed is measured.
         context: The run.
 
@@ -75,7 +75,7 @@ def journal_key(case: Case, launch: int, selection: Selection, context: RunConte
     return Key(
         case=case.key,
         case_id=case.id,
-        launch=launch,
+        launch=number,
         asked=purpose,
         environment=context.environment.name,
         engine=f"{context.provision.python or ''} {requirement.pin}".strip(),

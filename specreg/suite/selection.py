@@ -54,7 +54,7 @@ class Selection:
     def whole_ids(self, tier: Tier) -> AbstractSet[str]:
         """Return the ids of the cases that a run of the whole tier judges."""
         if self.covers_tier:
-            # A case of the tier that has no name there has no metric that can be judged.
+            # A case of the tier that isn't in `names` has no metric that can be judged.
             return self.names.keys()
         return {case.id for case in tier.cases}
 
@@ -65,18 +65,18 @@ class Selection:
     def metrics_of(self, case: Case) -> tuple[Metric, ...]:
         """Return the metrics of a case that the run judges."""
         names = self.names.get(case.id, frozenset())
-        # The metrics of the table are looked through, because their names are a set without order.
+        # In the order of the table, because `names` is a set without order.
         named = [metric for metric in METRICS.values() if metric.name in names]
         return tuple(metric for metric in named if metric.is_judged(case))
 
-    def checks_of(self, case: Case, launch: int) -> tuple[CorrectnessCheck, ...]:
+    def checks_of(self, case: Case, number: int) -> tuple[CorrectnessCheck, ...]:
         """Return the correctness checks of a case on a launch. Only the first launch has any.
 
         Args:
             case: The case.
-            launch: The number of the launch, from 1.
+            number: The number of the launch, from 1.
         """
-        if launch != 1:
+        if number != 1:
             return ()
         names = self.names.get(case.id, frozenset())
         return tuple(check for check in checks_of(case, with_torch=True) if check.name in names)
