@@ -154,7 +154,8 @@ def _await_memory(device: Device, before_bytes: int | None) -> None:
             raise MemoryHeldError(
                 f"{_title(device)}: {_BACK_WITHIN_S:g} s after its server's end"
                 f" {kept_bytes / _BYTES_PER_GIB:.1f} GiB are still taken, and nothing can be"
-                " measured until they are free; end the process that nvidia-smi shows for them"
+                " measured until they are free; end the process that holds them, which nvidia-smi"
+                " or amd-smi shows"
             )
         time.sleep(_POLL_S)
 

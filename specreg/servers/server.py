@@ -46,6 +46,7 @@ from specreg.servers.start_failures import why_not_started
 POLL_S = 0.2
 """How long to wait between two requests to a server that isn't ready."""
 _PROBE_TIMEOUT_S = 60.0
+"""How long one attempt at a first answer may take. Further attempts follow until the deadline."""
 _PROBE_TOKENS = 2
 """The prefill generates the first token. The second one needs the first step that drafts: SGLang
 0.5.16 compiled for 103 s in that step on an H100, and some servers have no counters before it."""

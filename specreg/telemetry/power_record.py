@@ -149,7 +149,8 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
         SensorError: The counter stood still, or went back.
     """
     if (np.diff(energies_mj) < 0).any():
-        raise SensorError(f"the energy counter of {name} went back; was the driver reloaded?")
+        problem = f"the energy counter of {name} went back, as if its driver was reloaded"
+        raise SensorError(f"{problem}; measure again")
     # The counter never falls here, so reads with an equal value follow each other.
     _, first_reads, counts = np.unique(energies_mj, return_index=True, return_counts=True)
     last_reads = first_reads + counts - 1
@@ -157,7 +158,8 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
     still_ns = unchanged_ns.max()
     if still_ns > _STUCK_NS:
         message = f"the energy counter of {name} stood still for {still_ns / _NS_PER_S:.1f} s"
-        raise SensorError(f"{message}; check whether nvidia-smi shows its power")
+        advice = "check with the vendor's tool, such as nvidia-smi or amd-smi, that it shows power"
+        raise SensorError(f"{message}; {advice}")
     changes = len(first_reads) - 1
     watched_ns = moments_ns[-1] - moments_ns[0]
     change_period_ns = watched_ns / max(changes, 1)

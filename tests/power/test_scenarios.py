@@ -160,7 +160,7 @@ def recorded(traces: Traces, name: str) -> PowerRecord:
     [
         ("counter off", "shows 1.7"),
         ("counter sticks", "stood still for "),
-        ("counter resets", "went back; was the driver reloaded?"),
+        ("counter resets", "went back, as if its driver was reloaded; measure again"),
         ("lost", "NVML: GPU is lost; look at the kernel's log"),
     ],
 )

@@ -269,13 +269,14 @@ def test_a_counter_that_stands_still_for_a_second_is_refused(stuck_s: float) -> 
     if stuck_s < 1:
         assert energy_of(trace, span).energy_j == pytest.approx(400 * 30, rel=0.01)
     else:
-        with pytest.raises(SensorError, match=r"counter of NVIDIA H200 stood still for 1\.\d s"):
+        words = r"counter of NVIDIA H200 stood still for 1\.\d s; .* such as nvidia-smi or amd-smi,"
+        with pytest.raises(SensorError, match=words):
             energy_of(trace, span)
 
 
 def test_a_counter_that_goes_back_is_refused() -> None:
     trace = counting(lambda energy_mj: energy_mj % 10**7)
-    with pytest.raises(SensorError, match="went back; was the driver reloaded"):
+    with pytest.raises(SensorError, match=r"went back, as if .* reloaded; measure again"):
         energy_of(trace, span_of(10.0, 40.0))
     assert energy_of(trace, span_of(26.0, 40.0)).from_counter
 
