@@ -76,7 +76,7 @@ def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
 
 
 def specreg_command(*arguments: str) -> str:
-    """Return a command of specreg, such as `specreg prepare toy`, as the user can type it.
+    """Return a command of specreg, such as `specreg prepare gsm8k`, as the user can type it.
 
     Under nox, specreg is installed only in the environment of the session, so the command names
     that environment's interpreter.

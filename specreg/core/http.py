@@ -137,8 +137,8 @@ def ask(
     async def ask_once() -> HttpResponse:
         trusted = trusted_certificates(base_url)
         try:
-            # With `trust_env`, what a server here is asked could go to a proxy that is meant for
-            # the internet.
+            # With `trust_env`, a request to a server here could go to a proxy that is meant for the
+            # internet.
             client = httpx.AsyncClient(base_url=base_url, trust_env=False, verify=trusted)
         except httpx.InvalidURL as error:
             raise _failure(path, error) from error

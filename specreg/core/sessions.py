@@ -27,7 +27,8 @@ class Session(NamedTuple):
     Attributes:
         mark: One of the marks in their environment; see `VARIABLE`.
         leader: The id of the process that leads the session; -1 before there is one.
-        started: When the leader started, in ticks; another process may get its id later.
+        started: When the leader started, in ticks, because another process may get its id later;
+            -1 before there is one.
     """
 
     mark: str

@@ -1,7 +1,8 @@
 """Fetch models from the hub with the Python of an engine's environment.
 
-`python -m specreg.datasets.hub_fetch` imports nothing but huggingface_hub, because the environment
-has no specreg. It exchanges lines of JSON with `specreg.servers.model_fetch`:
+`python -m specreg.datasets.hub_fetch` imports only huggingface_hub and the standard library,
+because the environment lacks what specreg depends on. It exchanges lines of JSON with
+`specreg.servers.model_fetch`:
 
 - its input names the models, each with a revision that may be empty;
 - it answers with a plan, which says how many bytes are missing;

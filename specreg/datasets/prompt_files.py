@@ -36,7 +36,7 @@ _ROW_ADVICE = (
     "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
 )
 """What to do about a wrong row of a published set."""
-# Half of the published rows of SPEED-Bench only refer to their source, and begin with this text.
+# About half of the published rows of SPEED-Bench only refer to their source, and begin like this.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 _REMEDY = (
     f"NVIDIA publishes this row without its text; fill it with {FILLING}, and give the file that"
