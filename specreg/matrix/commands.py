@@ -126,7 +126,7 @@ def _methods_of(table: Mapping[str, object], methods: list[str]) -> list[str]:
 
 
 def _speculation_of(command: ReadCommand) -> ReadSpeculation:
-    """Return the method that a command line asks for; errors as in `understand_command`."""
+    """Return the speculation that a command line sets; errors as in `understand_command`."""
     engine = ENGINES[command.engine]
     settings = engine.canonical_speculation(command.speculation)
     speculation = read_speculation(settings, engine.methods)
@@ -235,7 +235,7 @@ def _joined(key: str, command_value: Any, value: Any) -> Any:  # noqa: ANN401 - 
         value: Its value in the table.
 
     Raises:
-        MatrixError: Both have the same part with different values.
+        MatrixError: Both have the same flag, or the same name with different values.
     """
     if isinstance(command_value, list) and isinstance(value, list):
         flags = {word.partition("=")[0] for word in command_value if word.startswith("-")}

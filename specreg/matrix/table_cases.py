@@ -37,7 +37,7 @@ def cases_of(
     if power_s is None:
         power_s = _POWER_S if on_gpu else 0.0
     limits = Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms)
-    settings = _taken(WorkloadSettings, table)
+    settings = _hashable_values(WorkloadSettings, table)
     loads = _loads_of(table)
     for server in _servers_of(table, pairs):
         for load in loads:
@@ -90,8 +90,8 @@ def as_tuple(value: _ValueT | list[_ValueT]) -> tuple[_ValueT, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _taken(kind: type[object], table: CasesTable) -> dict[str, Any]:
-    """Return the values of a table for a dataclass's fields; an inner table is a tuple of pairs."""
+def _hashable_values(kind: type[object], table: CasesTable) -> dict[str, Any]:
+    """Return the values of a table for the fields of a dataclass, with inner tables as tuples."""
     values: dict[str, Any] = {}
     for name, value in values_of_fields(kind, table).items():
         values[name] = value
@@ -131,7 +131,7 @@ def _server_of(
     sizes = None
     if pair.target_gib is not None:
         sizes = Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
-    settings = _taken(LaunchSettings, table)
+    settings = _hashable_values(LaunchSettings, table)
     settings["parallel"] = parallel
     spec = ServerSpec(
         **settings,

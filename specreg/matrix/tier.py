@@ -152,6 +152,7 @@ def _table_of_keys(document: object, defaults: Mapping[str, Any]) -> CasesTable:
     """Return a table that has no command, with the tier's defaults.
 
     Raises:
+        UnknownNameError: The document has a key that doesn't exist.
         MatrixError: The document isn't such a table, or the defaults have a command.
     """
     # `convert` raises the error about a value that isn't a table.
