@@ -160,7 +160,7 @@ class Confirmation:
         return lost_frac > tolerance_frac
 
     def _is_settled(self, row: int) -> bool:
-        """Return whether a waiting figure is undecided, and another loss of its case is proven.
+        """Return whether a waiting figure is undecided, and a loss in its case is proven.
 
         Such a case is red already, and each further launch may take minutes.
         """

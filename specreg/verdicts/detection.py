@@ -230,8 +230,8 @@ def mde_frac(metric: Metric, effect: Effect, level: float) -> float:
     Returns:
         A relative loss, 0 or more.
     """
-    # By chance, a loss looks smaller by the second reach or more only once in 100 times. To be
-    # proven, the remaining loss must exceed the first reach.
+    # By chance, a loss looks smaller by `missed_reach` errors or more only once in 100 times. What
+    # then remains must exceed `proven_reach` errors to be proven.
     proven_reach = t_quantile(level, effect.freedom)
     missed_reach = t_quantile(_MISSED_LEVEL, effect.freedom)
     reach = proven_reach + missed_reach
