@@ -59,7 +59,7 @@ def test_dynamic_speculation_is_measured_and_its_undrafted_steps_are_counted(sui
     assert "INVALID" not in done.stdout, done.stdout
     assert done.returncode == 11, "only the baseline is missing"
     words = (
-        r"'vllm-eagle3-tiny-toy-c4': (\d+) of (\d+) steps \(\d+%\) were undrafted, so acceptance is"
+        r"'vllm-eagle3-tiny-toy-c4': (\d+) of (\d+) steps \(\d+%\) were undrafted, so acceptance"
     )
     match = re.search(words, done.stdout)
     assert match is not None
