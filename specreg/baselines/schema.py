@@ -238,8 +238,8 @@ class RecordedDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A device whose power was recorded.
 
     Attributes:
-        id: the UUID of the device.
-        name: the name of its model.
+        id: the unique id of the device, such as a GPU's UUID.
+        name: the name of its model, or of a RAPL counter.
         scope: what its sensor covers: a GPU, a module of GPU and processor, or a processor package.
         from_counter: True if its energy was read from a counter, False if power was summed up.
         sm_clock_mhz: the median clock of its multiprocessors under load; null if unknown.

@@ -123,9 +123,10 @@ def outcome_of(
         two_sided: whether a change in either direction is worse.
 
     Returns:
-        PASS if the loss is proven to be smaller than the tolerance, and IMPROVED if a gain is
-        proven to be larger than it. REGRESSED if a loss is proven and its estimate is larger than
-        the tolerance; for a two-sided metric, a gain counts as a loss. INCONCLUSIVE otherwise.
+        PASS if it is proven that no more than the tolerance was lost, and IMPROVED if more than the
+        tolerance is proven to be gained. REGRESSED if a loss is proven and the estimated loss is
+        larger than the tolerance; for a two-sided metric, a gain counts as a loss. INCONCLUSIVE
+        otherwise.
     """
     excludes_loss = low_frac > -tolerance_frac
     excludes_gain = high_frac < tolerance_frac
