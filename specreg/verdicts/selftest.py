@@ -10,9 +10,13 @@ together, from night to night. A night has 72 cases by default.
 import dataclasses
 import functools
 import math
+import multiprocessing
+import os
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.pool import Pool
 from statistics import NormalDist
 
 import msgspec
@@ -48,6 +52,8 @@ STEPS = 98
 """How many steps the answer to a prompt has."""
 CASES = 72
 """How many cases a night has."""
+_WITHOUT_CTRL_C = (signal.SIGINT, signal.SIG_IGN)
+"""For `signal.signal`: a process that simulates leaves Ctrl-C to the one that started it."""
 _ONCE_IN_A_THOUSAND = 0.001
 _BASELINE_LAUNCHES = 3
 _DATED_WITHIN_NIGHTS = 2
@@ -270,6 +276,8 @@ class NightCounts:
 def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[str, bool]:
     """Judge all planted losses and all nights without one, and render a table of the verdicts.
 
+    Each row has seeds of its own, so the rows are simulated in as many processes as there are CPUs.
+
     Args:
         series: how many series of nights of each kind are simulated.
         trials: how many cases of each planted loss of acceptance are simulated.
@@ -278,12 +286,22 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
     Returns:
         The table, and whether all error rates are within their limits.
     """
+    # Each loss has a seed of its own, so that adding one leaves the rates of the others alone.
+    losses = [(loss, trials, World(seed)) for seed, loss in enumerate(LOSSES, start=1)]
+    try_series = functools.partial(try_nights, series=series, cases=cases)
+    with _new_pool() as pool:
+        # The rows that take longest come first, so that no process ends long before another.
+        slower = pool.map_async(try_series, STEPS_OF_SPEED, chunksize=1)
+        identical = pool.map_async(try_series, IDENTICAL, chunksize=1)
+        of_acceptance = pool.starmap_async(try_loss, losses, chunksize=1)
+        outcomes_of_losses = of_acceptance.get()
+        counts_of_identical = identical.get()
+        counts_of_slower = slower.get()
+
     is_within = True
     # Losses of acceptance.
     lines = [f"{'planted':44}{'PASS':>7}{'undecided':>14}{'REGRESSED':>11}{'prompts':>9}"]
-    for seed, loss in enumerate(LOSSES, start=1):
-        # Each loss has a seed of its own, so that adding one leaves the rates of the others alone.
-        outcomes, used_frac = try_loss(loss, trials, World(seed))
+    for loss, (outcomes, used_frac) in zip(LOSSES, outcomes_of_losses, strict=True):
         if not is_within_limits(loss, outcomes, used_frac):
             is_within = False
         passed, undecided, regressed = (count / trials for count in _counts(outcomes))
@@ -293,8 +311,7 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
 
     # Nights without a loss, which show the false alarms.
     lines += ["", f"{'identical nights':44}{'nights':>7}{'red':>14}{'REGRESSED':>11}"]
-    for nights in IDENTICAL:
-        counts = try_nights(nights, series, cases=cases)
+    for nights, counts in zip(IDENTICAL, counts_of_identical, strict=True):
         most_red = most_by_chance(counts.nights, nights.most_red_frac)
         if counts.red > most_red:
             is_within = False
@@ -305,8 +322,7 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
     # Losses of speed.
     column_titles = f"{'series':>7}{'named':>14}{'dated':>11}{'by night':>9}"
     lines += ["", f"{'a case that is slower':44}{column_titles}"]
-    for nights in STEPS_OF_SPEED:
-        counts = try_nights(nights, series, cases=cases)
+    for nights, counts in zip(STEPS_OF_SPEED, counts_of_slower, strict=True):
         named_frac = counts.named_by(nights.named_by)
         missed = counts.series - round(named_frac * counts.series)
         most_missed = most_by_chance(counts.series, 1 - nights.least_named_frac)
@@ -322,6 +338,14 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
         conclusion = "the error rates are kept"
     lines.append(conclusion)
     return "\n".join(lines), is_within
+
+
+def _new_pool() -> Pool:
+    """Start a process for each CPU. They end with their pool, also after Ctrl-C."""
+    # A fork of a process that has threads, as NumPy's, may hang.
+    context = multiprocessing.get_context("spawn")
+    processes = len(os.sched_getaffinity(0))
+    return context.Pool(processes, initializer=signal.signal, initargs=_WITHOUT_CTRL_C)
 
 
 def is_within_limits(
