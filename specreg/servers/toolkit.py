@@ -19,7 +19,7 @@ from specreg.core.probes import ask_program
 from specreg.engines.launch_facts import NONE
 
 _NVCC = "bin/nvcc"
-_INSTALLED = Path("/usr/local/cuda")
+_DEFAULT_HOME = Path("/usr/local/cuda")
 _DRIVER_FOLDERS = (
     Path("/usr/lib/x86_64-linux-gnu"),
     Path("/usr/lib/aarch64-linux-gnu"),
@@ -33,14 +33,14 @@ _NUMBERED = re.compile(r"(?P<linked>lib.+\.so)\.[\d.]+")
 
 
 def toolkit_variables(
-    python: Path, variables: Mapping[str, str], installed: Path = _INSTALLED
+    python: Path, variables: Mapping[str, str], default_home: Path = _DEFAULT_HOME
 ) -> Mapping[str, str]:
     """Return the variables that a server needs to find the toolkit of its environment.
 
     Args:
         python: The interpreter of the environment.
         variables: The environment variables of the server.
-        installed: The folder of the machine's toolkit that is used if no variable names one.
+        default_home: The toolkit of the machine that is used if no variable names one.
 
     Returns:
         CUDA_HOME; empty if a variable names a toolkit, if the machine has one, or if the
@@ -51,7 +51,7 @@ def toolkit_variables(
     """
     if _named_home(variables):
         return {}
-    if _compiler(variables, installed) is not None:
+    if _compiler(variables, default_home) is not None:
         return {}
     toolkit = _toolkit_of(python)
     if toolkit is None:
@@ -61,35 +61,37 @@ def toolkit_variables(
     return {"CUDA_HOME": str(_linked(toolkit, driver_folders))}
 
 
-def has_toolkit(python: Path, variables: Mapping[str, str], installed: Path = _INSTALLED) -> bool:
+def has_toolkit(
+    python: Path, variables: Mapping[str, str], default_home: Path = _DEFAULT_HOME
+) -> bool:
     """Return whether a server finds a CUDA toolkit, of the machine or of its environment.
 
     Args:
         python: The interpreter of the environment.
         variables: The environment variables of the server.
-        installed: The folder of the machine's toolkit that is used if no variable names one.
+        default_home: The toolkit of the machine that is used if no variable names one.
     """
-    if _compiler(variables, installed) is not None:
+    if _compiler(variables, default_home) is not None:
         return True
     # If a variable names a folder, builds look only there, whatever the environment has.
     return not _named_home(variables) and _toolkit_of(python) is not None
 
 
-def toolkit_release(variables: Mapping[str, str], installed: Path = _INSTALLED) -> str:
+def toolkit_release(variables: Mapping[str, str], default_home: Path = _DEFAULT_HOME) -> str:
     """Return the release of the CUDA compiler that a server finds, such as 13.0.
 
     Args:
         variables: The environment variables of the server.
-        installed: The folder of the machine's toolkit that is used if no variable names one.
+        default_home: The toolkit of the machine that is used if no variable names one.
 
     Returns:
         The release; `"none"` if there is no compiler, empty if the compiler doesn't report it.
     """
-    compiler = _compiler(variables, installed)
+    compiler = _compiler(variables, default_home)
     return NONE if compiler is None else _release_of(compiler)
 
 
-def _compiler(variables: Mapping[str, str], installed: Path) -> Path | None:
+def _compiler(variables: Mapping[str, str], default_home: Path) -> Path | None:
     """Return the nvcc that builds would use: of CUDA_HOME or CUDA_PATH, on PATH, or installed.
 
     Returns:
@@ -103,7 +105,7 @@ def _compiler(variables: Mapping[str, str], installed: Path) -> Path | None:
     on_path = shutil.which("nvcc", path=variables.get("PATH", ""))
     if on_path is not None:
         return Path(on_path)
-    compiler = installed / _NVCC
+    compiler = default_home / _NVCC
     return compiler if compiler.exists() else None
 
 

@@ -33,7 +33,7 @@ def found(python: Path, **variables: str) -> Mapping[str, str]:
     """What a server gets on a machine without a toolkit, beside variables of its own."""
     driver = python.parents[2] / "driver"
     variables_of_process = {"PATH": "/nowhere", "LD_LIBRARY_PATH": f":{driver}", **variables}
-    return toolkit_variables(python, variables_of_process, installed=ABSENT)
+    return toolkit_variables(python, variables_of_process, default_home=ABSENT)
 
 
 def test_the_compiler_and_what_it_links_with_are_where_builds_look_for_them(python: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_toolkit_of_the_machine_is_left_alone(python: Path, tmp_path: Path) ->
     assert not found(python, CUDA_HOME="/usr/local/cuda-12.8")
     assert not found(python, CUDA_PATH="/usr/local/cuda-12.8")
     assert not found(python, PATH=str(compiler.parent))
-    assert not toolkit_variables(python, {}, installed=tmp_path / "toolkit")
+    assert not toolkit_variables(python, {}, default_home=tmp_path / "toolkit")
 
 
 def test_an_environment_without_a_toolkit_gets_none(tmp_path: Path) -> None:
@@ -99,13 +99,13 @@ def test_the_release_is_that_of_the_compiler_that_a_build_finds(tmp_path: Path) 
     on_path = nvcc(tmp_path / "on_path", words.replace("13.0", "12.8")) / "bin"
     installed = nvcc(tmp_path / "installed", words.replace("13.0", "12.4"))
     named = {"CUDA_HOME": str(home), "PATH": str(on_path)}
-    assert toolkit_release(named, installed=installed) == "13.0"
-    assert toolkit_release({"PATH": str(on_path)}, installed=installed) == "12.8"
-    assert toolkit_release({"PATH": "/nowhere"}, installed=installed) == "12.4"
+    assert toolkit_release(named, default_home=installed) == "13.0"
+    assert toolkit_release({"PATH": str(on_path)}, default_home=installed) == "12.8"
+    assert toolkit_release({"PATH": "/nowhere"}, default_home=installed) == "12.4"
 
 
 def test_a_compiler_that_is_not_there_or_says_nothing_is_no_release(tmp_path: Path) -> None:
     silent = nvcc(tmp_path / "silent", "")
-    assert toolkit_release({"PATH": "/nowhere"}, installed=ABSENT) == "none"
-    assert toolkit_release({"CUDA_HOME": "/nowhere"}, installed=silent) == "none"
-    assert toolkit_release({"CUDA_HOME": str(silent)}, installed=ABSENT) == ""
+    assert toolkit_release({"PATH": "/nowhere"}, default_home=ABSENT) == "none"
+    assert toolkit_release({"CUDA_HOME": "/nowhere"}, default_home=silent) == "none"
+    assert toolkit_release({"CUDA_HOME": str(silent)}, default_home=ABSENT) == ""
