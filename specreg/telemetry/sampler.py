@@ -50,7 +50,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A reading of a device.
 
     Attributes:
-        device: The index of the device in the sampler's input.
+        device_index: The index of the device in the sampler's input, from 0.
         at_ns: When it was read, in nanoseconds of the monotonic clock.
         energy_mj: The value of the device's energy counter; None if it has none.
         state: The other values that were read.
@@ -58,7 +58,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         lost: Why the device can't be read any more; empty while it can.
     """
 
-    device: int
+    device_index: int
     at_ns: int
     energy_mj: int | None = None
     state: State = State()
@@ -180,7 +180,7 @@ def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:
     with contextlib.suppress(OSError, *UNREADABLE), path.open("rb") as file:
         for line in file:
             sample = decoder.decode(line)
-            trace = traces[sample.device]
+            trace = traces[sample.device_index]
             if sample.lost:
                 trace.lost_sample = sample
             else:
@@ -216,11 +216,11 @@ def sample_devices(
                 state = probe.state()
                 processes = None if rounds % _PROCESSES_EVERY else probe.processes()
             except SensorError as error:
-                write(Sample(device=device_index, at_ns=clock(), lost=str(error)))
+                write(Sample(device_index=device_index, at_ns=clock(), lost=str(error)))
                 del open_probes[device_index]
                 continue
             sample = Sample(
-                device=device_index,
+                device_index=device_index,
                 at_ns=at_ns,
                 energy_mj=energy_mj,
                 state=state,

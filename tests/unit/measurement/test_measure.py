@@ -205,7 +205,9 @@ class Meter:
 
     def traces(self, until_ns: int) -> tuple[Sequence[PowerTrace], str]:
         moments = range(until_ns - 60 * 10**9, until_ns + 10**9, 97 * MS)
-        samples = [Sample(device=0, at_ns=at_ns, energy_mj=400 * at_ns // MS) for at_ns in moments]
+        samples = [
+            Sample(device_index=0, at_ns=at_ns, energy_mj=400 * at_ns // MS) for at_ns in moments
+        ]
         return (PowerTrace(device=builders.device(), samples=samples),), ""
 
 

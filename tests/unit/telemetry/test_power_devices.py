@@ -144,7 +144,7 @@ def listed(*pids: tuple[int, ...]) -> PowerTrace:
     return PowerTrace(
         device=builders.device(),
         samples=[
-            Sample(device=0, at_ns=at * 10**9, pids=sample_pids)
+            Sample(device_index=0, at_ns=at * 10**9, pids=sample_pids)
             for at, sample_pids in enumerate(pids)
         ],
     )
@@ -177,7 +177,7 @@ def test_a_round_between_two_samples_is_held_back_as_these_are() -> None:
     hot = PowerTrace(
         device=builders.device(),
         samples=[
-            Sample(device=0, at_ns=at * 10**8, state=State(throttle_mask=0x20 * (at > 3)))
+            Sample(device_index=0, at_ns=at * 10**8, state=State(throttle_mask=0x20 * (at > 3)))
             for at in range(8)
         ],
     )
@@ -189,7 +189,7 @@ def test_a_round_between_two_samples_is_held_back_as_these_are() -> None:
 def test_a_block_between_two_samples_has_the_clock_of_these() -> None:
     """Else a GPU at a lower clock than it was recorded at would pass unseen."""
     samples = [
-        Sample(device=0, at_ns=at_ns, energy_mj=at_ns, state=State(sm_clock_mhz=1_500))
+        Sample(device_index=0, at_ns=at_ns, energy_mj=at_ns, state=State(sm_clock_mhz=1_500))
         for at_ns in (10**9, 11 * 10**8)
     ]
     trace = PowerTrace(device=builders.device(), samples=samples)

@@ -151,7 +151,7 @@ def recorded_samples(rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
     """The samples among the lines of a recording."""
     return [
         Sample(
-            device=0,
+            device_index=0,
             at_ns=round(row["t_ms"] * 1e6),
             energy_mj=row["energy_mj"],
             state=State(average_mw=row["average_mw"], instant_mw=row["instant_mw"]),
@@ -351,9 +351,9 @@ def test_a_device_that_is_gone_is_written_down_and_left_alone() -> None:
     samples: list[Sample] = []
     probes = [Dying(machine, 10.0), machine]
     sample_devices(probes, samples.append, wait_until=machine.wait_until, clock=machine.clock)
-    lost = [(sample.device, sample.lost) for sample in samples if sample.lost]
+    lost = [(sample.device_index, sample.lost) for sample in samples if sample.lost]
     assert lost == [(0, "NVML: GPU is lost")]
-    last_s = {sample.device: sample.at_ns / NS_PER_S for sample in samples}
+    last_s = {sample.device_index: sample.at_ns / NS_PER_S for sample in samples}
     assert last_s[0] < 10.1
     assert last_s[1] > 19.8
 
@@ -369,7 +369,7 @@ def test_power_is_summed_up_where_there_is_no_counter(averaged: bool) -> None:  
         return State(instant_mw=round(1e3 * (300 + 200 * math.sin(at_s))))
 
     moments_ns = range(0, 60 * NS_PER_S, EVERY_NS)
-    samples = [Sample(device=0, at_ns=ns, state=state(ns / NS_PER_S)) for ns in moments_ns]
+    samples = [Sample(device_index=0, at_ns=ns, state=state(ns / NS_PER_S)) for ns in moments_ns]
     trace = PowerTrace(device=builders.device(), samples=samples)
     true_j = 300 * 30 + 200 * (math.cos(10) - math.cos(40))
     energy = energy_of(trace, span_of(10.0, 40.0))

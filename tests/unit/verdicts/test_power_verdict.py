@@ -209,7 +209,7 @@ def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -
 )
 def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -> None:
     state = State(throttle_mask=mask, temperature_c=90)
-    seen = Sample(device=0, at_ns=10**9, state=state, pids=(17, pid))
+    seen = Sample(device_index=0, at_ns=10**9, state=state, pids=(17, pid))
     invalid: dict[Family, Invalidity] = {}
     power = power_under(Sampler([seen], "the sampler of power ended"), None, invalid)
     assert str(power.invalid).startswith("POWER_INVALID: the sampler of power ended")
