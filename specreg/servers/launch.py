@@ -274,8 +274,8 @@ class ServerStart:
         # is removed. PyTorch's compiled code would be in it too, but the next start needs that
         # code again. So the code gets a folder that stays.
         if len(os.fsencode(self._temporary)) <= _SOCKET_FOLDER_BYTES:
-            compiled = str(cache_dir() / "torchinductor")
-            variables.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
+            compiled_folder = str(cache_dir() / "torchinductor")
+            variables.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled_folder)
             variables["TMPDIR"] = str(self._temporary)
         if self._python:
             # SGLang calls ninja, which is among the environment's programs. It finds ninja only if

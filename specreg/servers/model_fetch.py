@@ -273,13 +273,13 @@ def _check_room(plan: Plan, models: Sequence[HubModel], free_bytes: Callable[[st
     Raises:
         ModelError: It has too little.
     """
-    free = free_bytes(plan.folder)
-    if free >= plan.missing_bytes:
+    room_bytes = free_bytes(plan.folder)
+    if room_bytes >= plan.missing_bytes:
         return
     raise ModelError(
         f"MODEL_NOT_FETCHED: hub model {_named(models)}: {_size(plan.missing_bytes)} are missing,"
-        f" and the disk of '{plan.folder}' has {_size(free)} free; make room there, or name another"
-        " folder with HF_HUB_CACHE"
+        f" and the disk of '{plan.folder}' has {_size(room_bytes)} free; make room there, or name"
+        " another folder with HF_HUB_CACHE"
     )
 
 

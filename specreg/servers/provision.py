@@ -69,7 +69,7 @@ _ENVIRONMENTS = "environments"
 _ERROR_LINES = 15
 """How many of the last lines of uv's output an error quotes."""
 _REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")
-_OF_ENGINE = re.compile(r"(?P<engine>[\w-]+)@(?P<place>.+)")
+_ENGINE_AND_PLACE = re.compile(r"(?P<engine>[\w-]+)@(?P<place>.+)")
 _GRAMMAR = (
     "give ENGINE, ENGINE==VERSION, or [ENGINE@]PATH, where PATH is a wheel, the folder of a git"
     " checkout, or a Python interpreter"
@@ -672,18 +672,18 @@ def parse_origin(text: str) -> Origin:
     location = text
     # A file or folder of this name is preferred to an engine of this name.
     if not Path(text).exists():
-        if required := _REQUIREMENT.fullmatch(text):
-            engine = engine_named(required["engine"]).name
-            version = required["version"] or ""
+        if release_match := _REQUIREMENT.fullmatch(text):
+            engine = engine_named(release_match["engine"]).name
+            version = release_match["version"] or ""
             try:
                 Version(version or "0")
             except InvalidVersion as error:
                 message = f"side '{text}': '{version}' isn't a version; {_GRAMMAR}"
                 raise UnsupportedError(message) from error
             return Origin(text=text, engine=engine, version=version)
-        if of_engine := _OF_ENGINE.fullmatch(text):
-            engine = engine_named(of_engine["engine"]).name
-            location = of_engine["place"]
+        if side_match := _ENGINE_AND_PLACE.fullmatch(text):
+            engine = engine_named(side_match["engine"]).name
+            location = side_match["place"]
     # `Path.expanduser` raises an error without a home folder.
     path = Path(os.path.expanduser(location)).absolute()  # noqa: PTH111
     # The link isn't resolved, because a Python finds its environment by the link's path.

@@ -216,9 +216,9 @@ def averaging_lag_ns(samples: Sequence[Sample]) -> int:
     if len(reads) < _LEAST_READS:
         return documented_ns
     moments_ns, energies_mj, powers_mw = np.array(reads, np.float64).T
-    of_momentary = _deviation_from_counter(moments_ns, energies_mj, powers_mw, 0)
-    of_average = _deviation_from_counter(moments_ns, energies_mj, powers_mw, documented_ns)
-    if of_momentary < of_average:
+    momentary_deviation = _deviation_from_counter(moments_ns, energies_mj, powers_mw, 0)
+    average_deviation = _deviation_from_counter(moments_ns, energies_mj, powers_mw, documented_ns)
+    if momentary_deviation < average_deviation:
         return 0
     return documented_ns
 
