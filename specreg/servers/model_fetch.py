@@ -110,7 +110,7 @@ def hub_interpreters(python: str) -> tuple[str, ...]:
     """Return the interpreters that may have huggingface_hub, the preferred one first.
 
     vLLM and SGLang bring huggingface_hub. Our own environment has it only with the extra
-    `datasets`, which an engine without an environment therefore needs.
+    `datasets`, and is the only one for an engine without an environment.
 
     Args:
         python: The interpreter of the engine; empty if it has none.
