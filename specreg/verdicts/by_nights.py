@@ -189,10 +189,11 @@ def _with_common_change(verdict: Verdict, common_frac: float) -> Verdict:
 
 
 def judge_beside_control(metric: Metric, verdict: Verdict, evidence: BaselineComparison) -> Verdict:
-    """Turn a loss into INVALID if the control became worse too.
+    """Say of a loss that the machine or the engine may have caused it, if the control is worse too.
 
     The control runs in the same minutes as the case, so it shows what the machine or the engine
-    did. The speedup is a ratio to the control, so such a change cancels out in it.
+    did. The speedup is a ratio to the control, so such a change cancels out in it. If enough nights
+    show how much the machine itself varies, the loss stays REGRESSED. With fewer it is INVALID.
     """
     change = evidence.control_change(metric)
     if metric.family is Family.SPEEDUP or change is None:
@@ -215,5 +216,8 @@ def judge_beside_control(metric: Metric, verdict: Verdict, evidence: BaselineCom
         " cause",
         remedy="quieten the machine and run again, or compare two engines side by side",
     )
-    invalid = dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
-    return _with_common_change(invalid, moved_frac)
+    outcome = Outcome.INVALID
+    if verdict.nights >= KNOWN_NIGHTS:
+        outcome = verdict.outcome
+    moved = dataclasses.replace(verdict, outcome=outcome, reason=reason)
+    return _with_common_change(moved, moved_frac)

@@ -27,7 +27,7 @@ from specreg.verdicts.history import night_values
 from specreg.verdicts.judge import JudgedBy, judge, tolerance_of
 from specreg.verdicts.multiple_testing import confirm, follow, seen_on
 from specreg.verdicts.nights import MachineNights, NightEvidence
-from specreg.verdicts.verdict import JUDGED, Lack, Outcome, Verdict
+from specreg.verdicts.verdict import JUDGED, MACHINE_MOVED, Lack, Outcome, Verdict
 
 MeasureAfresh = Callable[[Sequence[Case], int], Mapping[str, Measurement | Reason]]
 """Measures cases on a further launch, the first of which has the number 1.
@@ -196,8 +196,11 @@ class Confirmation:
             verdict = _waiting_for_others(verdict)
         verdict = self._soften(verdict)
 
-        # A loss of a speed must also show on single launches.
-        if len(launches) > 1 and metric.by_launch and verdict.outcome in JUDGED:
+        # A loss of a speed must also show on single launches, unless it is one of all cases.
+        has_common = nights is not None and nights.common is not None
+        is_of_all_cases = has_common and verdict.has_code(MACHINE_MOVED)
+        is_speed_of_launches = metric.by_launch and len(launches) > 1
+        if is_speed_of_launches and verdict.outcome in JUDGED and not is_of_all_cases:
             alone = [self._alone(metric, launch, evidence.baselines) for launch in launches]
             verdict = self._soften(seen_on(verdict, alone))
             # `_alone` has replaced tonight's level by that of a single launch. Put back the level

@@ -240,8 +240,8 @@ def _is_lost(verdict: Verdict) -> bool:
     if verdict.outcome is not Outcome.REGRESSED or is_power:
         # The power of a case says nothing about its other figures.
         return False
-    # If all cases moved, the machine may be the cause. And a loss that only several nights together
-    # prove adds a single difference to the spread.
+    # If all cases or the control moved, the machine may be the cause. And a loss that only several
+    # nights together prove adds a single difference to the spread.
     return not verdict.has_code(MACHINE_MOVED, LASTING)
 
 

@@ -586,8 +586,8 @@ def _judge_speed(
     # Take into account what the control, the earlier nights and all cases show about the machine.
     if outcome is Outcome.INCONCLUSIVE:
         verdict = _undecided_speed(metric, verdict, nights)
-    elif outcome is Outcome.REGRESSED and nights.nights < KNOWN_NIGHTS:
-        # Too few nights show how much the machine varies, but the control shows it tonight.
+    elif outcome is Outcome.REGRESSED and (nights.common is None or nights.nights < KNOWN_NIGHTS):
+        # Too few cases or nights show what the machine does, but the control shows it tonight.
         verdict = judge_beside_control(metric, verdict, evidence)
     verdict = name_lasting_loss(metric, verdict, nights)
     return judge_beside_all_cases(metric, verdict, nights)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from specreg.core.reasons import Reason
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.verdicts.verdict import GOOD, JUDGED, MACHINE_MOVED, Outcome, Verdict, with_remark
+from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict, with_remark
 
 _UNCHANGED_SHARE = 0.5
 """The first position counts as unchanged if it lost less than this share of its tolerance."""
@@ -45,8 +45,8 @@ def seen_on(verdict: Verdict, alone: Sequence[Verdict]) -> Verdict:
         verdict: the verdict on all launches together.
         alone: the verdict on each single launch.
     """
-    if verdict.since or verdict.has_code(MACHINE_MOVED):
-        # The nights, or all cases together, have already proven the loss.
+    if verdict.since:
+        # The nights have already proven the loss.
         return verdict
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
 

@@ -22,7 +22,7 @@ from specreg.stats.intervals import Look
 from specreg.verdicts.confirmation import Confirmation, enough_for
 from specreg.verdicts.history import History, RunRecord, settings_sha256
 from specreg.verdicts.nights import MachineNights
-from specreg.verdicts.verdict import Lack, Outcome, Verdict
+from specreg.verdicts.verdict import MACHINE_MOVED, Lack, Outcome, Verdict
 from tests.unit import builders
 
 SPEED = METRICS["throughput_tokens_per_s"]
@@ -87,7 +87,9 @@ def begin(
 
     by_case = {case.id: steady_nights(case) for case in CASES} if nights else {}
     run = Confirmation(
-        baselines_of=lambda _: builders.known(USUAL_BASELINE, within_frac=0.001, freedom=20),
+        baselines_of=lambda _: builders.known(
+            USUAL_BASELINE, control=USUAL_BASELINE, within_frac=0.001, freedom=20
+        ),
         measure_afresh=measure,
         nights=MachineNights(
             baselines={case.id: USUAL_BASELINE for case in CASES}, history=History(by_case)
@@ -230,6 +232,30 @@ def test_no_launch_decides_a_doubt_in_a_case_of_which_a_loss_is_proven() -> None
     speed, _ = concluded(run)
     assert speed.outcome is REGRESSED
     assert asked == [([ONE], 1)]
+
+
+def beside_control(speed: int) -> Measurement:
+    """A launch on which the server and its control had the same speed."""
+    replayed = builders.replayed(0, 10**9, speed)
+    replay = Replay(rounds=(replayed,), control_rounds=(replayed,))
+    return dataclasses.replace(launch(speed=float(speed)), replay=replay)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "outcome", "remark"),
+    [
+        pytest.param((70,), REGRESSED, "worse on 2 of 2 launches", id="slow-twice"),
+        pytest.param((100,) * 3, INCONCLUSIVE, "worse on 1 of 4 launches", id="slow-once"),
+    ],
+)
+def test_a_loss_that_the_control_shares_must_show_on_two_launches_too(
+    fresh: Sequence[int], outcome: Outcome, remark: str
+) -> None:
+    run, _ = begin({ONE: [beside_control(speed) for speed in fresh]})
+    run.judge(SPEED, [beside_control(70)])
+    (verdict,) = concluded(run)
+    assert (verdict.outcome, verdict.has_code(MACHINE_MOVED)) == (outcome, outcome is REGRESSED)
+    assert remark in verdict.explanation
 
 
 def test_what_all_cases_do_alike_is_known_when_the_run_is_over() -> None:

@@ -17,6 +17,7 @@ from specreg.stats.nights import NightSpread
 from specreg.stats.variance import Variance
 from specreg.verdicts.by_nights import HELD_BY_NIGHTS
 from specreg.verdicts.detection import detectable, detects_against, nights_to_hold
+from specreg.verdicts.history import RunOrigin, run_record
 from specreg.verdicts.judge import JudgedBy, Reference, first_look, judge, judge_effect, outcome_of
 from specreg.verdicts.nights import CommonEvidence, LastingLoss, NightEvidence
 from specreg.verdicts.verdict import LASTING, MACHINE_MOVED, Lack, Outcome, Verdict
@@ -617,6 +618,34 @@ def test_what_all_cases_do_alike_is_the_engines_where_nights_know_the_machine(
     assert verdict.outcome is outcome
     assert verdict.has_code(MACHINE_MOVED) == (outcome in {REGRESSED, INVALID})
     assert verdict.comparison.common_frac == pytest.approx(math.expm1(change))
+
+
+@pytest.mark.parametrize(
+    ("nights", "control_tokens", "outcome", "blames_machine"),
+    [
+        pytest.param(2, 70, INVALID, True, id="too-few-nights-tell"),
+        pytest.param(9, 70, REGRESSED, True, id="nights-tell-how-much-the-machine-varies"),
+        pytest.param(9, 100, REGRESSED, False, id="the-control-is-as-fast-as-ever"),
+    ],
+)
+def test_a_lone_case_is_judged_beside_its_control_on_every_night(
+    nights: int, control_tokens: int, outcome: Outcome, *, blames_machine: bool
+) -> None:
+    """No other cases show what the machine did. A night that it slowed isn't lost."""
+    replayed = builders.replayed(0, 10**9, control_tokens)
+    measured = dataclasses.replace(
+        builders.measurement({THROUGHPUT.name: 70.0}),
+        replay=Replay(rounds=(replayed,), control_rounds=(replayed,)),
+    )
+    of_control = builders.baseline({THROUGHPUT.name: 100.0}, {THROUGHPUT.name: 100.0})
+    evidence = compare([measured], known(of_control, control=of_control))
+    history = dataclasses.replace(night_evidence(math.log(0.7)), nights=nights)
+    verdict = judge(THROUGHPUT, evidence, Look.LAUNCH, JudgedBy(nights=history))
+    assert verdict.outcome is outcome
+    assert verdict.has_code(MACHINE_MOVED) == blames_machine
+    origin = RunOrigin(run="20261121T030000")
+    record = run_record(origin, [measured], [verdict], builders.SETTINGS, of_control)
+    assert record.lost != blames_machine
 
 
 def test_a_slower_night_of_the_whole_machine_is_left_out_and_said() -> None:
