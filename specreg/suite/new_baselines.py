@@ -170,7 +170,7 @@ def _check_nothing_lost(
         is_leader = verdict.metric == draw_of(METRICS[verdict.metric])
         if verdict.outcome is Outcome.REGRESSED and is_leader:
             change_frac = verdict.comparison.change_frac or 0.0
-            lost = f"{verdict.metric} is proven to be worse, {change_frac:+.1%}"
+            lost = f"{verdict.metric} is proven to be {abs(change_frac):.1%} worse"
             if verdict.since:
                 lost = f"{lost}, {verdict.explanation}"
             raise BaselineError(

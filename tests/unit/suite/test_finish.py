@@ -204,6 +204,21 @@ def test_a_case_that_is_wrong_is_not_recorded(tmp_path: Path) -> None:
     assert not context.store.path(builders.CASE.id).exists()
 
 
+def test_a_loss_is_recorded_only_with_a_reason(tmp_path: Path) -> None:
+    context = runs.context(tmp_path, update_baselines=True, launches=2)
+    runs.record(context)
+    slow = builders.measurement({LENGTH.name: 2.5, SPEED.name: 50.0}, of=COUNTS)
+    run = runs.measured_run(context, slow, slow)
+
+    lines, all_written = record_baselines(run.result(), color=False)
+
+    assert lines[0] == (
+        f"baseline of '{builders.CASE.id}': not written, throughput_tokens_per_s is proven to be"
+        " 50.0% worse; if it is meant to be so from now on, say why with --reason"
+    )
+    assert not all_written
+
+
 def test_a_tier_of_which_some_servers_have_a_realistic_speed_says_how_many(tmp_path: Path) -> None:
     context = runs.context(tmp_path)
     untimed = dataclasses.replace(builders.CASE, speed=False)
