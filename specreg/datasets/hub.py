@@ -184,7 +184,7 @@ def _hub(kind: type[SpecregError], subject: str, alternative: str) -> Iterator[A
         RuntimeError,
         ValueError,
     ) as error:
-        remedy = f"run it again where the hub can be reached, or {alternative}"
+        remedy = f"run again where the hub can be reached, or {alternative}"
         if code_of(error) == "disk":
             remedy = DISK_REMEDY
         raise kind(f"{subject}: {words_of(error)}; {remedy}") from error

@@ -399,7 +399,7 @@ def _check_stream(stream: _StreamState) -> None:
     if stream.answer.repeats_events:
         message = (
             "each event of the stream repeats the text before it, and specreg expects only new"
-            " text; switch that off, or use a version of the engine that specreg knows"
+            " text; switch that off, or use a version of the engine that sends only new text"
         )
         raise InvalidMeasurementError("STREAM_UNRECOGNISED", message)
 

@@ -220,13 +220,13 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
     if probe.processes() is None:
         yield (
             "the processes that compute on it can't be listed",
-            "check with nvidia-smi that there are none",
+            "check with nvidia-smi or amd-smi that there are none",
         )
     used_gib = (state.used_bytes or 0) / _GIB
     if used_gib > _EMPTY_GIB:
         yield (
             f"{used_gib:.1f} GiB of its memory are taken, but no process shows on it",
-            "another container may use it; look with nvidia-smi on the host",
+            "another container may use it; look with nvidia-smi or amd-smi on the host",
         )
     if device.limit_w:
         undo = "nvidia-smi -pl WATTS, with the default that nvidia-smi -q -d POWER shows"

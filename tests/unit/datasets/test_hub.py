@@ -219,7 +219,7 @@ def test_without_a_network_the_remedy_is_named(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    words = "; run it again where the hub can be reached, or give --from$"
+    words = "; run again where the hub can be reached, or give --from$"
     with pytest.raises(DatasetError, match=words):
         prepare(dataset_named("mt-bench"), data_dir=tmp_path / "data")
     assert not (tmp_path / "data").exists()
