@@ -119,14 +119,14 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(tags=["develop"])
 def tests(session: nox.Session) -> None:
-    """Run the project's own tests, without an engine or a GPU; about eight minutes.
+    """Run the project's own tests, without an engine or a GPU; four to six minutes.
 
     The longest tests go first, and a file goes to one worker, because its tests share recordings.
-    There are four workers even on two cores, because many tests wait for servers and clocks.
+    There are six workers even on two cores, because many tests wait for servers and clocks.
     """
     _install(session, "tests")
     folders = ("tests/plugin", "tests/gate/test_gate_command.py", "tests/unit", "tests/fuzz")
-    _pytest(session, *folders, "-n", "4", "--dist=loadfile", "--no-loadscope-reorder")
+    _pytest(session, *folders, "-n", "6", "--dist=loadfile", "--no-loadscope-reorder")
 
 
 @nox.session(tags=["develop"])
