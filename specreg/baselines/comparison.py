@@ -155,7 +155,8 @@ class BaselineComparison:
         launches: the launches, at least one.
         baselines: the baselines that apply to the case.
         measured: the run's counts for the prompts that run and baseline share, or for all of its
-            prompts if the baseline has no counts for single prompts; None if the run has none.
+            prompts if the baseline has no counts for single prompts; None if the run itself has no
+            counts for single prompts.
         recorded: the baseline's counts for the same prompts; None if it has no counts for single
             prompts.
     """
@@ -291,11 +292,11 @@ class BaselineComparison:
         return _change_of_speed(metric, (value,), baselines.control, baselines.control_spreads)
 
     def expected_ratio(self, metric: Metric) -> float | None:
-        """Return the ratio that the baseline expects.
+        """Return the ratio that the baseline, or else the published figure, expects.
 
         Returns:
-            The ratio over the shared prompts, or over all prompts if the baseline has no counts of
-            single prompts; None without a baseline that has this ratio.
+            The ratio over the shared prompts, or over all prompts if there are no counts of single
+            prompts to compare with; None if neither source has this ratio.
         """
         if self.recorded is not None:
             return _quotient(ratio_parts(metric, self.recorded))
@@ -580,10 +581,10 @@ def without_num_prompts(settings: CaseSettings) -> CaseSettings:
 
 
 def why_held_back(launches: Iterable[Measurement], baseline: Baseline | None) -> Invalidity | None:
-    """Return why the speeds of launches are invalid if a GPU ran slower than when it was recorded.
+    """Return why the speeds of launches are invalid if a GPU ran far below its recorded clock.
 
     Returns:
-        None if no GPU ran slower, or if the clocks are unknown.
+        None if all GPUs reached 95 % of their recorded clocks, or if the clocks are unknown.
     """
     recorded_devices = baseline.devices if baseline else ()
     for launch in launches:

@@ -82,12 +82,16 @@ def started_ticks(pid: int) -> int:
 
 
 def members(session: Session) -> Members:
-    """Return the living processes of a session, except those of other users.
+    """Return the living processes of a session.
+
+    The marks of another user's process can't be read. It is found only if it is in the same session
+    of Linux as the leader or as a process of this user that has the mark.
 
     A process may overwrite its environment or start a program without one. Such a process is found
     by its session of Linux: each supervised process leads a session of its own, so no other
-    processes are in it. The kernel reuses the id of a session only after the session's last process
-    has ended. So if the leader with that id started at another time, it leads another session.
+    processes are in it. The kernel gives a session's id to a new process only after the last
+    process of that session has ended. So if the process with the leader's id started at another
+    time, the leader's session is over, and the id belongs to another one.
     """
     leader = session.leader
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Render a run as the records that aiperf 0.13 writes, one for each request.
 
-The times between requests are exact. That the first request was sent at the beginning of the run is
-an assumption.
+The times between the requests of a case are exact. That its first request was sent at the beginning
+of the run is an assumption, so the times of different cases can't be compared.
 """
 
 import json
@@ -24,7 +24,7 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
 
     Args:
         report: the report of the run.
-        measured: the measurement of each case on the launch that the report shows, by its id.
+        measured: by the id of the case, its measurement on the launch that the report shows.
 
     Raises:
         SpecregError: a case's id can't be the name of a folder.
@@ -48,10 +48,11 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
 def _records_of(
     case: CaseReport, measurement: Measurement, began_ns: int
 ) -> Iterator[Mapping[str, object]]:
-    """Yield the record of each request, in the order in which they were sent."""
+    """Yield the record of each request: round by round, in the order of the prompts and turns."""
     if measurement.replay is None:
         return
-    # The clock of the traces is monotonic. Shift it so that the first request begins with the run.
+    # The clock of the traces is monotonic. Shift it so that the first request of the case begins
+    # the run.
     traces = measurement.replay.traces
     shift_ns = began_ns - min((trace.sent_ns for trace in traces), default=0)
     counts_by_turn: dict[tuple[str, int], list[StepCounts]] = {}
@@ -59,8 +60,8 @@ def _records_of(
         for prompt in measurement.acceptance.prompts:
             counts_of_turn = counts_by_turn.setdefault((prompt.prompt_id, prompt.turn), [])
             counts_of_turn.append(prompt.counts)
-    # Each time a prompt is replayed it is a new session, with the next of the counts that its turns
-    # have.
+    # A prompt may be replayed several times. Each replay is a session of its own. The n-th replay
+    # of a turn gets the n-th of the counts of that turn.
     replays = Counter[tuple[str, int]]()
     session_numbers: dict[tuple[str, int], int] = {}
     for trace in traces:

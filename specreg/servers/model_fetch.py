@@ -46,7 +46,8 @@ class Output:
 
     Attributes:
         log_path: The file that gets what huggingface_hub prints.
-        show: Shows huggingface_hub's progress bar from time to time.
+        show: Shows a line of progress: huggingface_hub's progress bar from time to time, or that
+            the engine fetches its models itself.
         tell: Prints a line that says what is fetched, and how much of it is missing.
     """
 
@@ -110,7 +111,7 @@ def hub_interpreters(python: str) -> tuple[str, ...]:
     """Return the interpreters that may have huggingface_hub, the preferred one first.
 
     vLLM and SGLang bring huggingface_hub. Our own environment has it only with the extra
-    `datasets`, and is the only one for an engine without an environment.
+    `datasets`. It is the only candidate if the engine has no environment.
 
     Args:
         python: The interpreter of the engine; empty if it has none.
@@ -144,8 +145,8 @@ def fetch_models(
 ) -> None:
     """Fetch the models of a server that aren't in the hub's cache.
 
-    The engine is left to fetch them itself if it is set to do so in a way of its own, or if no
-    interpreter has huggingface_hub.
+    The engine is left to fetch them itself if its arguments or variables set how it gets its
+    weights (see `fetches_elsewhere`), or if no interpreter has huggingface_hub.
 
     Args:
         spec: The server.

@@ -21,7 +21,7 @@ from specreg.stats.variance import Variance
 MAX_NIGHTS = 20
 """The most nights that define a level. More nights hardly make the level more precise."""
 MAX_TOGETHER = 50
-"""The most nights of which a mean is formed, of the last nights as well as of the first ones."""
+"""The most nights that are averaged at one end of a series, be it the first or the last nights."""
 _FEWEST_LAST = 2
 """The fewest nights of a lasting loss. A loss of one night is judged as a change of that night."""
 _FEWEST_GAINED = 5
@@ -95,7 +95,7 @@ def variance_of_nights(series: Sequence[NightLevel], launch: Variance) -> Varian
 
     A lasting change appears in only one difference, so it hardly widens the estimate. The ordinary
     variance around the mean would grow with every night after the change. Nights on which the
-    software was worse are left out, or nothing could be judged on the nights after a great loss.
+    software was worse are left out, because after a great loss nothing could be judged otherwise.
 
     Args:
         series: the nights in order.
@@ -157,10 +157,10 @@ def lasting_loss(
 
     The mean of the first i nights is compared with the mean of all nights from index j on, for all
     i <= j with at most `MAX_NIGHTS` nights on either side. Leaving out the nights between the two
-    groups makes a slow drift as visible as a step. The loss is dated by the most significant step,
-    a comparison of all nights before index j, or of the first `MAX_NIGHTS` of them. A loss doesn't
-    count as lasting if tonight is closer to the old level than to the new one, or if tonight alone
-    causes it.
+    groups makes a slow drift as visible as a step. The loss is dated by the most significant step.
+    A step is a comparison with the largest i: all nights before index j, at most `MAX_NIGHTS`. A
+    loss doesn't count as lasting if tonight is closer to the old level than to the new one, or if
+    tonight alone causes it.
 
     Args:
         series: the nights in order; the last is tonight.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 _LEAST_SHRINKING_FREEDOM = 4.0
-"""The least degrees of freedom that the typical variance of the other cases is worth, unless it has
-fewer itself."""
+"""The least weight, in degrees of freedom, of the other cases' typical variance in the mean with a
+case's own variance. If the typical variance has fewer degrees of freedom, those are its weight."""
 _CERTAIN = 1e6
 """Degrees of freedom of a variance that counts as exactly known."""
 

@@ -105,8 +105,8 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
     shown = shown_launch(result.launches, case.id)
     if shown is not None:
         figures = shown.figures
-    # A baseline has the version of torch. A merge takes it from this report, because the engine's
-    # environment is on the machine of the shard.
+    # A baseline records the version of torch. When shards are merged, it is taken from the report
+    # of the shard, because the engine's environment is on the shard's machine.
     torch_version = ""
     if measurements and context.is_recording:
         torch_version = result.torch_version_of(case)

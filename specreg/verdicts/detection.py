@@ -60,7 +60,7 @@ def detectable(
     between_frac = spread.between_frac or usual_night_frac(metric, kind)
     between_freedom = spread.between_freedom or spread.freedom
     between = Variance(value=between_frac**2, freedom=between_freedom)
-    # The levels of two nights differ because of their hours and because of their launches.
+    # Nights differ because the machine has better and worse hours, and because launches differ.
     night_spread = NightSpread(night=sum_of(launch, between), launch=launch)
     nights = nights_to_hold(metric, allowed_frac, night_spread)
     return Detectable.of(mde_frac_by_launches, allowed_frac, RUN_LAUNCHES, nights)
@@ -130,8 +130,8 @@ def detectable_acceptance(
     # A run has one launch, and is compared with the mean of the recorded launches.
     error = math.sqrt(variance * (1 + 1 / len(launches)))
     unchanged = Effect(estimate_frac=0.0, error_frac=error, freedom=freedom)
-    # Launches that differ were recorded on all prompts including the extension's, so the level is
-    # that of the look after the extension.
+    # If the answers of the launches differ, the recording replayed the extension too. So the level
+    # is the one of the look after the extension.
     mde = mde_frac(metric, unchanged, LEVELS[Look.EXTENDED])
     # Acceptance hardly depends on the night, so a night varies as a launch does.
     of_launch = Variance(value=variance, freedom=freedom)
