@@ -32,9 +32,10 @@ class Reply(StrEnum):
 
     TEXT = "text"
     UNFINISHED_THOUGHT = "unfinished_thought"
-    """The answer consists of a thought alone, with nothing after it."""
+    """The answer is a thought alone. If the server doesn't separate thoughts, only a thought
+    without an end counts."""
     NOTHING = "nothing"
-    """The answer has neither a thought nor a text, or consists of blanks."""
+    """The answer has neither a thought nor a text, or its text consists of blanks."""
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,8 @@ def _command(function: Callable[[Any], int]) -> Callable[..., None]:
     options_type = get_type_hints(function)["options"]
     all_hints = get_type_hints(options_type, include_extras=True)
     hints = {name: hint for name, hint in all_hints.items() if hasattr(hint, "__metadata__")}
-    # A dataclass has a signature already, except for defaults that are made for each instance.
+    # The signature of the dataclass has all parameters. It only lacks the defaults that are made
+    # for each instance, which are lists here.
     list_fields = {
         field.name for field in dataclasses.fields(options_type) if field.default_factory is list
     }
@@ -53,7 +54,7 @@ def _command(function: Callable[[Any], int]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(**arguments: Any) -> None:  # noqa: ANN401 - each option has its own type
-        with _ending():
+        with _exit_on_failure():
             arguments["root"] = real_path(arguments["root"])
             raise typer.Exit(function(options_type(**arguments)))
 
@@ -63,8 +64,8 @@ def _command(function: Callable[[Any], int]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def _ending() -> Iterator[None]:
-    """End a command that fails with another status than 1, because 1 is a result."""
+def _exit_on_failure() -> Iterator[None]:
+    """If a command fails, end it with a status other than 1, because 1 is a result."""
     interrupt_on_signals()
     try:
         yield
@@ -100,7 +101,7 @@ def gate(options: GateOptions) -> int:
     )
     cut_short_status: int | None = None
     try:
-        with _ending():
+        with _exit_on_failure():
             running_gate.measure()
     except typer.Exit as ended:
         cut_short_status = ended.exit_code
@@ -145,7 +146,7 @@ def soak(options: SoakOptions) -> int:
     running_soak = open_soak(options, tier_of(options.root / options.matrix, options.tier))
     verdicts: tuple[Verdict, ...] = ()
     try:
-        with _ending():
+        with _exit_on_failure():
             running_soak.run()
     finally:
         # What was measured is shown even if the soak was cut short.

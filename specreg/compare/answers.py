@@ -39,7 +39,8 @@ from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _MAX_LAUNCHES = 2
-"""The most launches that a gate makes only because the answers of a pair weren't compared yet."""
+"""A pair isn't launched only for its answers any more once a comparison was tried on this many
+launches, whatever they were made for."""
 _MAX_NAMED = 3
 """The most prompts that a message names."""
 _MAX_FILE_BYTES = 512 * MIB
@@ -58,7 +59,8 @@ class _SavedVerdict(msgspec.Struct, frozen=True):
 
     Attributes:
         outcome: PASS or WRONG. Answers with any other outcome are compared again.
-        value: the share of equal answers; None if the sides were sent different prompts.
+        value: the share of equal answers; None if the sides tokenize the prompts
+            differently.
         reason: why the verdict has its outcome; None if the answers were equal when timed.
     """
 
@@ -73,8 +75,8 @@ class _SavedAnswers(msgspec.Struct):
     Attributes:
         answers: the answers of side A, by the id of the pair.
         verdicts: the verdict on the answers of side B, by the id of the pair.
-        digest: the version of the rule by which answers are equal. A file that doesn't say it has
-            the first version.
+        digest: the version of the rule by which answers are equal. A file without this field has
+            version 1.
     """
 
     answers: dict[str, tuple[Transcript, ...]] = {}
@@ -141,7 +143,7 @@ class AnswerComparison:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdict on the answers of each pair, or on why they weren't compared."""
+        """For each pair the verdict on its answers, or one that says why they weren't compared."""
         return tuple(self._verdict(pair) for pair in self.pairs)
 
     def _verdict(self, pair: Pair) -> Verdict:
@@ -342,7 +344,7 @@ def compare_answers(
     """Generate the answers of side B, and compare them with those of side A.
 
     Where two answers differ for the first time, B's server reports the probabilities of both
-    tokens. If A's server is running, its probabilities decide.
+    tokens. If these show no failure and A's server is running, its probabilities decide.
 
     Args:
         pair: the case as both sides run it.
@@ -374,8 +376,8 @@ def compare_answers(
         )
         return _verdict_on(pair, Outcome.WRONG, reason=reason)
 
-    # Compare the answers. B's answers take the place of the plain ones, because B's server reports
-    # the probabilities. `regenerate_b` shows whether B's answers depend on the batch size.
+    # Compare the answers. `check_lossless` takes B's answers as the plain ones, because B's server
+    # reports the probabilities. `regenerate_b` shows whether they depend on the batch size.
     names = [turn.name for turn in turns]
     texts = [turn.text for turn in turns]
     ask_b = functools.partial(ask_greedy, case, server, texts)
@@ -406,10 +408,10 @@ def compare_answers(
 
 
 def judged_by_a(by_b: Losslessness, score_on_a: Score) -> Losslessness:
-    """Replace the gaps between the tokens of A and B by the gaps that A's server reports.
+    """Replace the gaps that B's server reports by those that A's server reports.
 
-    A gap is how much more probable A's token is than B's. If A finds B's token more probable than
-    its own, B's answer is no worse, and the gap is 0.
+    A new gap is how much more probable A's token is than B's. If A finds B's token more probable
+    than its own, B's answer is no worse, and the gap is 0.
 
     Args:
         by_b: the comparison with the gaps of B's server, without a failure.
@@ -417,7 +419,8 @@ def judged_by_a(by_b: Losslessness, score_on_a: Score) -> Losslessness:
     """
     partings = []
     for parting in score_partings(by_b.partings, score_on_a):
-        # A parting's gap is how much likelier B's token is than A's, so its sign changes.
+        # B's answers are the plain ones, so a scored gap is how much likelier B's token is than
+        # A's. The new gap has the opposite sign.
         gap_nats = max(0.0, -(parting.gap_nats or 0.0))
         partings.append(dataclasses.replace(parting, gap_nats=gap_nats))
     return dataclasses.replace(by_b, partings=tuple(partings))

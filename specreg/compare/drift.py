@@ -116,7 +116,8 @@ def change_of_segments(values: Sequence[float], hours: Sequence[float], scale: f
     Args:
         values: the value of each segment, in order; at least `SEGMENT_PARTS` of them.
         hours: when each segment was measured, in hours.
-        scale: the factor from a difference of values to a relative change; better is positive.
+        scale: the factor that turns a difference of values into a relative change. Its sign makes
+            an improvement positive.
     """
     scaled = [scale * value for value in values]
     return Trend.of(scaled, hours).effect() or change_of_parts(scaled, hours)
@@ -126,7 +127,8 @@ def change_of_parts(values: Sequence[float], hours: Sequence[float]) -> Effect:
     """Return the change per hour from the first of eight parts of the segments to the last one.
 
     The change between their means is the sum of the seven steps from part to part. Its error
-    follows from the spread of these steps. Noise and single jumps only increase this error.
+    follows from the spread of these steps. A single jump changes the estimate and the error by the
+    same amount, so it doesn't look significant.
 
     Args:
         values: the relative value of each segment, in order.

@@ -279,6 +279,7 @@ class Gate:
 
         Raises:
             SideError: the server of a side has never started, neither now nor before.
+        MemoryHeldError: another process holds the memory that a server needs.
         """
         side_names = f"sides {', '.join(sides)}"
         if len(sides) == 1:
@@ -449,7 +450,8 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
 
     Raises:
         SideError: a side can't be installed.
-        SpecregError: the options ask for something that can't be measured.
+        SpecregError: the options ask for something that can't be measured, or the folder can't be
+            used.
     """
     # Read the options.
     if options.resume and (options.out is None or not options.out.is_dir()):
@@ -537,7 +539,7 @@ def _check_continued(folder: Path) -> None:
 
 
 def _check_models_and_prompts(root: Path, pairs: Sequence[Pair]) -> None:
-    """Check that the models and prompts of pairs are there, and the prompts of both sides equal.
+    """Check that the models and prompts of pairs are there, and that both sides get equal prompts.
 
     Raises:
         ModelError: a model isn't there.

@@ -48,14 +48,15 @@ _FAILED_LAUNCHES_TO_GIVE_UP = 2
 _FEW_EQUAL_FRAC = 0.5
 """If a smaller share of the answers is equal, the reasons of the decision mention it."""
 _SPENT_EXPONENT = 2
-"""After the share x of the launches, the looks at a speed have spent x to this power of the level,
-so that most of it is left for the last look."""
+"""After the share x of the launches, the looks at a speed have spent the part x² of the level,
+where 2 is this exponent. So most of the level is left for the late looks."""
 _OWN_LOSS_LEVEL = LEVEL / 10
 """The probability that a pair's own launches show a loss of speed by chance."""
 _OWN_PASS_LEVEL = LEVEL / 2
 """The probability that a pair's own launches show by chance that a loss is within the tolerance."""
 _FIRST_LOOK_FRAC = 0.5
-"""The share of the level of acceptance that the first look gets."""
+"""The share of the level of acceptance that the first look gets in addition to its part of the
+rest."""
 _MAX_GROWTH_RATIO = 1000
 """The largest estimate of how many launches or prompts would decide, as a multiple of the present
 number."""
@@ -125,9 +126,10 @@ class Rules:
         """Return the level of a look: the probability that it decides a metric wrongly.
 
         The part of the level that the looks at a speed have spent grows with the square of the
-        launches (Kim and DeMets, 1987). So the last look, which has the most launches, also has
-        most of the level. Acceptance varies with the prompt and hardly with the launch. Its first
-        look therefore has nearly all information, and gets half of the level.
+        launches (Kim and DeMets, 1987). So most of the level is left for the late looks, which have
+        more launches. Acceptance varies with the prompt and hardly with the launch. Its first look
+        therefore has nearly all information. It gets half of the level in addition to its part of
+        the other half.
 
         Args:
             launches: how many launches of each side the look judges.
@@ -138,8 +140,8 @@ class Rules:
         level = self._spent_after(launches) - self._spent_after(last_earlier)
         if metric.by_launch:
             return level
-        # The first look at acceptance gets a share of its own. All looks divide the rest in the way
-        # in which the looks at a speed divide the whole.
+        # The first look at acceptance gets a share of its own. All looks divide the rest in the
+        # same proportions in which the looks at a speed divide the whole level.
         level *= 1 - _FIRST_LOOK_FRAC
         if not earlier_looks:
             level += LEVEL * _FIRST_LOOK_FRAC
@@ -206,9 +208,10 @@ class Decision:
     Attributes:
         answer: the answer.
         reasons: the reasons for the answer, the most important one first.
-        unclear: a sentence for each undecided metric.
-        needed_launches: about how many launches of each side would decide; 0 if nothing is
-            undecided, or if no number would decide it.
+        unclear: a sentence for each verdict that leaves the answer undecided; empty for any other
+            answer.
+        needed_launches: about how many launches of each side would decide all metrics that launches
+            can decide; 0 without such a metric, or if the answer isn't undecided.
         verdicts: the verdicts on the metrics and the answers of all pairs.
         control: the verdicts on side A compared with itself.
     """
@@ -225,7 +228,7 @@ def decide(
     pairs: Sequence[Pair],
     launches: Sequence[SideLaunch],
     rules: Rules,
-    answers: Sequence[Verdict] = (),
+    answer_verdicts: Sequence[Verdict] = (),
 ) -> Decision:
     """Decide on the basis of the launches so far.
 
@@ -233,14 +236,14 @@ def decide(
         pairs: the pairs that are compared.
         launches: the launches of all pairs, in the order in which they were made.
         rules: how strictly they are judged.
-        answers: the verdicts on the answers of each pair.
+        answer_verdicts: the verdicts on the answers that both sides of each pair generated.
     """
     # Judge each metric. A loss of speed may also come from the machine, so it is compared with how
     # much side A differs from itself.
     first_verdicts: list[Verdict] = []
     for pair in pairs:
         first_verdicts += judge_pair(pair, launches, rules)
-    has_wrong_answers = any(verdict.outcome is Outcome.WRONG for verdict in answers)
+    has_wrong_answers = any(verdict.outcome is Outcome.WRONG for verdict in answer_verdicts)
     losses = [verdict for verdict in first_verdicts if _is_proven_loss(verdict)]
     has_lost_acceptance = any(not _is_speed(loss) for loss in losses)
     is_worse_anyway = has_wrong_answers or has_lost_acceptance
@@ -251,7 +254,7 @@ def decide(
 
     # Derive the answer from all verdicts, and explain it.
     lost = [verdict for verdict in verdicts if _is_proven_loss(verdict)]
-    all_verdicts = (*verdicts, *answers)
+    all_verdicts = (*verdicts, *answer_verdicts)
     answer = _ANSWERS[exit_status(all_verdicts)]
     # What is undecided matters only if the answer depends on it. A lost gate stays lost.
     unclear: list[Verdict] = []
@@ -265,7 +268,7 @@ def decide(
         needed_launches = max(needed_launches, verdict.needed_launches or 0)
     return Decision(
         answer=answer,
-        reasons=(*_reasons(answers, lost), *_bounds(unclear)),
+        reasons=(*_reasons(answer_verdicts, lost), *_bounds(unclear)),
         unclear=tuple(unclear_lines),
         needed_launches=needed_launches,
         verdicts=all_verdicts,
@@ -398,14 +401,16 @@ def _against_control(
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
 
-def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the reasons for an answer: differing or unclear answers first, then proven losses.
+def _reasons(answer_verdicts: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[str]:
+    """Yield the reasons for a decision: first the answers that differ or couldn't be compared.
+
+    The proven losses follow.
 
     Args:
-        answers: the verdicts on the answers of each pair.
+        answer_verdicts: the verdicts on the answers that both sides of each pair generated.
         lost: the verdicts that are proven losses.
     """
-    for verdict in answers:
+    for verdict in answer_verdicts:
         # Many answers that differ are mentioned even if rounding explains all of them.
         few_are_equal = verdict.value is not None and verdict.value < _FEW_EQUAL_FRAC
         if few_are_equal or verdict.outcome in {Outcome.WRONG, Outcome.INVALID}:
@@ -414,7 +419,7 @@ def _reasons(answers: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[st
     for case_id in case_ids:
         losses = [verdict for verdict in lost if verdict.case_id == case_id]
         changes = [f"{loss.metric} {loss.comparison.change_frac:+.1%}" for loss in losses]
-        yield f"{case_id} is worse by {_causes(losses)}: {', '.join(changes)}"
+        yield f"{case_id} is worse because of {_causes(losses)}: {', '.join(changes)}"
 
 
 def _causes(losses: Sequence[Verdict]) -> str:
@@ -434,7 +439,7 @@ def _causes(losses: Sequence[Verdict]) -> str:
 
 
 def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
-    """Yield a sentence for each undecided metric: the largest loss that a case leaves possible."""
+    """Yield a sentence for each undecided metric: the largest loss that isn't excluded."""
     largest_losses: dict[str, tuple[float, str]] = {}
     for verdict in unclear:
         low_frac = verdict.comparison.low_frac
@@ -449,27 +454,28 @@ def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
 def is_settled(group: Group, decision: Decision) -> bool:
     """Return whether no further launch would change the answer on the pairs of a group.
 
-    That is so if each undecided metric has an interval to show, and its pair can't lead to an
-    upgrade any more. Such a pair is lost already, by its answers or by a metric other than output.
-    Or it compares two drafts and its acceptance is undecided. Each launch replays the same prompts,
-    so no number of launches would decide it.
+    That is so if each undecided metric has an interval to show, and its pair can no longer lead to
+    an upgrade. There are two kinds of such pairs. One is lost already, by its answers or by a
+    metric other than output. The other compares two drafts, and its acceptance is undecided. No
+    number of launches would decide it, because each launch replays the same prompts.
     """
     pair_ids = {pair.id for pair in group}
     draft_ids = {pair.id for pair in group if pair.compares_drafts}
     verdicts = [verdict for verdict in decision.verdicts if verdict.case_id in pair_ids]
     unclear = [verdict for verdict in verdicts if verdict.outcome is Outcome.INCONCLUSIVE]
-    answered_ids = set()
+    settled_ids = set()
     for verdict in verdicts:
         is_lost_by_part = _is_proven_loss(verdict) and verdict.metric != OUTPUT
         if verdict.outcome is Outcome.WRONG or is_lost_by_part:
-            answered_ids.add(verdict.case_id)
+            settled_ids.add(verdict.case_id)
     for verdict in unclear:
-        # It is 0 for each undecided acceptance, because further launches replay the same prompts.
+        # An acceptance that was compared needs 0 launches, because they replay the same prompts. It
+        # needs 1 if a side has no launch yet.
         is_stuck = verdict.metric == ACCEPTANCE and verdict.needed_launches == 0
         if is_stuck and verdict.case_id in draft_ids:
-            answered_ids.add(verdict.case_id)
+            settled_ids.add(verdict.case_id)
     return all(
-        verdict.case_id in answered_ids and verdict.comparison.low_frac is not None
+        verdict.case_id in settled_ids and verdict.comparison.low_frac is not None
         for verdict in unclear
     )
 
@@ -498,9 +504,9 @@ def judge_pair(
 
 def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
     """Judge a figure at each look, and return the verdict of the look that decides it."""
-    # A launch belongs to the first look after it was made. A launch that was repeated after a
-    # failure has a smaller number than those before it, so the highest number so far counts.
-    # Otherwise the repeated launch would change what an earlier look has decided.
+    # A launch belongs to the first look that isn't below the highest launch number so far. Its own
+    # number can be lower, if it was repeated after a failure. By that number it would belong to an
+    # earlier look, and could change what that look has decided.
     highest_numbers = list(itertools.accumulate((launch.number for launch in launches), max))
     last_number = max(highest_numbers, default=0)
     earlier_looks = [number for number in rules.looks if number < last_number]
@@ -516,7 +522,7 @@ def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Ver
         if decided.outcome not in {Outcome.PASS, Outcome.INCONCLUSIVE}:
             break
         verdict = verdict_at(look)
-        # That the tolerance isn't exceeded is proven early. A gain beyond it may be proven later.
+        # An early look may prove PASS. A later one may still prove a gain beyond the tolerance.
         if decided.outcome is Outcome.INCONCLUSIVE or verdict.outcome is Outcome.IMPROVED:
             decided = verdict
     return decided
@@ -621,7 +627,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
 
     Args:
         figure: the figure that is judged.
-        launches: the launches of all pairs that were made before the look.
+        launches: the launches of all pairs that belong to the look or to an earlier one.
         rules: how strictly they are judged.
         look: the number of launches of each side after which the look takes place.
     """
@@ -655,7 +661,8 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     if not metric.by_launch:
         return _judge_acceptance(sides)
 
-    # A speed is judged with the spread of all pairs, and must also show in its own launches.
+    # A speed is judged with the spread of all pairs. The pair's own launches must then confirm the
+    # verdict.
     change = _change(figure, launches)
     if change is None:
         reason = Reason(text="there are too few launches to estimate how much they vary")
@@ -666,8 +673,8 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     if metric.name == OUTPUT:
         cause = _parts_of_output(sides.second, sides.first)
     verdict = sides.judged(change, cause)
-    alone = change_of_pairs(_differences(figure, launches))
-    if verdict.outcome is Outcome.INCONCLUSIVE or _shows_alone(verdict, alone, sides):
+    own_change = change_of_pairs(_differences(figure, launches))
+    if verdict.outcome is Outcome.INCONCLUSIVE or _own_launches_confirm(verdict, own_change, sides):
         return verdict
     reason = Reason(text="the launches of this case are too few, or vary too much, to confirm it")
     needed_launches = 2 * sides.launches
@@ -676,8 +683,8 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     )
 
 
-def _shows_alone(verdict: Verdict, alone: Effect | None, sides: _Sides) -> bool:
-    """Return whether a pair's own launches confirm the verdict with the spread of all pairs.
+def _own_launches_confirm(verdict: Verdict, own_change: Effect | None, sides: _Sides) -> bool:
+    """Return whether a pair's own launches confirm a verdict that used the spread of all pairs.
 
     The spread of all pairs is too small for a load that is noisier than the rest. In simulations of
     six pairs, one of them three times noisier, 6 % of the losses as large as the tolerance passed
@@ -685,16 +692,16 @@ def _shows_alone(verdict: Verdict, alone: Effect | None, sides: _Sides) -> bool:
     without it, and 0.5 % with it.
 
     Args:
-        verdict: the verdict with the spread of all pairs.
-        alone: the change by the pair's own launches; None with too few of them.
+        verdict: the verdict that used the spread of all pairs.
+        own_change: the change according to the pair's own launches; None with too few of them.
         sides: what was measured.
     """
-    if alone is None:
+    if own_change is None:
         return False
     if _is_proven_loss(verdict):
-        _, high = alone.bounds(_OWN_LOSS_LEVEL)
+        _, high = own_change.bounds(_OWN_LOSS_LEVEL)
         return high < 0
-    low, _ = alone.bounds(_OWN_PASS_LEVEL)
+    low, _ = own_change.bounds(_OWN_PASS_LEVEL)
     largest_loss_frac = -to_frac(sides.figure.metric, low)
     return largest_loss_frac < sides.tolerance_frac
 
@@ -739,13 +746,13 @@ def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> lis
 
 
 def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
-    """Return the change of a speed of a pair. All pairs moderate the spread of its launches.
+    """Return the change of a speed of a pair. Its spread is estimated with the help of all pairs.
 
     Returns:
         None if there are too few launches to estimate the spread.
     """
-    # How much side A differs from itself is used only to judge side A. It is measured later, and
-    # would otherwise change what was decided about B before.
+    # The differences of side A from itself only help to estimate the spread of that control. They
+    # are measured later, and would otherwise change what was decided about B before.
     all_sides = dict.fromkeys((COMPARED, figure.sides))
     pair_ids = dict.fromkeys(launch.pair_id for launch in launches)
     other_differences = []

@@ -296,7 +296,8 @@ class Soak:
             level: the level of the look that has to find the drift.
 
         Returns:
-            None if the first value isn't above the figure's origin, so there is no relative trend.
+            None if the first eighth of the values isn't above the figure's origin on average, so
+            there is no relative trend.
         """
         trend = _trend_of(figure, points)
         if trend is None:
@@ -361,7 +362,8 @@ class Soak:
 
         Args:
             figure: the figure.
-            level: the probability that the interval of the change misses the truth on either side.
+            level: the probability, on each of its two sides, that the interval of the change misses
+            the truth.
 
         Returns:
             PASS or IMPROVED if the interval excludes a loss beyond the tolerance. REGRESSED if the
@@ -452,14 +454,14 @@ class Soak:
 
 
 def _trend_of(figure: Figure, points: Sequence[tuple[float, float]]) -> Trend | None:
-    """Return the trend of a figure relative to its first value.
+    """Return the trend of a figure, relative to the mean of the first eighth of its values.
 
     Args:
         figure: the figure.
         points: the hour and the value of each segment, at least `SEGMENT_PARTS`.
 
     Returns:
-        None if the first value isn't above the figure's origin.
+        None if that mean isn't above the figure's origin.
     """
     hours, values = zip(*points, strict=True)
     above_origin = float(part_means(values)[0]) - figure.origin

@@ -1,6 +1,7 @@
 """Build the commands that hints tell the user to type, for the launcher in use: nox or pytest.
 
-All hints get their commands from this module, and tests run what it returns.
+Hints get their commands from this module, except those of `specreg init`. Tests run what it
+returns.
 """
 
 import os

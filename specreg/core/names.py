@@ -57,6 +57,7 @@ def check_spelling(kind: str, name: str, most_characters: int = MAX_NAME_CHARACT
         if len(name) > _SHOWN_CHARACTERS:
             shown = f"{name[:_SHOWN_CHARACTERS]}…"
         raise SpecregError(
-            f"{kind} '{shown}': a name is 1 to {most_characters} letters, digits, '_', '.' or '-',"
-            f" got {len(name)} characters; give it another name"
+            f"{kind} '{shown}': is no name, got {len(name)} characters, needed 1 to"
+            f" {most_characters} of A-Z, a-z, 0-9, '_', '.' and '-', and not '.' or '..' alone;"
+            " give it another name"
         )

@@ -16,8 +16,8 @@ _DIGITS = 16
 _LEAST_LOOPING_CHARACTERS = 64
 """A shorter answer may repeat itself without looping."""
 _REPEATED_EVENTS = 3
-"""So many events don't begin with the text of the event before them by chance, if each has more
-text than that event, and no more tokens."""
+"""How many events must begin with the text of the event before them, with more text and no more
+tokens than it. So many don't do so by chance."""
 
 # The channels of an answer
 _THOUGHT = "thought"
@@ -38,12 +38,12 @@ class AnswerText:
 
     Attributes:
         in_thought: whether the last text belongs to a thought.
-        is_partly_unseen: whether tokens before the answer's last event with tokens came without
-            any text. They may have ids.
+        is_partly_unseen: whether an event with tokens came without any text. The last event with
+            tokens doesn't count. Such tokens may have ids.
         inline_thought_chunks: for a server that doesn't separate thoughts, the number of chunks up
             to the end of the thought, which a mark in the text shows; 0 without such a mark. All
-            text before the mark is the thought. The beginning of a thought may be unmarked, because
-            a template may end the prompt with that mark.
+            text before the mark is the thought. The mark of its beginning may be missing, because a
+            template may have put it at the end of the prompt.
     """
 
     in_thought: bool = False
@@ -128,7 +128,7 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """The answer without its thought."""
+        """The text of the answer, with the thought if the server doesn't separate it."""
         return self._joined(_TEXT)
 
     @property

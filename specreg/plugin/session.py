@@ -279,7 +279,9 @@ def _set_exit_status(session: pytest.Session, exitstatus: int, verdicts: Sequenc
 
 
 def _judged_nothing(session: pytest.Session) -> bool:
-    """Return whether a session without verdicts was meant to judge, so that its document says so.
+    """Return whether a session without verdicts was meant to judge.
+
+    If it was, its documents are written too, without a verdict.
 
     A session that lists tests, records baselines or ends with a usage error isn't meant to judge. A
     resumed run that selects no test keeps the verdict that its folder already has.

@@ -62,7 +62,8 @@ def journal_key(case: Case, number: int, selection: Selection, context: RunConte
             it.
     """
     spec = case.server
-    # The purpose is part of the key, because a speed needs all prompts, and a control.
+    # The purpose is part of the key. A measurement of acceptance alone may stop early, but a speed
+    # needs all prompts and a control. A recording may add the prompts of an extension.
     if selection.is_recording:
         purpose = "record"
     elif selection.needs_speed(case):

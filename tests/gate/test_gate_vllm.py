@@ -94,7 +94,7 @@ def test_3_percent_of_the_accepted_drafts_are_found(tmp_path: Path) -> None:
     assert lost.comparison.expected == pytest.approx(1 + a)
     assert lost.value == pytest.approx(1 + b)
     assert lost.comparison.change_frac == pytest.approx(b / a - 1)
-    assert f"{PINNED} is worse by acceptance" in output
+    assert f"{PINNED} is worse because of acceptance" in output
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
     assert judged(report, CASE, LOSSLESS).outcome == "PASS"
     assert judged(report, PINNED, LOSSLESS).outcome == "NOT_COMPARABLE"
@@ -110,7 +110,7 @@ def test_5_ms_more_per_step_are_found(tmp_path: Path) -> None:
     )
     assert judged(report, CASE, "throughput_tokens_per_s").outcome == "REGRESSED"
     assert judged(report, CASE, "acceptance_length_tokens").outcome == "PASS"
-    assert re.search(f"{CASE} is worse by (prefill, )?the cost of a step", output)
+    assert re.search(f"{CASE} is worse because of (prefill, )?the cost of a step", output)
 
 
 def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_5_percent_of_a_step_are_found(tmp_path: Path) -> None:
     lost = judged(report, PADDED, "step_p50_ms")
     assert lost.comparison.change_frac == pytest.approx(-0.05, abs=0.02)
     assert judged(report, PADDED, "acceptance_length_tokens").outcome == "PASS"
-    assert f"{PADDED} is worse by the cost of a step" in output
+    assert f"{PADDED} is worse because of the cost of a step" in output
 
 
 def test_the_release_in_which_a_draft_was_lost_is_found(
@@ -148,4 +148,4 @@ def test_the_release_in_which_a_draft_was_lost_is_found(
     )
     assert status == 0, output
     assert "became worse in 0.31.0; 0.29.0 is good" in output
-    assert f"{CASE} is worse by acceptance" in output
+    assert f"{CASE} is worse because of acceptance" in output

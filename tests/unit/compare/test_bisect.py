@@ -160,7 +160,10 @@ def test_each_loss_is_traced_to_its_own_version(options: BisectOptions, tmp_path
     report = load_report(folder / "report.json")
     (answer,) = report.answers
     assert (answer.subject, report.run.exit_status) == ("DON'T", 1)
-    assert f"{CASE.id} is worse by the cost of a step: throughput_tokens_per_s -9." in answer.text
+    assert (
+        f"{CASE.id} is worse because of the cost of a step: throughput_tokens_per_s -9."
+        in answer.text
+    )
 
 
 def releases_with_a_death(folder: Path, dead_side: Side) -> ScriptedReleases:

@@ -216,7 +216,7 @@ def test_an_upgrade_needs_every_metric_proven_and_one_loss_refuses_it() -> None:
     assert answer(launches()).answer is GateAnswer.UPGRADE
     lost = answer([*launches(-0.1), *launches(sides=CONTROL, count=1)])
     assert lost.answer is GateAnswer.DONT
-    message = f"{PAIR.id} is worse by prefill and the rest: throughput_tokens_per_s -10.0%"
+    message = f"{PAIR.id} is worse because of prefill and the rest: throughput_tokens_per_s -10.0%"
     assert lost.reasons == (message,)
     assert [exit_status(decision.verdicts) for decision in (answer(launches()), lost)] == [0, 1]
 
@@ -307,7 +307,7 @@ def test_a_loss_of_output_names_the_part_that_was_lost() -> None:
     assert verdict.cause is not None
     assert verdict.cause.parts[0][0] == "the cost of a step"
     (reason,) = answer([*some, *launches(sides=CONTROL, count=1)]).reasons
-    assert reason.startswith(f"{PAIR.id} is worse by the cost of a step: ")
+    assert reason.startswith(f"{PAIR.id} is worse because of the cost of a step: ")
     assert OUTPUT in reason
 
 
@@ -392,7 +392,7 @@ def test_a_loss_is_found_and_called_what_it_is(
     decision = simulated_decision(world)
     assert decision.answer is GateAnswer.DONT
     assert len(decision.reasons) == cases
-    assert all(f" is worse by {cause}" in reason for reason in decision.reasons)
+    assert all(f" is worse because of {cause}" in reason for reason in decision.reasons)
 
 
 def test_a_machine_that_moves_is_blamed_on_no_side() -> None:
