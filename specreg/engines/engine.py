@@ -65,7 +65,7 @@ ALONE = Parallel()
 
 
 # This class and `LaunchSettings` have no slots, because `CaseSettings` and `CasesTable` derive from
-# them and from further classes, and Python allows only one base class with slots. These two classes
+# them and from further classes, and Python allows only one base class with slots. The derived two
 # do have slots: msgspec decodes texts into them, and without slots it wouldn't set the attributes
 # that a text leaves out.
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,8 @@ class Requirement:
     """The package of an engine, with all that decides what is installed.
 
     Attributes:
-        package: The distribution.
+        package: The distribution; the program's name for an engine that specreg doesn't install,
+            and the URL of a server that others started.
         version: The version; empty if it isn't known.
         extras: Further requirements, for instance those of a method.
         overrides: Requirements that replace those of the package, in uv's form.
@@ -291,7 +292,7 @@ class Engine(ABC):
         ray_packages: The packages that it needs for Ray's executor.
         memory_flags: The beginnings of the flags that set how much of a GPU's memory it takes. If
             an argument of a case begins with one, specreg doesn't size the KV cache itself. Empty
-            for an engine whose KV cache no flag can size.
+            for an engine whose KV cache specreg never sizes.
         pinned_on_gpu: The methods whose acceptance it can pin on a GPU.
         pinned_on_cpu: The methods whose acceptance it can pin without a GPU.
         compiles: True if its servers compile kernels with nvcc on a GPU.
@@ -495,6 +496,9 @@ class Engine(ABC):
 
         Args:
             fetch: Asks the server.
+
+        Returns:
+            The identity; an empty one if the list of models can't be read or is empty.
 
         Raises:
             Whatever `fetch` raises.

@@ -20,7 +20,8 @@ Setting = Scalar | tuple[Scalar | tuple[Scalar, ...], ...]
 DRAFT = "{draft}"
 """In a setting, it stands for the folder or hub id of the draft model or head."""
 DRAFT_TOKENS = "{draft_tokens}"
-"""In a setting, it stands for the number of tokens that a step drafts."""
+"""In a setting, it stands for the largest number of drafts that a step can accept: the number of
+tokens that it drafts, or the depth of a tree."""
 VERIFIED_TOKENS = "{verified_tokens}"
 """In a setting, it stands for the number of tokens that the target verifies in a step: all drafts,
 and the token that they continue."""
@@ -92,7 +93,8 @@ class Method:
 
     Attributes:
         needs_draft: True if a model pair must name a draft model or head for it.
-        drafts_every_step: False if a step may find nothing to draft. Such steps aren't counted.
+        drafts_every_step: False if a step may find nothing to draft. Such steps aren't counted,
+            unless the engine pads them; see `Engine.drafts_every_step`.
         drafts_trees: True if the drafts of a step branch.
     """
 
@@ -148,7 +150,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "suffix_automaton": Method(drafts_every_step=False),
         # The user's own drafter, `module.Class`, on the PYTHONPATH of the server.
         "custom_class": Method(needs_draft=True, drafts_every_step=False),
-        # specreg's drafter of that kind, for engines that can't pin the acceptance of others.
+        # specreg's drafter of that kind, for engines that can't pin other methods' acceptance.
         SCHEDULED: Method(),
     }
 )

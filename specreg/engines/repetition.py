@@ -13,7 +13,8 @@ from typing import NamedTuple
 from specreg.core.errors import InvalidMeasurementError
 
 _ENOUGH_EXTENSIONS = 2
-"""The number of texts that must begin with the text before them. So many can't do so by chance."""
+"""The number of texts that must begin with the text before them and be longer. So many can't do so
+by chance."""
 _QUOTED_CHARACTERS = 100
 
 
@@ -47,17 +48,17 @@ class RepeatingStream:
     If the events have token ids, the ids decide, usually in the second event: it has either the ids
     of all tokens so far, or only those of the new tokens. Without ids the texts decide. A text that
     doesn't begin with the text before it is new. A text that does begin with it is a repetition if
-    the event has no new token, or if an earlier text began so too. Texts are held back until this
-    is decided.
+    the event has no new token, or if this is the second text that begins so and is longer. All
+    texts but the first are held back until this is decided.
 
     Attributes:
         _way: How the events relate to each other; None until it is decided.
         _tokens: The number of tokens so far.
         _token_ids: The ids so far.
         _last_text: The text of the last event.
-        _shown: The text that has been returned.
+        _shown: The text that has been returned, as long as the events may repeat it.
         _waiting: The texts that are held back.
-        _extensions: How many texts have begun with the text before them.
+        _extensions: How many texts have begun with the text before them and were longer.
     """
 
     _way: _Way | None = None
@@ -82,7 +83,7 @@ class RepeatingStream:
         Raises:
             InvalidMeasurementError: `STREAM_UNRECOGNISED`, the event neither repeats the answer nor
                 continues it, relates to it in another way than earlier events, or ends the answer
-                before the way is decided.
+                while its text is still held back.
         """
         new_tokens = all_tokens - self._tokens
         if new_tokens < 0:

@@ -56,7 +56,8 @@ class ServeCommand:
         speculation_names: The key of the speculative configuration by flag, for flags of another
             name.
         refused: The flags that a measured server can't have, each with the reason.
-        preset: The flags that specreg itself sets for each server, each with its values.
+        preset: The flags that specreg itself sets for each server that takes them, each with its
+            values.
         dropped: The flags that are left out, each with the reason.
     """
 
@@ -105,7 +106,7 @@ class ReadSpeculation:
         draft: The folder or hub id of its draft; empty without one.
         draft_tokens: The largest number of drafts that a step can accept.
         tree: How the drafts branch; None if they don't.
-        further: The settings that aren't among those of the method.
+        further: The settings that the method doesn't have, or has with another value.
     """
 
     method: str
@@ -134,8 +135,9 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
         commands: How the servers of each engine are started, by the engine's name.
 
     Raises:
-        MatrixError: The text can't be read, starts no server, names no model, or has a flag that
-            a measured server can't have or that contradicts another one.
+        MatrixError: The text can't be read, starts no server, doesn't name exactly one model, or
+            has a flag that a measured server can't have, whose value can't be read, or that sets
+            the same as another one.
     """
     # Split off the environment variables and the program.
     words = _words_of(text)
@@ -276,7 +278,8 @@ def _read_flag(
     """Add one flag of a command line to the reading.
 
     Raises:
-        MatrixError: A measured server can't have the flag, or the flag contradicts another one.
+        MatrixError: A measured server can't have the flag, its value can't be read, or another flag
+            has set the same.
     """
     # Flags that a case doesn't have.
     name = flag.lstrip("-").replace("_", "-")
@@ -357,7 +360,7 @@ def _object_of(flag: str, values: tuple[str, ...]) -> dict[str, Setting]:
     """Return the object in a flag whose value is JSON.
 
     Raises:
-        MatrixError: The value isn't an object of JSON.
+        MatrixError: The value isn't an object of JSON, or holds a value that a case can't have.
     """
     text = " ".join(values)
     try:
@@ -379,7 +382,8 @@ def read_speculation(
         methods: The settings of the engine's methods.
 
     Raises:
-        MatrixError: No method has such settings, or the number of drafts isn't given.
+        MatrixError: No method has such settings, the number of drafts isn't given or contradicts
+            the number of verified tokens, or a number isn't an integer from 1 on.
     """
     # Find the method, and read the settings that it has.
     method = _method_of(settings, methods)
@@ -425,7 +429,8 @@ def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling])
     """Return the method whose settings a configuration has.
 
     Raises:
-        MatrixError: No method has such settings.
+        MatrixError: No method has such settings, or the number of branches isn't an integer from 1
+            on.
     """
     # If several methods fit, the one with the most equal settings is taken.
     agreements = {}
@@ -450,6 +455,9 @@ def _fits(
 
     It must have a draft and branches exactly if the method has them. Texts and switches must equal
     those of the method; numbers may differ.
+
+    Raises:
+        MatrixError: The number of branches isn't an integer from 1 on.
     """
     # `none` has no settings, so no configuration is one of `none`.
     if not spelling.settings:
@@ -483,6 +491,9 @@ def _value_fits(setting: Setting | None, value: Setting, *, shows_branching: boo
         value: The value in the method's settings.
         shows_branching: True if another method has the branches of a tree in this key, so that the
             value shows whether the drafts branch.
+
+    Raises:
+        MatrixError: The number of branches isn't an integer from 1 on.
     """
     if value == BRANCHES:
         return setting is not None and _count(setting) > 1

@@ -192,7 +192,7 @@ class SglangWireFormat(WireFormat, TokenApi):
     def complete(
         self, model: str, ids: Sequence[int], settings: AnswerSettings
     ) -> Call[Transcript]:
-        """Return a call of SGLang's own endpoint, which has one model, that continues a text."""
+        """Return a call that continues a text. SGLang's own endpoint needs no model's name."""
         del model
 
         def parse(answer: bytes) -> Transcript:
@@ -396,7 +396,7 @@ class Sglang(Engine):
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True if a threshold is below 1, so that less likely drafts are accepted too."""
         flags = self.further_speculation(tuple(speculation.items()))
-        # 1 is SGLang's default. A flag's value may also be a text, as TOML has it.
+        # 1 is SGLang's default. The matrix may also have the number as a text, such as "0.9".
         values = [float(str(flags.get(name, 1.0))) for name in _THRESHOLDS]
         return min(values) < 1.0
 

@@ -190,7 +190,7 @@ class TensorrtLlm(Engine):
             # A prompt that is sent again must take as much time as the first time.
             "kv_cache_config.enable_block_reuse": False,
             "kv_cache_config.free_gpu_memory_fraction": options.gpu_memory_frac,
-            # Without it, the counters stay at 0.
+            # Without it, TensorRT-LLM counts nothing.
             "return_perf_metrics": True,
         }
         all_settings = _nested({**settings, **options.speculation})

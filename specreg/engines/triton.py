@@ -176,7 +176,11 @@ class Triton(Engine):
     def further_speculation(
         self, speculation: Sequence[tuple[str, Setting]]
     ) -> Mapping[str, Setting]:
-        """Return the further settings by the names of vLLM, which is the backend."""
+        """Return the further settings by the names of vLLM, which is the backend.
+
+        Raises:
+            UnsupportedError: Another setting of the matrix sets one of them.
+        """
         return vllm.Vllm().further_speculation(speculation)
 
     def turns_drafting_off(self, speculation: Mapping[str, Setting]) -> bool:
@@ -229,9 +233,12 @@ class Triton(Engine):
     def identify(self, fetch: Fetch) -> Identity:
         """Return what a server reports about its model. Triton doesn't report the model's weights.
 
+        Returns:
+            The identity; an empty one if an answer can't be read.
+
         Raises:
             Whatever `fetch` raises.
-            AttachError: The server has several models, or the model's backend isn't vLLM.
+            AttachError: No model or several models are ready, or the model's backend isn't vLLM.
         """
         try:
             server = msgspec.json.decode(fetch("GET", self.version_path), type=_Server)

@@ -404,7 +404,8 @@ class Vllm(Engine):
     def environment(self, options: LaunchOptions) -> Mapping[str, str]:
         """Return the environment variables of a server.
 
-        They stop its usage reports, keep it small on a CPU, and choose its model runner.
+        They keep it offline if its models are folders, stop its usage reports, keep it small on a
+        CPU and pin the acceptance there, and choose its model runner.
         """
         silence = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         # The cache gets 1 GiB. The n-gram proposer computes on one thread, and then waits for the
@@ -431,7 +432,11 @@ class Vllm(Engine):
     def further_speculation(
         self, speculation: Sequence[tuple[str, Setting]]
     ) -> Mapping[str, Setting]:
-        """Return the further settings by vLLM's names, with underscores instead of dashes."""
+        """Return the further settings by vLLM's names, with underscores instead of dashes.
+
+        Raises:
+            UnsupportedError: Another setting of the matrix sets one of them.
+        """
         settings = [(key.replace("-", "_"), value) for key, value in speculation]
         return super().further_speculation(settings)
 

@@ -381,7 +381,8 @@ class _Event(Event, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(_Event)
 _EMPTY_CHOICE = _Choice()
 _MAX_COUNT = 2**48
-"""The limit of `Count` too. A sample is a float, which holds every whole number up to 2**53."""
+"""The largest count that a sample may have; the limit of `Count` too. A sample is a float, which
+holds every whole number up to 2**53."""
 _POSITION = re.compile(r"[0-9]{1,3}")
 _MAX_PAGE_CHARACTERS = 4 * 2**20
 """The longest page of metrics that is read: about 70 times the page of one vLLM engine."""
@@ -456,13 +457,20 @@ class MetricsPage:
             raise InvalidMeasurementError("METRICS_MISSING", message)
 
     def total(self, name: str) -> int:
-        """Sum up all samples of a name; 0 if there are none."""
+        """Sum up all samples of a name; 0 if there are none.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_UNREADABLE`, a sample isn't a count.
+        """
         return sum(self._count(sample) for sample in self.samples if sample.name == name)
 
     def by_position(self, name: str, label: str) -> Counter[int]:
         """Sum up the samples of a name for each draft position.
 
         The position, from 0, is the value of `label`.
+
+        Raises:
+            InvalidMeasurementError: `METRICS_UNREADABLE`, a sample isn't a count.
         """
         counts = Counter[int]()
         for sample in self.samples:
@@ -511,7 +519,10 @@ class WireFormat:
         return ask.openai_path
 
     def body(self, ask: Ask) -> Body:
-        """Return the body of a request whose answer has token counts, usage and acceptance."""
+        """Return the body of a request whose answer has token counts and usage.
+
+        The answer also has the acceptance if the server adds it to each answer by itself.
+        """
         stream_options = {"include_usage": True}
         body: dict[str, object] = {
             "model": ask.model,
@@ -749,10 +760,12 @@ class EventSplitter:
         """Take a line without data: an empty line, a field of the event, or stray text.
 
         Returns:
-            The JSON object that the line completes; empty if it completes none.
+            The data of an object that an empty line ends before it is whole; empty if there is no
+            such object.
 
         Raises:
-            ServerAnswerError: the line calls the event before it an error.
+            ServerAnswerError: the line calls the event before it an error, or ends such an object
+                in an event that the server calls an error.
         """
         if line.startswith(b"event:"):
             self._is_error = line.removeprefix(b"event:").strip().lower() == b"error"
@@ -777,7 +790,8 @@ class EventSplitter:
         """Check that what is left at the end of the stream is no error of the server.
 
         Args:
-            is_finished: True if the answer has a finish reason. Stray text after it is ignored.
+            is_finished: True if the answer is known to be whole, for instance by its finish reason.
+                Stray text that isn't an error is then ignored.
 
         Raises:
             ServerAnswerError: what is left is an error.
