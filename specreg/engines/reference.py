@@ -1,4 +1,7 @@
-"""Start the reference engine, `specreg.engines.pytorch`: slow and exact. Its speed isn't judged."""
+"""Start the reference engine, `specreg.engines.pytorch`: slow and exact.
+
+Its tiers set `speed = false`, so its speed isn't judged.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
