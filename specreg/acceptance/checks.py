@@ -287,7 +287,7 @@ def _disagreement(message: str, *, is_foreign: bool) -> InvalidMeasurementError:
 def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None = None) -> None:
     """Check AL ≤ k + 1, Σ P_i = A, A ≤ D ≤ n·S, and that S, P_1, P_2, … never rise or fall below 0.
 
-    It follows that Σ h_j = S.
+    It follows that Σ h_j = S. Here k is the number of entries of `position_counts`.
 
     Args:
         counts: the counts to check.

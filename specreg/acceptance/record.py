@@ -274,8 +274,8 @@ class AcceptanceRecord:
             None if it isn't known.
         counted: which steps are counted. Two records that count different steps are compared over
             all steps.
-        rounds: the acceptance of each round, if the counters were read between the rounds; empty
-            if the source reports each request, or if only the sum is known.
+        rounds: the acceptance of each round or batch that is compared, if the counters were read
+            between them; empty if the source reports each request, or if only the sum is known.
     """
 
     source: Source
@@ -290,7 +290,7 @@ class AcceptanceRecord:
     @property
     def prompt_ids(self) -> tuple[str, ...]:
         """The ids of the prompts of all requests and rounds of the record, in their order."""
-        # A dictionary keeps the order of the ids, of which a prompt with turns has several.
+        # A prompt with several turns has several requests. A dictionary has its id once, in order.
         prompt_ids = dict.fromkeys(prompt.prompt_id for prompt in self.prompts)
         for round_acceptance in self.rounds:
             prompt_ids |= dict.fromkeys(round_acceptance.prompt_ids)

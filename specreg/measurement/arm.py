@@ -97,7 +97,7 @@ class ArmReplay:
         rounds: the rounds that were replayed.
         batches: what was replayed only for the acceptance, see `count_in_batches` and `extend`.
         acceptance: the acceptance when it was last read; None if there is no valid one.
-        look: the look at which the acceptance was enough.
+        look: the last look at the acceptance.
         block: a stretch of load without a pause, for measuring power; None without one.
         invalid: for each invalid family, the reason why its figures can't be used.
         parsed_within_s: how long a page of counters may take to parse, in seconds.
@@ -133,7 +133,8 @@ class ArmReplay:
         """Replay one more round.
 
         Raises:
-            InvalidMeasurementError: a request failed, or the server restarted.
+            InvalidMeasurementError: a request failed, the server hangs or restarted, or a client
+                process ended.
         """
         replayed = await self.clients.replay(prompts, record)
         checks.check_requests(replayed.traces)
@@ -167,7 +168,8 @@ class ArmReplay:
         requests has too few rounds for that, because its rounds must be long to keep it full.
 
         Raises:
-            InvalidMeasurementError: a request failed, or the server restarted.
+            InvalidMeasurementError: a request failed, the server hangs or restarted, or a client
+                process ended.
         """
         if not self._counted or len(self._counted) >= _ENOUGH_ROUNDS:
             return
@@ -223,8 +225,14 @@ class ArmReplay:
     async def extend(self, prompts: Sequence[Prompt], record: Record) -> None:
         """Replay further prompts for the acceptance only, and read it. They don't count as a round.
 
+        Args:
+            prompts: the extension of the workload.
+            record: takes each request as it ends. It isn't used if the counters are read, because
+                the prompts are then replayed in batches.
+
         Raises:
-            InvalidMeasurementError: a request failed, or a check that makes all figures invalid.
+            InvalidMeasurementError: a request failed, the server hangs, a client process ended, or
+                a check failed that makes all figures invalid.
         """
         if self._counted:
             await self._replay_batches(prompts)
@@ -303,8 +311,8 @@ class ArmReplay:
         self._check_devices(traces, self.rounds, ALL, pids)
         self._check_devices(traces, block_rounds, frozenset({Family.POWER}), pids)
 
-        # Calculate the power from the samples during the load. Without a block that load failed,
-        # and `discard_block` has recorded why.
+        # Calculate the power from the samples during the load. If there is no block, that load
+        # failed, and `discard_block` has recorded why.
         if block is None:
             return PowerRecord(invalid=invalidity or self.invalid[Family.POWER])
         if invalidity is not None:
@@ -341,7 +349,10 @@ class ArmReplay:
             check_alone(traces, spans, pids)
 
     def _accepted_frac(self) -> float:
-        """Return the share of the rounds' tokens that were accepted drafts, 0..1."""
+        """Return the share of the rounds' tokens that were accepted drafts, 0..1.
+
+        It is 0 if the acceptance of each request isn't known.
+        """
         traces = [trace for part in self.rounds for trace in part.traces]
         tokens = sum(trace.tokens for trace in traces)
         if not tokens or self.acceptance is None:
@@ -403,15 +414,15 @@ def read_acceptance(
         spec: the specification of the server.
         wire_format: how its answers and counters report acceptance.
         traces: all requests between the two readings.
-        before: the first reading; None for a server without counters.
+        before: the first reading; None for a server without counters, or if they couldn't be read.
         after: the second reading; None for a server without counters.
 
     Returns:
         None for a server that doesn't speculate.
 
     Raises:
-        InvalidMeasurementError: a check of `specreg.acceptance` failed, or neither the answers nor
-            the counters report steps.
+        InvalidMeasurementError: a check of `specreg.acceptance` failed, an answer lacks its counts,
+            or neither the answers nor the counters report steps.
     """
     if spec.method == "none":
         return None

@@ -75,9 +75,10 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
         category_acceptance_length_tokens: the mean of the categories' AL.
         by_category: the acceptance of each category's requests.
         by_turn: the acceptance of each turn's requests.
-        by_part: the acceptance of thoughts and of answers, under "thought" and "answer", where the
-            server separates thoughts. No server counts them separately, so each chunk is taken for
-            a step. That is an estimate in the emitted view, and empty where chunks merged.
+        by_part: the acceptance of thoughts and of answers, under "thought" and "answer", where an
+            answer has a thought that the server separates or the text shows. No server counts them
+            separately, so each chunk after the first is taken for a step. That is an estimate in
+            the emitted view. It is empty where chunks merged.
         drafts_every_step: whether the method drafts in every step, unless the server turns it off.
     """
 
@@ -101,7 +102,7 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
         thinking: whether the case switches thinking on or off; null where the template decides.
         with_thought: answers with a thought, even if they never left it.
         unfinished_thoughts: answers that never left the thought.
-        without_text: answers with neither a thought nor a text.
+        without_text: answers with neither a thought nor a text, or whose text consists of blanks.
         without_tokens: answers without a token.
         of_one_token: answers of a single token.
         looping: answers whose second half repeats itself.
@@ -205,11 +206,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         facts: what the server ran with that neither its settings nor its version say.
         invalid: for each invalid family the reason why it has no figures; null if all are valid.
         judged: the metrics that are compared with baselines.
-        acceptance: null without speculation.
+        acceptance: null without speculation, and where acceptance is invalid.
         timing: the timing of the case's server; null where a speed is invalid.
         control: the timing of the control; null without a control, and where speeds are invalid.
-        speedup: null without a control, and where speeds are invalid.
-        power: what the devices drew; null where their power wasn't sampled.
+        speedup: null without a control, and where speeds aren't measured or are invalid.
+        power: what the devices drew; null where their power wasn't sampled or is invalid.
         answers: what the answers of the case's server hold; null where nothing was measured.
     """
 
@@ -268,7 +269,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
 
 def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> AnswerFigures:
     """Count what the answers contain."""
-    # A server that doesn't tell thoughts apart still lets an unfinished one be recognised.
+    # `thought_chunk_sizes` leaves out the first chunk, so it is empty for a thought of one chunk.
     thoughts = [
         trace
         for trace in traces
@@ -306,8 +307,8 @@ def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, Par
         draft_tokens: the most drafts that a step can accept, k.
 
     Returns:
-        The parts by name. It is empty if the server doesn't separate thoughts, or if a chunk holds
-        more tokens than a step can emit.
+        The parts by name. It is empty if no later chunk carries only a thought, or if a later chunk
+        holds more tokens than a step can emit.
     """
     thought_sizes = Counter[int]()
     answer_sizes = Counter[int]()
@@ -474,7 +475,7 @@ def _pace(traces: Sequence[RequestTrace]) -> PaceFigures:
 def _speedup(
     measurement: Measurement, timing: ArmFigures | None, control: ArmFigures | None
 ) -> SpeedupFigures | None:
-    """Return the speedup; None without a control, or if no speed is measured."""
+    """Return the speedup; None without a control, or if speeds aren't measured or are invalid."""
     if timing is None or control is None or not measurement.case.speed:
         return None
     tpot_ratio_by_category = {}

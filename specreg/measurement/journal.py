@@ -1,5 +1,6 @@
-"""Write each request to disk when it ends, and read the measurements of an interrupted run.
+"""Write each measured request to disk when it ends, and read what an interrupted run measured.
 
+The requests of the warm-up, and those sent only for the server's counters or power, aren't written.
 Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed`, an `Ended` or a
 `Checked`.
 """
@@ -50,7 +51,7 @@ _MAX_PACKAGES = 10_000
 
 
 _LaunchNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
-"""More launches than any run or gate may take."""
+"""The number of a launch. No run or gate takes as many launches as the limit."""
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +122,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         draft: the folder or the hub id of the draft model; None without one.
         lags: the client's lags in each round of the case, and in each round of the control.
         acceptance: the acceptance; None if it is invalid or the case doesn't speculate.
-        look: the name of the look at which the acceptance was enough.
+        look: the name of the last look at the acceptance.
         power: the power of the devices; None if it wasn't sampled.
         invalid: for each invalid family, the reason why its figures can't be used.
         packages: the packages of the server's environment.
@@ -216,7 +217,11 @@ class Journal:
         self._lock = lock
 
     def begin(self, *keys: Key) -> None:
-        """Record the start of measurements side by side, with one key for each case's arm."""
+        """Record the start of measurements side by side, with one key for each case's arm.
+
+        Raises:
+            SpecregError: the journal can't be written.
+        """
         self._write(Attempt(keys=keys, at_s=time.time()))
 
     def record_round(self, arm: int, number: int) -> Record:
@@ -225,6 +230,9 @@ class Journal:
         Args:
             arm: the index of the arm.
             number: the number of the round, from 0.
+
+        Returns:
+            The recorder, which raises a SpecregError if the journal can't be written.
         """
 
         def record(finished: FinishedRequest) -> None:
@@ -239,6 +247,9 @@ class Journal:
             measurement: the measurement.
             arm: the index of the arm that made it.
             control: the index of the arm that was its control; None without one.
+
+        Raises:
+            SpecregError: the journal can't be written.
         """
         replay = measurement.replay
         if replay is None:
@@ -262,7 +273,11 @@ class Journal:
         self._write(ended)
 
     def note_check(self, key: Key, check: str, verdict: object) -> None:
-        """Record a correctness check's verdict."""
+        """Record a correctness check's verdict.
+
+        Raises:
+            SpecregError: the journal can't be written.
+        """
         verdict_json = msgspec.to_builtins(hide_values(verdict))
         self._write(Checked(key=key, check=check, verdict=verdict_json, digest=ANSWER_DIGEST))
 

@@ -130,12 +130,12 @@ class Measurement:
         draft: the folder or the hub id of the draft model; None without one.
         packages: the packages of the server's environment in the format of `uv pip freeze`.
         facts: what the engine reported about this launch, besides its settings and version.
-        replay: all rounds; None if all families are invalid, or if another arm failed before the
-            rounds were complete.
+        replay: all rounds; None if all families are invalid, or if an arm that the others need
+            failed before the rounds were complete.
         values: the values of the valid metrics, by name.
         invalid: for each invalid family, the reason why its figures can't be used.
-        look: the look at which the acceptance was enough: early, after all prompts of the case, or
-            after the extension.
+        look: the last look at the acceptance: early, after all prompts of the case, or after the
+            extension.
     """
 
     case: Case
@@ -161,7 +161,8 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
     """Measure arms side by side: warm up, then replay the prompts in rounds on each arm in turn.
 
     The order of the arms changes from round to round; with two arms it is A B, B A. A failed check
-    makes some families of its arm invalid. It raises no error, and the other families are measured.
+    raises no error. It makes some or all families of its arm invalid. The other families and arms
+    are measured, except if all families of an arm that the others need are invalid.
 
     Args:
         arms: the arms. Their cases differ only in their servers, and at most one is the control.
@@ -230,7 +231,7 @@ def _runners_differ(case: Measurement, control: Measurement) -> Invalidity:
 def _combine_power(
     case_power: PowerRecord | None, control_power: PowerRecord | None
 ) -> PowerRecord | None:
-    """Return the power of a case and its control, with the energy that speculation saves."""
+    """Return the power of a case and its control, with the ratio of their energies per token."""
     if case_power is None or control_power is None:
         return case_power
     # Without the power of both servers, nothing can be compared.
@@ -416,6 +417,7 @@ class _ArmRotation:
 
         Raises:
             InvalidMeasurementError: an arm failed that the others need.
+            ServerDiedError: the server of an arm that the others don't need died.
         """
         await self._warm_up()
         # Measure the acceptance.
@@ -434,7 +436,7 @@ class _ArmRotation:
             await self._load_for_power()
 
     async def _warm_up(self) -> None:
-        """Warm up each arm, and read its counters at the beginning of the rounds."""
+        """Warm up each arm that needs it, and read each arm's counters before its rounds."""
         self.plan.turn_to(Phase.WARMING_UP)
         # A scheduled drafter replays the answers of the target, so it must have seen them.
         measured_prompts = (*self.workload.prompts, *self.workload.extension)
@@ -474,7 +476,10 @@ class _ArmRotation:
             await self._extend([replay for replay in undecided if replay.acceptance is not None])
 
     async def _look(self, look: Look) -> list[ArmReplay]:
-        """Read the acceptance of the active arms, and return the arms for which it isn't enough."""
+        """Read the acceptance of the active arms, and return the cases for which it isn't enough.
+
+        A control is never among them, because it goes on as long as a case does.
+        """
         for arm_replay in tuple(self.active):
             arm_replay.look = look
             await self._attempt(arm_replay, arm_replay.read())
@@ -535,6 +540,7 @@ class _ArmRotation:
         Raises:
             InvalidMeasurementError: the action failed, and the other arms need this one: there is
                 no control, or no arm but the control is left.
+            ServerDiedError: the action failed because the arm's server died.
         """
         try:
             await action
@@ -551,8 +557,9 @@ class _ArmRotation:
     def _with_too_little(self, arm_replays: Sequence[ArmReplay]) -> list[ArmReplay]:
         """Return the arms that have to replay the prompts again, and the arms they are compared to.
 
-        An arm that was measured for long enough drops out. Otherwise a slow arm would replay the
-        prompts as often as the fastest one has to. The control stays until the end.
+        If there is a control, an arm that was measured for long enough drops out. Otherwise a slow
+        arm would replay the prompts as often as the fastest one has to. The control stays until the
+        end. Without a control, all arms stay, because each is compared with the others.
 
         Args:
             arm_replays: the arms that replayed the prompts last.
@@ -565,7 +572,10 @@ class _ArmRotation:
         return [replay for replay in candidates if replay in too_little or replay in compared]
 
     def _has_too_little(self, arm_replay: ArmReplay) -> bool:
-        """Return whether another replay adds to the speeds of an arm, and changes nothing else."""
+        """Return whether the prompts have to be replayed again for the speeds of an arm.
+
+        They never are for a drafter that learns, because it would change what is measured.
+        """
         case = arm_replay.arm.case
         if not case.speed or case.needs_fresh_server:
             return False
@@ -680,11 +690,12 @@ def check_client(rounds: Sequence[Round]) -> None:
     The median lateness is checked, because medians are judged and short pauses of a shared machine
     don't affect them. A client that can't keep up is late all the time.
 
-    A request may be sent late by 5 ms, or by 5 % of the median TTFT if that is longer. The client
-    may wake late by 5 ms, or by 5 % of the median TTFT or of the median time from the first to the
-    last chunk, whichever is shorter. It may never wake late by more than 20 ms, because a client
-    that is kept from running also makes both of these times longer. Chunks less than 0.1 ms apart
-    have waited for the client or for the server's front end.
+    A request may be sent late by 5 ms, or by 5 % of the median TTFT if that is longer. For waking,
+    the shorter one of two times decides: the median TTFT, and the median time from the first to the
+    last chunk. The client may wake late by 5 ms, or by 5 % of that time if that is longer. It may
+    never wake late by more than 20 ms, because a client that is kept from running also makes both
+    times longer. Chunks less than 0.1 ms apart have waited for the client or for the server's front
+    end.
 
     Raises:
         InvalidMeasurementError: `CLIENT_BEHIND`.

@@ -126,7 +126,7 @@ class Replay:
         rounds: the rounds of the case's server.
         control_rounds: the rounds of the control; empty without a control.
         concurrency: how many requests a closed loop keeps in flight; 0 for a rate.
-        acceptance: the acceptance of the case; None for a case that doesn't speculate.
+        acceptance: the acceptance of the case; None if it is invalid or the case doesn't speculate.
         limits: the case's limits on TTFT and TPOT.
         power: the power of the devices; None if it wasn't sampled.
     """
@@ -171,8 +171,8 @@ class Metric:
         name: the name under which values and verdicts are stored.
         family: what the metric is about.
         meaning: what the metric is, with its formula, for people.
-        formula: calculates the value, None if a replay has none; None for a metric of acceptance,
-            which is a ratio of counts.
+        formula: returns the value, or None if a replay has no value. A metric of acceptance has no
+            formula, because it is a ratio of counts.
         sign: 1 if more is better, -1 if less is better.
         tolerance_frac: the relative change that is tolerated on the same kind of machine.
         portable_tolerance_frac: the tolerance against a baseline of another kind of machine; None
@@ -187,9 +187,9 @@ class Metric:
         of_output: True for metrics that follow from the tokens per step and the time of a step:
             throughput, TPOT, and the speedup.
         two_sided: True if a change in either direction is a change for the worse.
-        follows: the metric that decides about this one, because both are one draw: the rate and
-            the positions move with AL, TPOT and goodput with throughput; empty for one that decides
-            by itself.
+        follows: the metric that decides about this one, because both vary together: the rate and
+            the positions move with AL; TPOT, goodput and the time of a step move with throughput.
+            Empty for a metric that decides by itself.
     """
 
     name: str
@@ -586,7 +586,8 @@ def acceptance_value(metric: Metric, record: AcceptanceRecord | None) -> float |
 def better_frac(metric: Metric, value: float, expected: float) -> float:
     """Return the relative change of a metric, ±(value - expected) / (expected - origin).
 
-    It is positive if the value is better than expected; for a two-sided metric, if it is higher.
+    It is positive if the value is better than expected; for a two-sided metric, if it is higher. If
+    `expected` is the origin, any other value is a change of 1, with the sign of the metric.
     """
     base = expected - metric.origin
     if not base:

@@ -167,8 +167,9 @@ def _keep_shard(
     Args:
         config: The configuration of pytest.
         items: The collected tests, which lose those of other shards.
-        part: The number of the shard, from 1, and how many shards there are, or 0 for one shard for
-            each server group. The number 0 only lists the shards, so all tests are deselected.
+        part: The number of the shard, and the number of shards. Shards are numbered from 1; the
+            number 0 only lists them, so all tests are deselected. If the number of shards is 0,
+            there is one for each server group.
 
     Returns:
         All shards.
@@ -207,7 +208,7 @@ def _skip(items: Sequence[pytest.Item], selection: Selection) -> None:
 
 
 def _expect(config: pytest.Config, selection: Selection) -> None:
-    """Let the progress show how long the run will take, unless other processes share the run."""
+    """Let the progress show how long the run will take, unless this is a worker of pytest-xdist."""
     context = config.stash[CONTEXT]
     if not context.is_worker:
         config.stash[PROGRESS].run.expect(expected_times(context, selection, context.provision.fit))

@@ -269,7 +269,10 @@ def _update_baselines(session: pytest.Session, result: RunResult, *, cut_short: 
 
 
 def _set_exit_status(session: pytest.Session, exitstatus: int, verdicts: Sequence[Verdict]) -> None:
-    """Set the exit status of the verdicts, unless a test failed for another reason too."""
+    """Set the exit status of the verdicts, unless a test failed for another reason too.
+
+    If the session was refused, it has the status of the refusal.
+    """
     notes = session.config.stash[NOTES]
     only_verdicts_failed = exitstatus == pytest.ExitCode.TESTS_FAILED and not notes.failed_otherwise
     if exitstatus == pytest.ExitCode.OK or only_verdicts_failed:

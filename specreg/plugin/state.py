@@ -98,7 +98,7 @@ NOTES = pytest.StashKey[SessionNotes]()
 SELECTION = pytest.StashKey[Selection]()
 """What the collected tests need. Absent in a controller of pytest-xdist, which collects nothing."""
 SHARDS = pytest.StashKey[Sequence[Shard]]()
-"""All shards of the run, if one of them is selected."""
+"""All shards of the run, if one of them is selected or if they are only listed."""
 RUN = pytest.StashKey[Run[CaseRunner]]()
 """The run, once it has started; absent if no test of the suite runs in this process."""
 RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()

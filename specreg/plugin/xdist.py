@@ -97,7 +97,8 @@ def judge_workers(
         cut_short: True if the run ended early, so that missing measurements are no fault.
 
     Returns:
-        The run, and lines for the summary. The run is None if no worker began to measure.
+        The run, and lines for the summary. The run is None if this process has no workers, or if
+        none of them began to measure.
 
     Raises:
         SpecregError: A file of a worker can't be read.

@@ -4,7 +4,8 @@
 
 A draft can only be accepted if all drafts before it in its step are equal to the text. Then the
 drafter has read nothing but the text. So one pass of the drafter over the text computes every draft
-that can be accepted. The oracle runs in the environment of the reference engine.
+that can be accepted. Trees are drafted step by step, because their branches aren't in the text.
+The oracle runs in the environment of the reference engine.
 """
 
 import itertools
@@ -123,6 +124,7 @@ def _draft_model_reader(question: Question, target: Model) -> Read:
 
     Raises:
         ModelError: The draft can't be loaded.
+        UnsupportedError: Its cache can't be rolled back.
     """
     draft = load_model(question.draft, question.dtype, str(target.device))
     first = question.unseen_tokens
@@ -153,6 +155,7 @@ def _other_vocabulary_reader(question: Question, target: Model) -> Read:
     Raises:
         ModelError: The draft can't be loaded, can't read the texts, or shares no tokens with the
             target.
+        UnsupportedError: Its cache can't be rolled back.
     """
     draft = load_model(question.draft, question.dtype, str(target.device))
     longest_tokens = max(len(text.ids) for text in question.texts)
@@ -177,6 +180,7 @@ def _parallel_model_reader(question: Question, target: Model) -> Read:
 
     Raises:
         ModelError: The draft can't be loaded, or has no mask.
+        UnsupportedError: Its cache can't be rolled back.
     """
     draft = load_model(question.draft, question.dtype, str(target.device))
     mask_id = getattr(draft.config, "pard_token", None)
@@ -358,7 +362,7 @@ def _build_head(
     """Build a head without its weights, and drop the file's weights that the head doesn't have.
 
     Raises:
-        ModelError: It isn't this target's.
+        ModelError: It isn't this target's, or isn't built as the heads of `heads.py`.
     """
     layers = target.config.num_hidden_layers
     if isinstance(config, heads.Eagle3Config):

@@ -232,9 +232,10 @@ class OracleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         accepted: for each position of the text, how many drafts of a step that begins at that
-            position would be accepted, 0..draft_tokens. The list stops where the text is too short
-            to tell, and is empty for a method whose drafts the oracle doesn't compute. For a tree,
-            a position at which no step of the answer begins has 0.
+            position would be accepted, 0..draft_tokens. At the last positions, where the text is
+            too short to tell, entries are missing or too low. The list is empty for a method whose
+            drafts the oracle doesn't compute. For a tree, a position at which no step of the answer
+            begins has 0.
         gaps_nats: the largest gap over the tokens of the answer; 0 if each is the target's
             likeliest one. A gap is the log-probability of the likeliest token minus the
             log-probability of the answer's token.
