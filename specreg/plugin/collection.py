@@ -113,7 +113,7 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _drop_placeholders(items: list[pytest.Item]) -> None:
     """Drop the item that pytest makes for a test whose list of parameters is empty.
 
-    The list is empty if no case of the tier has the metrics of the test's family.
+    The list is empty if no case that is run has the metrics or the check of the test's marker.
     """
     # Such an item has pytest's NOTSET in place of a case. A test that isn't the suite's has None.
     items[:] = [item for item in items if isinstance(params_of(item).get("case"), Case | None)]
