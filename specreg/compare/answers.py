@@ -1,9 +1,9 @@
 """Compare the answers of a gate's two sides, token by token. Nothing here is timed.
 
 Each side generates its greedy answers once. Where two answers differ for the first time, B's server
-reports the probabilities of both tokens, and so does A's server if it is running. Two tokens of
-nearly equal probability may change places by rounding, for example because another version of the
-engine has other kernels.
+reports the probabilities of both tokens. If these show no failure and A's server is running, it
+reports them too. Two tokens of nearly equal probability may change places by rounding, for example
+because another version of the engine has other kernels.
 """
 
 import contextlib
@@ -353,8 +353,8 @@ def compare_answers(
         answers_of_a: A's answer to each turn, in order.
 
     Raises:
-        InvalidMeasurementError: B's answers have no token ids, or change too much with the batch
-            size.
+        InvalidMeasurementError: B's server doesn't answer in token ids, a reply of A has no text,
+            or B's answers change too much with the batch size.
     """
     case = pair.b
     server = servers[Side.B]

@@ -57,7 +57,8 @@ def find_change(
 
     Raises:
         SideError: The good release can't be measured.
-        SpecregError: The options name no range of releases, or nothing became worse in it.
+        SpecregError: The options name no range of releases, or the last one isn't worse or can't be
+            judged.
     """
     # Check both ends of the range.
     good = parse_origin(options.good)
@@ -131,7 +132,9 @@ def bisect_versions(
 
 
 def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str, ...]:
-    """Return the released versions from the good to the bad one, in order, without pre-releases.
+    """Return the released versions from the good to the bad one, in order.
+
+    Pre-releases between these two are left out.
 
     Raises:
         UnsupportedError: a version can't be read or was never released, or the good one isn't older
@@ -245,7 +248,7 @@ class _Search:
         """Run a gate of the good version against another one, and write its report.
 
         Raises:
-            SideError: the good release can't be measured.
+            SideError: the good release can't be measured, or the other one can't start.
         """
         options = self.options
         # A gate with other settings gets its own folder, so that it isn't continued by mistake.

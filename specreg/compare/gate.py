@@ -144,6 +144,7 @@ class Gate:
 
         Raises:
             UnsupportedError: the folder belongs to another gate.
+            SpecregError: the journal can't be read, or the path of the answers is a folder.
         """
         # The journal may contain launches of this gate's pairs only. The keys have the number 0
         # here, because a pair may have launches of any number.
@@ -279,7 +280,7 @@ class Gate:
 
         Raises:
             SideError: the server of a side has never started, neither now nor before.
-        MemoryHeldError: another process holds the memory that a server needs.
+            MemoryHeldError: another process holds the memory that a server needs.
         """
         side_names = f"sides {', '.join(sides)}"
         if len(sides) == 1:
@@ -332,7 +333,7 @@ class Gate:
         )
 
     def _note_failure(self, error: SideError, group: Group, number: int) -> None:
-        """Record a failed launch for the pairs that the side hadn't measured before it failed."""
+        """Record a failed launch for the pairs that have no launch of the side with this number."""
         of_side = [launch for launch in self.launches if launch.side is error.side]
         recorded_ids = {launch.pair_id for launch in of_side if launch.number == number}
         pair_ids = dict.fromkeys(pair.id for pair in group)
@@ -345,8 +346,11 @@ class Gate:
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
         """Measure a pair on the running servers, and compare its answers.
 
+        If a server died or hangs, all measurements of the pair on this launch are discarded.
+
         Raises:
-            SideError: a server died or hangs. Its measurement is then discarded.
+            SideError: a server hangs.
+            ServerDiedError: a server died.
         """
         options = self.options
         # The requests are kept until it is clear that the launch counts.
@@ -558,9 +562,9 @@ def _check_models_and_prompts(root: Path, pairs: Sequence[Pair]) -> None:
 def _with_more_prompts(root: Path, pair: Pair) -> Pair:
     """Return a pair with more prompts if it compares two drafts; any other pair unchanged.
 
-    Two drafts are compared by their acceptance, which varies with the prompt and is the same on
-    every launch. 20 prompts didn't show a loss of 8 %, and further launches made only the speed
-    more precise.
+    A pair that needs fresh servers is unchanged too. Two drafts are compared by their acceptance,
+    which varies with the prompt and is the same on every launch. 20 prompts didn't show a loss of
+    8 %, and further launches made only the speed more precise.
     """
     if not pair.compares_drafts or pair.a.needs_fresh_server:
         return pair
@@ -598,8 +602,10 @@ def _chosen_cases(
     """Return the named cases, or else all cases of the sides' engine that fit the machine.
 
     Raises:
-        UnsupportedError: a named case doesn't fit the machine, or none does.
+        UnsupportedError: a named case doesn't fit the machine, or no case of the tier fits the
+            machine and both sides.
         UnknownNameError: the tier has no such case.
+        SensorError: the GPUs can't be used.
     """
     gpus = find_gpus()
     if tier.needs_gpus:

@@ -402,9 +402,9 @@ def _against_control(
 
 
 def _reasons(answer_verdicts: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the reasons for a decision: first the answers that differ or couldn't be compared.
+    """Yield the reasons for a decision: the answers first, and then the proven losses.
 
-    The proven losses follow.
+    The answers of a pair are mentioned if they are wrong, mostly different, or not compared yet.
 
     Args:
         answer_verdicts: the verdicts on the answers that both sides of each pair generated.
@@ -734,7 +734,7 @@ def _judge_counts(sides: _Sides, counts: PairedCounts) -> Verdict:
 def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> list[Measurement]:
     """Return a side's measurements with a valid value of a metric.
 
-    If a launch was repeated, the last one with its number counts.
+    If a launch was repeated, the last valid one with its number counts.
     """
     by_number = {}
     for launch in launches:
@@ -795,7 +795,7 @@ def _logs_by_number(
 # Each look asks again for the speeds of all launches before it, for every pair.
 @functools.lru_cache(maxsize=4096)
 def _log(name: str, launch: SideLaunch) -> float | None:
-    """Return the logarithm of a speed on a launch; None if the speed is invalid or 0."""
+    """Return the logarithm of a speed on a launch; None if the speed is missing, invalid or 0."""
     metric = GATE_METRICS[name]
     measurement = launch.measurement
     if measurement is None or measurement.replay is None:

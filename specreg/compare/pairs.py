@@ -93,7 +93,7 @@ class Pair:
 
     @property
     def compares_drafts(self) -> bool:
-        """Whether the sides use the same speculative method with different drafts."""
+        """Whether the sides differ in the draft, but not in method, draft tokens and tree."""
         a = self.a.server
         b = self.b.server
         speculation = operator.attrgetter("method", "draft_tokens", "tree")
@@ -104,9 +104,9 @@ class Pair:
         """The names of the metrics that decide the answer. The other metrics explain them.
 
         Throughput, TTFT and acceptance decide. The time of a step doesn't, because it moves
-        together with throughput. If the sides draft in different ways, acceptance doesn't decide
-        either, because accepting more drafts may cost longer steps. But if such sides measure no
-        speed, acceptance decides as long as both draft the same number of tokens.
+        together with throughput. If the sides differ in method, draft tokens or tree, acceptance
+        doesn't decide either, because accepting more drafts may cost longer steps. But if such
+        sides measure no speed, acceptance decides as long as both draft the same number of tokens.
         """
         leading = frozenset(metric.name for metric in self.metrics if not metric.follows)
         drafting = operator.attrgetter("method", "draft", "draft_tokens", "tree")
@@ -185,7 +185,10 @@ def parse_override(text: str) -> Override:
 
 
 def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, str]) -> Case:
-    """Return a case of the matrix as a side runs it. The last override of a key wins.
+    """Return a case of the matrix as a side runs it.
+
+    The last override of a key wins. But the arguments of `engine_args` are added to those before
+    them, and so are variables with other names.
 
     Args:
         case: the case of the matrix.
@@ -348,7 +351,8 @@ def groups_of(pairs: Iterable[Pair]) -> tuple[Group, ...]:
 def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -> tuple[Pair, ...]:
     """Return pairs with a pinned acceptance length, which compare the cost of a step alone.
 
-    There is one pair for each combination of models and load that speculates.
+    There is one for each pair that speculates on both sides. Pairs that the scheduled drafter makes
+    equal count once.
 
     Args:
         pairs: the pairs that the gate compares.
@@ -356,7 +360,7 @@ def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -
         on_gpu: whether the servers run on GPUs.
 
     Raises:
-        UnsupportedError: no pair speculates.
+        UnsupportedError: no pair speculates on both sides.
         MatrixError: the acceptance length exceeds the drafted tokens, or the engine can't pin it.
     """
     pinned_by_id: dict[str, Pair] = {}
@@ -377,8 +381,12 @@ def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -
 def pinned_case(case: Case, length_tokens: float, *, on_gpu: bool) -> Case:
     """Return a case with a pinned acceptance length.
 
-    If the engine can't pin the case's own method, the scheduled drafter takes its place. It has
-    only the greedy answers to the first turns, so the case is restricted to these.
+    If the engine can't pin the case's own method, the scheduled drafter takes its place if the
+    engine can pin that. It has only the greedy answers to the first turns, so the case is
+    restricted to these.
+
+    Raises:
+        MatrixError: the acceptance length exceeds the drafted tokens, or the engine can't pin it.
     """
     spec = dataclasses.replace(case.server, pinned_length_tokens=length_tokens)
     methods = engine_named(spec.engine).pinned_methods(on_gpu=on_gpu)

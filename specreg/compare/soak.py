@@ -363,7 +363,7 @@ class Soak:
         Args:
             figure: the figure.
             level: the probability, on each of its two sides, that the interval of the change misses
-            the truth.
+                the truth.
 
         Returns:
             PASS or IMPROVED if the interval excludes a loss beyond the tolerance. REGRESSED if the
@@ -475,8 +475,8 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     """Return a soak of the named case, or of the first case that speculates and fits the machine.
 
     Raises:
-        UnsupportedError: the folder contains a soak already, no case fits, or the GPUs can't be
-            used.
+        UnsupportedError: the folder contains a soak already, or no case fits.
+        SensorError: the GPUs can't be used.
         UnknownNameError: the tier has no such case.
     """
     path = options.folder_in("soaks") / "soak.jsonl"

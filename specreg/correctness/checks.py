@@ -84,6 +84,9 @@ def ask_greedy(
         server: The server.
         texts: The texts as token ids.
         in_flight: How many requests are in flight; 0 for as many as the case has.
+
+    Raises:
+        InvalidMeasurementError: The server didn't answer in ids.
     """
     request = AnswerSettings(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
     requests = [request] * len(texts)
@@ -177,8 +180,8 @@ def check_answers(running: RunningCase) -> Verdict:
 def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
     """Return whether a prompt's answers with and without speculation were equal when timed.
 
-    All answers of all turns must be equal in their whole text, including thoughts, in their number
-    of tokens, and in the reason why they ended.
+    In each turn, both servers must have given the same answers over all rounds: equal in their
+    whole text, including thoughts, in their number of tokens, and in the reason why they ended.
 
     Returns:
         True if all answers are equal. False also if nothing was timed, or if the server left out a
@@ -356,7 +359,10 @@ def _other_steps(
 def _unlikely_tokens(
     case: Case, prompts: Sequence[Prompt], gaps_nats: Sequence[float]
 ) -> list[str]:
-    """Return the prompts whose answers hold a token that isn't the target's likeliest."""
+    """Return the prompts with a token that the target finds less likely than another, and the gap.
+
+    Gaps that rounding explains are left out.
+    """
     # The oracle runs the models with other kernels than the engine, so rounding is allowed here
     # even if the case demands that every token is equal.
     rounding_nats = max(case.rounding_nats, ROUNDING_NATS)

@@ -16,8 +16,8 @@ from specreg.engines.wire_format import Transcript
 from specreg.matrix.case import ROUNDING_NATS
 
 MAX_NOISE_NATS = 1.0
-"""The largest gap that rounding can explain. If the plain answers themselves differ by more at
-another batch size, they can't serve as the reference."""
+"""The largest gap that rounding can explain, unless the case attributes a larger one to it. If the
+plain answers themselves differ by more at another batch size, they can't serve as the reference."""
 _MAX_NAMED = 3
 """How many differences a verdict describes."""
 

@@ -76,7 +76,7 @@ def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
     Args:
         drafts_at: Returns how many tokens a step drafts and accepts.
         text: The prompt, the answer, and the tokens after the answer.
-        width: The largest number of tokens that a step drafts.
+        width: The most drafts that a step can accept. A step of a tree drafts more tokens.
     """
     counts = NO_STEPS
     index = text.prompt_tokens + 1

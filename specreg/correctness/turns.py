@@ -1,7 +1,7 @@
 """Get greedy answers to conversations, turn by turn and in token ids.
 
 Two servers are compared on the same texts. So the replies in a conversation all come from one of
-them: from the server without speculation, or from the older version.
+them: from the server without speculation, or from side A of a gate.
 """
 
 from collections.abc import Callable, Sequence

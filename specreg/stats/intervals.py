@@ -167,6 +167,7 @@ def _change_to_nothing(expected_count: float, recorded_error: float, freedom: fl
             exact.
         freedom: the degrees of freedom of the error.
     """
+    # The result must be a loss, even if less than half a count was expected.
     estimate = math.log(0.5 / max(expected_count, 1.0))
     certainty = math.sqrt(2 * expected_count)
     if recorded_error:

@@ -83,7 +83,8 @@ class LastingChange:
 
     Attributes:
         since: the first night of the new level, as an index of the series.
-        effect: the change of the mean level from the nights before to the nights since then.
+        effect: the most significant change of the mean level, from the first nights to the last
+            ones. The last ones may begin on another night than `since`.
     """
 
     since: int
