@@ -56,7 +56,7 @@ from specreg.verdicts.confirmation import enough_for
 from specreg.verdicts.verdict import Verdict
 
 _ATTEMPTS = 2
-"""How many times a case is measured or checked at most, if its server dies meanwhile."""
+"""How many times a case is measured alone, or checked, at most, if its server dies meanwhile."""
 _ResultT = TypeVar("_ResultT")
 MeasureArms = Callable[[Sequence[Arm], Workload, Plan], Sequence[Measurement]]
 """Measures arms that take turns, as `measure` does."""
@@ -94,7 +94,7 @@ class CaseSource(Protocol):
 
     @property
     def hosts(self) -> Mapping[str, str]:
-        """The machine that measured each case; empty if this machine measured all cases."""
+        """The machine that measured each case, by case id; empty if this process measured all."""
 
     @property
     def time(self) -> RunTime:
@@ -112,8 +112,8 @@ class CaseSource(Protocol):
 class CaseRunner:
     """Measures and checks cases on their servers, each at most once.
 
-    If a server dies meanwhile, its case is measured once more on a fresh server. If an interrupted
-    run is resumed, its measurements are taken over.
+    If a server dies meanwhile, its case is measured again on a fresh server. If an interrupted run
+    is resumed, its measurements are taken over.
 
     Attributes:
         context: What is fixed for the run.
@@ -157,7 +157,7 @@ class CaseRunner:
 
     @property
     def hosts(self) -> Mapping[str, str]:
-        """Empty, because this machine measures all cases."""
+        """Empty, because this process measures all cases."""
         return {}
 
     @property
@@ -171,7 +171,11 @@ class CaseRunner:
         return find_gpus().driver_version
 
     def torch_version(self, case: Case) -> str:
-        """Return the version of torch that a case's engine runs with; empty if it has none."""
+        """Return the version of torch that a case's engine runs with; empty if it isn't known.
+
+        Raises:
+            SpecregError: The engine's environment doesn't exist yet, and can't be made.
+        """
         return self.context.provision.torch_version(case.server)
 
     def measure(self, case: Case, servers: ServerSet) -> Measurement:
@@ -298,7 +302,7 @@ class CaseRunner:
         return journal_key(case, number, self.selection, self.context)
 
     def _begin(self, name: str) -> None:
-        """Show which case is measured or checked now."""
+        """Show which case is measured or checked now, and call `on_new_case` if it is new."""
         if self.progress.begin(name):
             self.on_new_case()
 
@@ -316,6 +320,7 @@ class CaseRunner:
         Raises:
             ServerDiedError: A server died in the last attempt.
             HungError: A server hung.
+            SpecregError: The attempt failed in another way, which isn't tried again.
         """
         # specreg can't restart a server that others have started.
         attempts_left = 1 if self.context.provision.url is not None else _ATTEMPTS
@@ -494,7 +499,7 @@ class CaseRunner:
             # The verdicts of the case will have this error.
             return None
         needs_speed = self.selection.needs_speed(case)
-        # All metrics of acceptance have the outcome of the first one.
+        # The first metric of acceptance decides about the others.
         return enough_for(
             case,
             acceptance[0],
@@ -548,7 +553,9 @@ class CaseRunner:
     def measure_afresh(
         self, cases: Sequence[Case], number: int
     ) -> Mapping[str, Measurement | Reason]:
-        """Stop all servers, and measure cases on a further launch of their own.
+        """Stop all servers, and measure cases on a further launch of their servers.
+
+        If all of the cases have been measured on that launch before, no server is stopped.
 
         Args:
             cases: The cases.

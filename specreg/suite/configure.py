@@ -219,7 +219,7 @@ def _run_folder(runs: Path, options: Options, clock: RunClock) -> Path:
     """Return the folder of the run that is resumed, or of a new run, which isn't made yet.
 
     Raises:
-        SpecregError: There is no run to resume.
+        SpecregError: No run can be resumed, or the user chose a shard that doesn't exist.
     """
     shard_suffix = ""
     if options.part is not None:
@@ -265,7 +265,8 @@ def why_unfit(context: RunContext) -> Mapping[str, str]:
 def check_cases(context: RunContext, cases: Collection[Case]) -> None:
     """Check that every case can be measured, as far as that is known beforehand.
 
-    Also prints which GPUs can't be used, and what isn't known about the others.
+    If the tier needs GPUs, it also prints which of them can't be used, and what isn't known about
+    the others. A worker prints nothing, and neither does a run that measures an attached server.
 
     Raises:
         SpecregError: A case can't be measured.

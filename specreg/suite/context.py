@@ -140,7 +140,7 @@ class RunContext:
 
     @property
     def has_history(self) -> bool:
-        """True if the history of this machine is read, and this run is added to it."""
+        """True if the history of this machine is read, and this run may be added to it."""
         return self.options.history != WITHOUT_HISTORY
 
     @property
@@ -149,14 +149,14 @@ class RunContext:
         return self.has_history and self.options.inconclusive == "nights"
 
     def load_history(self) -> History:
-        """Return the earlier runs on this machine; an empty history if the user wants none."""
+        """Return the history of this machine; an empty one if the user wants none."""
         if not self.has_history:
             return NO_HISTORY
         return load_history(self.history_path)
 
     @property
     def history_path(self) -> Path:
-        """The file with the earlier runs on this machine."""
+        """The file with the history of this machine."""
         folder = self.options.history or Path(self.options.runs).parent / "history"
         return self.root / folder / f"{self.environment.name}.jsonl"
 

@@ -29,7 +29,7 @@ from specreg.verdicts.history import RunRecord
 LOGS_FOLDER = "logs"
 """The folder of a run that has the logs of its servers."""
 _LAST_RUNS = 60
-"""How many earlier runs of a case the report shows."""
+"""How many runs of a case from the history the report shows."""
 _MAX_LAUNCHES = MAX_LAUNCHES_ASKED + MAX_LAUNCHES
 """The highest number that a launch can have: planned launches, and then further ones."""
 
@@ -89,7 +89,13 @@ def report_of(
 
 
 def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) -> CaseReport:
-    """Return the part of the report about a case, with its earlier runs."""
+    """Return the part of the report about a case.
+
+    Args:
+        result: The result of the run.
+        case: The case.
+        records: The runs of the case in the history, of which the report shows the last ones.
+    """
     context = result.context
     measurements = [
         measurement for measurement in result.measurements if measurement.case.id == case.id

@@ -93,7 +93,8 @@ class EngineCheck:
         case: The case on which both versions are measured.
         change: The two versions.
         tolerances: The tolerance of each metric that is compared, 0..1, by its name.
-        launch_s: How long a launch of the case took in the run, in seconds; 0 if unknown.
+        launch_s: How long the first launch of the case's server took in the run, with all cases on
+            that server, in seconds; 0 if unknown.
     """
 
     case: Case
@@ -126,8 +127,8 @@ def is_doubtful(verdict: Verdict) -> bool:
 def possible_checks(result: RunResult) -> list[EngineCheck]:
     """Return the comparisons that can tell the engine from the machine, the best one first.
 
-    The best one is on the case with the most doubtful metrics, and among such cases on the one that
-    is measured fastest.
+    The best one is on the case with the most doubtful metrics, and among such cases on the one
+    whose launch took the least time.
     """
     context = result.context
     provision = context.provision
@@ -224,7 +225,11 @@ def _released(version: str) -> str:
 
 
 def _launch_s(result: RunResult, case: Case) -> float:
-    """Return how long the first launch of a case took, in seconds; 0 if that isn't known."""
+    """Return how long the first launch of a case's server took, in seconds; 0 if unknown.
+
+    All cases on that server count. Of the time that it used together with other servers, it has an
+    equal share.
+    """
     launch_id = CaseLaunch.of(case, 1).server.id
     for pair_time in result.time.pairs:
         if pair_time.pair == launch_id:
@@ -378,8 +383,11 @@ def _answer_of(result: RunResult, check: EngineCheck, verdicts: Iterable[Verdict
 def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, ...]:
     """Measure both versions on the case of a check, until each of its metrics is decided.
 
+    If the launches or the time of the gate are used up before, some metrics stay undecided.
+
     Raises:
         SpecregError: A version can't be installed, or can't be measured.
+        OSError: The answers can't be saved.
     """
     options = _gate_options(check, context)
 

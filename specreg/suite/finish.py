@@ -25,9 +25,10 @@ VERDICT_FILE = "verdict.json"
 def record_run(
     result: RunResult, run: RunVerdict, *, command: str, remarks: Sequence[str] = ()
 ) -> list[str]:
-    """Write all documents of a run to its folder, and the summary of a CI job.
+    """Add a run to the history, and write its documents to its folder and a CI job's summary.
 
-    If a document can't be written, the others are written all the same, and the verdicts stand.
+    If the history or the verdict can't be written, the rest is written all the same. If one form
+    of the report can't be written, the forms after it are left out. The verdicts always stand.
 
     Args:
         result: The result of the run.
@@ -36,8 +37,8 @@ def record_run(
         remarks: Further remarks for a reader of the report.
 
     Returns:
-        Lines for the summary: why nothing was judged, which documents couldn't be written and why,
-        and the path of the benchmarks of a merged run.
+        Lines for the summary: why nothing was judged, what couldn't be written and why, and the
+        path of the benchmarks of a merged run.
     """
     folder = result.context.run_folder
     lines = []
@@ -59,7 +60,7 @@ def record_run(
 
 
 def _attempt(write: Callable[[], None]) -> list[str]:
-    """Write a document, and return a line that says why if it couldn't be written."""
+    """Write a file, and return a line that says why it couldn't be written, or else no line."""
     try:
         write()
     except SpecregError as error:

@@ -117,7 +117,13 @@ class GroupJudge:
         return self.confirmation.verdicts[self._rows[row_key]]
 
     def _judge_group(self, servers: ServerSet) -> None:
-        """Measure, check and judge all cases of a group."""
+        """Measure, check and judge all cases of a group, and have their losses confirmed.
+
+        A run that records measures further launches instead, after the last planned one.
+
+        Raises:
+            MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
+        """
         launch = servers.launch
         for case in self._group(launch):
             try:
@@ -142,7 +148,11 @@ class GroupJudge:
         ]
 
     def _judge_case(self, case: Case, servers: ServerSet) -> None:
-        """Measure, judge and check a case on one launch."""
+        """Measure, judge and check a case on one launch.
+
+        Raises:
+            SpecregError: The case couldn't be measured or checked.
+        """
         launch = servers.launch
         metrics = self.selection.metrics_of(case)
         if metrics:
@@ -157,8 +167,9 @@ class GroupJudge:
     def _judge_metric(self, metric: Metric, case: Case, number: int) -> int:
         """Judge a metric of a launch, and return the index of its verdict.
 
-        A speed is judged once, at the last launch and on all launches together. At the launches
-        before, and while recording, a valid measurement gets the outcome MEASURED.
+        A speed is judged once, at the last planned launch and on all valid launches together. At
+        the launches before, its valid measurements get the outcome MEASURED. While recording, the
+        valid measurements of all metrics do.
         """
         measurements = []
         for launch_number in range(1, number + 1):

@@ -252,14 +252,15 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
 
     Args:
         root: The root of this machine's repository, whose tiers and baselines are used.
-        options: The options of this machine, which decide how to judge and whether to record.
+        options: The options of this machine, which decide how to judge and whether to record. The
+            options that decide what was measured are taken from the shards' plans.
         shards: The shards of the run.
         into: The folder of the merged run.
 
     Raises:
-        SpecregError: The shards are of different runs, or `into` is one of them; or the repository
-            is at another commit, or has other cases; or baselines are recorded only by the shards
-            or only by the options.
+        SpecregError: The shards are of different runs, or `into` is one of them or can't be
+            emptied; or the repository is at another commit, or has other cases, metrics or checks;
+            or baselines are recorded only by the shards or only by the options.
     """
     # Check that the shards are of one run, and that it may be recorded here.
     _check_equal(shards)

@@ -79,7 +79,8 @@ class MergedCases:
         """Return the measurement of a case on a launch, from the first shard that has one.
 
         Raises:
-            SpecregError: No shard has measured it; the message says why.
+            SpecregError: No shard has measured it, and the message says why; or its models can't be
+                read here.
         """
         return self._read(case, servers.launch.number)
 
@@ -92,10 +93,12 @@ class MergedCases:
         return launch.measurement
 
     def _find(self, case: Case, number: int) -> Measurement:
-        """Return the first shard's measurement of a case, with the models of this repository.
+        """Return the measurement of a case on a launch, from the first shard that has one.
+
+        The models in it are those of this repository.
 
         Raises:
-            SpecregError: No shard has measured it.
+            SpecregError: No shard has measured it, or its models can't be read here.
         """
         for shard in self.shards:
             measurement = shard.measured.get((case.id, number))

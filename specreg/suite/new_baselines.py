@@ -84,7 +84,7 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     Raises:
         BaselineError: The case is WRONG, or has become worse and the user gave no reason, or its
             measurements can't serve as a baseline.
-        SpecregError: Not all of its launches were measured.
+        SpecregError: Not all of its launches were measured, or a file can't be read or written.
     """
     # Check that the measurements may become a baseline.
     context = result.context
@@ -151,7 +151,8 @@ def _check_nothing_lost(
 
     Raises:
         BaselineError: A metric is proven to be worse than in the baseline, or than on the nights
-            since then.
+            since then; or a baseline can't be read.
+        SpecregError: The models or the prompts of the case can't be read.
     """
     context = result.context
     known = context.baselines_of(case)
@@ -166,7 +167,7 @@ def _check_nothing_lost(
     for metric in result.selection.metrics_of(case):
         confirmation.judge(metric, measurements)
     for verdict in confirmation.verdicts:
-        # Figures that follow another figure have its outcome, so the error names that figure.
+        # A figure that follows another one is decided by it, so only that one is looked at.
         is_leader = verdict.metric == draw_of(METRICS[verdict.metric])
         if verdict.outcome is Outcome.REGRESSED and is_leader:
             change_frac = verdict.comparison.change_frac or 0.0

@@ -145,7 +145,7 @@ def _devices(context: RunContext) -> tuple[Device, ...]:
 
 
 def _examine_processor(context: RunContext) -> Iterator[Finding]:
-    """Yield the environment, the processor, and a note if other programs use it."""
+    """Yield the environment, the processor, and a note if other programs use the processor."""
     here = current_environment(gpus=0)
     yield Finding("environment", context.environment.name)
     yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
@@ -266,7 +266,7 @@ def _power_of(device: Device) -> Finding:
 
 
 def _examine_memory(context: RunContext) -> Iterator[Finding]:
-    """Yield the free memory, and whether it is enough for the models of cases without a GPU."""
+    """Yield the free memory and, for a run without GPUs, whether the largest models fit into it."""
     left_gib = free_gib()
     needed_gib = 0.0
     if not context.provision.on_gpu:

@@ -36,7 +36,7 @@ class RunResult:
         driver_version: The version of the GPUs' driver; empty without a GPU.
         torch_version_of: Returns the version of torch that the engine of a case ran with; empty if
             it isn't known.
-        hosts: The machine that measured each case, by case id; empty if this machine measured all
+        hosts: The machine that measured each case, by case id; empty if this process measured all
             of them.
         is_merged: True if the run joins the measurements of several processes.
     """

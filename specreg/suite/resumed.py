@@ -54,7 +54,7 @@ def journal_key(case: Case, number: int, selection: Selection, context: RunConte
     Args:
         case: The case.
         number: The number of its server's launch, from 1.
-        selection: Decides whether the speed is measured.
+        selection: Decides whether the case is recorded, and whether its speed is measured.
         context: The run.
 
     Raises:

@@ -28,7 +28,8 @@ class Selection:
         unpowered: Why the power of a case can't be measured, although a test would judge it.
         no_power: All reasons of `unpowered` in one text; empty if there are none.
         is_recording: True if baselines are recorded, and nothing is judged.
-        covers_tier: True if all metrics of all cases of the tier are judged, on all prompts.
+        covers_tier: True if all metrics of all cases of the tier that can be judged on this machine
+            are judged, on all prompts.
         shard_cases: The number of cases in all shards of the run; 0 if the run isn't sharded.
     """
 
@@ -137,7 +138,10 @@ def subjects_of(
 def select(
     tests: Sequence[tuple[Case, Subject]], context: RunContext, *, asks_hub: bool = True
 ) -> Selection:
-    """Return what the collected tests need, without the cases that can't be measured here.
+    """Return what the collected tests need, without the cases that are skipped.
+
+    Unless `context.skips_unfetched`, cases whose models can't be fetched stay, so that their tests
+    fail.
 
     Args:
         tests: The case of each test, and the metric or check that the test judges.
@@ -148,7 +152,8 @@ def select(
     cases = {case.id: case for case, _ in tests}
     unfetched = _unfetched(cases, context) if asks_hub else {}
     skipped = dict(why_unfit(context))
-    # If the tier is required, a model that can't be fetched is an error, not a reason to skip.
+    # If the tier is required, a model that can't be fetched is an error, not a reason to skip, unless
+    # the user has switched the hub off.
     if context.skips_unfetched:
         skipped = {**unfetched, **skipped}
         unfetched = {}
@@ -217,6 +222,9 @@ def least_time_s(case: Case, selection: Selection, context: RunContext) -> float
     """Return how long the servers of a case must be under load at least, in seconds.
 
     The time is 0 unless a speed is recorded, or is compared with a recorded speed of this machine.
+
+    Raises:
+        SpecregError: The models or the prompts of the case can't be read.
     """
     if not selection.needs_speed(case):
         return 0.0

@@ -121,6 +121,9 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
         context: The run.
         selection: The metrics and checks that it judges.
         fit: Returns whether the memory is enough for several servers at the same time.
+
+    Raises:
+        SpecregError: The models or the prompts of a case whose speed is measured can't be read.
     """
     # Estimate the time of each case by itself.
     kind = "gpu" if context.tier.needs_gpus else "cpu"
@@ -209,7 +212,7 @@ def committed_in(folder: Path) -> frozenset[Path] | None:
     """Return the files of a folder that git tracks.
 
     Returns:
-        None if the folder isn't in a git repository, or if git isn't installed.
+        None if the folder doesn't exist or isn't in a git repository, or if git isn't installed.
     """
     command = ("git", "-C", str(folder), "ls-files", "-z")
     try:
@@ -228,8 +231,8 @@ def check_workers(context: RunContext, selection: Selection, *, grouped: bool) -
         grouped: True if workers get whole server groups.
 
     Raises:
-        SpecregError: The workers would split a group, or several servers would share a processor
-            whose speed is judged.
+        SpecregError: The workers would split a group, or several servers whose speed is judged
+            would share a processor.
     """
     if not context.is_worker:
         return
