@@ -169,7 +169,7 @@ class GroupJudge:
 
         A speed is judged once, at the last planned launch and on all valid launches together. At
         the launches before, its valid measurements get the outcome MEASURED. While recording, the
-        valid measurements of all metrics do.
+        valid measurements of all other metrics get it too.
         """
         measurements = []
         for launch_number in range(1, number + 1):

@@ -152,8 +152,8 @@ def select(
     cases = {case.id: case for case, _ in tests}
     unfetched = _unfetched(cases, context) if asks_hub else {}
     skipped = dict(why_unfit(context))
-    # If the tier is required, a model that can't be fetched is an error, not a reason to skip, unless
-    # the user has switched the hub off.
+    # If the tier is required, a model that can't be fetched is an error, not a reason to skip. But
+    # with HF_HUB_OFFLINE its case is always skipped.
     if context.skips_unfetched:
         skipped = {**unfetched, **skipped}
         unfetched = {}
