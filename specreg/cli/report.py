@@ -128,7 +128,8 @@ def _folder_of(runs: Path, run: str | None) -> Path:
             one that has a verdict file. A line on standard error says so if a later run exists.
 
     Raises:
-        ReportError: no run has a verdict file, or none has that name.
+        ReportError: no run has a verdict file.
+        UnknownNameError: no run with a verdict file has that name.
     """
     if run is not None and Path(run).is_dir():
         return Path(run)

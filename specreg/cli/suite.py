@@ -123,7 +123,8 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     """Join the shards of a run by the options of this machine, show the report, and exit.
 
     Raises:
-        SpecregError: the folder can't be made, or a shard can't be read or copied.
+        SpecregError: the folder can't be made, a shard can't be read or copied, the shards can't be
+            merged here, or the new report can't be read.
         typer.Exit: with the status of the run.
     """
     # Read the shards.

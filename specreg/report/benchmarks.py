@@ -30,7 +30,7 @@ _MS_PER_S = 1000
 
 
 def is_given(getoption: Callable[[str, object], object], names: Iterable[str]) -> bool:
-    """Return True if one of these options of pytest-benchmark is given, or what to group by.
+    """Return True if one of these options of pytest-benchmark or `--benchmark-group-by` is given.
 
     Args:
         getoption: returns the value of an option; a second argument is the value without it.
@@ -41,7 +41,11 @@ def is_given(getoption: Callable[[str, object], object], names: Iterable[str]) -
 
 
 def times_of(measurement: Measurement) -> tuple[float, ...]:
-    """Return the median TPOT of each round that has one, in seconds; empty if speed is invalid."""
+    """Return the median TPOT of each round that has one, in seconds.
+
+    Returns:
+        Empty if the speed is invalid, or if there is no replay.
+    """
     replay = measurement.replay
     if replay is None or not _SPEEDS.isdisjoint(measurement.invalid):
         return ()
@@ -88,7 +92,7 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
 
     Args:
         report: the report of the run.
-        measured: the measurement of each case on the launch that the report shows, by its id.
+        measured: by the id of the case, its measurement on the launch that the report shows.
 
     Returns:
         The content by the file's name; empty if no case has a time.
@@ -126,8 +130,8 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
 def _statistics(times_s: Sequence[float]) -> Mapping[str, object]:
     """Return the statistics of one round or more, with the names that pytest-benchmark uses.
 
-    It counts outliers in two ways: values more than a standard deviation away from the mean, and
-    values outside Tukey's fences of 1.5 interquartile ranges.
+    pytest-benchmark counts outliers in two ways: values more than a standard deviation away from
+    the mean, and values outside Tukey's fences of 1.5 interquartile ranges.
     """
     rounds = len(times_s)
     total = sum(times_s)

@@ -1,4 +1,4 @@
-"""Build the pictures of a page: the gain of speculation, the changes, and the histories."""
+"""Build the pictures of a page: gains, changes, draft positions, energy and histories."""
 
 import dataclasses
 import itertools
@@ -88,7 +88,7 @@ def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | Non
     value = None
     if verdict is not None:
         value = verdict.value
-    # Without a verdict, show the speedup of the last launch.
+    # If no verdict has a value, show the speedup of the launch that the report shows.
     if value is None and case.figures is not None:
         value = case.figures.judged.get(_SPEEDUP)
     if value is None:
@@ -129,7 +129,7 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
 
 
 def change_pictures(report: Report) -> Iterator[IntervalPicture]:
-    """Yield a picture for each metric that two sides have, with the change of each case."""
+    """Yield a picture of the change of each case, for each metric but the draft positions."""
     rows_by_metric: dict[str, list[IntervalRow]] = {}
     two_sided_metrics = set()
     case_ids = {case.case_id for case in report.cases}
@@ -203,7 +203,7 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
     """Draw the energy per token with and without speculation, and the part that idle devices use.
 
     Returns:
-        None unless the energy of both servers is known.
+        None if the power is invalid, or unless the energy of both servers is known.
     """
     if power.invalid or power.case is None or power.control is None:
         return None
@@ -253,9 +253,11 @@ class _CaseHistory:
 
 
 def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
-    """Yield a picture of the last 30 nights of each metric, with a line for each case.
+    """Yield a picture of the last 30 nights of each metric except draft positions.
 
-    A line shows changes in percent from the baseline of its case, or else from its first night.
+    Each case that was judged on two nights or more has a line, which shows changes in percent from
+    the baseline of the case, or else from the first of these nights. With more than six cases, only
+    those that became bad and weren't fine again have a line, and a band holds the others.
     """
     all_nights = {run.run for case in cases for run in case.history}
     nights = sorted(all_nights)[-_MAX_NIGHTS:]
@@ -510,7 +512,7 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
     """Yield pictures of the gain over the load, for each combination of engine, models and dataset.
 
     The cases of a line differ only in their load and their number of prompts. There is a picture
-    only for three loads or more.
+    only for three loads or more. Cases with a request rate are left out.
     """
     speedups: list[tuple[CaseReport, float | None]] = []
     savings: list[tuple[CaseReport, float | None]] = []
@@ -535,6 +537,7 @@ def _gain_pictures(
     """Yield a picture for each combination of engine, models and dataset with enough loads."""
     lines_by_subject: dict[str, dict[CaseSettings, dict[int, float]]] = {}
     for case, gain in gains:
+        # The load of a picture is the number of requests in flight, which is 0 for a request rate.
         if gain is None or case.settings is None or not case.settings.concurrency:
             continue
         subject = f"{case.engine}, {case.models}, {case.dataset}"
@@ -573,7 +576,10 @@ def _named(
 def _load_picture(
     title: str, formula: str, lines: Mapping[str, Sequence[tuple[int, float]]], loads: Sequence[int]
 ) -> CurvePicture:
-    """Draw the gain of each line over the load, with a diamond where it crosses 1."""
+    """Draw the gain of each line over the load.
+
+    A line of three loads or more has a diamond where it crosses 1.
+    """
     gains = [gain for line in lines.values() for _, gain in line]
     # Loads usually double from one to the next, so a logarithmic axis spaces them equally.
     lightest = math.log2(loads[0])

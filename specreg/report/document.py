@@ -1,10 +1,10 @@
 """The report document, `report.json`: everything that a run or a gate recorded and decided.
 
-Three commands produce one. The suite writes the document of a run, in which title, answers and
-hints are empty, because they follow from `run`. A gate writes a document with two `arms`, with a
-title, answers and hints, and with the values of side A as `expected`. `specreg report A B` puts two
-runs side by side. The terminal, the HTML page and all exports are rendered from this document, and
-`docs/report.schema.json` is its JSON Schema.
+There are three kinds. The suite, or a merge of its shards, writes the document of a run, in which
+title, answers and hints are empty, because they follow from `run`. A gate writes a document with
+two `arms`, with a title, answers and hints, and with the values of side A as `expected`. `specreg
+report A B` puts two runs side by side, as two `arms` without hints. The terminal, the HTML page and
+all exports are rendered from this document, and `docs/report.schema.json` is its JSON Schema.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ SCHEMA_VERSION: Literal[3] = 3
 FILE_NAME = "report.json"
 _MAX_BYTES = 256 * MIB
 _ARM_COUNTS = {0, 2}
-"""How many arms a document may have: a run has none, a gate has two."""
+"""How many arms a document may have: none for a run, two for a gate or two runs side by side."""
 _NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
 """The options that decide which version of an engine a run measures."""
 REGRESSED_STATUS = 1
@@ -89,14 +89,17 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of a gate.
+    """One side of a gate, or one of two runs side by side.
 
     Attributes:
         name: A or B.
-        text: the side as it was typed on the command line.
+        text: the side as it was typed on the command line; of two runs, the run and its
+            environment.
         overrides: the settings that differ from those of the tier, as KEY=VALUE.
-        installed: the package and its version, and its origin unless it came from an index.
-        engine_versions: the versions that the side's servers reported.
+        installed: the package and its version, and its origin unless it came from an index; empty
+            for a run.
+        engine_versions: the versions that the side's servers reported; for a run, each with the
+            name of its engine.
     """
 
     name: str
@@ -179,7 +182,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         recorded_on: the date of the recording.
         engine_version: the version of the engine that was recorded.
         reason: why the baseline was recorded.
-        values: the value of each metric, over the prompts that were measured.
+        values: the value of each metric, over the prompts that were measured; empty for two runs
+            side by side, whose verdicts have the values of run A.
         marginal_frac: the marginal acceptance (0..1) of each draft position, the first one first.
         driver_version: the version of the GPU driver; empty without a GPU.
         facts: what the engine reported about the first recorded launch.
@@ -206,7 +210,8 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
             of several such launches; in a gate, of the last launch of side B. Null if nothing was
             measured.
         expected: what the case is compared with; null without a baseline.
-        history: the earlier runs on this machine and this run, the oldest first.
+        history: the latest runs on this machine, this run included, the oldest first; empty in a
+            gate.
         reproduce: the command that measures this case again.
         logs: the paths of the servers' logs, relative to the run's folder.
         torch_version: the engine's version of PyTorch; empty unless the run records baselines.
@@ -237,14 +242,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         run: what the run decided.
         machine: the environment that the run measured in.
         origin: what is needed to repeat the run.
-        cases: the cases in the order of the run.
+        cases: the cases of a run with a verdict, in the order of the tier; all cases of a gate.
         tier_cases: the ids of all cases of the tier.
         remarks: further notes for the reader.
         ended_at: when the run ended, in UTC and ISO 8601.
         time: how long each stage of the run took.
-        title: the title of a gate; empty for a run, whose title follows from `run`.
-        answers: the headlines of a gate; empty for a run, whose headlines follow from `run`.
-        arms: the sides A and B of a gate; empty for a run.
+        title: the title of a document with two sides; empty for a run, whose title follows from
+            `run`.
+        answers: the headlines of a document with two sides; empty for a run, whose headlines follow
+            from `run`.
+        arms: the sides A and B of a gate, or of two runs side by side; empty for a run.
         control: the verdicts of a gate on side A compared with itself.
         hints: what a gate advises to do next; empty for a run, whose hints follow from `run`.
     """
@@ -361,8 +368,8 @@ def write_whole(path: Path, content: bytes) -> None:
 def load_report(path: Path) -> Report:
     """Load a report document, which somebody else may have sent.
 
-    The commands in it are replaced by those of this machine, so that a reader who copies one starts
-    no program that the document names.
+    The commands in it are replaced by those of this machine, or left out if the document has two
+    sides, so that a reader who copies one starts no program that the document names.
 
     Raises:
         ReportError: The file is missing, can't be read, or doesn't have the form of a report.
@@ -565,8 +572,8 @@ def side_by_side(a: Report, b: Report) -> Report:
     if it is a speed or a power and the machines are of different kinds.
 
     Raises:
-        ReportError: The runs have no case in common, or a report comes from a gate, which
-            compares two sides already.
+        ReportError: The runs have no case in common, or one of the reports compares two sides
+            already.
     """
     # Find the cases that both runs have.
     names = f"'{a.run.run}' and '{b.run.run}'"
@@ -646,9 +653,10 @@ def _cases_of_one_side(sides: Mapping[str, Report], common_ids: AbstractSet[str]
 
 
 def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator[Verdict]:
-    """Yield a verdict for each figure of a case that both runs have.
+    """Yield a verdict for each figure of a case that has a value in both runs.
 
-    A verdict has either the change, or the reason why the two figures can't be compared.
+    The verdict on a metric has the change, or the reason why the two figures can't be compared. If
+    the outcomes of the runs differ, it names both.
 
     Args:
         a: the report of run A.

@@ -16,7 +16,7 @@ _DISTANCES = 3
 _STEPS = (1, 2, 5, 10)
 """The distance between ticks is one of these times a power of ten."""
 _LEAST_RANGE = 1e-6
-"""If the least range of an axis is below this, the axis spans 1, because its values are about 0."""
+"""If the least range of an axis is below this, its values are about 0, and it spans at least 1."""
 _LARGEST = 1e200
 """Larger numbers, which a damaged file may contain, are drawn as this one."""
 _LARGEST_PLAIN = 1e7
@@ -158,7 +158,8 @@ class Interval:
         value: the position of the dot.
         low: the beginning of the interval; None without one.
         high: the end of the interval; None without one.
-        mark: the position of the baseline; None without one.
+        mark: the position of the upright mark: the baseline, or the energy at rest; None without
+            one.
     """
 
     label: str
@@ -178,7 +179,8 @@ class IntervalPicture:
     Attributes:
         title: the title.
         note: an explanation of how to read it.
-        reference: the position of the value that means "no change", in percent of the width.
+        reference: the position of the value that the others are read against, such as no change, in
+            percent of the width.
         ticks: the ticks of the axis, in percent of the width.
         rows: the values.
     """

@@ -80,6 +80,8 @@ def expectation_of(report: Report) -> str:
 def sentence_of(verdict: Verdict, expectation: str = _RECORDED) -> str:
     """Return a sentence with the measured and the expected value of a verdict and their difference.
 
+    Without an interval of the difference, it has only the metric and the measured value.
+
     `tpot p50 2.1 ms, recorded 2 ms: worse by 5.2 % (2.1 to 8.0 %), tolerance 3 %`
 
     Args:
@@ -153,8 +155,8 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
 
     Args:
         verdicts: the verdicts of the run.
-        errors: the error message of each case that failed with an error, by its id. If several
-            cases have the same error, only the first of them shows the whole message.
+        errors: the error message of each case that failed with an error, by its id. If the messages
+            of several cases have the same first line, only the first of them is shown as a whole.
 
     Returns:
         The description of each case, by its id.
@@ -236,7 +238,8 @@ def changes_since_baseline(case: CaseReport) -> Iterator[str]:
 def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
     """Yield a sentence with the first bad run and the last fine one for each group of metrics.
 
-    Metrics with the same history form a group. A metric that only one run judged is left out.
+    Metrics with the same history form a group. A metric is left out if only one run judged it, or
+    if no run was bad after the last fine one.
     """
     labels_by_story: dict[str, list[str]] = {}
     for verdict in failing:

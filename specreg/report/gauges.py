@@ -47,7 +47,7 @@ def render_metrics(
 def _add_verdicts(
     registry: CollectorRegistry, report: Report, run_labels: Mapping[str, str]
 ) -> None:
-    """Add gauges for the last verdict on each metric. Values that a verdict lacks are left out."""
+    """Add gauges for the verdicts of `last_words`. Values that a verdict lacks are left out."""
 
     def gauge(name: str, description: str, *more_labels: str) -> Gauge:
         labels = (*_VERDICT_LABELS, *more_labels)

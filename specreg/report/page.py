@@ -57,7 +57,7 @@ _MAX_NEXT_CHARS = 8_000
 _MAX_TEXT_CHARS = 300
 """The longest untrusted text that the Markdown shows."""
 _MANY_ROWS = 12
-"""With more rows of pictures than this, the failures come before the pictures."""
+"""With more rows in the pictures of the gains than this, the failures come before them."""
 # GitHub links names and numbers even in plain text, and a backslash doesn't prevent it.
 _INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b", "#": "\\#\u200b"}
 # An underscore between letters, as in `draft_model`, isn't markup. It stays, so that readers can
@@ -94,6 +94,8 @@ class SharedDrawings:
 
 def render_page(report: Report, in_progress: str = "") -> str:
     """Render the page: the headlines first, then the failures and the pictures, then the tables.
+
+    The pictures of the gains come before the failures if they have at most twelve rows.
 
     Args:
         report: the document.
@@ -279,7 +281,7 @@ def _energy_of(case: CaseReport) -> object:
 
 
 def _histories_of(case: CaseReport) -> list[object]:
-    """Return the pictures of a case's earlier runs."""
+    """Return the pictures of a case's runs up to this one."""
     expected: dict[str, float] = {}
     if case.expected is not None:
         expected = case.expected.values

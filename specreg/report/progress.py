@@ -65,7 +65,7 @@ class _Pace:
 
     @property
     def ratio(self) -> float | None:
-        """How much longer it takes than expected; None before anything has ended."""
+        """The actual time divided by the expected one; None before anything has ended."""
         if not self.expected_s:
             return None
         return self.actual_s / self.expected_s
@@ -201,7 +201,8 @@ class RunProgress:
     def figures_in(self, phase: Phase) -> str:
         """Return the tokens/s and the acceptance length of the requests that have ended.
 
-        The load is assumed to be full, so tokens/s = in flight · Σ tokens / Σ request durations.
+        The load is assumed to be full, so tokens/s = in flight · Σ tokens / Σ request durations. At
+        a request rate, the speed is that of a single request: Σ tokens / Σ request durations.
 
         Returns:
             Empty unless the phase is that of measuring and a request has ended.
@@ -347,7 +348,7 @@ class Progress:
         self._screen.within_line = True
 
     def close(self) -> None:
-        """Stop writing, and erase the updated line."""
+        """Stop writing, erase the updated line, and close the file."""
         # The thread must not draw again after the line was erased.
         self._over.set()
         if self._thread is not None:

@@ -159,8 +159,8 @@ def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
     TPOT is the median over requests, and throughput is all tokens divided by all time. `A/D` is the
     acceptance rate, and a position shows the share of the steps that accepted at least that many
     drafts. J/token is all energy divided by all tokens, `alone` is the same without speculation,
-    and `saved` is the share that speculation saves. The remark gives the error of the energy, and
-    says why the energy isn't judged.
+    and `saved` is the share that speculation saves. The remark gives the error of the energy, says
+    why the energy isn't judged, and notes a power cap.
 
     Args:
         figures: the figures of one launch of each case.

@@ -84,7 +84,7 @@ def next_of(report: Report) -> str:
 def render_verdicts(
     verdicts: Sequence[Verdict], *, color: bool, columns: tuple[str, str] = ("value", "baseline")
 ) -> str:
-    """Render a table with the last verdict on each figure, grouped by case in the run's order."""
+    """Render a table with the verdicts of `last_words`, grouped by case in the run's order."""
     rows_by_case: dict[str, list[Sequence[str | Text]]] = {
         verdict.case_id: [[verdict.case_id]] for verdict in verdicts
     }
@@ -203,9 +203,11 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed_launches: Mappin
 
 
 def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
-    """Render the reasons of verdicts, one for each case and outcome.
+    """Render the reasons of verdicts, the first one for each case and outcome.
 
-    A last line names the baselines of other machines that acceptance was compared with.
+    They are those of bad and undecided figures, and of baselines that are unreadable or were
+    measured in another way. A last line names the baselines of other machines that acceptance was
+    compared with.
 
     Args:
         verdicts: the verdicts of the run.

@@ -66,9 +66,10 @@ class _Cell:
     Attributes:
         symbol: the symbol of the outcome.
         tone: the tone, which determines its colour.
-        text: the figures with this outcome; empty if all figures are good.
+        text: the outcome and the figures that have it, or that a baseline was recorded; empty if
+            all figures are good.
         is_first_bad: whether a figure that is still bad became bad on this night.
-        version: the version of the engine, if this is its first night; otherwise empty.
+        version: the version of the engine; empty if the case's night before had the same one.
     """
 
     symbol: str
@@ -230,7 +231,7 @@ def _row_of(
     cells: dict[str, _Cell] = {}
     version = ""
     for record in records:
-        # Only the first night of a version names it.
+        # A night names its version only if the case's night before had another one.
         new_version = ""
         if record.engine_version != version:
             new_version = record.engine_version
