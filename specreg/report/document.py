@@ -181,7 +181,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         environment: the environment that the values were recorded in.
         recorded_on: the date of the recording.
         engine_version: the version of the engine that was recorded.
-        reason: why the baseline was recorded.
+        reason: why the baseline was recorded; for side A, what is installed there, or which run it
+            is.
         values: the value of each metric, over the prompts that were measured; empty for two runs
             side by side, whose verdicts have the values of run A.
         marginal_frac: the marginal acceptance (0..1) of each draft position, the first one first.
@@ -242,11 +243,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         run: what the run decided.
         machine: the environment that the run measured in.
         origin: what is needed to repeat the run.
-        cases: the cases of a run with a verdict, in the order of the tier; all cases of a gate.
+        cases: of a run, the cases with a verdict, in the order of the tier; of a gate, all cases.
         tier_cases: the ids of all cases of the tier.
         remarks: further notes for the reader.
         ended_at: when the run ended, in UTC and ISO 8601.
-        time: how long each stage of the run took.
+        time: how long each stage of the run took; null for a document with two sides.
         title: the title of a document with two sides; empty for a run, whose title follows from
             `run`.
         answers: the headlines of a document with two sides; empty for a run, whose headlines follow
