@@ -59,7 +59,8 @@ class CaseBaselines:
         exact: the baseline of this environment; None without one.
         nearest: a baseline of another environment with the same settings, looked up only without an
             exact one; None without one.
-        published: acceptance from a paper or a blog; None without one.
+        published: figures from a paper or a blog, looked up only without an exact or a nearest
+            baseline; None without them.
         control: the baseline of the same load without speculation; None without one.
         control_spreads: how the launches of the control vary, by metric.
         options: the options with which pytest runs the case, including its tier.
@@ -135,7 +136,7 @@ class RatioChange(NamedTuple):
 
     Attributes:
         value: the value of the run.
-        expected: the value of the baseline.
+        expected: the value of the baseline, or else of the publication.
         effect: the change between them.
     """
 
@@ -456,7 +457,8 @@ def _change_of_tables(
     """Return the change of a ratio between two tables of the same prompts.
 
     Returns:
-        None if a table has no ratio, or depends on too few prompts.
+        None if a table has no ratio, if the reference accepted nothing, or if a table depends on
+        too few prompts.
     """
     parts = ratio_parts(metric, measured)
     reference_parts = ratio_parts(metric, reference)
@@ -483,7 +485,11 @@ def _change_of_speed(
     baseline: Baseline | None,
     spreads: Mapping[str, Spread],
 ) -> Effect | None:
-    """Return the change of a speed from a baseline; None if a value or the spread is missing."""
+    """Return the change of a speed from a baseline.
+
+    Returns:
+        None if a value is missing or 0, or if the spread is unknown.
+    """
     spread = spreads.get(metric.name)
     recorded = baseline.launch_values(metric) if baseline else ()
     if spread is None or not recorded or min(values, default=0.0) <= 0:
@@ -495,8 +501,8 @@ def change_of_baseline(metric: Metric, old: Baseline, new: Baseline) -> Effect |
     """Return how a metric differs between an old and a new baseline.
 
     Returns:
-        None if one of them lacks the metric, if its spread is unknown, or if they share too few
-        prompts.
+        None if one of them lacks the metric, if the spread of a speed is unknown, or if an
+        acceptance can't be compared (see `change_of_acceptance`).
     """
     if metric.by_launch:
         spreads = spreads_of(CaseSpreads.of(new.launches, new.noise))
@@ -514,7 +520,8 @@ def change_of_acceptance(
     """Return the change of an acceptance metric over the prompts that both records have.
 
     Returns:
-        None if they share too few prompts, if one has no ratio, or if it depends on a few prompts.
+        None if they share too few prompts, if one has no ratio or depends on a few prompts, or if
+        the old one accepted nothing.
     """
     answers = answers_in_common([new], [old])
     new_table, old_table = common_tables(*answers)

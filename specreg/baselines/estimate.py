@@ -223,7 +223,7 @@ def group_s(group: Sequence[Case], estimates: Mapping[str, Estimate]) -> float:
 
 
 def run_s(cases: Sequence[Case], estimates: Mapping[str, Estimate], kind: str, fit: Fit) -> float:
-    """Return how long a run of cases takes, with the seconds of each case times its GPUs.
+    """Return how many seconds a run of cases takes, each multiplied by the GPUs that it keeps busy.
 
     Args:
         cases: the cases.

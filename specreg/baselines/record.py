@@ -49,8 +49,8 @@ class RecordedBaseline:
         path: the file.
         old: the baseline that it replaced; None for a new file.
         new: the baseline that it contains.
-        left_out: a sentence that says which metric families have no new values, and why; empty if
-            all have.
+        left_out: a sentence that says which invalid metric families have no new values, and why;
+            empty if none is invalid.
     """
 
     path: Path
@@ -292,6 +292,8 @@ def _with_earlier_speeds(
 ) -> tuple[dict[str, float], ...]:
     """Return the new launches, with the earlier values of the families that are invalid now.
 
+    Without new speeds, these are all launches of the earlier baseline.
+
     Args:
         speeds: the valid speeds of each new launch; empty if there are none.
         earlier_launches: the speeds of each launch of the earlier baseline.
@@ -300,6 +302,7 @@ def _with_earlier_speeds(
     if not speeds:
         return tuple(dict(launch) for launch in earlier_launches)
     earlier_speeds = [_speeds_in(invalid.keys(), launch) for launch in earlier_launches]
+    # If the earlier baseline had more launches, the pairs below would include empty ones.
     if not any(earlier_speeds):
         return tuple(dict(launch) for launch in speeds)
     no_speeds: Mapping[str, float] = {}
@@ -342,7 +345,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
 def _check_accepted(measurements: Sequence[Measurement]) -> None:
     """Check that some draft was accepted, if the acceptance of the case is judged.
 
-    With a baseline in which nothing was accepted, every later run would pass.
+    Against a baseline in which nothing was accepted, no loss could ever show.
 
     Raises:
         BaselineError: no launch accepted a draft.

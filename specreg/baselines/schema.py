@@ -661,15 +661,17 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         draft_tokens: the tokens drafted in each step (k).
         temperature: the temperature; 0 is greedy. None if it isn't published, which is allowed only
             for a speedup.
-        acceptance_length_tokens: the acceptance length, AL = 1 + A / S, 1..k + 1.
-        acceptance_rate_frac: the acceptance rate, AR = A / D, 0..1.
+        acceptance_length_tokens: the acceptance length, AL = 1 + A / S, 1..k + 1; None if it isn't
+            published.
+        acceptance_rate_frac: the acceptance rate, AR = A / D, 0..1; None if it isn't published.
         position_frac: for each of the k positions, the share of the steps that accept at least that
             many drafts, 0..1; empty if it isn't published.
         tolerance_frac: how far AL may be from the published value according to the source, as a
             share of that value; None if the source doesn't say.
         turns: the turns of a conversation; None if the figure holds for any number.
         output_cap_tokens: the most tokens of a reply; None if the figure holds for any cap.
-        speedup_ratio: the tokens/s with speculation divided by those without.
+        speedup_ratio: the tokens/s with speculation divided by those without; None if it isn't
+            published.
         engine: the engine; None if the figure holds for any engine. A speedup must name it.
         concurrency: how many requests were in flight; None if the figure holds for any number. A
             speedup must name it.

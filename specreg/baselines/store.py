@@ -22,7 +22,13 @@ from specreg.telemetry.identity import Environment
 
 
 def load_settings(root: Path, case: Case) -> CaseSettings:
-    """Return the settings of a case, with the models and prompts of the repository at `root`."""
+    """Return the settings of a case, with the models and prompts of the repository at `root`.
+
+    Raises:
+        UnknownNameError: there is no such dataset.
+        DatasetError: the dataset can't be read, or doesn't fit the case.
+        ModelError: a model is missing, incomplete or can't be made.
+    """
     target, _ = served_models(root, case.server)
     return settings_of(case, target, load_case_prompts(root, case))
 
@@ -160,6 +166,9 @@ class BaselineStore:
         Returns:
             None if it is missing, or if the environment in the file differs from this one in a
             field that the folder's name doesn't show.
+
+        Raises:
+            BaselineError: the file can't be read.
         """
         baseline = schema.load_baseline(self.path(case.id))
         if baseline is None or baseline.environment != self.environment:
@@ -169,7 +178,8 @@ class BaselineStore:
     def _nearest(self, case: Case, settings: CaseSettings) -> Baseline | None:
         """Return the baseline of the most similar other machine with the same settings.
 
-        The most similar environment is the one with the most equal fields.
+        The most similar environment is the one with the most equal fields. Files that can't be read
+        are left out.
         """
 
         def equal_fields(baseline: Baseline) -> int:

@@ -196,7 +196,8 @@ class Confirmation:
             verdict = _waiting_for_others(verdict)
         verdict = self._soften(verdict)
 
-        # A loss of a speed must also show on single launches, unless it is one of all cases.
+        # A loss of a speed must also show on single launches, unless it is one of all cases. And a
+        # PASS becomes INCONCLUSIVE if a single launch shows a loss.
         has_common = nights is not None and nights.common is not None
         is_of_all_cases = has_common and verdict.has_code(MACHINE_MOVED)
         is_speed_of_launches = metric.by_launch and len(launches) > 1
@@ -219,8 +220,9 @@ class Confirmation:
         """Add a figure to tonight, and return how it changed from the earlier nights.
 
         Returns:
-            None if this machine has no baseline of the case with these settings, if a speed is 0 in
-            a launch, or if acceptance has no interval.
+            None if this machine has no baseline of the case with these settings, if the figure has
+            no level tonight, such as a speed that is 0 in a launch, or if acceptance has no
+            interval.
         """
         case = evidence.measurement.case
         baselines = evidence.baselines

@@ -47,7 +47,7 @@ class Obstacle:
     Attributes:
         outcome: the outcome of the metric.
         reason: why it can't be compared.
-        lacks: what is missing for a comparison; None if a recording wouldn't help.
+        lacks: what is missing for a comparison, if a recording may supply it; None otherwise.
     """
 
     outcome: Outcome
@@ -180,7 +180,8 @@ def judge_effect(
     low_frac = to_frac(metric, low)
     high_frac = to_frac(metric, high)
     # The loss level is stricter if the run judges many cases, so that chance rarely shows a loss in
-    # any of them. The level of a PASS isn't corrected: it holds for each figure on its own.
+    # any of them. The level of a PASS isn't corrected, because it holds for each figure on its own.
+    # But a PASS of a two-sided metric excludes a loss on either side, so it takes the loss level.
     loss_low, loss_high = effect.bounds(loss_level or level)
     proven_low_frac = low_frac
     if metric.two_sided:
@@ -251,7 +252,8 @@ _ABSENT = {
 def _not_compared(metric: Metric, evidence: BaselineComparison, obstacle: Obstacle) -> Verdict:
     """Return the verdict on a metric that can't be compared.
 
-    If a recording would help, the reason ends with the command to record a baseline.
+    If a recording would help, the reason ends with the command to record a baseline, or, if the
+    server is attached, with the option to leave out for that.
     """
     measurement = evidence.measurement
     reason = obstacle.reason
@@ -324,7 +326,11 @@ def _invalidity_of(metric: Metric, evidence: BaselineComparison) -> Invalidity |
 
 
 def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
-    """Return why there is no baseline to compare with; None if there is one."""
+    """Return why there is no baseline to compare with, or why `--num-prompts` prevents it.
+
+    Returns:
+        None if there is a baseline, or published acceptance, and the number of prompts fits it.
+    """
     case = evidence.measurement.case
     baselines = evidence.baselines
     published = baselines.published
@@ -559,6 +565,7 @@ def _judge_speed(
     if card_difference:
         tolerance_frac = max(tolerance_frac, _OTHER_CARD_FRAC)
     nights = judged_by.nights
+    # The baseline is a night too, so only a value of 0, which has no logarithm, has no nights.
     if nights is None:
         return _judge_standstill(metric, evidence, tolerance_frac)
 

@@ -20,7 +20,8 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
     """Return the final verdict on an acceptance that looked worse on a first launch.
 
     Greedy answers usually repeat. If the fresh launch shows no loss, something other than the
-    drafter differed, and the verdict is INCONCLUSIVE.
+    drafter differed, and the verdict is INCONCLUSIVE. If the fresh launch fails for another reason,
+    such as INVALID, it keeps its outcome.
 
     Args:
         first: the verdict on the first launch, which is REGRESSED.
@@ -83,6 +84,9 @@ def draw_of(metric: Metric) -> str:
 def follow(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     """Give the figures of each draw the outcome of its leader.
 
+    Two figures keep their own outcome: one that kept its tolerance although its leader has a loss,
+    and a loss of a later draft position while the first position is unchanged.
+
     Args:
         verdicts: all verdicts of a run. If the leader of a draw wasn't judged, the first judged
             figure of the draw takes its place.
@@ -130,8 +134,9 @@ def _follow_leader(
     first_position = first_positions.get(verdict.case_id)
     if verdict.metric == leader.metric or _is_later_loss(verdict, first_position):
         return verdict
-    # A figure that kept its tolerance stays PASS if its leader has a loss, because it helps to find
-    # the cause: if only the second draft became worse, the PASS of the first position shows it.
+    # A figure that kept its tolerance keeps its outcome if its leader has a loss, because it helps
+    # to find the cause: if only the second draft became worse, the PASS of the first position shows
+    # it.
     if leader.outcome is Outcome.REGRESSED and verdict.outcome in GOOD:
         return verdict
     reason = verdict.reason or leader.reason
@@ -160,7 +165,7 @@ def _is_later_loss(verdict: Verdict, first_position: Verdict | None) -> bool:
 
     Args:
         verdict: the verdict on any figure of acceptance or speed.
-        first_position: the verdict on the first draft position; None if it has none.
+        first_position: the verdict on the case's first draft position; None without one.
     """
     position = METRICS[verdict.metric].position or 0
     if position <= 1 or verdict.outcome is not Outcome.REGRESSED or first_position is None:

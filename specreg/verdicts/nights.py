@@ -101,7 +101,7 @@ class CommonEvidence:
     Attributes:
         effect: the change of tonight from the nights before.
         lasting: a proven common loss that has lasted until tonight; None without one.
-        nights: how many earlier runs the change is based on.
+        nights: how many earlier runs show how much the common change varies.
         cases: how many other cases tonight's common change is based on.
     """
 
@@ -118,10 +118,11 @@ class NightEvidence:
     Attributes:
         effect: the change of tonight from the nights before. The common change of all cases is
             subtracted from it unless `common` is None.
-        nights: how many earlier runs the change is based on, besides the baseline.
+        nights: how many earlier runs show how much the nights vary, besides the baseline: all but
+            those that proved a loss.
         lasting: a proven loss of the case that has lasted until tonight; None without one.
-        together: the change from the first nights to the last nights, each taken together; None
-            with fewer than two earlier nights.
+        together: the change from the first nights of the present level to the last nights, each
+            taken together; None with fewer than two nights of this level before tonight.
         nights_together: how many last nights `together` takes, including tonight.
         spread: how the nights of the figure vary.
         common: the common change of all cases; None with too few other cases.
@@ -336,7 +337,7 @@ class MetricNights:
         launch = self._launch_variances[case_id]
         variances_of_others = _without_case(self._variances, case_id)
         if not variances_of_others:
-            # No case has two nights yet, so estimate from how the cases differ tonight.
+            # No other case has two nights yet, so estimate from how the cases differ tonight.
             variances_of_others = self._variances_tonight(case_id)
         variance = self._variances.get(case_id)
         between = Variance(value=_OWN_NIGHT_FRAC[self.kind] ** 2, freedom=_NIGHT_PRIOR_FREEDOM)
@@ -482,7 +483,7 @@ def _without_case(variances: Mapping[str, Variance], case_id: str) -> list[Varia
 
 
 def _without_mended_losses(series: Sequence[NightLevel]) -> list[NightLevel]:
-    """Return the nights without the lost ones after which an earlier night than tonight stands.
+    """Return the nights without the lost ones that a night which stands followed before tonight.
 
     Their loss was mended, so it can't have lasted until tonight, the last night of the series.
     """
@@ -518,7 +519,7 @@ def _together(series: Sequence[NightLevel], spread: NightSpread) -> tuple[int, E
     """Return how many of the last nights are averaged, and how they differ from the first nights.
 
     Half of the nights are averaged, or the last five if that is more. If there are no more than
-    five, all but the first are averaged.
+    five, all but the first are averaged. On either side no more than MAX_TOGETHER are averaged.
 
     Returns:
         The number of nights, and the change; None with fewer than two earlier nights.
@@ -543,7 +544,7 @@ class MachineNights:
         hosts: the machine that measures each case tonight, by the case's id; empty if one machine
             measures all cases.
         _by_metric: the nights of each metric, by its name.
-        _versions: the version of the engine, by the case's id and the run.
+        _versions: the version of the engine, by the case's id and the name of the night.
     """
 
     baselines: Mapping[str, Baseline]
@@ -716,7 +717,8 @@ def _nights(
         nights.append(baseline_night)
     for record in records:
         night = _night_of_run(metric, record)
-        # That run has only the figures of the selected tests, and the baseline has all of them.
+        # The run that recorded the baseline has only the figures of the selected tests, and the
+        # baseline has all of them.
         if night is None and _has_recorded(record, sha256):
             night = baseline_night
         nights.append(night)
@@ -739,7 +741,7 @@ def _night_of_baseline(metric: Metric, baseline: Baseline) -> NightLevel | None:
 
 
 def _night_of_run(metric: Metric, record: RunRecord) -> NightLevel | None:
-    """Return the night of a figure in a run; None if it has no level or isn't valid."""
+    """Return the night of a figure in a run; None if it has no level, or is INVALID or WRONG."""
     outcome = record.outcomes.get(metric.name)
     level = _level(metric, record.values_of(metric.name))
     if level is None or outcome in _SPOILED:

@@ -3,8 +3,8 @@
 Simulated drafters accept about as many drafts as real ones. Three draft positions have a
 conditional acceptance of 0.73, 0.71 and 0.68 (AL 2.6), prompts vary with a standard deviation of
 0.55 in their logits, and the answer to each prompt has 98 steps. A run has no text in common with
-its baseline, which is the worst case. Speeds vary from launch to launch and, for all cases
-together, from night to night. A night has 72 cases by default.
+its baseline, which is the worst case. Speeds vary from launch to launch, and from night to night
+for all cases together or for each case on its own. A night has 72 cases by default.
 """
 
 import dataclasses
@@ -118,7 +118,7 @@ class Nights:
         loss_frac: by how much the throughput of the first case falls, 0..1.
         everything_frac: by how much the throughput of all cases falls, 0..1.
         since: the first night with the loss, counted from 1.
-        until: the last night with the loss; None if it is never mended.
+        until: the last night with the loss of the first case; None if it is never mended.
         drift_frac: by how much the throughput falls on every night, instead of once; 0..1.
         nights: how many nights there are.
         rerecorded: whether the baseline is recorded again each night.
@@ -274,9 +274,10 @@ class NightCounts:
 
 
 def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[str, bool]:
-    """Judge all planted losses and all nights without one, and render a table of the verdicts.
+    """Judge the planted losses and the identical nights, and render a table of the verdicts.
 
-    Each row has seeds of its own, so the rows are simulated in as many processes as there are CPUs.
+    Each row draws from generators of its own, so the rows are simulated in as many processes as
+    there are CPUs.
 
     Args:
         series: how many series of nights of each kind are simulated.

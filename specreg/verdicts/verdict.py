@@ -79,7 +79,7 @@ class Comparison:
     """How a metric differs from its expected value. A field is None if it is unknown.
 
     Attributes:
-        expected: the value of the baseline, or of side A of a gate.
+        expected: the value of the baseline, of the publication, or of side A of a gate.
         against: where that value comes from: an environment, a publication, a side, or a moment.
         tolerance_frac: the tolerated change for the worse, as a share.
         two_sided: whether a change in either direction is worse.
@@ -132,7 +132,8 @@ class Verdict:
         cause: how much of a changed speed comes from acceptance, and how much from the cost of a
             step; None if unknown.
         reason: why the metric has this outcome; None if the figures explain it.
-        lacks: what is missing for a comparison; None if the metric was compared.
+        lacks: what is missing for a comparison; None if the metric was compared, or if a recording
+            wouldn't help.
         launches: how many launches were judged.
         needed_launches: how many launches would decide an undecided metric; 0 if no number would,
             None if unknown.
@@ -140,7 +141,7 @@ class Verdict:
         since: the run of the first night of a lasting loss; empty otherwise.
         needed_nights: how many nights would decide an undecided metric; 0 if no number would, None
             if unknown.
-        softened: whether the test passes although the metric is INCONCLUSIVE.
+        softened: whether the test passes if the metric is INCONCLUSIVE.
         by_position_frac: for each draft position of the oracle, the share of the steps (0..1) that
             accepted it, and the share that should have accepted it; empty for other metrics.
     """
