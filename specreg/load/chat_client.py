@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import httpx
 
 _SILENCE_S = 60.0
-"""A request fails if its stream is silent for so long; if all streams are, the server hangs."""
+"""A request fails if its stream is silent for so long. If no stream brings a token and no request
+ends for so long, the server hangs."""
 _WATCH_S = 1.0
 """How often the streams are checked for silence."""
 _ERROR_BYTES = 16 * 2**10
@@ -48,9 +49,10 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         conversation_index: the index of its conversation in the round, from 0.
         trace: its times and counts.
         chunks: the chunks with a token.
-        text: the answer's text, without its thought.
+        text: the answer's text, with the thought if the server doesn't separate it.
         thought: the thought, if the server separates it from the text.
-        late: whether the request timed out before its answer ended.
+        late: whether the request timed out, or its stream was silent for too long, before its
+            answer ended.
     """
 
     conversation_index: int
@@ -106,7 +108,8 @@ class _StreamState:
         tokens: how many tokens have come.
         characters: how many characters have come: of the text, the thought, and everything else.
         error: why the request failed; None if it didn't.
-        timed_out: whether its time was up. Its end is then no sign that the server is alive.
+        timed_out: whether its time was up, or it was silent for too long. Its end is then no sign
+            that the server is alive.
         has_uncounted_text: whether text came before any token was counted.
         chunks: the chunks with a token.
         thought_chunks: the chunks after the first that belong to a thought, if the server separates
@@ -413,8 +416,8 @@ def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) 
     last_ns = None
     first_chunk_tokens = 0
     reply = stream.answer.reply
-    # A thought that has no end is the whole answer. Otherwise, the server separates the thought, or
-    # the text has a mark at its end, or there is no thought.
+    # The answer may be a thought alone. Otherwise, the server separates the thought, or a mark in
+    # the text shows where the thought ends, or there is no thought.
     if reply is Reply.UNFINISHED_THOUGHT:
         thought_chunks = stream.chunks[1:]
     elif stream.thought_chunks:

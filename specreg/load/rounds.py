@@ -151,7 +151,8 @@ async def replay_round(
         part: the slice of the round that is replayed; None for a whole round that begins now.
 
     Raises:
-        HungError: no stream delivered a token during 60 s of requests.
+        HungError: during 60 s of requests, no stream delivered a token, and no request ended except
+            by a timeout.
     """
     if part is None:
         part = RoundSlice(started_ns=clock())

@@ -140,7 +140,8 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
         spec: The settings that the server must have.
         url: Where it answers: `http://HOST:PORT`.
         root: The root of the repository, which relative model paths start from.
-        ready_within_s: How long it may take to generate a token, in seconds; at most 60.
+        ready_within_s: How long it may take to generate a token, in seconds; more than 60 counts
+            as 60.
 
     Raises:
         AttachError: No server answers at the URL, it isn't the one that the case needs, it

@@ -59,6 +59,7 @@ def lease_gpus(
     Raises:
         SensorError: Another run holds one of the GPUs, and this process doesn't wait for it. Or
             another process computes on a GPU, or a GPU is gone.
+        SpecregError: The cache can't be written.
         MemoryHeldError: 10 s after its last server has ended, a GPU has over 1 GiB more in use than
             before its first server.
     """
@@ -261,7 +262,8 @@ def own_cores(
         sysfs: Where Linux describes the machine.
 
     Returns:
-        The numbers of the cores; empty if the system doesn't say which cores are near a GPU.
+        The numbers of the cores; empty if the system doesn't say which cores are near the GPUs, or
+        if more GPUs than cores would divide them.
     """
     # Read which cores are near each GPU.
     near: dict[str, AbstractSet[int]] = {}

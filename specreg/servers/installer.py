@@ -39,7 +39,7 @@ def uv_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
     Returns:
         Those variables with UV_CONFIG_FILE set. If there is no file, and only pip's variable names
-        an index, uv uses that index too.
+        an index, uv's variable is set to that index instead.
     """
     variables_of_uv = dict(variables)
     config_file = variables.get(_CONFIG_FILE) or _config_file(variables)

@@ -126,6 +126,7 @@ class ServerStart:
 
         Raises:
             ServerStartError: As in `poll`.
+            UnkillableError: As in `poll`.
         """
         while (server := self.poll()) is None:
             time.sleep(POLL_S)
@@ -157,8 +158,10 @@ class ServerStart:
         """Return the server once it has generated a token, and None before.
 
         Raises:
-            ServerStartError: The server ended, refused the request or took too long, or its
-                command can't be run on a further attempt.
+            ServerStartError: The server ended, refused the request or took too long, or other
+                programs took its port on each attempt, or its command can't be run on a further
+                attempt.
+            UnkillableError: The server of an attempt whose port was taken can't be killed.
         """
         try:
             return ready_server(self._server, self._deadline_s)
@@ -383,7 +386,8 @@ class Launch:
 class LazyServer:
     """A server that starts when it is first needed.
 
-    If it fails to start, each later use raises the same error, and it isn't started again.
+    If it fails to start, each later use raises the same error, and it isn't started again until
+    `forget_failure` is called.
 
     Attributes:
         launch: The launch of the server.
@@ -449,7 +453,13 @@ class LazyServer:
         self._error = None
 
     def stop_if_dead(self) -> None:
-        """Stop what is left of a server that has died, so that it is started again when needed."""
+        """Stop what is left of a server that has died, so that it is started again when needed.
+
+        Raises:
+            UnkillableError: As in `stop`.
+            MemoryHeldError: As in `stop`.
+            SensorError: As in `stop`.
+        """
         try:
             if self._server is not None:
                 self._server.check_alive()
@@ -462,6 +472,7 @@ class LazyServer:
         Raises:
             UnkillableError: A process of the server can't be killed.
             MemoryHeldError: The memory of its GPU isn't free afterwards.
+            SensorError: Its GPU is gone.
         """
         self._server = None
         self._poll = None
@@ -546,9 +557,9 @@ class Servers:
                 raised here, but when that server is used.
 
         Raises:
-            SpecregError: One of `lazy_servers` didn't start. The others keep starting until they
-                are needed or their contexts end.
-            MemoryHeldError: One of all the servers failed, and the memory of its GPU isn't free.
+            SpecregError: One of `lazy_servers` didn't start, or this process can't get the GPUs.
+                The servers that were started already keep running until their contexts end.
+            MemoryHeldError: Any of the servers failed, and the memory of its GPU isn't free.
         """
         to_start = [lazy_server for lazy_server in lazy_servers if not lazy_server.is_ready]
         if to_start:
@@ -562,7 +573,8 @@ class Servers:
             # that a server takes there is only an estimate.
             together = [*further, *to_start]
         if self._fit_together(together):
-            # Installing keeps the machine busy, so all of it is done before the first start.
+            # Installing keeps the machine busy, so all of it that the needed servers need is done
+            # before the first start.
             for lazy_server in to_start:
                 self._prepare(lazy_server.launch)
                 widen_models(self.root, lazy_server.launch.spec, show=self.provision.show)
@@ -599,7 +611,12 @@ class Servers:
         return self.provision.fit(missing_specs)
 
     def _claim_gpus(self, lazy_servers: Sequence[LazyServer]) -> None:
-        """Wait for the GPUs that servers need, if this process shares them and holds none yet."""
+        """Wait for the GPUs that servers need, if this process shares them and no server is up.
+
+        Raises:
+            SensorError: As in `GpuClaim.take`.
+            SpecregError: As in `GpuClaim.take`.
+        """
         if self.claim is None or self._is_any_up():
             return
         gpus = 0
@@ -628,7 +645,7 @@ class Servers:
         return self.logs / f"{launch.id}.log"
 
     def stop(self) -> None:
-        """Stop all servers in the reverse order of their start.
+        """Stop all servers, in the reverse of the order in which `lazy_server` made them.
 
         Raises:
             SpecregError: A server couldn't be stopped; the others are stopped all the same.

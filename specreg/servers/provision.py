@@ -89,7 +89,7 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
 
     Raises:
         EnvironmentSetupError: The engine couldn't be installed with torch from any source, or the
-            environment was changed after it was made.
+            environment was changed after it was made, or its packages can't be listed any more.
         SpecregError: The cache can't be written.
     """
     python = interpreter_of(requirement)
@@ -154,7 +154,8 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
     """Check that an environment still has the packages that were installed in it.
 
     Raises:
-        EnvironmentSetupError: A package was added, removed or replaced.
+        EnvironmentSetupError: A package was added, removed or replaced, or uv doesn't list the
+            packages.
     """
     folder = python.parents[1]
     try:
@@ -471,6 +472,7 @@ class Provision:
 
         Raises:
             EnvironmentSetupError: As in `engine_environment`.
+            SpecregError: As in `engine_environment`.
             ModelError: A model can't be fetched.
         """
         python, _ = self.environment(spec)
@@ -486,6 +488,7 @@ class Provision:
 
         Raises:
             EnvironmentSetupError: As in `engine_environment`.
+            SpecregError: As in `engine_environment`.
             UnsupportedError: The engine that is installed can't measure the case.
         """
         _, engine = self.environment(case.server)
@@ -501,8 +504,8 @@ class Provision:
         """Return the packages that a server runs with.
 
         Returns:
-            The lines of `uv pip freeze`; empty if the environment isn't made yet, or if the engine
-            is a program or is attached to.
+            The lines of `uv pip freeze`; empty if the environment isn't made yet, if uv can't list
+            its packages, or if the engine is a program or is attached to.
         """
         python = self.python or ""
         if self.url is not None or engine_named(spec.engine).program is not None:
@@ -522,6 +525,7 @@ class Provision:
 
         Raises:
             EnvironmentSetupError: As in `engine_environment`.
+            SpecregError: As in `engine_environment`.
         """
         python, _ = self.environment(spec)
         return installed_version(python, "torch")
@@ -530,7 +534,7 @@ class Provision:
         """Return the devices that a server runs on.
 
         Raises:
-            SensorError: No device can be read, or the server runs elsewhere.
+            SensorError: No device can be read, the server sees too few GPUs, or it runs elsewhere.
         """
         if self.url is not None:
             problem = "the devices of the attached server aren't known here"

@@ -73,7 +73,7 @@ class Server:
         model: The name that its model is served under. It is unique if specreg started the server.
         target: The folder or hub id of its target.
         draft: The folder or hub id of its draft; None without a draft model.
-        engine_version: The version that it reports.
+        engine_version: The version that it reports; "unknown" if it reports none.
         packages: The packages of its environment, as `uv pip freeze` lists them; empty if they
             aren't known.
         facts: What else decides its speed, such as the attention backend that the engine chose.
@@ -135,8 +135,8 @@ class StartedServer(Server):
         """Check that the server runs and is healthy.
 
         Raises:
-            ServerDiedError: It has ended, or it answers that it is broken. The message has the last
-                lines of its log.
+            ServerDiedError: It has ended, answers that it is broken, or can't be reached any more.
+                A late answer isn't an error. The message has the last lines of its log.
         """
         # If only the engine has ended, the server answers that it is broken before it ends too.
         problem = self.wait_for_end(_DYING_S)
@@ -191,7 +191,7 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
 
     Raises:
         ServerStartError: The server ended, refused the request, or generated no token by the
-            deadline.
+            deadline, or another server answers at its port.
     """
     _check_port(server)
     try:
@@ -229,7 +229,7 @@ def facts_of(server: Server, log: str) -> LaunchFacts:
         log: The beginning of its log; empty if others started it.
 
     Returns:
-        Those facts, with the ones that its log and its answers add.
+        Those facts, with the ones that its log, its answers and the hub's cache add.
     """
 
     def fetch(method: str, path: str) -> bytes:
@@ -313,8 +313,8 @@ def send_probe(server: Server, *, timeout_s: float) -> Probe:
 
     Args:
         server: The server.
-        timeout_s: How long the health check and the answer may each take, in seconds; at least 0.2
-            and at most 60, or 10 for the health check.
+        timeout_s: How long the health check and the answer may each take, in seconds. Less than 0.2
+            counts as 0.2, and more than 60 as 60. The health check gets at most 10.
 
     Raises:
         ServerRefusedError: The server answers that it refuses the request.

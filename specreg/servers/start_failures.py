@@ -470,8 +470,8 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
         failure = _known_failure(text)
         if failure is not None:
             return failure
-    # The kernel kills a process when memory runs short. It isn't named as the cause, because SGLang
-    # kills itself with the same signal when one of its processes fails.
+    # The kernel kills a process when memory runs short. Too little memory isn't named as the cause,
+    # because SGLang kills itself with the same signal when one of its processes fails.
     if status == -signal.SIGKILL:
         advice = "read the log; if it has no other cause, make more memory available"
         return StartFailure(says="killed by SIGKILL", advice=advice, is_known=False)

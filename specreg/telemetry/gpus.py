@@ -18,7 +18,8 @@ def find_visible(variables: Mapping[str, str]) -> VisibleGpus:
 
     Raises:
         NoGpuError: There is no GPU, or the variables select none.
-        SensorError: A driver doesn't work, or no GPU can be used.
+        SensorError: A driver doesn't work, no GPU can be used, or it isn't known which ones the
+            variables select.
     """
     try:
         return nvml.find(variables)
@@ -37,6 +38,10 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
     Args:
         devices: The GPUs that it may see, one or more of the same vendor.
         variables: The current environment variables of the process.
+
+    Raises:
+        NoGpuError: As in `amd.find_all`.
+        SensorError: As in `amd.find_all`.
     """
     if devices[0].sensor == amd.SENSOR:
         return amd.visibility(devices, variables)

@@ -113,7 +113,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN_ENVIRONMENT = Environment(kind="unknown")
-"""The environment of a server on another machine, whose speeds can't be compared."""
+"""The environment of a server on another machine, or on a GPU whose name isn't known. Its speeds
+can't be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +185,8 @@ def _memory_gib(device: Device) -> float | None:
 
 def current_environment(*, gpus: int) -> Environment:
     """Return the environment of cases on this machine; that of its processors if it has no GPU.
+
+    If a GPU doesn't report its name, the environment is `UNKNOWN_ENVIRONMENT`.
 
     Args:
         gpus: The number of GPUs that the cases use; 0 for cases that run on processors.

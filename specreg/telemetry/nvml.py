@@ -321,8 +321,8 @@ def visible(
         slice_with_uuid: Returns the slice (MIG) with a UUID; None if there is none.
 
     Raises:
-        SensorError: The list has numbers, and the order of the GPUs isn't known because they are
-            of several models.
+        SensorError: The list has numbers or isn't set, and the order of the GPUs isn't known
+            because they are of several models.
     """
     all_numbers = ",".join(map(str, range(len(devices))))
     words = variables.get(_VISIBLE, all_numbers).split(",")

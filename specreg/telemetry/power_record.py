@@ -36,7 +36,7 @@ _MAX_MISSING_FRAC = 0.1
 _MAX_DISAGREEMENT_FRAC = 0.03
 """How far the counter and the power may disagree; see `check_counter`."""
 _STUCK_NS = 10**9
-"""How long a counter may have the same value under load."""
+"""How long a counter may have the same value, with load or without."""
 _AVERAGED_NS = 10**9
 """The time over which most cards average their power."""
 _LEAST_READS = 30
@@ -57,7 +57,7 @@ class Energy:
         error_frac: The error that the two ends of the span cause, as a share of the energy.
         from_counter: True if the energy is from the counter.
         counter_ratio: The energy from the counter, divided by the energy that the samples of power
-            add up to; None if one of them is missing.
+            add up to; None if one of them is missing, or if the latter is 0.
     """
 
     energy_j: float

@@ -1,7 +1,8 @@
 """Sample devices in a process of its own, and load the samples as traces.
 
 `python -m specreg.telemetry.sampler` gets the list of devices in the first line of its input. It
-writes a line for each sample, and stops when its input ends; see `specreg.core.processes`.
+writes a line for each sample, and stops when its input ends or all devices are lost; see
+`specreg.core.processes`.
 """
 
 import bisect
@@ -249,7 +250,10 @@ def _wait_until(moment_ns: int) -> bool:
 
 
 def main() -> None:
-    """Sample the devices that the first line of the input names, until the input ends."""
+    """Sample the devices that the first line of the input names.
+
+    It ends with the input, or when all devices are lost.
+    """
     devices = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Device, ...])
     probes = [open_probe(device) for device in devices]
     # The sampler needs only a hundredth of a core, but at the right moments. An engine's threads
