@@ -263,7 +263,7 @@ def own_cores(
 
     Returns:
         The numbers of the cores; empty if the system doesn't say which cores are near the GPUs, or
-        if more GPUs than cores would divide them.
+        if fewer of these cores are usable than GPUs divide them.
     """
     # Read which cores are near each GPU.
     near: dict[str, AbstractSet[int]] = {}
