@@ -54,7 +54,11 @@ class BoundedLog:
         self.has_unwritten_output = False
 
     def take(self, output: bytes) -> None:
-        """Take output, which is written by a later `write`."""
+        """Take output, which is written by a later `write`.
+
+        If too much waits, it is written at once as long as the beginning isn't full. After that the
+        earlier part of what waits is dropped.
+        """
         self._waiting += output
         self.has_unwritten_output = True
         most_bytes = 2 * self._kept_bytes

@@ -253,6 +253,9 @@ def temporary_folder_beside(path: Path) -> Iterator[Path]:
 
     The caller makes a file in the folder, or fills the folder, and moves the file or the folder to
     the path in one step.
+
+    Raises:
+        OSError: The folder can't be made.
     """
     part = _new_part(path)
     part.mkdir()
@@ -313,7 +316,11 @@ def _new_part(path: Path) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hex. It is computed once for each version of the file."""
+    """Return the SHA-256 of a file in hex. It is computed once for each version of the file.
+
+    Raises:
+        OSError: The file can't be read, or isn't a regular file.
+    """
     path = real_path(path)
     # Look it up in the cache.
     cached_path = _cached_sum_path(path)

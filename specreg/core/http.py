@@ -88,7 +88,7 @@ async def read(
         body: The JSON to send; None to send nothing.
 
     Raises:
-        AnswerError: The answer is late, too long or not HTTP.
+        AnswerError: The server can't be reached, or its answer is late, too long or not HTTP.
         KeyboardInterrupt: A signal came, and the event loop dropped its interrupt.
     """
     import aiohttp  # noqa: PLC0415 - takes long, and few commands ask a server
@@ -119,17 +119,17 @@ async def read(
 def ask(
     base_url: str, method: str, path: str, *, within_s: float, body: bytes | None = None
 ) -> HttpResponse:
-    """Send a single request to the server at `http://HOST:PORT`, outside of any event loop.
+    """Send a single request to a server, outside of any event loop.
 
     Args:
-        base_url: The URL of the server.
+        base_url: The URL of the server, such as `http://HOST:PORT`.
         method: As in `read`.
         path: As in `read`.
         within_s: As in `read`.
         body: As in `read`.
 
     Raises:
-        AnswerError: As for `read`, or the URL is malformed.
+        AnswerError: As for `read` and `trusted_certificates`, or the URL is malformed.
         KeyboardInterrupt: As for `read`.
     """
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server

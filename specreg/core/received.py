@@ -44,8 +44,8 @@ def open_received(folder: Path, name: str) -> Iterator[BinaryIO]:
         name: The path of the file in the run folder, with slashes between folders.
 
     Raises:
-        OSError: The file doesn't exist, isn't a regular file, has further hard links, or is behind
-            a link. `strerror` says which.
+        OSError: The path has a part that isn't a plain name; or the file doesn't exist, isn't a
+            regular file, has further hard links, or is behind a link. `strerror` says which.
     """
     *folders, file_name = _parts_of(folder, name)
     with contextlib.ExitStack() as opened:
@@ -144,7 +144,7 @@ def unpack_received(packed: bytes, into: Path) -> Path:
     Raises:
         OSError: The bytes aren't an archive of one folder; or the archive has something other than
             folders and regular files, a name that leads out of the folder, or too many or too large
-            files.
+            files; or `into` exists already, or can't be written.
     """
     into.mkdir(parents=True)
     left_bytes = _MAX_FOLDER_BYTES

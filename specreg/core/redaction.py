@@ -2,9 +2,9 @@
 
 A secret is the value of an environment variable or an option whose name says so (`HF_TOKEN`,
 `--api-key`), a password in a URL, a parameter of a URL with such a name, or what follows
-`Authorization:` or `Bearer`. A value that is shorter than 8 characters, or that is a word which
-specreg itself writes, can't be hidden wherever it occurs, because every text would have holes.
-`unhidden` names such values.
+`Authorization:`, `X-Api-Key:` or `Bearer`. A value that is shorter than 8 characters, or that is a
+word which specreg itself writes, can't be hidden wherever it occurs, because every text would have
+holes. `unhidden` names the variables and options with such values.
 
 This module needs only the standard library, because the supervisor, which writes the logs, has
 nothing else.
@@ -73,7 +73,7 @@ _RUNNING_TEST = "PYTEST_CURRENT_TEST"
 """A variable of pytest that changes with each test. Its value assigns nothing, whatever it has."""
 _NUMBER = re.compile(r"[\d.,:+-]*")
 _SETTING = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)
-"""A parameter of a URL with such a value is no secret: `?max_tokens=64`."""
+"""A parameter of a URL, or a header, with such a value is no secret: `?max_tokens=64`."""
 _SCHEME = re.compile(r"(?:bearer|basic|digest|token)\b\s*", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"(?<![^\s\"'{\[(,;&?=])-{0,2}([A-Za-z_][\w.-]{0,127})[\"']?\s{0,8}[:=]\s{0,8}"
@@ -153,8 +153,8 @@ def unhidden() -> tuple[str, ...]:
 def hide(text: str, secrets: Iterable[str] | None = None) -> str:
     """Return a text without secrets.
 
-    A text may itself mark a secret: as a password or a parameter in a URL, or by `Authorization:`
-    or `Bearer` before it. Such secrets are hidden too.
+    A text may itself mark a secret: as a password or a parameter in a URL, or by `Authorization:`,
+    `X-Api-Key:` or `Bearer` before it. Such secrets are hidden too.
 
     Args:
         text: The text.

@@ -48,10 +48,11 @@ from specreg.core.shared_memory import remove_shared, shared_by
 DONE = "done"
 SETTLE = "settle"
 NESTED_S = 6.0
-"""How long a supervisor waits before it kills processes that an inner supervisor has to end.
+"""How long to wait before killing processes that an inner supervisor has to end.
 
 A supervised process that is specreg itself starts an inner supervisor for its own processes. This
-time is longer than the inner supervisor waits before it kills, so that it can clean up first.
+time is longer than the inner supervisor waits before it kills them. So the inner supervisor can
+clean up first.
 """
 EXEC_S = 0.2
 """How long a forked child may take until it runs its own program, with its mark."""
@@ -61,9 +62,10 @@ _KILLED_S = 30.0
 """How long to wait for the end of killed processes, at most."""
 _PIECE_BYTES = 2**20
 _IDLE_S = 0.1
-"""How long nothing is printed before the log is written. Its writes are at least as far apart."""
+"""If nothing is printed for this long, the log is written. While output goes on, the writes are at
+least this far apart."""
 _WAIT_PER_WRITE = 20
-"""After a write of the log, the next one waits this many times as long as that write took."""
+"""While output goes on, the next write waits this many times as long as the last one took."""
 
 
 class _LogPipe:

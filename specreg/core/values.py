@@ -62,7 +62,7 @@ NAMING_FIELDS = frozenset(
         "tier",
         "tier_cases",
         "tolerances",
-        # Versions of specreg itself, and times.
+        # Versions of specreg and of Python, and times.
         "began_at",
         "commit",
         "ended_at",
@@ -125,7 +125,11 @@ def check_plain_names(document: object) -> None:
 
 
 def _check_plain(value: object, subject: str) -> None:
-    """Check a name, or each name in a list. A value of another type isn't checked here."""
+    """Check a name, or each name in a list. A value of another type isn't checked here.
+
+    Raises:
+        msgspec.ValidationError: A name isn't plain text.
+    """
     if isinstance(value, list):
         for part in value:
             _check_plain(part, subject)

@@ -54,9 +54,10 @@ def wanted_files(names: Sequence[str]) -> list[str]:
 
 
 def look_up(hub: Any, model: str, revision: str | None) -> tuple[list[str], int, int]:  # noqa: ANN401
-    """Return which files that an engine loads of a model are missing in the cache, and their sizes.
+    """Return which wanted files of a model the cache lacks, and how many bytes they have.
 
-    If the hub can't be reached, weights in the cache are taken for the whole model.
+    If the hub can't be reached, weights in the cache are taken for the whole model. No file is
+    missing then, and both sizes are 0, because they aren't known.
 
     Args:
         hub: The module huggingface_hub.

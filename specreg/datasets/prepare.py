@@ -154,8 +154,11 @@ def prepare(
         user_file: the user's file; None to fetch the set from the hub.
         show: takes each line of progress.
 
+    Returns:
+        The record of the set, also if it was kept.
+
     Raises:
-        DatasetError: the set can't be fetched, read or written.
+        DatasetError: the set needs no preparation, or can't be fetched, read or written.
     """
     name = prompt_set.name
     if not prompt_set.licence:
@@ -212,7 +215,11 @@ def _kept_record(
 def _source_file(
     prompt_set: PromptSet, user_file: Path | None, show: Callable[[str], None]
 ) -> _SourceFile:
-    """Return the user's file, or fetch the set's file from the hub."""
+    """Return the user's file, or fetch the set's file from the hub.
+
+    Raises:
+        DatasetError: the set isn't on the hub, or can't be fetched.
+    """
     if user_file is not None:
         return _SourceFile(path=user_file, source=user_file.name, revision="")
     if not prompt_set.repo:

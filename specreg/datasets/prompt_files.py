@@ -348,7 +348,14 @@ def _check_prompt(prompt: Prompt) -> None:
 
 
 def _read_rows(path: Path, columns: Sequence[str], advice: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the location of each row of a file, such as `prompts.jsonl:3`, and the row as JSON."""
+    """Yield the location of each row of a file, such as `prompts.jsonl:3`, and the row as JSON.
+
+    The number in the location is that of the line in JSON lines, and otherwise that of the row. It
+    counts from 1.
+
+    Raises:
+        DatasetError: The file can't be read, or is too large.
+    """
     subject = f"prompt file '{path}'"
     try:
         if path.suffix == ".parquet":

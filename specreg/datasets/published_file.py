@@ -75,6 +75,7 @@ def read_published_file(
     Raises:
         DatasetError: As in `load_published_rows`; or reading the file takes too much memory, or
             crashes the reader.
+        OSError, UnkillableError: As in `child_process`.
     """
     order = _Order(path=str(path), prompt_set=prompt_set, most_memory_bytes=most_memory_bytes)
     temporary = new_temporary()

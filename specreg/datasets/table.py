@@ -137,7 +137,7 @@ _TABLE = (
         rows=80,
         turns=2.0,
     ),
-    # These lengths are listed. Any other length of 1 or more can be named as well.
+    # These lengths are listed. Any other length of up to six digits can be named as well.
     *(PromptSet(dataset=_RANDOM, config=str(length)) for length in (128, 512, 1024, 2048, 8192)),
     PromptSet(
         dataset="sharegpt",

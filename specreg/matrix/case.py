@@ -207,7 +207,8 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
         draft_tokens: the most drafts that a step can accept; 0 without speculation.
         target_sha256: the checksum of the target's files; empty for a hub id.
         target: the hub id of the target; empty for files.
-        prompts_sha256: the checksum of the prompts that the case and its extension replay.
+        prompts_sha256: the checksum of the prompts that the case and its extension replay without
+            `--num-prompts`.
         limits: the limits on TTFT and TPOT that a good request keeps.
         prompts: the number of prompts that the tier sets for the case.
         num_prompts: how many prompts `--num-prompts` sets instead; null without it.
@@ -407,8 +408,8 @@ class Case(WorkloadSettings):
 
         Case and control take turns after each round. Other users of a machine may slow it down for
         seconds, so there are as many rounds as possible. A round has one prompt if one request is
-        in flight, and otherwise four prompts for each request in flight. A load at a rate or with a
-        duration has four rounds.
+        in flight, and otherwise at least four prompts for each request in flight, unless the case
+        has fewer. A load at a rate or with a duration has at most four rounds.
         """
         concurrency = self.load.concurrency
         # Shorter rounds at a rate or with a duration would mostly consist of their start and end.
@@ -608,9 +609,10 @@ class Tier:
         return {case_id: need for case_id, need in needs.items() if need}
 
     def gpus_used(self, gpus_gib: Sequence[float | None]) -> int:
-        """Return the largest number of GPUs that one of the cases takes that a machine can run.
+        """Return the most GPUs that a case takes on each machine, of the cases that can be run.
 
-        If the machine can run none, this is the number that the tier needs.
+        If the machine can run none, this is the number that the tier needs. For a tier that needs
+        no GPU it is 0.
 
         Args:
             gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.

@@ -25,7 +25,7 @@ _EXPERTS = "parallel.expert"
 _SHARE = "gpu_memory_frac"
 _UNNAMED = re.compile(r"[^a-z0-9_.-]+")
 _JOINED = frozenset({"engine_args", "engine_env", "speculation"})
-"""The keys whose values in a table are added to those of the command."""
+"""The keys, besides `parallel`, whose values in a table are added to those of the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,8 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
         table: The other keys of the table, which may choose the methods.
 
     Raises:
-        MatrixError: The command line can't be read, or a case can't have one of its settings.
+        MatrixError: The command line can't be read, a case can't have one of its settings, or the
+            table names methods without that of the command.
     """
     commands = {
         name: engine.serve_command for name, engine in ENGINES.items() if engine.serve_command

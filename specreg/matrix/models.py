@@ -140,6 +140,9 @@ def model_sha256(reference: str) -> str:
     """Return a checksum of a model folder's weights and configuration; empty for a hub id.
 
     The files are read once per process, because a model that is served must not change.
+
+    Raises:
+        OSError: A file can't be read.
     """
     folder = Path(reference)
     # The name of a widened model has the checksum of its source and its sizes. It is known before
@@ -163,7 +166,8 @@ def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
     by `widen_models`.
 
     Raises:
-        ModelError: A folder is missing or incomplete, or can't be made larger.
+        ModelError: A folder is missing or incomplete, or can't be made larger; or the padded target
+            can't be written.
     """
     if spec.widen is not None:
         target, *drafts = [str(wide.folder) for wide in _wide_models(root, spec)]
@@ -185,7 +189,7 @@ def _pad(target: str, layers: int) -> str:
         layers: The number of identity layers, which make the target slower and change no token.
 
     Raises:
-        ModelError: The target isn't a folder, or can't be padded.
+        ModelError: The target isn't a folder, or can't be padded; or the result can't be written.
     """
     if is_hub_id(target):
         raise ModelError(f"model '{target}': only a folder can be padded; set padding_layers = 0")
@@ -200,7 +204,8 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
     """Make a server's widened models that aren't in the cache yet.
 
     Raises:
-        ModelError: A folder is missing or incomplete, or can't be widened.
+        ModelError: A folder is missing or incomplete, or can't be widened; or a widened model can't
+            be written.
     """
 
     def write(wide: _WideModel, empty_folder: Path) -> None:
@@ -268,7 +273,7 @@ def _wide_models(root: Path, spec: ServerSpec) -> Iterator[_WideModel]:
     """Yield a server's target and then its draft, if the server's models are widened.
 
     Raises:
-        ModelError: One of them can't be widened.
+        ModelError: The folder of one of them is missing or incomplete, or can't be widened.
     """
     if spec.widen is None:
         return

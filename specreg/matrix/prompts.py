@@ -72,8 +72,9 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
 def check_contexts(root: Path, cases: Iterable[Case]) -> None:
     """Check that the prompts of each case fit into its context, with replies up to the cap.
 
-    The tokens that the chat template adds aren't counted: some ten for each turn. If a tokenizer is
-    missing, nothing is checked, and the server refuses what is too long.
+    The tokens that the chat template adds aren't counted: some ten for each turn. If the model or
+    the tokenizer of a case isn't available, the case isn't checked, and its server refuses what is
+    too long.
 
     Raises:
         UnknownNameError: A case has a dataset that doesn't exist.

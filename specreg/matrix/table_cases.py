@@ -24,9 +24,11 @@ def cases_of(
     """Yield the cases of a table, without their controls.
 
     Raises:
-        UnknownNameError: An engine, method, dataset, model pair or reply doesn't exist.
+        UnknownNameError: An engine, method, dataset, model pair or reply doesn't exist, or a pair
+            has no draft for a method.
         UnsupportedError: The engine doesn't have one of the settings.
-        MatrixError: Keys of the table exclude each other.
+        MatrixError: Keys of the table exclude each other, or the engine can't keep to the
+            acceptance that the table pins.
         DatasetError: `random-N` has more digits than allowed.
         SpecregError: The variant has other characters than a name may have, or too many.
     """

@@ -86,7 +86,8 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
 class CasesTable(LaunchSettings, WorkloadSettings, Load):
     """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 
-    A case must be hashable, so it has tuples of pairs where a file has tables.
+    Method `none` drafts nothing, so it has only one case for each load. A case must be hashable, so
+    it has tuples of pairs where a file has tables.
 
     Attributes:
         engine: the name of the engine.
@@ -337,11 +338,12 @@ def check_ending(kind: str, name: str) -> None:
 
 
 def check_table(table: CasesTable) -> None:
-    """Check that no keys of a table exclude each other.
+    """Check that no keys of a table exclude each other, and the names of its variables.
 
     Raises:
         SpecregError: The variant has other characters than a name may have, or too many.
-        MatrixError: Some keys exclude each other.
+        MatrixError: Some keys exclude each other, `engine_env` has a name that no variable can
+            have, or the variant ends like the name of a second launch.
     """
     for name in table.engine_env:
         if not name or "=" in name:
@@ -402,7 +404,8 @@ def _check_load(table: CasesTable) -> None:
     """Check that a table has one kind of load, and enough prompts and sequences for it.
 
     Raises:
-        MatrixError: The table has both kinds or none, or too few prompts or sequences.
+        MatrixError: The table has both kinds or none, too few prompts or sequences, or `arrivals`
+            or `burstiness` that don't fit the load.
     """
     is_closed = bool(table.concurrency)
     is_open = bool(table.requests_per_s)

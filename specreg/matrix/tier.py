@@ -143,7 +143,10 @@ class _Listing:
 
 
 def tier_names(folder: Path) -> tuple[str, ...]:
-    """Return the names of the tiers in a folder, sorted."""
+    """Return the names of the tiers in a folder, sorted.
+
+    A file isn't a tier if what is before its suffix can't be a name.
+    """
     files = (path for path in folder.glob("*.toml") if path.is_file())
     return tuple(sorted(path.stem for path in files if is_name(path.stem)))
 
@@ -177,8 +180,9 @@ def _table_of_command(
         pairs: The model pairs by name.
 
     Raises:
-        MatrixError: The command can't be read, or contradicts a key or a model pair, or its model's
-            name can't be the name of a pair.
+        MatrixError: The command can't be read, or contradicts a key or a model pair, or the name of
+            a new pair ends like the name of a second launch.
+        SpecregError: The name of a new pair has other characters than a name may have, or too many.
     """
     # Read the command.
     table = dict(document)

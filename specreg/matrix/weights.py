@@ -280,7 +280,7 @@ def _axes_of(
     """Return the axes of a narrow model that is widened to a shape, by their kind.
 
     Raises:
-        ValueError: The model can't be widened to that shape.
+        ValueError, LookupError, TypeError, ZeroDivisionError: As in `_check_widenable`.
     """
     _check_widenable(config, narrow, shape)
     head_dim = config["head_dim"]
@@ -310,6 +310,8 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
 
     Raises:
         ValueError: It can't.
+        LookupError, TypeError, ZeroDivisionError: A number of the configuration is missing, isn't a
+            number or is 0.
     """
     growth = {name: size / config[name] for name, size in dataclasses.asdict(shape).items()}
     # Norms in bfloat16 are divided by the root of the hidden size's growth. That loses no bit if
