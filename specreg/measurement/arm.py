@@ -5,6 +5,7 @@ server's counters, and without counters it is estimated from the chunks of the a
 """
 
 import asyncio
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -353,17 +354,22 @@ class ArmReplay:
 
         It is 0 if the acceptance of each request isn't known.
         """
-        traces = [trace for part in self.rounds for trace in part.traces]
-        tokens = sum(trace.tokens for trace in traces)
-        if not tokens or self.acceptance is None:
+        if self.acceptance is None:
             return 0.0
-        # The acceptance includes the requests of the extension, which aren't part of the rounds.
-        turns = {(trace.prompt_id, trace.turn) for trace in traces}
-        accepted_tokens = sum(
-            prompt.counts.accepted
-            for prompt in self.acceptance.prompts
-            if (prompt.prompt_id, prompt.turn) in turns
-        )
+        counts = collections.defaultdict[tuple[str, int], list[StepCounts]](list)
+        for prompt in self.acceptance.prompts:
+            counts[prompt.prompt_id, prompt.turn].append(prompt.counts)
+        # The acceptance also has the requests of the extension, which aren't part of the rounds.
+        # And the rounds may have replayed prompts again, for their speeds, after it was read.
+        tokens = 0
+        accepted_tokens = 0
+        for trace in (trace for part in self.rounds for trace in part.traces):
+            counts_of_turn = counts[trace.prompt_id, trace.turn]
+            if counts_of_turn:
+                tokens += trace.tokens
+                accepted_tokens += counts_of_turn.pop(0).accepted
+        if not tokens:
+            return 0.0
         return accepted_tokens / tokens
 
     async def _read_counters(self) -> Counters | None:

@@ -8,6 +8,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from specreg.acceptance.record import StepCounts
 from specreg.baselines.comparison import compare
 from specreg.baselines.schema import RecordedDevice
 from specreg.core.reasons import Invalidity
@@ -215,3 +216,26 @@ def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -
     assert str(power.invalid).startswith("POWER_INVALID: the sampler of power ended")
     assert {invalidity.code for invalidity in invalid.values()} == ({reason} if reason else set())
     assert invalid.keys() == (set(Family) - {Family.ACCEPTANCE} if reason else set())
+
+
+@pytest.mark.parametrize("replays", [1, 3])
+def test_energy_per_accepted_token_counts_no_replay_without_its_acceptance(replays: int) -> None:
+    """The prompts are replayed again for their speeds, after the acceptance was read."""
+    block = builders.replayed(10**9, 61 * 10**9, 6000)
+    counts = StepCounts(steps=50, accepted=40, proposed=150, position_counts=(30, 8, 2))
+    replayed = ArmReplay(
+        arm=Arm(case=builders.CASE, server=builders.server()),
+        clients=cast("Clients", None),
+        rounds=[builders.replayed(0, 10**9, 100)] * replays,
+        block=block,
+        acceptance=builders.acceptance(counts),
+    )
+    at_200_w = State(average_mw=200_000)
+    samples = [
+        Sample(device_index=0, at_ns=at_ns, energy_mj=at_ns // 5000, state=at_200_w)
+        for at_ns in range(5 * 10**8, 62 * 10**9, 10**8)
+    ]
+    power = replayed.power(cast("Watch", Sampler(samples, "")), (0, 0), set())
+    assert power.case is not None
+    # Of 100 tokens 40 were accepted drafts.
+    assert power.case.energy_j_per_accepted_token == pytest.approx(12_000 / (0.4 * 6000), rel=0.01)
