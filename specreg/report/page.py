@@ -124,15 +124,18 @@ def render_page(report: Report, in_progress: str = "") -> str:
     again = report.origin.command
     environment = None
     histories = []
-    speedups = None
+    gains = []
     if is_run:
         again = run_command((), report.origin.options)
         environment = run.environment
         histories = list(history_by_figure(report.cases))
         speedups = speedup_picture(report)
+        if speedups is not None:
+            gains.append(speedups)
+    else:
+        gains.extend(change_pictures(report))
     if not next_steps and again:
         next_steps = f"{_nothing_to_do(report)}the same again:\n  {again}"
-    gains = [speedups] if speedups is not None else list(change_pictures(report))
     picture_rows = sum(len(picture.rows) for picture in gains)
     rows = []
     for case_id, case_verdicts in verdicts_by_case.items():

@@ -255,6 +255,12 @@ def test_a_gate_draws_the_change_of_each_figure_with_its_interval() -> None:
     assert (row.low, row.value, row.high) == (20, 33.3, 46.7)
 
 
+def test_a_run_without_a_speedup_draws_no_change_of_a_side_that_it_does_not_have() -> None:
+    page = render_page(reports.with_case(figures=None))
+    assert "B against A" not in page
+    assert "What speculation gains" not in page
+
+
 def test_the_cases_of_a_method_show_their_positions_side_by_side() -> None:
     other_case = msgspec.structs.replace(reports.CASE_REPORT, case_id="other", expected=None)
     eagle = msgspec.structs.replace(reports.CASE_REPORT, case_id="c", method="eagle3")
