@@ -425,7 +425,7 @@ def test_further_keys_of_a_speculation_are_part_of_the_server_that_speculates(
             "thinking with chat_template_args.enable_thinking, which sets the same",
         ),
         ("speculation = { a = { b = 1 } }", "speculation"),
-        ('variant = "no/name"', "variant 'no/name': a name is"),
+        ('variant = "no/name"', "variant 'no/name': is no name"),
         ('variant = "launch2"', "variant 'launch2': it ends like the name"),
     ],
 )
