@@ -363,7 +363,8 @@ class ArmReplay:
         # And the rounds may have replayed prompts again, for their speeds, after it was read.
         tokens = 0
         accepted_tokens = 0
-        for trace in (trace for part in self.rounds for trace in part.traces):
+        traces = [trace for part in self.rounds for trace in part.traces]
+        for trace in traces:
             counts_of_turn = counts[trace.prompt_id, trace.turn]
             if counts_of_turn:
                 tokens += trace.tokens

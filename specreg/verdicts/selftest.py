@@ -52,8 +52,6 @@ STEPS = 98
 """How many steps the answer to a prompt has."""
 CASES = 72
 """How many cases a night has."""
-_WITHOUT_CTRL_C = (signal.SIGINT, signal.SIG_IGN)
-"""For `signal.signal`: a process that simulates leaves Ctrl-C to the one that started it."""
 _ONCE_IN_A_THOUSAND = 0.001
 _BASELINE_LAUNCHES = 3
 _DATED_WITHIN_NIGHTS = 2
@@ -346,7 +344,9 @@ def _new_pool() -> Pool:
     # A fork of a process that has threads, as NumPy's, may hang.
     context = multiprocessing.get_context("spawn")
     processes = len(os.sched_getaffinity(0))
-    return context.Pool(processes, initializer=signal.signal, initargs=_WITHOUT_CTRL_C)
+    # The processes leave Ctrl-C to the one that started them.
+    ignore_ctrl_c = (signal.SIGINT, signal.SIG_IGN)
+    return context.Pool(processes, initializer=signal.signal, initargs=ignore_ctrl_c)
 
 
 def is_within_limits(
