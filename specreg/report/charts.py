@@ -345,9 +345,9 @@ def _figure_history(
     for history in histories:
         engine = history.case.engine
         versions_by_night += [
-            (numbers[run.run], f"{engine} {run.engine_version}") for run in history.runs
+            (numbers[run.run], engine, run.engine_version) for run in history.runs
         ]
-    versions = _version_starts(versions_by_night)
+    versions = version_starts(versions_by_night)
     bad_nights = {numbers[run.run] for run in bad_runs.values()}
     return CurvePicture(
         title=f"History of {label_of(metric.name)}",
@@ -369,23 +369,29 @@ def case_colors(cases: Sequence[CaseReport]) -> Mapping[str, str]:
     return {case.case_id: color for case, color in zip(cases, _LINE_COLORS, strict=False)}
 
 
-def _version_starts(runs: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return the number of the run with which each version begins, and the version.
+def version_starts(runs: Iterable[tuple[int, str, str]]) -> list[tuple[int, str]]:
+    """Return the number of the run with which each version of an engine begins, and both names.
 
-    If an engine goes back to an earlier version, that version begins again.
+    If an engine goes back to an earlier version, that version begins again. A run without the
+    engine, or whose server reported no version, begins nothing and ends nothing.
 
     Args:
-        runs: the number and the version of each run.
+        runs: for each case of each run, the number of the run, the name of the engine, and its
+            version. The name may be empty if all runs have the same engine.
     """
-    versions_by_number: dict[int, dict[str, None]] = {}
-    for number, version in runs:
-        versions_by_number.setdefault(number, {})[version] = None
+    versions_by_engine: dict[str, dict[int, dict[str, None]]] = {}
+    for number, engine, version in runs:
+        if version:
+            versions_by_number = versions_by_engine.setdefault(engine, {})
+            versions_by_number.setdefault(number, {})[version] = None
     starts = []
-    previous: set[str] = set()
-    for number, versions in sorted(versions_by_number.items()):
-        starts += [(number, version) for version in versions if version not in previous]
-        previous = {*versions}
-    return starts
+    for engine, versions_by_number in versions_by_engine.items():
+        previous: set[str] = set()
+        for number, versions in sorted(versions_by_number.items()):
+            new_versions = [version for version in versions if version not in previous]
+            starts += [(number, f"{engine} {version}".lstrip()) for version in new_versions]
+            previous = {*versions}
+    return sorted(starts, key=lambda start: start[0])
 
 
 def _bad_notes(bad_runs: Mapping[str, RunRecord]) -> Iterator[str]:
@@ -448,7 +454,7 @@ def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None
     if first_bad_index < len(runs):
         note = f"Not fine since {moment_of(runs[first_bad_index])}."
         bad_positions.append(plot.x(first_bad_index))
-    versions = _version_starts((number, run.engine_version) for number, run in enumerate(runs))
+    versions = version_starts((number, "", run.engine_version) for number, run in enumerate(runs))
 
     # Draw the line, with a dot for each run that isn't fine.
     dots = []

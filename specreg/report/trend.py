@@ -9,7 +9,7 @@ from pathlib import Path
 from specreg.core.errors import ReportError
 from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
-from specreg.report.charts import case_histories
+from specreg.report.charts import case_histories, version_starts
 from specreg.report.document import Tone, began_at
 from specreg.report.drawing import CurvePicture
 from specreg.report.failures import first_bad, moment_of
@@ -69,7 +69,8 @@ class _Cell:
         text: the outcome and the figures that have it, or that a baseline was recorded; empty if
             all figures are good.
         is_first_bad: whether a figure that is still bad became bad on this night.
-        version: the version of the engine; empty if the case's night before had the same one.
+        version: the version of the engine; empty if it isn't known, or if the case's last known one
+            is the same.
     """
 
     symbol: str
@@ -106,7 +107,7 @@ class _Map:
         machine: the name of the kind of machine.
         nights: the columns.
         rows: the cases.
-        versions: for each version of the engine, a note with its first night.
+        versions: for each version of each engine, a note with its first night.
         problem: a message about records that can't be read; empty if all can.
     """
 
@@ -190,12 +191,11 @@ def _map_of(machine_history: MachineHistory, number: int) -> _Map:
         # A case that ran on none of these nights has no row.
         if any(row.cells):
             rows.append(row)
-    shown_records = [record for record in all_records if record.run in runs]
     return _Map(
         machine=machine,
         nights=[_night_of(run) for run in runs],
         rows=rows,
-        versions=list(_versions(shown_records)),
+        versions=list(_versions(all_records, runs)),
         problem=machine_history.history.problem,
     )
 
@@ -231,11 +231,11 @@ def _row_of(
     cells: dict[str, _Cell] = {}
     version = ""
     for record in records:
-        # A night names its version only if the case's night before had another one.
+        # A night names its version only if the case's last known one was another.
         new_version = ""
-        if record.engine_version != version:
+        if record.engine_version not in {"", version}:
             new_version = record.engine_version
-        version = record.engine_version
+            version = new_version
         cells[record.run] = _cell_of(
             record, is_first_bad=record.run in first_bad_names, version=new_version
         )
@@ -292,11 +292,21 @@ def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:
     return _Cell(symbol=symbol, tone=tone, text=text, is_first_bad=is_first_bad, version=version)
 
 
-def _versions(records: Iterable[RunRecord]) -> Iterator[str]:
-    """Yield a note about the first night of each version of the engine, the earliest first."""
-    first_runs: dict[str, str] = {}
-    for record in records:
-        first_runs.setdefault(record.engine_version, record.run)
-    for version, run in first_runs.items():
-        if version:
-            yield f"{version} since {_night_of(run).moment}"
+def _versions(records: Iterable[RunRecord], runs: Sequence[str]) -> Iterator[str]:
+    """Yield a note about the first night of each version of each engine, the earliest first.
+
+    Args:
+        records: the records of all cases, the earliest first.
+        runs: the runs that are shown, the earliest first.
+    """
+    records = list(records)
+    # A line of an older specreg doesn't name the engine, but other lines of its case may.
+    engines = {record.case_id: record.engine for record in records if record.engine}
+    numbers = {run: number for number, run in enumerate(runs)}
+    shown_versions = [
+        (numbers[record.run], engines.get(record.case_id, ""), record.engine_version)
+        for record in records
+        if record.run in numbers
+    ]
+    for number, version in version_starts(shown_versions):
+        yield f"{version} since {_night_of(runs[number]).moment}"

@@ -45,6 +45,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         case_id: the id of the case.
         settings_sha256: a checksum of all settings that must be equal for a comparison.
         engine_version: the version of the engine.
+        engine: the name of the engine; empty in a line that an older specreg wrote.
         draft_sha256: a checksum of the draft's files; empty without a draft.
         values: for each metric with a verdict, its geometric mean over the launches in which it was
             above 0; 0 if it was 0 in all of them.
@@ -69,6 +70,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     draft_sha256: str
     values: dict[str, float]
     outcomes: dict[str, str]
+    engine: _Text = ""
     baseline_sha256: str = ""
     launches: Annotated[int, msgspec.Meta(ge=1)] = 1
     launch_values: dict[str, list[float]] = {}
@@ -219,6 +221,7 @@ def run_record(
         case_id=first.case.id,
         settings_sha256=settings_sha256(settings),
         engine_version=first.engine_version,
+        engine=first.case.server.engine,
         draft_sha256=model_sha256(first.draft) if first.draft else "",
         values=values,
         outcomes={verdict.metric: str(verdict.outcome) for verdict in verdicts},

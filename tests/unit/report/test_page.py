@@ -484,6 +484,19 @@ def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -
     assert [version.label for version in picture.versions] == list(VERSIONS)
 
 
+def test_a_night_without_an_engine_begins_none_of_its_versions_again() -> None:
+    metric = "throughput_tokens_per_s"
+    runs = tuple(reports.past_run(day, **{metric: 100.0}) for day in (1, 2, 3))
+    cases = [
+        msgspec.structs.replace(reports.CASE_REPORT, history=runs),
+        msgspec.structs.replace(
+            reports.CASE_REPORT, case_id="other", engine="sglang", history=(runs[0], runs[2])
+        ),
+    ]
+    (picture,) = history_by_figure(cases)
+    assert [version.label for version in picture.versions] == ["vllm 0.32.0", "sglang 0.32.0"]
+
+
 def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
     days = reports.judged_runs("ttft_p50_ms", "REGRESSED", "PASS", "INCONCLUSIVE", "REGRESSED")
     picture = history_of("ttft p50", *days)

@@ -81,6 +81,45 @@ def test_a_new_version_of_the_engine_is_marked_where_it_begins() -> None:
     assert "0.32.0 since 2026-11-01 02:00 UTC, 0.33.0 since 2026-11-03 02:00 UTC" in text
 
 
+def with_engine(run: RunRecord, engine: str, version: str) -> RunRecord:
+    return msgspec.structs.replace(
+        run, case_id=f"{engine}-case", engine=engine, engine_version=version
+    )
+
+
+def test_each_engine_has_its_own_versions() -> None:
+    first, second, third = reports.judged_runs(METRIC, "PASS", "PASS", "PASS")
+    text = trend(
+        with_engine(first, "vllm", "0.5.2"),
+        with_engine(first, "sglang", "0.5.2"),
+        with_engine(second, "vllm", "0.5.2"),
+        with_engine(third, "vllm", "0.6.0"),
+        with_engine(third, "sglang", "0.5.2"),
+    )
+    assert (
+        "another version of the engine: sglang 0.5.2 since 2026-11-01 02:00 UTC, vllm 0.5.2 since"
+        " 2026-11-01 02:00 UTC, vllm 0.6.0 since 2026-11-03 02:00 UTC."
+    ) in Page(text).text
+
+
+def test_an_engine_that_goes_back_begins_its_earlier_version_again() -> None:
+    runs = reports.judged_runs(METRIC, "PASS", "PASS", "PASS", "PASS")
+    versions = ("0.5.2", "0.6.0", "", "0.5.2")
+    text = trend(
+        *(with_engine(run, "vllm", version) for run, version in zip(runs, versions, strict=True))
+    )
+    assert [tone for tone, _ in cells(text)] == ["good new", "good new", "good", "good new"]
+    assert "vllm 0.6.0 since 2026-11-02 02:00 UTC, vllm 0.5.2 since 2026-11-04" in text
+
+
+def test_a_line_of_an_older_specreg_has_the_engine_of_its_case() -> None:
+    first, second = reports.judged_runs(METRIC, "PASS", "PASS")
+    old = msgspec.structs.replace(with_engine(first, "vllm", "0.5.2"), engine="")
+    text = trend(old, with_engine(second, "vllm", "0.5.2"))
+    assert "vllm 0.5.2 since 2026-11-01" in text
+    assert "since 2026-11-02" not in text
+
+
 def test_a_case_that_did_not_run_in_a_night_has_an_empty_cell() -> None:
     first, second = reports.judged_runs(METRIC, "PASS", "PASS")
     other_case = msgspec.structs.replace(second, case_id="other")

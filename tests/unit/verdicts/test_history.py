@@ -129,6 +129,7 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
     assert msgspec.structs.replace(line, values={}) == msgspec.structs.replace(
         past_run(builders.CASE.id),
         settings_sha256=settings_sha256(builders.SETTINGS),
+        engine="vllm",
         draft_sha256="",
         outcomes=outcomes,
         baseline_sha256=baseline_sha256(BASELINE),
