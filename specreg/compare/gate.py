@@ -354,9 +354,9 @@ class Gate:
         """
         options = self.options
         # The requests are kept until it is clear that the launch counts.
-        requests: list[list[tuple[int, FinishedRequest]]] = [[] for _ in servers]
+        requests: list[list[tuple[int | None, FinishedRequest]]] = [[] for _ in servers]
 
-        def record(arm: int, part: int) -> Record:
+        def record(arm: int, part: int | None) -> Record:
             return lambda finished: requests[arm].append((part, finished))
 
         # Measure all running sides in turn.

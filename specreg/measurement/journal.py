@@ -100,12 +100,13 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         arm: the number of the arm that answered, in the measurement that began last, from 0.
-        round: the number of the round, from 0.
+        round: the number of the round, from 0; null for an extension, whose acceptance is in
+            `Ended`.
         finished: the request.
     """
 
     arm: _ArmNumber
-    round: int
+    round: int | None
     finished: FinishedRequest
 
 
@@ -224,12 +225,12 @@ class Journal:
         """
         self._write(Attempt(keys=keys, at_s=time.time()))
 
-    def record_round(self, arm: int, number: int) -> Record:
+    def record_round(self, arm: int, number: int | None) -> Record:
         """Return the recorder of a round's requests.
 
         Args:
             arm: the index of the arm.
-            number: the number of the round, from 0.
+            number: the number of the round, from 0; None for an extension.
 
         Returns:
             The recorder, which raises a SpecregError if the journal can't be written.
@@ -347,8 +348,7 @@ def load_journal(
                 builders = {}
             elif isinstance(line, Replayed) and keys:
                 check_request(line.finished)
-                builder = builders.setdefault((line.arm, line.round), RoundBuilder())
-                builder.take(line.finished)
+                _take(builders, line)
             elif isinstance(line, Ended) and line.arm in keys:
                 measurement = _measurement(keys[line.arm], line, builders, known)
                 key = keys.pop(line.arm)
@@ -365,6 +365,22 @@ def load_journal(
             # Another version of specreg may have written the case in another form.
             keys = {}
     return measurements
+
+
+def _take(builders: _Builders, line: Replayed) -> None:
+    """Add a request to its round, unless it belongs to an extension.
+
+    Raises:
+        msgspec.ValidationError: the round has that request already. In earlier versions an
+            extension had the number of the round after it, so they can't be told apart.
+    """
+    if line.round is None:
+        return
+    builder = builders.setdefault((line.arm, line.round), RoundBuilder())
+    finished = line.finished
+    if (finished.conversation_index, finished.trace.turn) in builder.traces:
+        raise msgspec.ValidationError(f"round {line.round} has a request twice")
+    builder.take(finished)
 
 
 def _measurement(

@@ -57,9 +57,9 @@ _ENOUGH_BEATS_NS = 20 * BEAT_NS
 """The least time for which the client's event loop must have been watched."""
 _NS_PER_S = 10**9
 
-RecordRound = Callable[[int, int], Record]
+RecordRound = Callable[[int, int | None], Record]
 """Takes the index of an arm and the number of a round, both from 0; returns the recorder of the
-round's requests."""
+round's requests. The number is None for an extension, which isn't a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,7 +502,7 @@ class _ArmRotation:
         for index in next(self.orders):
             arm_replay = self.arm_replays[index]
             if arm_replay in arm_replays and arm_replay in self.active:
-                record = self._recorder(arm_replay)
+                record = self.plan.record(index, self.rounds_replayed)
                 await self._attempt(arm_replay, arm_replay.replay(prompts, record))
         self.rounds_replayed += 1
 
@@ -513,12 +513,10 @@ class _ArmRotation:
             self.plan.show(f"undecided, replaying {len(extension)} more prompts")
         for arm_replay in arm_replays:
             arm_replay.look = Look.EXTENDED
-            record = self._recorder(arm_replay)
+            # With the number of a round, its requests would be taken for requests of that round if
+            # the prompts are replayed again.
+            record = self.plan.record(self.arm_replays.index(arm_replay), None)
             await self._attempt(arm_replay, arm_replay.extend(extension, record))
-
-    def _recorder(self, arm_replay: ArmReplay) -> Record:
-        """Return the recorder of an arm's requests in the next round."""
-        return self.plan.record(self.arm_replays.index(arm_replay), self.rounds_replayed)
 
     async def _load_for_power(self) -> None:
         """Keep each server under load without a pause. If one fails, no power is valid."""

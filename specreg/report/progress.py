@@ -170,7 +170,7 @@ class RunProgress:
         self._tokens = 0
         self._requests_ns = 0
 
-        def record_round(arm: int, number: int) -> Record:
+        def record_round(arm: int, number: int | None) -> Record:
             take = record(arm, number)
 
             def take_and_count(finished: FinishedRequest) -> None:

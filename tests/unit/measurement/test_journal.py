@@ -125,6 +125,17 @@ def test_a_request_that_cannot_be_read_costs_all_that_were_measured_with_it(path
     assert dict(load_journal(path)) == {}
 
 
+def test_a_round_that_has_a_request_twice_is_left_out(path: Path) -> None:
+    """An extension once had the number of the round after it, in which prompts were replayed."""
+    journaled(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join((lines[0], lines[1], *lines[1:])))
+
+    assert dict(load_journal(path)) == {}
+    with pytest.raises(SpecregError, match="round 0 has a request twice; leave that run out"):
+        load_journal(path, known={KEY.case: CASE})
+
+
 def test_a_journal_of_an_earlier_form_is_left_out(path: Path) -> None:
     """Its requests said whether the control was asked, and not which arm."""
     journaled(path)

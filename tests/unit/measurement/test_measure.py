@@ -27,6 +27,7 @@ from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round, open_clients
 from specreg.matrix.case import Arrivals, Case, Load
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
+from specreg.measurement.journal import Journal, load_journal
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -44,6 +45,7 @@ from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
+from tests.unit.builders.journals import key_of
 from tests.unit.builders.processes import lives
 from tests.unit.builders.started_servers import at_most, start
 
@@ -79,8 +81,9 @@ def measured(
     case: Case = builders.CASE,
     plan: Plan = QUIET,
     enough: StoppingRule = has_all_prompts,
+    least_s: float = 0.0,
 ) -> Measurement:
-    arms = [Arm(case=case, server=server, enough=enough)]
+    arms = [Arm(case=case, server=server, enough=enough, least_s=least_s)]
     if control is not None:
         control_case = dataclasses.replace(case, server=builders.PLAIN_SPEC, control=None)
         arms.append(Arm(case=control_case, server=control, is_control=True))
@@ -343,9 +346,9 @@ def test_prompts_are_dealt_into_parts_as_even_as_can_be(
 
 
 def test_each_request_is_recorded_with_its_round(servers: tuple[Server, Server]) -> None:
-    recorded: list[tuple[int, int, str]] = []
+    recorded: list[tuple[int, int | None, str]] = []
 
-    def record(arm: int, number: int) -> Record:
+    def record(arm: int, number: int | None) -> Record:
         return lambda request: recorded.append((arm, number, request.trace.prompt_id))
 
     measurement = measured(*servers, plan=dataclasses.replace(QUIET, record=record))
@@ -386,6 +389,49 @@ def test_a_measurement_that_was_not_enough_goes_on_with_other_prompts(
     assert measurement.acceptance.total == true_counts(builders.PROMPTS)
     assert [len(part.traces) for part in measurement.replay.rounds] == [4, 4]
     assert [len(part.traces) for part in measurement.replay.control_rounds] == [4, 4]
+
+
+EXTENDED = dataclasses.replace(ONE_AT_A_TIME, control=builders.PLAIN_SPEC)
+"""A case of four rounds with a prompt each, which an extension of two prompts follows."""
+
+
+def extended_and_journaled(servers: tuple[Server, Server], path: Path) -> Measurement:
+    """A measurement that was extended, and then replayed its prompts again for the speeds."""
+    journal = Journal(path)
+    journal.begin(key_of(EXTENDED))
+    plan = dataclasses.replace(QUIET, record=journal.record_round)
+    measurement = measured(*servers, EXTENDED, plan, enough=lambda *_: False, least_s=0.5)
+    journal.end(measurement, control=1)
+    journal.close()
+    assert measurement.look is Look.EXTENDED
+    assert measurement.replay is not None
+    assert len(measurement.replay.rounds) >= 8
+    return measurement
+
+
+def test_a_run_that_is_resumed_after_an_extension_has_the_measured_figures(
+    servers: tuple[Server, Server], tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    measurement = extended_and_journaled(servers, path)
+    (resumed,) = load_journal(path).values()
+    assert resumed.values == measurement.values
+    assert resumed == measurement
+
+
+def test_a_run_that_is_cut_off_within_an_extension_measures_the_case_again(
+    servers: tuple[Server, Server], tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    extended_and_journaled(servers, path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    first_of_extension = 1 + 2 * 4
+    assert json.loads(lines[first_of_extension])["round"] is None
+    path.write_bytes(b"".join(lines[: first_of_extension + 1]) + lines[first_of_extension + 1][:99])
+    assert dict(load_journal(path)) == {}
+
+    again = extended_and_journaled(servers, path)
+    assert dict(load_journal(path)) == {key_of(EXTENDED): again}
 
 
 def test_a_measurement_stops_when_it_is_enough(servers: tuple[Server, Server]) -> None:
@@ -530,7 +576,7 @@ def test_chunks_that_waited_for_a_stalled_loop_give_no_tpot(servers: tuple[Serve
         time.sleep(0.1)
         loop.call_later(0.002, stall, loop)
 
-    def record(_: int, __: int) -> Record:
+    def record(_: int, __: int | None) -> Record:
         stall(asyncio.get_running_loop())
         return lambda _: None
 

@@ -89,9 +89,9 @@ def test_each_arm_has_each_place_and_follows_each_other_arm_equally_often(arms: 
 def test_cases_beside_one_control_take_turns_and_have_its_rounds(
     servers: Mapping[str, Server],
 ) -> None:
-    turns: list[tuple[int, int]] = []
+    turns: list[tuple[int, int | None]] = []
 
-    def record(arm: int, number: int) -> Record:
+    def record(arm: int, number: int | None) -> Record:
         turns.append((arm, number))
         return lambda _: None
 
