@@ -6,12 +6,13 @@ from pathlib import Path
 
 from specreg.baselines.packages import render_differences
 from specreg.compare.gate import Gate
-from specreg.compare.judging import Decision
+from specreg.compare.judging import Decision, Rules
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import ReportError
 from specreg.engines.launch_facts import changed_facts
 from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import METRICS
 from specreg.report.document import (
     FILE_NAME,
     ArmReport,
@@ -223,22 +224,42 @@ def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
     yield from decision.unclear
 
 
+def _looks_remark(rules: Rules) -> str:
+    """Say after how many launches a gate judges, and how it divides the level between its looks."""
+    *earlier_looks, last_look = rules.looks
+    for_losses = f"for a loss this is divided by {rules.figures}, the number of metrics that decide"
+    if not earlier_looks:
+        return (
+            f"a metric is judged after {_launches(last_look)}, and wrongly so with a probability of"
+            f" {LEVEL:.0%} at most; {for_losses}"
+        )
+    # With nine launches, the last look adds a single launch to the eight of the look before it.
+    speed = next(metric for metric in METRICS.values() if metric.by_launch)
+    largest_look = max(rules.looks, key=lambda look: rules.level_after(look, speed))
+    earlier = ", ".join(map(str, earlier_looks))
+    return (
+        f"a metric is judged after {earlier} and {_launches(last_look)}; all these looks together"
+        f" judge it wrongly with a probability of {LEVEL:.0%} at most: most of that for acceptance"
+        f" falls to the look after {_launches(rules.looks[0])}, and the largest part of that for a"
+        f" speed to the look after {_launches(largest_look)}; {for_losses}"
+    )
+
+
+def _launches(number: int) -> str:
+    """Return a number of launches in words."""
+    return "1 launch" if number == 1 else f"{number} launches"
+
+
 def _remarks(gate: Gate) -> Iterator[str]:
     """Yield remarks about how the gate measured and judged, and about launches that failed."""
     options = gate.options
     rules = gate.rules
     order = "at the same time" if gate.together else "one after the other"
-    looks = ", ".join(map(str, rules.looks))
     yield (
-        f"the servers of both sides were up {order}, in up to {rules.launches} launches each, and"
-        f" each launch was kept under load for at least {options.least_s:g} s"
+        f"the servers of both sides were up {order}, in {_launches(rules.launches)} each at most,"
+        f" and each launch was kept under load for at least {options.least_s:g} s"
     )
-    yield (
-        f"a metric was judged after {looks} launches; all these looks together judge it wrongly"
-        f" with a probability of {LEVEL:.0%} at most, most of it for the last look at a speed and"
-        f" for the first look at acceptance; for a loss this is divided by {rules.figures}, the"
-        " number of metrics that decide"
-    )
+    yield _looks_remark(rules)
     unhidden = render_unhidden()
     if unhidden:
         yield unhidden

@@ -318,6 +318,28 @@ def test_the_document_says_on_which_side_answers_never_left_the_thought(here: Ga
     assert remark.startswith(f"'{pair.b.id}', side B: 1 of 1 answers never left the thought")
 
 
+@pytest.mark.parametrize(
+    ("launches", "words"),
+    [
+        (1, "in 1 launch each at most"),
+        (1, "a metric is judged after 1 launch, and wrongly so with a probability of 1% at most;"),
+        (8, "after 1, 2, 4 and 8 launches; all these looks together judge it wrongly"),
+        (8, "most of that for acceptance falls to the look after 1 launch, and the largest part"),
+        (8, "of that for a speed to the look after 8 launches;"),
+        (9, "after 1, 2, 4, 8 and 9 launches;"),
+        (9, "of that for a speed to the look after 8 launches;"),
+        (12, "of that for a speed to the look after 12 launches;"),
+    ],
+)
+def test_the_document_says_which_look_has_most_of_the_level(
+    here: GateOptions, launches: int, words: str
+) -> None:
+    gate = opened(dataclasses.replace(here, launches=launches))
+    remarks = " ".join(record_gate(gate, command="").remarks)
+    assert words in remarks
+    assert ("looks" in remarks) is (launches > 1)
+
+
 @pytest.mark.parametrize("version", ["0.32.0", "0.31.0"])
 def test_the_document_names_packages_that_differ_between_equal_versions(
     here: GateOptions, version: str
