@@ -108,7 +108,7 @@ def _arm_report(gate: Gate, side: Side) -> ArmReport:
         text=text,
         overrides=tuple(overrides),
         installed=gate.installed_on(side),
-        engine_versions=gate.versions(side),
+        engine_versions=gate.engines(side),
     )
 
 
@@ -120,15 +120,18 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         expected = verdict.comparison.expected
         if verdict.case_id == pair.id and expected is not None:
             values_of_a[verdict.metric] = expected
+    engine_version_of_a = ""
     marginal_frac_of_a: tuple[float, ...] = ()
     figures_of_a = _last_figures(gate, pair, Side.A)
-    if figures_of_a is not None and figures_of_a.acceptance is not None:
-        marginal_frac_of_a = figures_of_a.acceptance.total.marginal_frac
+    if figures_of_a is not None:
+        engine_version_of_a = figures_of_a.engine_version
+        if figures_of_a.acceptance is not None:
+            marginal_frac_of_a = figures_of_a.acceptance.total.marginal_frac
     today = dt.datetime.now(tz=dt.UTC).date()
     expected_by_a = Expected(
         environment="side A",
         recorded_on=today.isoformat(),
-        engine_version=", ".join(gate.versions(Side.A)),
+        engine_version=engine_version_of_a,
         # A page quotes the reason of a baseline. For side A it quotes what is installed there.
         reason=gate.installed_on(Side.A),
         values=values_of_a,

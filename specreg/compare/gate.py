@@ -241,14 +241,19 @@ class Gate:
         """Return the decision on the basis of the launches so far."""
         return decide(self.pairs, self.launches, self.rules, self.answers.verdicts)
 
-    def versions(self, side: Side) -> tuple[str, ...]:
-        """Return the different versions that the servers of a side reported."""
-        versions = {
-            launch.measurement.engine_version
-            for launch in self.launches
-            if launch.side.is_b == side.is_b and launch.measurement is not None
-        }
-        return tuple(sorted(versions - {""}))
+    def engines(self, side: Side) -> tuple[str, ...]:
+        """Return the different engines of a side, each with the version that its server reported.
+
+        There are several if the environment of the side has several.
+        """
+        engines = set()
+        for launch in self.launches:
+            measurement = launch.measurement
+            is_of_side = launch.side.is_b == side.is_b
+            if is_of_side and measurement is not None and measurement.engine_version:
+                engine = measurement.case.server.engine
+                engines.add(f"{engine} {measurement.engine_version}")
+        return tuple(sorted(engines))
 
     def _unmeasured(self, group: Group, number: int, sides: tuple[Side, Side]) -> Group:
         """Return the pairs of a group that a launch hasn't measured on both sides.

@@ -98,8 +98,7 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
         overrides: the settings that differ from those of the tier, as KEY=VALUE.
         installed: the package and its version, and its origin unless it came from an index; empty
             for a run.
-        engine_versions: the versions that the side's servers reported; for a run, each with the
-            name of its engine.
+        engine_versions: the engines of the side, each with the version that its server reported.
     """
 
     name: str
@@ -602,7 +601,7 @@ def side_by_side(a: Report, b: Report) -> Report:
         ArmReport(
             name=name,
             text=f"run {report.run.run} on {report.run.environment}",
-            engine_versions=tuple(dict.fromkeys(map(_engine, report.cases))),
+            engine_versions=tuple(dict.fromkeys(_engine_versions(report.cases))),
         )
         for name, report in sides.items()
     )
@@ -753,8 +752,8 @@ def _as_expected(a: Report, case: CaseReport) -> Expected:
     )
 
 
-def _engine(case: CaseReport) -> str:
-    """Return the engine of a case, with its version if anything was measured."""
-    if case.figures is None:
-        return case.engine
-    return f"{case.engine} {case.figures.engine_version}".rstrip()
+def _engine_versions(cases: Iterable[CaseReport]) -> Iterator[str]:
+    """Yield the engine of each case with the version that its server reported, if it did."""
+    for case in cases:
+        if case.figures is not None and case.figures.engine_version:
+            yield f"{case.engine} {case.figures.engine_version}"

@@ -235,7 +235,7 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
         assert launched == [(Side.A, 1), (Side.B, 1), (Side.B, 2), (Side.A, 2)]
         assert {launch.failed for launch in each_gate.launches} == {None}
         arms = record_gate(each_gate, command="").arms
-        assert [arm.engine_versions for arm in arms] == [(scripted_version,)] * 2
+        assert [arm.engine_versions for arm in arms] == [(f"vllm {scripted_version}",)] * 2
 
 
 def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> None:
@@ -316,6 +316,25 @@ def test_the_document_says_on_which_side_answers_never_left_the_thought(here: Ga
     thoughts = [remark for remark in record_gate(gate, command="").remarks if "thought" in remark]
     (remark,) = thoughts
     assert remark.startswith(f"'{pair.b.id}', side B: 1 of 1 answers never left the thought")
+
+
+def test_the_document_names_the_version_of_each_engine_of_a_side(here: GateOptions) -> None:
+    gate = opened(here)
+    [pair] = gate.pairs
+    server = dataclasses.replace(pair.a.server, engine="triton")
+    other_pair = dataclasses.replace(
+        pair,
+        a=dataclasses.replace(pair.a, server=server),
+        b=dataclasses.replace(pair.b, server=server),
+    )
+    gate.groups = ((pair,), (other_pair,))
+    for side in COMPARED:
+        gate.launches.append(launch(side, 1, pair=pair, version="0.32.0"))
+        gate.launches.append(launch(side, 1, pair=other_pair, version="2.70.0"))
+    report = record_gate(gate, command="")
+    assert [arm.engine_versions for arm in report.arms] == [("triton 2.70.0", "vllm 0.32.0")] * 2
+    versions = [case.expected.engine_version for case in report.cases if case.expected is not None]
+    assert versions == ["0.32.0", "2.70.0"]
 
 
 @pytest.mark.parametrize(

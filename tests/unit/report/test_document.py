@@ -31,6 +31,7 @@ from specreg.report.document import (
 )
 from specreg.report.failures import properties
 from specreg.report.page import render_markdown, render_page
+from specreg.report.summary import notes_of
 from specreg.report.terminal import render_report
 from specreg.stats.percentiles import summarize
 from specreg.suite.document import report_of, run_verdict
@@ -232,6 +233,14 @@ def test_the_page_and_the_markdown_name_both_runs_and_their_engines() -> None:
         assert words in page.text
     assert "the baseline" not in page.text
     assert "| B | change |" in render_markdown(comparison)
+
+
+def test_a_side_that_measured_nothing_has_no_version_that_its_servers_reported() -> None:
+    unmeasured = reports.with_case(figures=None)
+    comparison = side_by_side(unmeasured, another())
+    assert [arm.engine_versions for arm in comparison.arms] == [(), ("vllm 0.33.0",)]
+    (note, _) = notes_of(comparison)
+    assert "reported" not in note
 
 
 def test_other_settings_machines_and_invalid_figures_have_no_change() -> None:
