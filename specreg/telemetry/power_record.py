@@ -74,8 +74,8 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
         span: The span.
 
     Raises:
-        SensorError: The device was lost, samples are missing, the counter stood still or went
-            back, or the device reports neither energy nor power.
+        SensorError: The span has no length, the device was lost, samples are missing, the counter
+            stood still or went back, or the device reports neither energy nor power.
     """
     _check_sampled(trace, span)
     name = trace.device.name
@@ -99,7 +99,8 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     moments_ns = moments_ns[reads_around_span]
     energies_mj = energies_mj[reads_around_span]
     start_ns, end_ns = span
-    # Beyond the first and the last read, nothing could be interpolated.
+    # Beyond the first and the last read, nothing could be interpolated. So two reads are needed at
+    # least.
     if moments_ns[0] > start_ns or moments_ns[-1] < end_ns:
         raise SensorError(f"{name}: samples are missing at an end of the block; measure again")
     # Interpolate the counter at both ends.
@@ -121,12 +122,18 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
     """Check that a device was sampled throughout a span.
 
     Raises:
-        SensorError: The device was lost, or more than 10 % of the samples are missing.
+        SensorError: The span has no length, the device was lost, or more than 10 % of the samples
+            are missing, or all of them.
     """
     name = trace.device.name
+    if span[1] <= span[0]:
+        raise SensorError(f"{name}: a span of no length has no power; measure again")
     if trace.lost_sample is not None and trace.lost_sample.at_ns < span[1]:
         raise SensorError(f"{name}: {trace.lost_sample.lost}")
     frac = missing_frac(trace, span)
+    # In a span that is shorter than a period no sample is due.
+    if not trace.samples:
+        frac = 1.0
     if frac > _MAX_MISSING_FRAC:
         raise SensorError(
             f"{frac:.0%} of the samples of {name} are missing, more than 10 %; the sampler ended,"
@@ -552,9 +559,8 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
     except SensorError as error:
         invalid = str(error)
     idle_w: float | None = None
-    # The idle power is only reported and never judged, so it may stay unknown. It has no value if
-    # the idle span has no length.
-    with contextlib.suppress(SensorError, ZeroDivisionError):
+    # The idle power is only reported and never judged, so it may stay unknown.
+    with contextlib.suppress(SensorError):
         idle_w = _mean_w(energy_of(trace, idle).energy_j, idle)
     # Summarise the state. What no sample has stays unknown.
     states = trace.states(span)

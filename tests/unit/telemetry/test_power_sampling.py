@@ -20,6 +20,7 @@ from specreg.telemetry.power_record import (
     energy_of,
     integral_j,
     missing_frac,
+    record_power,
 )
 from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span, sample_devices
 from specreg.telemetry.sensor import Probe, State
@@ -375,3 +376,56 @@ def test_power_is_summed_up_where_there_is_no_counter(averaged: bool) -> None:  
     energy = energy_of(trace, span_of(10.0, 40.0))
     assert (energy.from_counter, energy.error_frac, energy.counter_ratio) == (False, 0.0, None)
     assert energy.energy_j == pytest.approx(true_j, rel=0.001)
+
+
+def read_at(*moments_s: float, field: str) -> PowerTrace:
+    """A trace of 400 W with so many readings, of the counter or of the power alone."""
+    samples = []
+    for at_s in moments_s:
+        at_ns = round(at_s * NS_PER_S)
+        sample = Sample(device_index=0, at_ns=at_ns, state=State(average_mw=400_000))
+        if field == "energy":
+            sample = msgspec.structs.replace(sample, energy_mj=round(400_000 * at_s))
+        samples.append(sample)
+    return PowerTrace(device=builders.device(), samples=samples)
+
+
+@pytest.mark.parametrize("field", ["energy", "power"])
+@pytest.mark.parametrize(
+    "moments_s", [(), (1.0,), (1.0, 1.05), (0.9, 1.0), (0.9, 1.1), (0.5, 1.0, 1.05)]
+)
+def test_a_span_of_no_length_has_no_energy_however_often_it_was_read(
+    moments_s: tuple[float, ...], field: str
+) -> None:
+    trace = read_at(*moments_s, field=field)
+    with pytest.raises(SensorError, match="no length"):
+        energy_of(trace, span_of(1.0, 1.0))
+
+
+@pytest.mark.parametrize("length_s", [0.05, 4.0], ids=["short", "idle"])
+@pytest.mark.parametrize("moments_s", [(), (0.9,), (1.0,), (1.02,), (6.0,)])
+def test_a_counter_that_was_read_less_than_twice_has_no_energy(
+    moments_s: tuple[float, ...], length_s: float
+) -> None:
+    trace = read_at(*moments_s, field="energy")
+    with pytest.raises(SensorError, match=r"samples are missing|samples of .* are missing"):
+        energy_of(trace, span_of(1.0, 1.0 + length_s))
+
+
+def test_two_reads_of_a_counter_around_a_short_span_are_enough() -> None:
+    trace = read_at(0.98, 1.07, field="energy")
+    assert energy_of(trace, span_of(1.0, 1.05)).energy_j == pytest.approx(400 * 0.05)
+
+
+@pytest.mark.parametrize("field", ["energy", "power"])
+@pytest.mark.parametrize("moments_s", [(), (1.0,), (0.9, 1.1)])
+def test_a_block_of_no_length_is_said_and_ends_no_run(
+    moments_s: tuple[float, ...], field: str
+) -> None:
+    trace = read_at(*moments_s, field=field)
+    span = span_of(1.0, 1.0)
+    power = record_power([trace], span, tokens=0, accepted_frac=0.0, idle=span)
+    assert power.case is not None
+    (device,) = power.case.devices
+    assert (device.energy_j, device.mean_w, device.idle_w) == (None, None, None)
+    assert "no length" in device.invalid
