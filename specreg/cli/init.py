@@ -29,6 +29,7 @@ _KEPT = re.compile(
 """The functions of specreg's noxfile.py that are copied into the new one."""
 _NOXFILE = '''"""The sessions of specreg; each does its own set-up, once."""
 
+import shlex
 from collections.abc import Sequence
 
 import nox

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -26,6 +27,29 @@ COPIED = {
 WRITTEN = COPIED | {
     *(".gitignore", "baselines/.gitkeep", "fixtures/matrix/gpu.toml", "noxfile.py", "pytest.toml")
 }
+STAND_IN = """
+import types
+
+options = types.SimpleNamespace()
+
+def session(**_):
+    return lambda function: function
+
+class Session:
+    name = "a-session"
+    posargs = ()
+    env = {}
+
+    def install(self, requirement):
+        print(f"installed {requirement}")
+
+    def run(self, *command, **_):
+        print("ran", *command)
+
+    def error(self, message):
+        raise SystemExit(f"aborted: {message}")
+"""
+"""A module like nox, which the tests' environment lacks: a session prints what it does."""
 COLLECT = ("-m", "pytest", "-k", "eagle3", "--specreg-tier=cpu", "--co", "-q", "--strict-markers")
 
 
@@ -87,6 +111,29 @@ def test_its_sessions_are_three_and_need_nothing_of_ours(tmp_path: Path) -> None
     assert sessions == ["cpu_perf", "gpu_perf", "gate"]
     called = set(re.findall(r"(?<![\w.])_\w+", text))
     assert called == set(re.findall(r"^def (_\w+)", text, re.MULTILINE))
+
+
+def run_session(folder: Path, name: str, source: str) -> subprocess.CompletedProcess[str]:
+    """Run a session of the noxfile that `init` writes, after SPECREG was set to a source."""
+    assert init(folder).exit_code == 0
+    noxfile = folder / "noxfile.py"
+    changed, count = re.subn(r'(?m)^SPECREG = ".*"$', f"SPECREG = {source!r}", noxfile.read_text())
+    assert count == 1
+    noxfile.write_text(changed)
+    (folder / "nox.py").write_text(STAND_IN)
+    program = f"import nox, noxfile; noxfile.{name}(nox.Session())"
+    command = (sys.executable, "-c", program)
+    return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+
+
+SESSIONS = [("cpu_perf", "benchmark"), ("gpu_perf", "benchmark,datasets,xdist"), ("gate", "")]
+
+
+@pytest.mark.parametrize(("name", "extras"), SESSIONS)
+def test_a_session_installs_specreg_with_its_extras(tmp_path: Path, name: str, extras: str) -> None:
+    url = "https://host/specreg"
+    done = run_session(tmp_path, name, f"specreg[{{}}] @ git+{url}")
+    assert done.stdout.startswith(f"installed specreg[{extras}] @ git+{url}\nran python -m ")
 
 
 def test_what_is_there_is_left_alone_and_named_with_what_it_lacks(tmp_path: Path) -> None:
