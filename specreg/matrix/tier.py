@@ -78,6 +78,7 @@ def load_tier(folder: Path, name: str) -> Tier:
             choices = as_tuple(table.models)
             for case in cases_of(table, pairs, on_gpu=on_gpu):
                 listing.add(case, location, choices)
+    listing.check_selectable()
     used_pairs = dict.fromkeys(case.server.models for case in listing.cases)
     return Tier(
         name=name,
@@ -140,6 +141,26 @@ class _Listing:
         self.cases.append(case)
         self.locations[case.id] = location
         self.choices[case.id] = choices
+
+    def check_selectable(self) -> None:
+        """Check that `-k ID-` selects a single case, for each case.
+
+        The workers of pytest-xdist find the group of a test by the same part of its name.
+
+        Raises:
+            MatrixError: The id of a case is a part of the id of another one.
+        """
+        all_ids = "\n".join(f"{folded_id}-" for folded_id in self._folded_ids)
+        for folded_id, case_id in self._folded_ids.items():
+            if all_ids.count(f"{folded_id}-") == 1:
+                continue
+            for longer_folded_id, longer_id in self._folded_ids.items():
+                if longer_id != case_id and f"{folded_id}-" in f"{longer_folded_id}-":
+                    raise MatrixError(
+                        f"{self.locations[longer_id]}: case '{longer_id}' has the id of case"
+                        f" '{case_id}' in its own, and -k takes both for it; rename a model pair, a"
+                        " dataset or a variant"
+                    )
 
 
 def tier_names(folder: Path) -> tuple[str, ...]:

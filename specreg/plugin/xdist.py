@@ -128,7 +128,8 @@ def make_scheduler(cases: Iterable[Case], config: pytest.Config, log: Any) -> An
 
         def _split_scope(self, nodeid: str) -> str:
             """Return the group of a test; the test's own id if it isn't the suite's."""
-            # The parameters of a test of the suite begin with the case's id.
+            # The parameters of a test of the suite begin with the case's id. No tier has a case
+            # whose id has that of another case in it.
             for case_id, group in groups.items():
                 if f"[{case_id}-" in nodeid:
                     return group

@@ -355,6 +355,19 @@ def test_cases_that_pytest_takes_for_the_same_are_refused(tmp_path: Path) -> Non
     assert "'vllm-none-Tiny-toy-c1' differs from 'vllm-none-tiny-toy-c1' only in capital" in words
 
 
+@pytest.mark.parametrize("names", [("tiny", "tiny-toy-c1"), ("tiny", "x-vllm-none-tiny-toy-c1")])
+def test_a_case_that_cannot_be_selected_alone_is_refused(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """`-k ID-` would run both, and pytest-xdist would send both to one worker."""
+    short, long = names
+    pair = f'[models.{long}]\ntarget = "a/b"\ndrafts = {{ eagle3 = "a/c" }}\n'
+    tables = [CASES.replace('"tiny"', f'"{name}"') for name in names]
+    for text in (tables, tables[::-1]):
+        words = said(tmp_path, MODELS + pair + "".join(text))
+        assert f"'vllm-none-{long}-toy-c1' has the id of case 'vllm-none-{short}-toy-c1'" in words
+
+
 @pytest.mark.parametrize(
     "line",
     [
