@@ -39,13 +39,18 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["cpu_perf"]
 
-SPECREG = "specreg[{{}}]{origin}"
-"""What pip installs specreg from. Change it to a source that every machine reaches."""
+SPECREG = "specreg[{}]<origin>"
+"""What pip installs specreg from. Change it to a source that every machine reaches, and keep {}."""
 
 
 def _install(session: nox.Session, *, extras: Sequence[str] = ()) -> None:
     """Install specreg with some of its extras."""
-    session.install(SPECREG.format(",".join(extras)))'''
+    if "{}" not in SPECREG:
+        session.error(
+            f"SPECREG in noxfile.py: '{SPECREG}' has no {{}}, in which a session puts the extras"
+            " that it needs; write specreg[{}] before its version or URL"
+        )
+    session.install(SPECREG.replace("{}", ",".join(extras)))'''
 _PYTEST = """# This file marks the root: pytest knows specreg's options in all folders below it.
 [pytest]
 pythonpath = ["."]
@@ -116,7 +121,7 @@ def _files() -> Iterator[tuple[str, str]]:
     yield ".gitignore", _IGNORED
     # In formatted code, two empty lines separate the functions of a module.
     parts = (OWN_REPOSITORY / "noxfile.py").read_text().split("\n\n\n")
-    head = _NOXFILE.format(origin=_origin())
+    head = _NOXFILE.replace("<origin>", _origin())
     yield "noxfile.py", "\n\n\n".join((head, *filter(_KEPT.match, parts))) + "\n"
 
 

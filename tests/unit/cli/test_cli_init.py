@@ -126,14 +126,29 @@ def run_session(folder: Path, name: str, source: str) -> subprocess.CompletedPro
     return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
 
 
-SESSIONS = [("cpu_perf", "benchmark"), ("gpu_perf", "benchmark,datasets,xdist"), ("gate", "")]
-
-
-@pytest.mark.parametrize(("name", "extras"), SESSIONS)
-def test_a_session_installs_specreg_with_its_extras(tmp_path: Path, name: str, extras: str) -> None:
-    url = "https://host/specreg"
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [("cpu_perf", "benchmark"), ("gpu_perf", "benchmark,datasets,xdist"), ("gate", "")],
+)
+@pytest.mark.parametrize("url", ["https://host/specreg", "https://host/{group}/specreg"])
+def test_a_session_installs_specreg_with_its_extras(
+    tmp_path: Path, name: str, extras: str, url: str
+) -> None:
     done = run_session(tmp_path, name, f"specreg[{{}}] @ git+{url}")
     assert done.stdout.startswith(f"installed specreg[{extras}] @ git+{url}\nran python -m ")
+
+
+@pytest.mark.parametrize("name", ["cpu_perf", "gpu_perf", "gate"])
+@pytest.mark.parametrize("source", ["specreg @ git+https://host/specreg", "specreg[xdist]==0.1.0"])
+def test_a_session_whose_source_takes_no_extras_installs_nothing(
+    tmp_path: Path, name: str, source: str
+) -> None:
+    done = run_session(tmp_path, name, source)
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"aborted: SPECREG in noxfile.py: '{source}' has no {{}}, in which a session puts the"
+        " extras that it needs; write specreg[{}] before its version or URL\n"
+    )
 
 
 def test_what_is_there_is_left_alone_and_named_with_what_it_lacks(tmp_path: Path) -> None:
