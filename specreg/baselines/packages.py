@@ -4,12 +4,13 @@ The lists are in the folder `packages` in the machine's folder of baselines. The
 each environment, because many baselines share one.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specreg.baselines.schema import Baseline
 from specreg.core.errors import BaselineError
-from specreg.core.files import MIB, read_regular, replace_file
+from specreg.core.files import MIB, cause_of, read_regular, replace_file
 from specreg.measurement.measure import Measurement
 from specreg.servers.installer import differing_packages, packages_sha256
 
@@ -31,14 +32,18 @@ def packages_path(folder: Path, sha256: str) -> Path:
 
 
 def record_packages(folder: Path, packages: Sequence[str]) -> None:
-    """Write a list of packages, unless the file exists or the list is empty.
+    """Write a list of packages, unless the folder has it or the list is empty.
 
     Raises:
         BaselineError: the file can't be written.
     """
-    path = packages_path(folder, packages_sha256(packages))
-    # The name of a file is a part of its checksum, so an existing file has the same packages.
-    if not packages or path.exists():
+    if not packages:
+        return
+    sha256 = packages_sha256(packages)
+    path = packages_path(folder, sha256)
+    # A file that somebody has changed, or that can't be read, is written again.
+    with contextlib.suppress(BaselineError):
+        recorded_packages(folder, sha256)
         return
     try:
         replace_file(path, "".join(f"{line}\n" for line in packages).encode())
@@ -49,14 +54,21 @@ def record_packages(folder: Path, packages: Sequence[str]) -> None:
 
 
 def recorded_packages(folder: Path, sha256: str) -> tuple[str, ...]:
-    """Return the recorded list with this checksum; empty if it is missing or was changed."""
+    """Return the recorded list of packages with this checksum.
+
+    Raises:
+        BaselineError: the file is missing, can't be read, or has another checksum.
+    """
+    path = packages_path(folder, sha256)
+    advice = "restore the file, or record the baseline again"
     try:
-        text = read_regular(packages_path(folder, sha256), MIB).decode()
-    except (OSError, UnicodeDecodeError):
-        return ()
+        text = read_regular(path, MIB).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BaselineError(f"packages '{path}': {cause_of(error)}; {advice}") from error
     packages = tuple(text.splitlines())
     if packages_sha256(packages) != sha256:
-        return ()
+        problem = "changed since it was written, as its checksum is another one"
+        raise BaselineError(f"packages '{path}': {problem}; {advice}")
     return packages
 
 
@@ -87,11 +99,11 @@ def package_remarks(folder: Path, measurement: Measurement, baseline: Baseline) 
         return
     if recorded_sha256 == packages_sha256(measurement.packages):
         return
-    recorded = recorded_packages(folder, recorded_sha256)
     version = f"{measurement.case.server.engine} {measurement.engine_version}"
-    if not recorded:
-        path = packages_path(folder, recorded_sha256)
-        yield f"{version} had other packages when its baseline was recorded; '{path}' is missing"
+    remark = f"{version} had other packages when its baseline was recorded"
+    try:
+        recorded = recorded_packages(folder, recorded_sha256)
+    except BaselineError as error:
+        yield f"{remark}, which can't be named: {error}"
         return
-    changes = render_differences(recorded, measurement.packages)
-    yield f"{version} had other packages when its baseline was recorded: {changes}"
+    yield f"{remark}: {render_differences(recorded, measurement.packages)}"
