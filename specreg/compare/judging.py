@@ -470,7 +470,7 @@ def is_settled(group: Group, decision: Decision) -> bool:
             settled_ids.add(verdict.case_id)
     for verdict in unclear:
         # An acceptance that was compared needs 0 launches, because they replay the same prompts. It
-        # needs 1 if a side has no launch yet.
+        # needs 1 if a side has no valid launch yet.
         is_stuck = verdict.metric == ACCEPTANCE and verdict.needed_launches == 0
         if is_stuck and verdict.case_id in draft_ids:
             settled_ids.add(verdict.case_id)
@@ -656,7 +656,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
             return sides.unjudged(Outcome.INVALID, broken)
     if not (sides.first and sides.second):
         missing = second_side if sides.first else first_side
-        reason = Reason(text=f"side {missing} has no launch yet")
+        reason = _why_missing(pair_launches, missing, metric)
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=1)
     if not metric.by_launch:
         return _judge_acceptance(sides)
@@ -681,6 +681,16 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     return dataclasses.replace(
         verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, needed_launches=needed_launches
     )
+
+
+def _why_missing(launches: Iterable[SideLaunch], side: Side, metric: Metric) -> Reason:
+    """Return why a side has no valid value of a metric yet: what its last launch says of that."""
+    text = f"side {side} has no launch yet"
+    for launch in launches:
+        invalid = launch.why_invalid(metric)
+        if launch.side is side and invalid is not None:
+            text = f"side {side} has no valid launch yet: {invalid}"
+    return Reason(text=text)
 
 
 def _own_launches_confirm(verdict: Verdict, own_change: Effect | None, sides: _Sides) -> bool:

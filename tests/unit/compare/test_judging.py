@@ -19,8 +19,8 @@ from specreg.compare.judging import (
     judge_pair,
 )
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
-from specreg.core.reasons import Reason
-from specreg.measurement.metrics import GATE_METRICS
+from specreg.core.reasons import Invalidity, Reason
+from specreg.measurement.metrics import GATE_METRICS, Family
 from specreg.report.document import exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.bench.gate import CASES, World, simulated_decision
@@ -72,6 +72,21 @@ def test_the_outcome_looks_at_the_whole_interval(change_frac: float, outcome: Ou
     assert verdict.comparison.change_frac == pytest.approx(change_frac, abs=0.002)
     assert verdict.value == pytest.approx(100 * (1 + change_frac), rel=0.01)
     assert verdict.comparison.expected == pytest.approx(100, rel=0.01)
+
+
+def test_a_side_without_a_valid_launch_says_what_spoilt_its_last_one() -> None:
+    behind = Invalidity("CLIENT_BEHIND", "the client woke 8.4 ms late")
+    measured = launch(Side.A, 1)
+    assert measured.measurement is not None
+    spoilt = dataclasses.replace(measured.measurement, invalid={Family.THROUGHPUT: behind})
+    both = [dataclasses.replace(measured, measurement=spoilt), launch(Side.B, 1)]
+    verdict = judge(both)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.explanation == f"side A has no valid launch yet: {behind}"
+    assert judge([launch(Side.A, 1), failed(Side.B, 1)]).explanation == (
+        "side B has no valid launch yet: it died"
+    )
+    assert judge([launch(Side.A, 1)]).explanation == "side B has no launch yet"
 
 
 def test_what_slows_both_sides_equally_is_neither_change_nor_noise() -> None:
