@@ -214,6 +214,12 @@ class Metric:
         """True if the metric varies from launch to launch; a ratio of counts varies by prompt."""
         return self.family is not Family.ACCEPTANCE
 
+    def render_ratio(self, value: float, digits: int = 4) -> str:
+        """Return the value of a ratio with so many significant digits, and a share in percent."""
+        if self.name.endswith("_frac"):
+            return f"{100 * value:.{digits}g}%"
+        return f"{value:.{digits}g}"
+
     def value_of(self, replay: Replay) -> float | None:
         """Return the metric's value, None if the replay has none."""
         if self.formula is not None:

@@ -364,7 +364,9 @@ def _nothing_recorded(metric: Metric, baselines: CaseBaselines) -> str:
     value = baselines.published.value(metric.name) if baselines.published else None
     if baselines.published is None or not value:
         return sentence
-    return f"{sentence}, published is {value:.3g} ({baselines.published.conditions})"
+    return (
+        f"{sentence}, published is {metric.render_ratio(value)} ({baselines.published.conditions})"
+    )
 
 
 def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
@@ -704,9 +706,11 @@ def _where_lost(
         old_value = acceptance_value(metric, recorded.by_category.get(category))
         new_value = acceptance_value(metric, record)
         if old_value is not None and new_value is not None:
-            digits = 3 if old_value >= _NEAR_ONE else 5
-            old_text = f"{old_value:.{digits}g}"
-            new_text = f"{new_value:.{digits}g}"
+            digits = 3
+            if not metric.follows and old_value < _NEAR_ONE:
+                digits = 5
+            old_text = metric.render_ratio(old_value, digits)
+            new_text = metric.render_ratio(new_value, digits)
             by_category.append(f"{category} {old_text} -> {new_text}")
     if by_category:
         parts.append(f"by category: {', '.join(by_category)}")

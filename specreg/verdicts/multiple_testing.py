@@ -27,7 +27,9 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
         first: the verdict on the first launch, which is REGRESSED.
         second: the verdict on the fresh launch.
     """
-    seen_first = f"a first launch had {first.value:.4g}"
+    seen_first = "a first launch was worse"
+    if first.value is not None:
+        seen_first = f"a first launch had {METRICS[first.metric].render_ratio(first.value)}"
     if second.outcome is Outcome.REGRESSED:
         return with_remark(second, f"seen on two launches, {seen_first}")
     if not second.fails:

@@ -11,7 +11,7 @@ from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, stored_acceptance
 from specreg.core.reasons import Invalidity
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Metric, Replay
+from specreg.measurement.metrics import METRICS, Family, Metric, Replay, acceptance_value
 from specreg.stats.intervals import LEVELS, Effect, Look, Spread, t_quantile
 from specreg.stats.nights import NightSpread
 from specreg.stats.variance import Variance
@@ -226,14 +226,16 @@ def spread_lengths(*accepted: int) -> AcceptanceRecord:
     )
 
 
-def judge_records(measured: AcceptanceRecord, recorded: AcceptanceRecord, look: Look) -> Verdict:
-    """The verdict on the length of a record against another."""
-    values = {LENGTH.name: measured.total.acceptance_length or 0.0}
+def judge_records(
+    measured: AcceptanceRecord, recorded: AcceptanceRecord, look: Look, metric: Metric = LENGTH
+) -> Verdict:
+    """The verdict on the length of a record, or on another metric, against another record."""
+    values = {metric.name: acceptance_value(metric, measured) or 0.0}
     measurement = dataclasses.replace(
         builders.measurement(values), replay=Replay(acceptance=measured)
     )
     baseline = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(recorded))
-    return judged(LENGTH, measurement, known(baseline), look)
+    return judged(metric, measurement, known(baseline), look)
 
 
 ALIKE, STEADY = spread_lengths(15, 15, 15, 15, 15, 16, 15, 15, 15, 14), spread_lengths(*[15] * 10)
@@ -310,6 +312,24 @@ def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
     by_draft = "no. 1 100.0% -> 50.0%, no. 2 0.0% -> 0.0%"
     where = f"by draft, where those before it were accepted: {by_draft}"
     assert verdict.explanation == f"by category: chat 2 -> 1.5; {where}"
+
+
+@pytest.mark.parametrize(
+    ("metric", "lengths", "words"),
+    [
+        ("acceptance_pos1_frac", (1.67, 1.33), "by category: chat 67% -> 33%"),
+        ("acceptance_length_tokens", (1.67, 1.33), "by category: chat 1.67 -> 1.33; by draft"),
+        ("acceptance_length_tokens", (1.08, 1.02), "by category: chat 1.08 -> 1.02; by draft"),
+        ("acceptance_length_tokens", (1.012, 1.008), "by category: chat 1.012 -> 1.008; by dra"),
+    ],
+)
+def test_a_loss_by_category_has_the_unit_of_its_metric(
+    metric: str, lengths: tuple[float, float], words: str
+) -> None:
+    old, new = (builders.acceptance(of_length(length), prompts=6) for length in lengths)
+    verdict = judge_records(new, old, Look.FULL, METRICS[metric])
+    assert verdict.outcome is REGRESSED
+    assert verdict.explanation.startswith(words)
 
 
 @pytest.mark.parametrize(

@@ -173,3 +173,8 @@ def test_acceptance_is_lost_if_a_fresh_launch_loses_it_too(
     confirmed = confirm(verdict(LENGTH, REGRESSED, -0.2), verdict(LENGTH, second))
     assert confirmed.outcome is outcome
     assert words in confirmed.explanation
+
+
+def test_the_share_of_a_first_launch_is_shown_in_percent() -> None:
+    shares = [dataclasses.replace(verdict(RATE, REGRESSED, -0.2), value=0.4261)] * 2
+    assert confirm(*shares).explanation == "seen on two launches, a first launch had 42.61%"
