@@ -1,7 +1,7 @@
 """Calculate the geometry of the page's pictures. The templates turn it into SVG.
 
-The pictures must be small, because a page of 72 cases has about a thousand of them. With Vega-Lite
-each took 12 KB and 30 ms, so such a page took 6 MB and 11 s.
+The pictures must be small, because a page of 72 cases has hundreds of them. With Vega-Lite such a
+page took 6 MB and 11 s.
 """
 
 import itertools
@@ -74,13 +74,15 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], style: AxisStyle = PLAIN) -> "Axis":
-        """Return an axis that contains the finite ones of these values; one around 0.5 without any.
+        """Return an axis that contains all finite values; without any, an axis around 0.5.
 
         Values beyond ±1e200 count as ±1e200.
         """
-        finite_values = [value for value in values if math.isfinite(value)] or [0.5]
-        low = max(min(finite_values), -_LARGEST)
-        high = min(max(finite_values), _LARGEST)
+        finite_values = [
+            min(max(value, -_LARGEST), _LARGEST) for value in values if math.isfinite(value)
+        ]
+        low = min(finite_values, default=0.5)
+        high = max(finite_values, default=0.5)
         largest = max(abs(low), abs(high))
         # The axis of nearly equal values would otherwise show rounding errors.
         least_range = max(style.least_range, _LEAST_RANGE_FRAC * largest)

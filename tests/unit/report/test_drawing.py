@@ -40,6 +40,14 @@ def test_changes_have_their_sign_and_span_one_percent_at_least() -> None:
     assert labels(1.0, 2.4, prefix="×") == ["×1.0", "×1.5", "×2.0", "×2.5"]
 
 
+@pytest.mark.parametrize("value", [1e201, 1e250, -1e250])
+def test_an_axis_holds_a_number_too_large_to_draw_at_the_largest_that_is_drawn(
+    value: float,
+) -> None:
+    axis = Axis.over([value])
+    assert axis.low <= math.copysign(1e200, value) <= axis.high
+
+
 @given(st.lists(st.floats(), min_size=0, max_size=5))
 def test_no_axis_is_degenerate_whatever_a_file_holds(values: list[float]) -> None:
     axis = Axis.over(values)
