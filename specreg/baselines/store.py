@@ -198,18 +198,14 @@ class BaselineStore:
         """Return the baseline of the case's control, with the same settings but no speculation."""
         if case.control is None:
             return None
-        control_settings = dataclasses.replace(
-            settings,
-            method="none",
-            draft_tokens=0,
-            tree=None,
-            parallel=settings.parallel.without_draft,
+        server_settings = values_of_fields(ServerSettings, case.control)
+        control_settings = readable_values(
+            dataclasses.replace(settings, **server_settings, method="none", draft_tokens=0)
         )
-        control_case = dataclasses.replace(case, server=case.control, control=None)
         baseline: Baseline | None = None
         # If the file can't be read, the control's own case reports it.
         with contextlib.suppress(BaselineError):
-            baseline = self._exact(control_case)
+            baseline = self._exact(case.control_case)
         if baseline is None or baseline.case != control_settings:
             return None
         return baseline
@@ -221,7 +217,7 @@ class BaselineStore:
         """
         if control is None or case.control is None:
             return {}
-        control_id = dataclasses.replace(case, server=case.control, control=None).id
+        control_id = case.control_case.id
         spreads_of_others = [
             spreads for case_id, spreads in self.spreads_by_case.items() if case_id != control_id
         ]

@@ -16,6 +16,8 @@ from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
 from specreg.core.reasons import Invalidity
 from specreg.datasets.prompts import Prompt
+from specreg.engines.engine import Parallel
+from specreg.engines.methods import Tree
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.prompts import check_form, load_case_prompts
@@ -109,6 +111,30 @@ def test_the_control_is_the_same_load_without_speculation(tmp_path: Path) -> Non
     assert look_up(tmp_path, case).control is None
     path.write_text("{")
     assert look_up(tmp_path, case).control is None
+
+
+@pytest.mark.parametrize(
+    "further_settings",
+    [
+        {"pinned_length_tokens": 2.5},
+        {"speculation": (("draft_sample_method", "greedy"),)},
+        {"tree": Tree(branches=2, drafted_tokens=6)},
+        {"parallel": Parallel(tensor=2, draft_tensor=1)},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_the_control_has_none_of_the_settings_of_speculation(
+    tmp_path: Path, further_settings: dict[str, Any]
+) -> None:
+    """A setting that the control doesn't have must not hide the control's baseline."""
+    server = dataclasses.replace(builders.SPEC, **further_settings)
+    case = dataclasses.replace(builders.CASE, server=server, control=server.without_speculation)
+    settings = settings_of(case, "some/target", [])
+    control_settings = settings_of(case.control_case, "some/target", [])
+    assert settings != control_settings
+    control = builders.baseline({"tpot_p50_ms": 5.0}, settings=control_settings)
+    builders.record(tmp_path, control, case.control_case.id)
+    assert store(tmp_path).look_up(case, settings).control == control
 
 
 def test_a_published_figure_is_the_last_resort(tmp_path: Path) -> None:
@@ -294,8 +320,8 @@ def test_a_baseline_in_which_nothing_was_accepted_is_refused(tmp_path: Path) -> 
     assert str(error.value) == (
         "baseline of 'vllm-draft_model-toy-toy-c2': not written, none of 720 drafts was accepted,"
         " so no loss of acceptance could ever show; choose prompts or settings with which drafts"
-        " are accepted, or name acceptance_length_tokens, acceptance_rate_frac,"
-        " acceptance_pos1_frac, acceptance_pos2_frac, acceptance_pos3_frac under shown in the"
+        " are accepted, or add acceptance_length_tokens, acceptance_rate_frac,"
+        " acceptance_pos1_frac, acceptance_pos2_frac, acceptance_pos3_frac to 'shown' in the"
         " matrix"
     )
     assert list(tmp_path.iterdir()) == []
