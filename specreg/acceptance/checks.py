@@ -67,8 +67,8 @@ def check_acceptance(
     expected_drafts = drafted_tokens or draft_tokens
     total = record.total
     depth = len(total.position_counts)
-    # A histogram may end at the most drafts that one step accepted. The number of drafts that a
-    # step proposed then shows the depth. `_check_drafting` has made sure that there are steps.
+    # A histogram may end at the most drafts that one step accepted. The drafts that were proposed
+    # then show how many a step drafts. `_check_drafting` has made sure that there are steps.
     drafts_per_step = (total.proposed or 0) // total.steps
     drafts = max(depth, drafts_per_step)
     drafts_differ = drafts != expected_drafts
@@ -107,10 +107,10 @@ def _check_drafting(record: AcceptanceRecord) -> None:
 
 
 def _drafts_vary(record: AcceptanceRecord) -> bool:
-    """Return whether steps differ in how many tokens they draft.
+    """Return whether steps may draft different numbers of tokens, and the largest may not show.
 
-    The counts then don't show the most that a step drafts. This can only happen with a source whose
-    histogram ends at the most drafts that a step accepted; the others show the most.
+    The histogram of an answer of SGLang ends at the most drafts that a step accepted. The counts of
+    all other sources show the most that a step drafts.
     """
     if record.source is not Source.SGLANG_REQUEST:
         return False
@@ -161,10 +161,11 @@ def check_emitted(
 ) -> None:
     """Check that the steps can have emitted the tokens that were delivered: N ≤ R + A + all steps.
 
-    Fewer delivered tokens are fine, because the end of the text or the output cap cuts off the last
-    step. The counted steps S don't include steps that drafted nothing, which dynamic speculation
-    has. Each of those emits a token as well, in a chunk of its own. If there are more chunks than
-    counted steps, there are as many steps as chunks, and more if chunks were merged.
+    Here N counts the delivered tokens, and R the requests, each of which gets one token from its
+    prefill. Fewer delivered tokens are fine, because the end of the text or the output cap cuts off
+    the last step. The counted steps S don't include steps that drafted nothing, which dynamic
+    speculation has. Each of those emits a token as well, in a chunk of its own. If there are more
+    chunks than counted steps, there are as many steps as chunks, and more if chunks were merged.
 
     This holds only for methods that draft in every step: others often go without a draft.
 
@@ -287,7 +288,8 @@ def _disagreement(message: str, *, is_foreign: bool) -> InvalidMeasurementError:
 def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None = None) -> None:
     """Check AL ≤ k + 1, Σ P_i = A, A ≤ D ≤ n·S, and that S, P_1, P_2, … never rise or fall below 0.
 
-    It follows that Σ h_j = S. Here k is the number of entries of `position_counts`.
+    It follows that the steps with exactly 0, 1, 2, … accepted drafts add up to S. Here k is the
+    number of entries of `position_counts`.
 
     Args:
         counts: the counts to check.

@@ -76,7 +76,7 @@ def answers_in_common(
     """Return the answers of each side, in the smallest units for which all sides have counts.
 
     The unit is usually a single request. A side may have counts only for a whole round of requests.
-    The requests of such a round then count as one answer on all sides, named after its prompts.
+    The requests of such a round then count as one prompt on all sides, named after the round.
 
     Args:
         sides: the records of the launches of each side.

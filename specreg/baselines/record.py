@@ -365,8 +365,8 @@ def _check_accepted(measurements: Sequence[Measurement]) -> None:
     names = ", ".join(metric.name for metric in judged)
     raise _refusal(
         case,
-        f"{problem}, so no loss of acceptance could ever show; {NOTHING_ACCEPTED_ADVICE}, or name"
-        f" {names} under shown in the matrix",
+        f"{problem}, so no loss of acceptance could ever show; {NOTHING_ACCEPTED_ADVICE}, or add"
+        f" {names} to 'shown' in the matrix",
     )
 
 

@@ -308,7 +308,8 @@ def plan_launches(
         is_wanted: returns whether a group is launched even if it is settled.
 
     Yields:
-        The pairs to launch, the number of the launch, and the sides to launch.
+        The pairs to launch, the number of the launch, and the sides to launch. A launch of side A
+        next to itself may come again at later looks, and the caller leaves out those that it has.
     """
     open_groups = list(groups)
     for number in range(1, rules.launches + 1):
@@ -504,9 +505,9 @@ def judge_pair(
 
 def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
     """Judge a figure at each look, and return the verdict of the look that decides it."""
-    # A launch belongs to the first look that isn't below the highest launch number so far. Its own
-    # number can be lower, if it was repeated after a failure. By that number it would belong to an
-    # earlier look, and could change what that look has decided.
+    # A launch belongs to the look that came after it. That is the first one at or above the highest
+    # number of all launches until then. A launch that was repeated after a failure has a lower
+    # number. By that it would belong to an earlier look, and could change what that one decided.
     highest_numbers = list(itertools.accumulate((launch.number for launch in launches), max))
     last_number = max(highest_numbers, default=0)
     earlier_looks = [number for number in rules.looks if number < last_number]
@@ -666,7 +667,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     change = _change(figure, launches)
     if change is None:
         reason = Reason(text="there are too few launches to estimate how much they vary")
-        # After one launch this is 4, the fewest of a single case that show how much they vary.
+        # After one launch this is 4. With fewer, a single case doesn't show how much they vary.
         needed_launches = 2 * (sides.launches + 1)
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
     cause: Cause | None = None
@@ -845,7 +846,7 @@ def _needed_count(
         needed_reach_frac = estimate_frac + tolerance_frac
     count = present_count
     while count < _MAX_GROWTH_RATIO * present_count:
-        # Steps of 5 % are fine enough for an estimate, and few of them reach the limit.
+        # Steps of 5 % are fine enough for an estimate, and the limit is reached after few of them.
         count = math.ceil(max(count + 1, count * 1.05))
         planned = dataclasses.replace(rules, launches=max(count, rules.launches))
         # More prompts need a new gate, whose first look decides about acceptance.

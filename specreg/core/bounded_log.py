@@ -9,7 +9,7 @@ from pathlib import Path
 KEPT_BYTES = 8 * 2**20
 """How much of a log's beginning is kept, and how much of its end at least."""
 SECRET_BYTES = 4096
-"""The longest unknown secret that stays whole when a long line is cut."""
+"""The longest secret that stays whole when a long line is cut, if its value isn't known."""
 LONG_LINE_BYTES = 2**20
 """The length from which an unfinished line is cut instead of waiting for its end."""
 _LEFT_OUT = b"\n[specreg: %d bytes are left out here]\n"
@@ -116,7 +116,7 @@ class BoundedLog:
         return lines
 
     def _drop_waiting(self) -> None:
-        """Drop all of a flood but its end, and drop the earlier end of the file with it."""
+        """Drop all of a flood but its end. The end that the file has had so far is dropped too."""
         latest = len(self._waiting) - self._kept_bytes
         end = 1 + self._waiting.rfind(b"\n", 0, latest)
         if not end:

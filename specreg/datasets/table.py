@@ -30,7 +30,7 @@ class PromptSet:
         file: the path of the file in the hub's dataset.
         page: the page where a user gets the set or reads about it; empty for its page on the hub.
         rows: how many prompts were published; None if it isn't known.
-        turns: the average number of turns of a conversation, for an estimate of the time that works
+        turns: the average number of turns of a conversation. It lets the time of a run be estimated
             before the set is prepared.
     """
 
@@ -93,7 +93,7 @@ _TABLE = (
         )
         for config in ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")
     ),
-    # Lines of genai-perf, or of aiperf's single_turn.
+    # A file of your own, whose lines are as genai-perf or aiperf's single_turn reads them.
     PromptSet(
         dataset="genai-perf",
         category="own",

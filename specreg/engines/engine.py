@@ -170,8 +170,8 @@ class LaunchOptions(LaunchSettings):
     target: str
     served_name: str
     port: int
-    # `field()` makes it required again. In the base class, which has only the further settings, it
-    # has a default and another type.
+    # `field()` makes it required again. In the base class it has a default and another type, and
+    # holds only the further settings of the speculation.
     speculation: Mapping[str, Setting] = field()  # type: ignore[assignment]
     target_revision: str = ""
     draft_revision: str = ""

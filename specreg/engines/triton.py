@@ -70,7 +70,7 @@ class TritonWireFormat(WireFormat):
         return f"/v2/models/{quote(ask.model, safe='')}/generate_stream"
 
     def body(self, ask: Ask) -> Body:
-        """Return a body with the text as it is, which requests the outputs that count tokens."""
+        """Return a body with the text as it is. It asks for the tokens of each response."""
         parameters = {
             "max_tokens": ask.output_cap_tokens,
             "temperature": ask.temperature,
@@ -96,7 +96,7 @@ class TritonWireFormat(WireFormat):
         def parse_event(event: bytes) -> StreamEvent:
             nonlocal tokens
             parsed = decode_event(_decoder, event)
-            # An error of another form than `error` decodes as an event without text.
+            # An error without a field `error` decodes as an event without text.
             if not parsed.text_output:
                 check_no_error(event)
             # A response has the number of its own tokens, so their sum is the usage so far.
@@ -188,7 +188,7 @@ class Triton(Engine):
         return vllm.Vllm().turns_drafting_off(speculation)
 
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return whether vLLM, which is the backend, accepts such drafts."""
+        """Return whether vLLM, the backend, accepts drafts that the target wouldn't generate."""
         return vllm.Vllm().accepts_unlikely_drafts(speculation)
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
@@ -221,7 +221,7 @@ class Triton(Engine):
         return vllm.Vllm().drafts_every_step(method, model_runner)
 
     def shared_runner(self, method: str, version: str) -> ModelRunner | None:
-        """Return V1 if vLLM, the backend, runs a method with V1 in every version."""
+        """Return V1 for the control if vLLM, the backend, runs a method with V1 only."""
         # Triton's version doesn't show which vLLM is inside, so vLLM's counts as the newest.
         del version
         return vllm.Vllm().shared_runner(method, "")

@@ -474,8 +474,8 @@ def read_acceptance(
     checks.check_acceptance(
         record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens
     )
-    # A step without a draft may be merged into another chunk by a busy server. If the case has such
-    # steps, the tokens of that chunk don't prove that drafts weren't counted.
+    # A busy server may merge the chunk of a step without a draft into another chunk. If a case has
+    # such steps, too many tokens needn't come from drafts that the server didn't count.
     if drafts_every_step and not engine.turns_drafting_off(dict(spec.speculation)):
         checks.check_emitted(record, traces, draft_tokens=spec.draft_tokens)
     return record.to_depth(spec.draft_tokens)

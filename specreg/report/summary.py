@@ -64,8 +64,8 @@ OUTCOMES: Mapping[Outcome, OutcomeText] = {
     Outcome.NOT_COMPARABLE: OutcomeText(
         "≠", Tone.DOUBT, "not comparable", "measured on another kind of machine, or in another way"
     ),
-    Outcome.IMPROVED: OutcomeText("▲", Tone.GOOD, "", "better for sure, by more than is tolerated"),
     Outcome.MEASURED: OutcomeText("•", Tone.DOUBT, "measured, not judged", "measured, not judged"),
+    Outcome.IMPROVED: OutcomeText("▲", Tone.GOOD, "", "better for sure, by more than is tolerated"),
     Outcome.PASS: OutcomeText("✓", Tone.GOOD, "", "proven to lie within what is tolerated"),
 }
 """The text of each outcome, the worst outcome first."""

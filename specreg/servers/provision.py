@@ -688,9 +688,9 @@ def parse_origin(text: str) -> Origin:
         if side_match := _ENGINE_AND_PLACE.fullmatch(text):
             engine = engine_named(side_match["engine"]).name
             location = side_match["place"]
-    # `Path.expanduser` raises an error without a home folder.
+    # `Path.expanduser` raises an error without a home folder. Links aren't resolved, because a
+    # Python finds its environment by the path of the link to it.
     path = Path(os.path.expanduser(location)).absolute()  # noqa: PTH111
-    # The link isn't resolved, because a Python finds its environment by the link's path.
     python = path / "bin" / "python"
     if python.exists():
         return Origin(text=text, engine=engine, python=str(python))

@@ -142,7 +142,7 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
 
 
 def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> float:
-    """Return the uncertainty of the two ends of a span, in total and in nanoseconds.
+    """Return the uncertainty of a span in nanoseconds, summed over its two ends.
 
     At each end this is half of the time between two changes of the counter, or between two reads if
     that is longer.
@@ -477,7 +477,7 @@ def record_power(
         idle: A span without requests; a span of no length if there was none.
 
     Returns:
-        The record, with the power as that of the case's server.
+        The record. Its field `case` has the power, also if the devices are the control's.
     """
     devices = [_record_device(trace, span, idle) for trace in traces]
     arm = arm_power(devices, span, tokens=tokens, accepted_frac=accepted_frac)

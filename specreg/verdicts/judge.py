@@ -56,7 +56,7 @@ class Obstacle:
 
 
 def first_look(metric: Metric) -> Look:
-    """Return the look that a run plans: all of its launches, or all prompts of the case."""
+    """Return the look after all that a run plans: its launches, or all prompts of the case."""
     return Look.LAUNCH if metric.by_launch else Look.FULL
 
 
@@ -180,8 +180,8 @@ def judge_effect(
     low_frac = to_frac(metric, low)
     high_frac = to_frac(metric, high)
     # The loss level is stricter if the run judges many cases, so that chance rarely shows a loss in
-    # any of them. The level of a PASS isn't corrected, because it holds for each figure on its own.
-    # But a PASS of a two-sided metric excludes a loss on either side, so it takes the loss level.
+    # any of them. A PASS keeps `level`, because it speaks of its own figure only. But the lower end
+    # of a two-sided metric can prove a loss too, so there a PASS needs the loss level as well.
     loss_low, loss_high = effect.bounds(loss_level or level)
     proven_low_frac = low_frac
     if metric.two_sided:
@@ -242,7 +242,7 @@ _ABSENT_TIME = (
 )
 _ABSENT = {
     **dict.fromkeys(Family, _ABSENT_TIME),
-    Family.ACCEPTANCE: "no value, because this source doesn't report it; name it under shown"
+    Family.ACCEPTANCE: "no value, because this source doesn't report it; add it to 'shown'"
     " in the matrix",
     Family.POWER: "no value, because no device's counter moved; look at power/ in the run's folder",
 }
@@ -351,7 +351,7 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
         figure = "a speed" if metric.by_launch else "what a drafter learns"
         num_prompts = baselines.settings.num_prompts
         reason = Reason(
-            text=f"of {num_prompts} prompts: {figure} depends on all prompts of the case",
+            text=f"{num_prompts} prompts were replayed, and {figure} depends on all of the case",
             remedy="leave out --num-prompts to judge it",
         )
         return Obstacle(Outcome.NOT_COMPARABLE, reason)
@@ -390,8 +390,8 @@ def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obs
     counts_equally = measured.counts_as(recorded.source, recorded.view)
     if not counts_equally or not (is_same_source or has_parts):
         reason = Reason(
-            text=f"measured as {measured.source}, {measured.view}, recorded as"
-            f" {recorded.source}, {recorded.view}"
+            text=f"measured as {measured.source} ({measured.view}), recorded as"
+            f" {recorded.source} ({recorded.view})"
         )
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     return _obstacle_of_nothing_accepted(metric, evidence)
@@ -567,7 +567,7 @@ def _judge_speed(
     if card_difference:
         tolerance_frac = max(tolerance_frac, _OTHER_CARD_FRAC)
     nights = judged_by.nights
-    # The baseline is a night too, so only a value of 0, which has no logarithm, has no nights.
+    # The baseline is a night too. Nights are missing only if a value is 0 and has no logarithm.
     if nights is None:
         return _judge_standstill(metric, evidence, tolerance_frac)
 

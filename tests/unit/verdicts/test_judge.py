@@ -412,10 +412,16 @@ OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
             "the baseline holds acceptance alone, and no speed",
         ),
         (LENGTH, MEASURED, EMPTY, NO_BASELINE, "the baseline holds no acceptance_length"),
-        (THROUGHPUT, MEASURED, FEWER, NOT_COMPARABLE, "of 20 prompts: a speed"),
-        (LENGTH, LEARNS, FEWER, NOT_COMPARABLE, "of 20 prompts: what a drafter learns"),
-        (LENGTH, MEASURED, SGLANG, NOT_COMPARABLE, "recorded as sglang_request, verifier"),
-        (LENGTH, MEASURED, known(tagged(view=View.EMITTED)), NOT_COMPARABLE, ", emitted"),
+        (THROUGHPUT, MEASURED, FEWER, NOT_COMPARABLE, "20 prompts were replayed, and a speed"),
+        (
+            LENGTH,
+            LEARNS,
+            FEWER,
+            NOT_COMPARABLE,
+            "20 prompts were replayed, and what a drafter learns",
+        ),
+        (LENGTH, MEASURED, SGLANG, NOT_COMPARABLE, "recorded as sglang_request (verifier)"),
+        (LENGTH, MEASURED, known(tagged(view=View.EMITTED)), NOT_COMPARABLE, "(emitted)"),
         (LENGTH, BROKEN, known(), INVALID, "SPEC_DISABLED: nothing was drafted"),
         (LENGTH, BROKEN, known(RECORDED), INVALID, "SPEC_DISABLED: nothing was drafted"),
         (TPOT, MEASURED, known(RECORDED), INVALID, "METRIC_ABSENT"),
@@ -587,7 +593,7 @@ def test_an_acceptance_that_no_nights_would_tell_needs_prompts_and_no_quieter_ma
     assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 0)
     assert verdict.reason is not None
     assert verdict.reason.remedy.startswith(
-        "raise its tolerance in the matrix, name it under shown, or raise prompts in the matrix to"
+        "raise its tolerance in the matrix, add it to 'shown' there, or raise prompts in the matrix to"
     )
 
 
