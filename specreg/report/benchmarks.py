@@ -15,7 +15,7 @@ import numpy as np
 from specreg.core.values import readable_values
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, RECORDED, Family, Replay
-from specreg.report.document import Report, last_words
+from specreg.report.document import Report, last_verdicts
 from specreg.report.summary import OUTCOMES
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.verdict import Verdict
@@ -69,7 +69,9 @@ def benchmark_of(measurement: Measurement, verdicts: Iterable[Verdict]) -> Mappi
         "load": case.load.id,
         "method": case.server.method,
     }
-    outcomes = [verdict.outcome for verdict in last_words(verdicts) if verdict.case_id == case.id]
+    outcomes = [
+        verdict.outcome for verdict in last_verdicts(verdicts) if verdict.case_id == case.id
+    ]
     worst = min(outcomes, key=list(OUTCOMES).index, default="")
     # The methods of a group can be compared with each other.
     shared_params = [value for name, value in params.items() if name != "method"]

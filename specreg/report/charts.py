@@ -10,7 +10,7 @@ from typing import Any
 from specreg.baselines.comparison import differing_settings
 from specreg.matrix.case import CaseSettings, Load
 from specreg.measurement.metrics import METRICS, Metric, better_frac
-from specreg.report.document import CaseReport, Report, began_at, last_words
+from specreg.report.document import CaseReport, Report, began_at, last_verdicts
 from specreg.report.drawing import (
     Axis,
     AxisStyle,
@@ -63,7 +63,7 @@ def speedup_picture(report: Report) -> IntervalPicture | None:
     """
     verdicts = {
         verdict.case_id: verdict
-        for verdict in last_words(report.run.verdicts)
+        for verdict in last_verdicts(report.run.verdicts)
         if verdict.metric == _SPEEDUP
     }
     rows = []
@@ -133,7 +133,7 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
     rows_by_metric: dict[str, list[IntervalRow]] = {}
     two_sided_metrics = set()
     case_ids = {case.case_id for case in report.cases}
-    for verdict in last_words(report.run.verdicts):
+    for verdict in last_verdicts(report.run.verdicts):
         comparison = verdict.comparison
         change_frac = comparison.change_frac
         # The draft positions have pictures with bars, in which both sides overlap.

@@ -307,7 +307,7 @@ def flat_fields(verdict: Verdict) -> dict[str, object]:
     return {**fields, **comparison, **sentences}
 
 
-def last_words(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+def last_verdicts(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     """Return the last verdict for each figure and outcome.
 
     A figure is MEASURED while more launches are to come. That verdict is left out if the figure has
@@ -666,7 +666,7 @@ def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator
     """
     verdicts_of_a = {
         verdict.metric: verdict
-        for verdict in last_words(a.run.verdicts)
+        for verdict in last_verdicts(a.run.verdicts)
         if verdict.case_id == old.case_id and verdict.value is not None
     }
     settings_obstacle = "its settings aren't known"
@@ -676,7 +676,7 @@ def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator
     machine_obstacle = ""
     if len(environments) > 1:
         machine_obstacle = f"measured on {' and on '.join(environments)}"
-    for verdict in last_words(b.run.verdicts):
+    for verdict in last_verdicts(b.run.verdicts):
         verdict_of_a = verdicts_of_a.get(verdict.metric)
         is_of_case = verdict.case_id == new.case_id and verdict.value is not None
         if is_of_case and verdict_of_a is not None:

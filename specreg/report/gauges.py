@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from specreg.core.values import readable_values
-from specreg.report.document import Report, began_at, last_words
+from specreg.report.document import Report, began_at, last_verdicts
 
 _RUN_LABELS = ("tier", "environment")
 _CASE_LABELS = ("engine", "method", "models", "dataset")
@@ -47,7 +47,7 @@ def render_metrics(
 def _add_verdicts(
     registry: CollectorRegistry, report: Report, run_labels: Mapping[str, str]
 ) -> None:
-    """Add gauges for the verdicts of `last_words`. Values that a verdict lacks are left out."""
+    """Add gauges for the verdicts of `last_verdicts`. Values that a verdict lacks are left out."""
 
     def gauge(name: str, description: str, *more_labels: str) -> Gauge:
         labels = (*_VERDICT_LABELS, *more_labels)
@@ -60,7 +60,7 @@ def _add_verdicts(
     )
     outcomes = gauge("verdict", "1 for the outcome of a verdict.", "outcome")
     cases = {case.case_id: case for case in report.cases}
-    for verdict in last_words(report.run.verdicts):
+    for verdict in last_verdicts(report.run.verdicts):
         case = cases.get(verdict.case_id)
         # If the report has no such case, these labels are empty.
         case_labels = {name: getattr(case, name, "") for name in _CASE_LABELS}

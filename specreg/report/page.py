@@ -29,7 +29,7 @@ from specreg.report.charts import (
     positions_by_method,
     speedup_picture,
 )
-from specreg.report.document import CaseReport, Report, Tone, last_words
+from specreg.report.document import CaseReport, Report, Tone, last_verdicts
 from specreg.report.drawing import Tick, spaced
 from specreg.report.failures import (
     by_case,
@@ -106,7 +106,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
     report = readable_values(report)
     run = report.run
     is_run = not report.arms
-    verdicts = last_words(run.verdicts)
+    verdicts = last_verdicts(run.verdicts)
     verdicts_by_case = by_case(verdicts)
     failing_by_case = by_case(verdict for verdict in verdicts if verdict.fails)
     red_first = sorted(failing_by_case.items(), key=lambda item: tone_of(item[1]) is not Tone.BAD)
@@ -197,7 +197,7 @@ def render_markdown(report: Report) -> str:
     report = readable_values(report)
     run = report.run
     origin = report.origin
-    verdicts = last_words(run.verdicts)
+    verdicts = last_verdicts(run.verdicts)
     engines = [
         f"{case.engine} {case.figures.engine_version}"
         for case in report.cases

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.style import Style
 
 from specreg.measurement.metrics import METRICS, Family
-from specreg.report.document import ArmReport, Headline, Report, RunVerdict, Tone, last_words
+from specreg.report.document import ArmReport, Headline, Report, RunVerdict, Tone, last_verdicts
 from specreg.report.tables import label_of
 from specreg.verdicts.verdict import GOOD, JUDGED, SKIPPED, Outcome, Verdict
 
@@ -105,7 +105,7 @@ def answers_of_run(run: RunVerdict) -> Sequence[Headline]:
     ignored.
     """
     by_subject: dict[str, list[Verdict]] = {subject: [] for subject in _SUBJECTS}
-    for verdict in last_words(run.verdicts):
+    for verdict in last_verdicts(run.verdicts):
         by_subject[_subject_of(verdict)].append(verdict)
     return [_answer(run, subject, verdicts) for subject, verdicts in by_subject.items()]
 

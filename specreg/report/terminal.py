@@ -13,7 +13,7 @@ from specreg.baselines.record import RecordedBaseline, commit_of
 from specreg.core.commands import is_attached, record_command, run_command
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
-from specreg.report.document import Report, last_words
+from specreg.report.document import Report, last_verdicts
 from specreg.report.summary import STYLES, answers_of, notes_of, render_answers, title_of, tone_of
 from specreg.report.tables import (
     NOTHING,
@@ -84,11 +84,11 @@ def next_of(report: Report) -> str:
 def render_verdicts(
     verdicts: Sequence[Verdict], *, color: bool, columns: tuple[str, str] = ("value", "baseline")
 ) -> str:
-    """Render a table with the verdicts of `last_words`, grouped by case in the run's order."""
+    """Render a table with the verdicts of `last_verdicts`, grouped by case in the run's order."""
     rows_by_case: dict[str, list[Sequence[str | Text]]] = {
         verdict.case_id: [[verdict.case_id]] for verdict in verdicts
     }
-    for verdict in last_words(verdicts):
+    for verdict in last_verdicts(verdicts):
         comparison = verdict.comparison
         style = ""
         if color:
