@@ -25,7 +25,7 @@ from specreg.report.tables import (
 )
 from specreg.stats.intervals import LEVELS
 from specreg.verdicts.detection import to_frac
-from specreg.verdicts.judge import first_look
+from specreg.verdicts.judge import planned_look
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
 
 _WORSE = {Outcome.WRONG, Outcome.REGRESSED}
@@ -145,7 +145,7 @@ def _change_cells(
     effect = change_of_baseline(metric, record.old, record.new)
     if effect is not None:
         # The level is that of a run, so the interval shows what a run could prove.
-        low, high = effect.bounds(LEVELS[first_look(metric)])
+        low, high = effect.bounds(LEVELS[planned_look(metric)])
         low_frac = to_frac(metric, low)
         high_frac = to_frac(metric, high)
         interval = render_interval(low_frac, high_frac)

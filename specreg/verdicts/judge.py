@@ -55,7 +55,7 @@ class Obstacle:
     lacks: Lack | None = None
 
 
-def first_look(metric: Metric) -> Look:
+def planned_look(metric: Metric) -> Look:
     """Return the look after all that a run plans: its launches, or all prompts of the case."""
     return Look.LAUNCH if metric.by_launch else Look.FULL
 

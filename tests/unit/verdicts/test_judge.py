@@ -18,7 +18,14 @@ from specreg.stats.variance import Variance
 from specreg.verdicts.by_nights import HELD_BY_NIGHTS
 from specreg.verdicts.detection import detectable, detects_against, nights_to_hold
 from specreg.verdicts.history import RunOrigin, run_record
-from specreg.verdicts.judge import JudgedBy, Reference, first_look, judge, judge_effect, outcome_of
+from specreg.verdicts.judge import (
+    JudgedBy,
+    Reference,
+    judge,
+    judge_effect,
+    outcome_of,
+    planned_look,
+)
 from specreg.verdicts.nights import CommonEvidence, LastingLoss, NightEvidence
 from specreg.verdicts.verdict import LASTING, MACHINE_MOVED, Lack, Outcome, Verdict
 from tests.unit import builders
@@ -48,7 +55,7 @@ def judged(
     metric: Metric, measurement: Measurement, of: CaseBaselines, look: Look | None = None
 ) -> Verdict:
     """The verdict on one launch."""
-    return judged_launches(metric, [measurement], of, look or first_look(metric))
+    return judged_launches(metric, [measurement], of, look or planned_look(metric))
 
 
 def of_length(length: float) -> StepCounts:

@@ -22,7 +22,7 @@ from specreg.report.tables import render_figures
 from specreg.telemetry.power_record import PowerRecord
 from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from specreg.telemetry.sensor import Scope, State
-from specreg.verdicts.judge import JudgedBy, first_look, judge
+from specreg.verdicts.judge import JudgedBy, judge, planned_look
 from specreg.verdicts.multiple_testing import seen_on
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
@@ -56,7 +56,7 @@ def judged(name: str, power: PowerRecord | None, *before: Measurement) -> Verdic
     metric = METRICS[name]
     comparison = compare([*before, measured(power)], KNOWN)
     return judge(
-        metric, comparison, first_look(metric), JudgedBy(nights=nights_of(metric, comparison))
+        metric, comparison, planned_look(metric), JudgedBy(nights=nights_of(metric, comparison))
     )
 
 
