@@ -41,9 +41,7 @@ def test_changes_have_their_sign_and_span_one_percent_at_least() -> None:
 
 
 @pytest.mark.parametrize("value", [1e201, 1e250, -1e250])
-def test_an_axis_holds_a_number_too_large_to_draw_at_the_largest_that_is_drawn(
-    value: float,
-) -> None:
+def test_an_axis_holds_numbers_too_large_to_draw_at_its_largest(value: float) -> None:
     axis = Axis.over([value])
     assert axis.low <= math.copysign(1e200, value) <= axis.high
 
