@@ -188,7 +188,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     # Write the documents of the run, which have its exit status.
     _set_exit_status(session, exitstatus, result.verdicts)
     verdict = None
-    if result.verdicts or _judged_nothing(session):
+    if result.verdicts or _was_meant_to_judge(session):
         verdict = run_verdict(result, int(session.exitstatus), cut_short=cut_short)
         notes.add_lines(record_run(result, verdict, command=_command(config)))
     blocks = replace_tests_by_blocks(config, result)
@@ -281,7 +281,7 @@ def _set_exit_status(session: pytest.Session, exitstatus: int, verdicts: Sequenc
         session.exitstatus = notes.refusal.status
 
 
-def _judged_nothing(session: pytest.Session) -> bool:
+def _was_meant_to_judge(session: pytest.Session) -> bool:
     """Return whether a session without verdicts was meant to judge.
 
     If it was, its documents are written too, without a verdict.
