@@ -93,9 +93,9 @@ def is_installed() -> bool:
 
 
 def is_cached(repo: str) -> bool:
-    """Return True if the cache has all weights of the commit that it has for a model's main branch.
+    """Return True if the cache has all weights of a model's main branch.
 
-    The hub isn't asked, so there may be a newer commit.
+    The hub isn't asked, so the branch may have a newer commit there.
     """
     if not is_installed():
         return False

@@ -6,8 +6,8 @@ because the environment lacks what specreg depends on. It exchanges lines of JSO
 
 - its input names the models, each with a revision that may be empty;
 - it answers with a plan, which says how many bytes are missing;
-- if something is missing, a second line lets it fetch that, and it answers with an empty object
-  once everything is there;
+- if something is missing, a second line of input lets it fetch that, and it answers with an empty
+  object once everything is there;
 - it answers with a failure, and ends, if a model can't be looked up or fetched.
 
 huggingface_hub writes its progress bars to the standard error. It keeps each file that is complete,
@@ -49,7 +49,8 @@ def wanted_files(names: Sequence[str]) -> list[str]:
     if _INDEX in names:
         weights = [name for name in weights if not name.startswith("consolidated")]
     small_files = [name for name in names if name.endswith(_SMALL_FILES)]
-    # The index comes before the weights, so that an interrupted fetch is known to be one.
+    # The index comes before the weights, because after an interrupted fetch it shows which of them
+    # are missing.
     return [*sorted(small_files), *sorted(weights)]
 
 

@@ -80,7 +80,9 @@ def load_prompts(
     vocabulary: Callable[[], int],
     data_dir: Path | None = None,
 ) -> tuple[Prompt, ...]:
-    """Load all prompts of a set. Any number of first prompts is spread evenly over the categories.
+    """Load all prompts of a set, in an order that mixes its categories evenly.
+
+    Even if only the first n prompts are used, they are spread evenly over the categories.
 
     Args:
         prompt_set: the set.

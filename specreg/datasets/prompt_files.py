@@ -39,8 +39,8 @@ _ROW_ADVICE = (
 # About half of the published rows of SPEED-Bench only refer to their source, and begin like this.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 _REMEDY = (
-    f"NVIDIA publishes this row without its text; fill it with {FILLING}, and give the file that"
-    " this writes with --from"
+    f"NVIDIA publishes this row without its text; fill it with {FILLING}, and give its output file"
+    " with --from"
 )
 
 

@@ -24,7 +24,7 @@ class Prompt(
 
     Attributes:
         id: an id that is unique within the dataset.
-        category: the category, for figures of each category.
+        category: the category, by which reports group their figures.
         turns: what the user says, in order; none is empty.
         token_ids: the ids of the tokens of the prompt; a prompt has either these or turns.
     """
@@ -57,8 +57,8 @@ def prompts_sha256(prompts: Sequence[Prompt]) -> str:
 def _without_thinking(reply: str) -> str:
     """Return the part of a reply after its last thought; empty if the thought was cut off.
 
-    Templates that put `<think>` before the reply leave no mark of a thought that the output cap cut
-    off. Such a reply is taken for an answer.
+    Some templates put `<think>` into the prompt, so that the reply has no mark of its thought but
+    `</think>`. If the output cap cut such a thought off, the reply is taken for an answer.
     """
     _, end_of_thought, answer = reply.rpartition(END_OF_THOUGHT)
     if end_of_thought:
@@ -74,7 +74,7 @@ def is_unfinished_thought(reply: str) -> bool:
 REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(
     {AS_IS: lambda reply: reply, "without_thinking": _without_thinking, "stripped": str.strip}
 )
-"""The functions that turn a reply into history, by the name that `history_reply` of a case has."""
+"""The functions that turn a reply into history. A case names its function in `history_reply`."""
 
 
 def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:

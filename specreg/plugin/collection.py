@@ -201,7 +201,7 @@ def _skip(items: Sequence[pytest.Item], selection: Selection) -> None:
         if not reason:
             continue
         # pytest shows equal reasons in one line, without the tests' names. So the case is named
-        # if it is the only one with this reason, and a reason of all cases stays one line.
+        # if it is the only one with this reason, and a shared reason stays one line.
         if case_counts[reason] == 1:
             reason = f"{case.id}: {reason}"
         item.add_marker(pytest.mark.skip(reason=readable_line(reason)))
@@ -240,7 +240,7 @@ def _check(config: pytest.Config, items: Sequence[pytest.Item], selection: Selec
 def pytest_report_collectionfinish(config: pytest.Config) -> Sequence[str]:
     """Return a line with the path of the page that shows the run while it goes on.
 
-    A run of a single case has no such page.
+    A run of a single case on a single launch has no such page.
     """
     if len(config.stash[PROGRESS].run.expected) <= 1:
         return []

@@ -153,9 +153,9 @@ def replace_tests_by_blocks(config: pytest.Config, result: RunResult) -> Mapping
     """Keep pytest from showing each failed test, and return a block for each failed case instead.
 
     Returns:
-        The blocks by case id. It is empty if no test failed, if pytest shows no failures (--tb=no),
-        or if a test failed for another reason than its verdict. In the last case, pytest shows all
-        failed tests.
+        The blocks by case id. There are none if no test failed, if pytest shows no failures
+        (--tb=no), or if pytest shows all failed tests itself, because one of them failed for
+        another reason than its verdict.
     """
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter is None or config.option.tbstyle == "no":

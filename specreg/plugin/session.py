@@ -180,7 +180,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     else:
         notes.add_lines(_conclude(config, run, cut_short=cut_short))
         result = run.result()
-    # Write the baselines.
+    # Say how to continue an interrupted run, and write the baselines.
     if result.launches and cut_short:
         notes.add_lines(["to continue this run, type the same command with --specreg-resume"])
     if context.is_recording and result.launches and not context.is_part:
@@ -284,7 +284,7 @@ def _set_exit_status(session: pytest.Session, exitstatus: int, verdicts: Sequenc
 def _was_meant_to_judge(session: pytest.Session) -> bool:
     """Return whether a session without verdicts was meant to judge.
 
-    If it was, its documents are written too, without a verdict.
+    If it was, its documents are written although they have no verdicts.
 
     A session that lists tests, records baselines or ends with a usage error isn't meant to judge. A
     resumed run that selects no test keeps the verdict that its folder already has.

@@ -34,8 +34,8 @@ class SessionNotes:
     Attributes:
         lines: Extra lines for the summary.
         refusal: Why the session ends before it measures anything; None if it doesn't.
-        is_wanted: True if tests of the suite are selected, or if they were collected and no test
-            at all is selected.
+        is_wanted: True if the user wants tests of the suite: some are selected, or some were
+            collected and no test at all is selected.
         failed_otherwise: True if a test failed for another reason than its verdict.
         has_nothing_to_run: True if `--specreg-shard` deselects all tests: the shard is empty, or
             the shards are only listed.
