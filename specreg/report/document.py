@@ -567,8 +567,8 @@ def expected_of(
 def side_by_side(a: Report, b: Report) -> Report:
     """Return a report of run B in which run A takes the place of the baseline.
 
-    The report contains the cases that both runs have. It shows changes and judges none of them. A
-    figure is NOT_COMPARABLE if it is INVALID in a run, if its settings differ or aren't known, or
+    The report contains the cases that both runs have. It shows changes and judges none of them, so
+    its exit status is 0, and remarks name the status of a run that failed. A figure is NOT_COMPARABLE if it is INVALID in a run, if its settings differ or aren't known, or
     if it is a speed or a power and the machines are of different kinds.
 
     Raises:
@@ -600,14 +600,16 @@ def side_by_side(a: Report, b: Report) -> Report:
     arms = tuple(
         ArmReport(
             name=name,
-            text=f"run {report.run.run} on {report.run.environment}",
+            text=_describe_run(report.run),
             engine_versions=tuple(dict.fromkeys(_engine_versions(report.cases))),
         )
         for name, report in sides.items()
     )
     run = msgspec.structs.replace(
         b.run,
+        attached="",
         complete=True,
+        exit_status=exit_status(verdicts),
         verdicts=tuple(verdicts),
         outcomes=count_outcomes(verdicts),
         skipped={},
@@ -618,7 +620,7 @@ def side_by_side(a: Report, b: Report) -> Report:
         run=run,
         origin=msgspec.structs.replace(b.origin, command=command),
         cases=tuple(cases),
-        remarks=tuple(_cases_of_one_side(sides, common_ids)),
+        remarks=(*_cases_of_one_side(sides, common_ids), *_failed_sides(sides)),
         time=None,
         title="Two runs side by side",
         answers=(_count_changes(verdicts),),
@@ -650,6 +652,24 @@ def _cases_of_one_side(sides: Mapping[str, Report], common_ids: AbstractSet[str]
         ids = [case.case_id for case in report.cases if case.case_id not in common_ids]
         if ids:
             yield f"only {name} has {', '.join(ids)}"
+
+
+def _failed_sides(sides: Mapping[str, Report]) -> Iterator[str]:
+    """Yield a remark for each side whose run failed, with its exit status."""
+    for name, report in sides.items():
+        status = report.run.exit_status
+        if status in STATUS_MEANINGS:
+            yield f"run {name} ended with status {status}: {STATUS_MEANINGS[status]}"
+        elif status:
+            yield f"run {name} ended with status {status}"
+
+
+def _describe_run(run: RunVerdict) -> str:
+    """Describe a run that is a side: its name, its machine and the server it attached to."""
+    description = f"run {run.run} on {run.environment}"
+    if run.attached:
+        description += f", attached to {run.attached}"
+    return description
 
 
 def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator[Verdict]:

@@ -243,6 +243,41 @@ def test_a_side_that_measured_nothing_has_no_version_that_its_servers_reported()
     assert "reported" not in note
 
 
+def with_status(report: Report, status: int) -> Report:
+    return replace(report, run=replace(report.run, exit_status=status))
+
+
+@pytest.mark.parametrize(
+    ("status", "remarks"),
+    [
+        (0, ()),
+        (2, ("run B ended with status 2",)),
+        (
+            10,
+            (
+                "run B ended with status 10: nothing is proven to be worse, but something couldn't"
+                " be judged",
+            ),
+        ),
+    ],
+)
+def test_two_runs_that_are_not_judged_have_no_bad_status(
+    status: int, remarks: tuple[str, ...]
+) -> None:
+    comparison = side_by_side(with_status(reports.REPORT, 0), with_status(another(), status))
+    assert comparison.run.exit_status == 0
+    assert comparison.remarks == remarks
+    assert "status of the run" not in render_page(comparison)
+
+
+def test_a_server_that_one_of_two_runs_attached_to_belongs_to_its_side() -> None:
+    b = another()
+    attached = replace(b, run=replace(b.run, attached="http://host:8000"))
+    of_a, of_b = notes_of(side_by_side(reports.REPORT, attached))
+    assert "attached" not in of_a
+    assert ", attached to http://host:8000; its servers reported vllm 0.33.0" in of_b
+
+
 def test_other_settings_machines_and_invalid_figures_have_no_change() -> None:
     comparison = side_by_side(reports.REPORT, another(draft_tokens=7))
     assert all(verdict.outcome is Outcome.NOT_COMPARABLE for verdict in comparison.run.verdicts)
@@ -263,7 +298,8 @@ def test_other_settings_machines_and_invalid_figures_have_no_change() -> None:
 def test_cases_that_one_run_alone_has_are_told() -> None:
     other_case = replace(reports.CASE_REPORT, case_id="other")
     larger = replace(reports.REPORT, cases=(*reports.REPORT.cases, other_case))
-    assert side_by_side(larger, another()).remarks == ("only A has other",)
+    remark, _ = side_by_side(larger, another()).remarks
+    assert remark == "only A has other"
     with pytest.raises(ReportError, match="no case is in both; name two runs"):
         side_by_side(replace(reports.REPORT, cases=(other_case,)), another())
     with pytest.raises(ReportError, match="compares two sides already"):
