@@ -568,7 +568,9 @@ def side_by_side(a: Report, b: Report) -> Report:
     """Return a report of run B in which run A takes the place of the baseline.
 
     The report contains the cases that both runs have. It shows changes and judges none of them, so
-    its exit status is 0, and remarks name the status of a run that failed. A figure is NOT_COMPARABLE if it is INVALID in a run, if its settings differ or aren't known, or
+    its exit status is 0, and remarks name the status of a run that failed.
+
+    A figure is NOT_COMPARABLE if it is INVALID in a run, if its settings differ or aren't known, or
     if it is a speed or a power and the machines are of different kinds.
 
     Raises:
