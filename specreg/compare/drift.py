@@ -19,7 +19,7 @@ _LEAST_FREEDOM = SEGMENT_PARTS - 2
 """The fewest degrees of freedom of a line. With fewer, it is no better than `change_of_parts`."""
 _MAX_FREEDOM = 200
 """With more degrees of freedom, Student's t distribution is practically a normal one."""
-_FOUND_LEVEL = 0.01
+_MISSED_LEVEL = 0.01
 """The probability of missing a drift that counts as detectable."""
 _LENGTHS = tuple(1.05**power for power in range(142))
 """The lengths that are considered, as multiples of the present length, up to about a thousand."""
@@ -170,7 +170,7 @@ def detectable_frac(trend: Trend, level: float, times_as_long: float = 1.0) -> f
         return None
     # The drift must exceed what is significant, even if chance makes it look smaller.
     significant_reach = t_quantile(level, effect.freedom)
-    missed_reach = t_quantile(_FOUND_LEVEL, effect.freedom)
+    missed_reach = t_quantile(_MISSED_LEVEL, effect.freedom)
     return (significant_reach + missed_reach) * effect.error_frac
 
 
