@@ -27,7 +27,7 @@ from specreg.baselines.comparison import (
     paired_ratio_change,
 )
 from specreg.compare.options import TOLERANCE, ComparisonOptions
-from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
+from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
 from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
 from specreg.core.reasons import Reason
@@ -429,7 +429,7 @@ def _causes(losses: Sequence[Verdict]) -> str:
     If other metrics than output are lost, they are the causes. If output alone is lost, the cause
     is the part that contributes most to its loss.
     """
-    proven = [GATE_METRICS[loss.metric].cause for loss in losses if loss.metric != OUTPUT]
+    proven = [GATE_METRICS[loss.metric].cause for loss in losses if loss.metric != THROUGHPUT]
     if proven:
         return ", ".join(proven)
     for loss in losses:
@@ -466,7 +466,7 @@ def is_settled(group: Group, decision: Decision) -> bool:
     unclear = [verdict for verdict in verdicts if verdict.outcome is Outcome.INCONCLUSIVE]
     settled_ids = set()
     for verdict in verdicts:
-        is_lost_by_part = _is_proven_loss(verdict) and verdict.metric != OUTPUT
+        is_lost_by_part = _is_proven_loss(verdict) and verdict.metric != THROUGHPUT
         if verdict.outcome is Outcome.WRONG or is_lost_by_part:
             settled_ids.add(verdict.case_id)
     for verdict in unclear:
@@ -671,7 +671,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
         needed_launches = 2 * (sides.launches + 1)
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
     cause: Cause | None = None
-    if metric.name == OUTPUT:
+    if metric.name == THROUGHPUT:
         cause = _parts_of_output(sides.second, sides.first)
     verdict = sides.judged(change, cause)
     own_change = change_of_pairs(_differences(figure, launches))
@@ -935,7 +935,7 @@ def _parts_of_output(second: Sequence[Measurement], first: Sequence[Measurement]
         None if a part is unknown.
     """
     log_changes = []
-    output_of = GATE_METRICS[OUTPUT].value_of
+    output_of = GATE_METRICS[THROUGHPUT].value_of
     step_time_of = GATE_METRICS[STEP].value_of
     for function in (output_of, tokens_per_step, step_time_of):
         value = _mean_of(function, second)

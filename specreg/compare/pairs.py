@@ -41,7 +41,7 @@ _TYPES: Mapping[str, object] = MappingProxyType(
 _SPECULATION_SETTINGS = frozenset({"method", "draft", "draft_tokens"})
 """The settings that a case without speculation doesn't have."""
 ACCEPTANCE = "acceptance_length_tokens"
-OUTPUT = "throughput_tokens_per_s"
+THROUGHPUT = "throughput_tokens_per_s"
 STEP = "step_p50_ms"
 
 

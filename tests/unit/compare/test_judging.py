@@ -18,7 +18,7 @@ from specreg.compare.judging import (
     is_settled,
     judge_pair,
 )
-from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, OUTPUT, STEP, Group, Pair, Side
+from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
 from specreg.core.reasons import Invalidity, Reason
 from specreg.measurement.metrics import GATE_METRICS, Family
 from specreg.report.document import exit_status
@@ -36,7 +36,7 @@ CONTROL_MISSING = "UNCHECKED: side A is still to be measured against itself"
 def judge(
     some: Sequence[SideLaunch],
     rules: Rules = RULES,
-    metric: str = OUTPUT,
+    metric: str = THROUGHPUT,
     sides: tuple[Side, Side] = COMPARED,
 ) -> Verdict:
     return {verdict.metric: verdict for verdict in judge_pair(PAIR, some, rules, sides)}[metric]
@@ -108,7 +108,7 @@ def test_looks_come_when_the_number_of_launches_has_doubled() -> None:
 
 @pytest.mark.parametrize(
     ("metric", "first_level", "last_level"),
-    [(OUTPUT, 0.01 / 256, 0.0075), (ACCEPTANCE, 0.005 + 0.005 / 256, 0.00375)],
+    [(THROUGHPUT, 0.01 / 256, 0.0075), (ACCEPTANCE, 0.005 + 0.005 / 256, 0.00375)],
 )
 def test_the_looks_share_one_level(metric: str, first_level: float, last_level: float) -> None:
     """The last look at a speed has most of it; at acceptance the first, which knows nearly all."""
@@ -185,9 +185,11 @@ EACH_FAILED = [failed(Side.A, 1), failed(Side.B, 2)]
         pytest.param(launches(count=1), ACCEPTANCE, Outcome.PASS, "", id="accepts-alike"),
         pytest.param(LESS, ACCEPTANCE, Outcome.REGRESSED, "", id="accepts-less"),
         pytest.param(FEW, ACCEPTANCE, Outcome.INVALID, "2 shared prompts, 5 are", id="few"),
-        pytest.param(DEAD, OUTPUT, Outcome.INVALID, "side B: it died", id="fails-twice"),
-        pytest.param(ONE_FAILED, OUTPUT, Outcome.PASS, "", id="fails-once"),
-        pytest.param(EACH_FAILED, OUTPUT, Outcome.INCONCLUSIVE, "side A has no", id="each-fails"),
+        pytest.param(DEAD, THROUGHPUT, Outcome.INVALID, "side B: it died", id="fails-twice"),
+        pytest.param(ONE_FAILED, THROUGHPUT, Outcome.PASS, "", id="fails-once"),
+        pytest.param(
+            EACH_FAILED, THROUGHPUT, Outcome.INCONCLUSIVE, "side A has no", id="each-fails"
+        ),
         pytest.param(EACH_FAILED, ACCEPTANCE, Outcome.INCONCLUSIVE, "side A has no", id="too"),
     ],
 )
@@ -214,7 +216,7 @@ def test_a_later_launch_changes_no_look_that_was_made() -> None:
 
 
 def test_a_tolerance_may_be_another() -> None:
-    rules = Rules(launches=8, figures=3, tolerances={OUTPUT: 0.2})
+    rules = Rules(launches=8, figures=3, tolerances={THROUGHPUT: 0.2})
     assert judge(launches(-0.1), rules).outcome is Outcome.PASS
 
 
@@ -222,7 +224,7 @@ def test_a_metric_that_does_not_decide_is_only_measured() -> None:
     pair = Pair(a=PAIR.a, b=builders.on_server(draft_tokens=5))
     some = [dataclasses.replace(launch, pair_id=pair.id) for launch in launches(-0.1)]
     by_metric = {verdict.metric: verdict for verdict in judge_pair(pair, some, RULES)}
-    assert by_metric[OUTPUT].outcome is Outcome.REGRESSED
+    assert by_metric[THROUGHPUT].outcome is Outcome.REGRESSED
     assert (by_metric[STEP].outcome, by_metric[STEP].explanation) == (Outcome.MEASURED, "")
     assert by_metric[STEP].comparison.change_frac == 0.0
 
@@ -268,7 +270,7 @@ def test_answers_of_which_few_are_equal_pass_with_a_remark() -> None:
 
 def outcome_of_output(decision: Decision) -> tuple[GateAnswer, Outcome, str]:
     """The answer, and what it says of throughput."""
-    (output,) = (verdict for verdict in decision.verdicts if verdict.metric == OUTPUT)
+    (output,) = (verdict for verdict in decision.verdicts if verdict.metric == THROUGHPUT)
     return decision.answer, output.outcome, output.explanation
 
 
@@ -279,7 +281,7 @@ def test_a_side_that_differs_from_itself_as_much_blames_the_machine() -> None:
     assert reason.startswith("MACHINE_MOVED: side A differs from itself by -10.")
     assert {verdict.outcome for verdict in decision.control} == {Outcome.MEASURED}
     assert {verdict.metric: verdict.comparison.change_frac for verdict in decision.control}[
-        OUTPUT
+        THROUGHPUT
     ] == pytest.approx(-0.1, abs=0.01)
 
 
@@ -323,12 +325,12 @@ def test_a_loss_of_output_names_the_part_that_was_lost() -> None:
     assert verdict.cause.parts[0][0] == "the cost of a step"
     (reason,) = answer([*some, *launches(sides=CONTROL, count=1)]).reasons
     assert reason.startswith(f"{PAIR.id} is worse because of the cost of a step: ")
-    assert OUTPUT in reason
+    assert THROUGHPUT in reason
 
 
 def test_a_lost_pair_is_settled_once_all_has_an_interval() -> None:
     lost = Verdict(case_id=PAIR.id, metric=STEP, outcome=Outcome.REGRESSED)
-    open_yet = Verdict(case_id=PAIR.id, metric=OUTPUT, outcome=Outcome.INCONCLUSIVE)
+    open_yet = Verdict(case_id=PAIR.id, metric=THROUGHPUT, outcome=Outcome.INCONCLUSIVE)
     settled_verdict = dataclasses.replace(open_yet, comparison=Comparison(low_frac=-0.1))
 
     def settled(*verdicts: Verdict) -> bool:
@@ -351,7 +353,7 @@ def test_two_drafts_need_only_an_interval_if_acceptance_stays_open() -> None:
         comparison=Comparison(low_frac=-0.03),
         needed_launches=0,
     )
-    speed = Verdict(case_id=drafts.id, metric=OUTPUT, outcome=Outcome.INCONCLUSIVE)
+    speed = Verdict(case_id=drafts.id, metric=THROUGHPUT, outcome=Outcome.INCONCLUSIVE)
     known_speed = dataclasses.replace(speed, comparison=Comparison(low_frac=-0.1))
 
     def settled(pair: Pair, *verdicts: Verdict) -> bool:
