@@ -133,6 +133,6 @@ def _origin() -> str:
         origin = None
     if origin is None:
         return f"=={__version__}"
-    url = json.loads(origin)
-    vcs = url.get("vcs_info")
-    return f" @ {vcs['vcs']}+{url['url']}@{vcs['commit_id']}" if vcs else f" @ {url['url']}"
+    source = json.loads(origin)
+    vcs = source.get("vcs_info")
+    return f" @ {vcs['vcs']}+{source['url']}@{vcs['commit_id']}" if vcs else f" @ {source['url']}"
