@@ -32,12 +32,13 @@ from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.verdict import Verdict
 
-_OF_LOAD: Mapping[str, Any] = {
+_NEUTRAL_LOAD: Mapping[str, Any] = {
     **{load_field.name: load_field.default for load_field in dataclasses.fields(Load)},
     **dict.fromkeys(("prompts", "num_prompts")),
     "prompts_sha256": "",
 }
-"""Settings in which the points of a line over load may differ, at neutral values."""
+"""The settings in which the points of one line over the load may differ, each with a neutral value.
+With these values, the settings of such points are equal."""
 _SPEEDUP = "speedup_ratio"
 _FEWEST_RUNS = 2
 """The fewest runs that make a line."""
@@ -548,7 +549,7 @@ def _gain_pictures(
             continue
         subject = f"{case.engine}, {case.models}, {case.dataset}"
         # Cases that are equal but for their load are points of one line.
-        line_settings = dataclasses.replace(case.settings, **_OF_LOAD)
+        line_settings = dataclasses.replace(case.settings, **_NEUTRAL_LOAD)
         lines = lines_by_subject.setdefault(subject, {})
         line = lines.setdefault(line_settings, {})
         line[case.settings.concurrency] = gain
