@@ -35,12 +35,13 @@ def remarks_of(result: RunResult) -> Iterator[str]:
     yield from _estimate(result)
     for figures in last_launches(result.figures):
         yield from workload_remarks(figures)
-    if result.context.is_recording:
-        return
-    yield from _other_prompts(result.cases)
+    # A recording compares with the earlier nights, and takes the noise of identical runs from them.
     history = result.context.load_history()
     if history.problem:
         yield history.problem
+    if result.context.is_recording:
+        return
+    yield from _other_prompts(result.cases)
     yield from _changed_facts(result)
     yield from _packages(result)
     # After a run that failed or left out cases, nobody should remove baselines.

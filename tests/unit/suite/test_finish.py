@@ -27,9 +27,9 @@ from tests.unit.builders import reports, runs
 from tests.unit.builders.runs import COUNTS, LENGTH, MEASURED, SPEED
 
 
-def run_with_past(folder: Path) -> Run[CaseRunner]:
+def run_with_past(folder: Path, *, update_baselines: bool = False) -> Run[CaseRunner]:
     """A run that six others came before."""
-    context = runs.context(folder)
+    context = runs.context(folder, update_baselines=update_baselines)
     launch, baseline = runs.record(context)
     changes = {
         "settings_sha256": settings_sha256(context.settings(builders.CASE)),
@@ -40,8 +40,9 @@ def run_with_past(folder: Path) -> Run[CaseRunner]:
     return runs.measured_run(context, launch)
 
 
-def test_a_torn_history_is_named(tmp_path: Path) -> None:
-    run = run_with_past(tmp_path)
+@pytest.mark.parametrize("is_recording", [False, True], ids=["judging", "recording"])
+def test_a_torn_history_is_named(tmp_path: Path, *, is_recording: bool) -> None:
+    run = run_with_past(tmp_path, update_baselines=is_recording)
     with run.context.history_path.open("ab") as file:
         file.write(b'{"run": "2026')
 
