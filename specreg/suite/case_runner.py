@@ -2,7 +2,8 @@
 
 Cases that differ only in their speculation are measured side by side with one control, as far as
 their servers fit into memory. The measurement of a case that was measured together with an earlier
-one is kept here until the case's own tests come, so the order of a run doesn't depend on memory.
+one is kept here until the case's own tests come. So the tests have the same order, however many
+servers fit into memory.
 """
 
 import contextlib
@@ -243,7 +244,8 @@ class CaseRunner:
 
         Returns:
             The measurement of the case; None if the case must be measured alone, because there are
-            no such cases, none of their servers started, a server died, or all other cases failed.
+            no such cases, none of their servers started, a server died, or the case is the control
+            itself and all other cases failed.
 
         Raises:
             SpecregError: The server of the case or its control didn't start, or the cases can't be
@@ -370,6 +372,7 @@ class CaseRunner:
         # The key in the journal has the packages of the engines' environments. In a first run these
         # exist only once the servers have been started, so the entry can't begin any earlier.
         self.journal.begin(*(self._key(member.case, launch.number) for member in members))
+        # A server and its control are a pair, which has the id of the server's launch.
         pair_ids = [member.lazy_server.launch.id for member in members]
         with (
             self.timeline.during(Phase.MEASURING, *pair_ids, of=name),

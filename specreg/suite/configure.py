@@ -58,7 +58,7 @@ def _check_options(options: Options) -> None:
         flags = ", ".join(conflicting)
         raise SpecregError(f"--specreg-attach with {flags}: {problem}; leave it or the others out")
     if options.update_baselines and options.num_prompts is not None:
-        problem = "a baseline has as many prompts as the matrix says; leave one of them out"
+        problem = "a baseline has as many prompts as the matrix says; leave one of the options out"
         raise SpecregError(f"--update-baselines with --num-prompts: {problem}")
 
     # Numbers that are out of their range.
@@ -122,7 +122,7 @@ def _with_shared_runner(case: Case, version: str | None) -> Case:
         version: The version of the engine that the user has chosen; None for the default.
     """
     server = case.server
-    # A runner that the case's table names is the control's too.
+    # If the case's table names a runner, the control has the same one already.
     if case.control is None or server.model_runner is not None:
         return case
     engine = engine_named(server.engine)

@@ -145,7 +145,7 @@ class RunContext:
 
     @property
     def holds_by_nights(self) -> bool:
-        """True if a verdict that one night can't decide passes, because later nights decide it."""
+        """True if a verdict that tonight leaves undecided passes, if later nights can decide it."""
         return self.has_history and self.options.inconclusive == "nights"
 
     def load_history(self) -> History:

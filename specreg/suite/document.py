@@ -151,7 +151,7 @@ def _logs(run_folder: Path, case: Case) -> Iterator[str]:
 
 
 def exact_baseline(context: RunContext, case: Case) -> Baseline | None:
-    """Return this machine's baseline of a case with the same settings.
+    """Return this machine's baseline of a case, if it has the present settings of the case.
 
     Returns:
         None if there is no such baseline, or if it can't be read.

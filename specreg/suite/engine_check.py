@@ -51,7 +51,7 @@ _MINUTES = 15.0
 """The most time that the gate may take at the end of a run, in minutes."""
 _S_PER_MIN = 60
 _SHORTEST_S = 0.01
-"""The smallest value of a gate's `--seconds`, for a case that the run doesn't keep under load."""
+"""The smallest value of a gate's `--seconds`, for a case whose `least_s` is 0."""
 _DECIDED = GOOD | {Outcome.REGRESSED}
 """The outcomes that tell whether the engine is worse."""
 _BAD_NIGHT = frozenset({Outcome.REGRESSED, Outcome.INVALID, Outcome.WRONG})
@@ -59,7 +59,8 @@ _BAD_NIGHT = frozenset({Outcome.REGRESSED, Outcome.INVALID, Outcome.WRONG})
 _LAUNCH_PHASES = (Phase.STARTING, Phase.WARMING_UP, Phase.MEASURING, Phase.STOPPING)
 """The phases of a launch in a run that a launch in a gate has too."""
 _MAIN_CAUSE_FRAC = 0.5
-"""The engine alone is named as the cause if its loss is at least this share of the common loss."""
+"""The engine alone is named as the cause if its loss is at least this share of the loss of all that
+ran tonight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +228,8 @@ def _released(version: str) -> str:
 def _launch_s(result: RunResult, case: Case) -> float:
     """Return how long the first launch of a case's server took, in seconds; 0 if unknown.
 
-    All cases on that server count. Of the time that it used together with other servers, it has an
-    equal share.
+    All cases on that server count. Time that several servers used together is divided equally
+    between them.
     """
     launch_id = CaseLaunch.of(case, 1).server.id
     for pair_time in result.time.pairs:

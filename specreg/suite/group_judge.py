@@ -119,7 +119,7 @@ class GroupJudge:
     def _judge_group(self, servers: ServerSet) -> None:
         """Measure, check and judge all cases of a group, and have their losses confirmed.
 
-        A run that records measures further launches instead, after the last planned one.
+        While recording, no loss is confirmed. Further launches follow the last planned one instead.
 
         Raises:
             MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
@@ -169,7 +169,7 @@ class GroupJudge:
 
         A speed is judged once, at the last planned launch and on all valid launches together. At
         the launches before, its valid measurements get the outcome MEASURED. While recording, the
-        valid measurements of all other metrics get it too.
+        valid measurements of all metrics get this outcome at each launch.
         """
         measurements = []
         for launch_number in range(1, number + 1):

@@ -143,7 +143,7 @@ def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
 
 
 def _read_further_launches(cases: MergedCases, recorded: Sequence[Case], launches: int) -> None:
-    """Read the launches that shards measured beyond the first ones, so that they are recorded."""
+    """Read the launches that shards measured beyond the planned ones, to record them too."""
     for number in range(launches + 1, MAX_LAUNCHES + 1):
         cases.measure_afresh(recorded, number)
 
@@ -168,8 +168,8 @@ def merge_workers(
     if not shards:
         return None
     if (context.run_folder / JOURNAL).exists():
-        # The run was resumed with workers, and a process without workers had measured its first
-        # cases. That journal is in the folder of the run.
+        # A process without workers measured the first cases, and then the run was resumed with
+        # workers. The journal of that process is in the folder of the run.
         earlier = ShardRun(folder=context.run_folder, plan=shards[0].plan, report=shards[0].report)
         shards = [earlier, *shards]
     merged = merge_shards(context, shards, missing_is_invalid=missing_is_invalid, are_workers=True)
@@ -260,7 +260,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     Raises:
         SpecregError: The shards are of different runs, or `into` is one of them or can't be
             emptied; or the repository is at another commit, or has other cases, metrics or checks;
-            or baselines are recorded only by the shards or only by the options.
+            or the shards recorded baselines and this machine's options don't, or the reverse.
     """
     # Check that the shards are of one run, and that it may be recorded here.
     _check_equal(shards)

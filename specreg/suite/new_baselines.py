@@ -136,8 +136,8 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
             accepted=bool(reason),
         )
         verdicts = result.verdicts_of(case.id)
-        # The history refers to the baseline as later runs will read it. It is read from the file,
-        # because fields with their default values are left out there and set anew.
+        # The history refers to the baseline as later runs will read it from its file, which leaves
+        # out fields with default values. So the baseline is read back from that file here.
         written = context.baselines_of(case).exact
         record = run_record(origin, measurements, verdicts, settings, written)
         record_history(context.history_path, [record])
@@ -167,7 +167,7 @@ def _check_nothing_lost(
     for metric in result.selection.metrics_of(case):
         confirmation.judge(metric, measurements)
     for verdict in confirmation.verdicts:
-        # A figure that follows another one is decided by it, so only that one is looked at.
+        # The leader of a group of metrics decides about the others, so only leaders are looked at.
         is_leader = verdict.metric == draw_of(METRICS[verdict.metric])
         if verdict.outcome is Outcome.REGRESSED and is_leader:
             change_frac = verdict.comparison.change_frac or 0.0

@@ -103,9 +103,9 @@ class Options:
         type=int,
     )
     inconclusive: str = _option(
-        "when the test of an INCONCLUSIVE metric passes: nights, with a remark, if some number of"
-        " nights decides it; warn, always; warn-speed, always for a speed and never for acceptance;"
-        " fail, never",
+        "when the test of an INCONCLUSIVE metric passes (nights: with a remark, if some number of"
+        " nights decides it; warn: always; warn-speed: always for a speed, never for acceptance;"
+        " fail: never)",
         "nights",
         choices=get_args(Inconclusive),
     )
@@ -125,7 +125,7 @@ class Options:
     )
     history: str | None = _option(
         "the folder of the history, which has a line for each case and run, relative to the root"
-        " (default: history, beside the folder of the runs); none judges by the baselines alone"
+        " (default: history, beside the folder of the runs); give none to judge by baselines alone"
     )
     no_wait: bool = _option(
         "fail at once if another run of specreg has the GPU (default: wait until it ends)",

@@ -506,7 +506,10 @@ def _examine_cases(context: RunContext) -> Iterator[Finding]:
 
 
 def _by_reason(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each reason once, after the id of its only case, or after the number of its cases."""
+    """Yield each reason once, with its cases before it.
+
+    A single case is named by its id, and several cases by their number and one of the ids.
+    """
     ids_by_reason: dict[str, list[str]] = {}
     for case_id, reason in reasons.items():
         ids_by_reason.setdefault(reason, []).append(case_id)

@@ -61,7 +61,7 @@ def _estimate(result: RunResult) -> Iterator[str]:
 
 
 def _other_prompts(cases: Sequence[Case]) -> Iterator[str]:
-    """Say that a run with another number of prompts than the tier has compares only acceptance."""
+    """Say that only acceptance is compared, if the run changed the tier's number of prompts."""
     # `matrix_prompts` is set only in cases whose number of prompts `--num-prompts` has changed.
     prompts = {case.prompts for case in cases if case.matrix_prompts is not None}
     if not prompts:

@@ -200,7 +200,7 @@ def _unfetched(cases: Mapping[str, Case], context: RunContext) -> Mapping[str, s
 def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> bool:
     """Return whether a run judges all metrics that can be judged on this machine in the tier.
 
-    A run with another number of prompts than the tier has doesn't cover it.
+    A run that changed the number of prompts of a case doesn't cover the tier.
 
     Args:
         names: The metrics and checks that the run judges, by case id.

@@ -57,7 +57,7 @@ class ShardRun:
 
 
 def has_plan(folder: Path) -> bool:
-    """Return whether a run has begun in a folder: it then has a plan, even if unreadable."""
+    """Return whether a run has begun in a folder. If so, the folder has a plan, readable or not."""
     return os.path.lexists(folder / PLAN)
 
 
