@@ -1,7 +1,7 @@
 """Build the commands that hints tell the user to type, for the launcher in use: nox or pytest.
 
-Hints get their commands from this module, except those of `specreg init`. Tests run what it
-returns.
+Hints get their commands from this module, and tests run these commands. Only `specreg init` writes
+commands of its own.
 """
 
 import os
@@ -100,9 +100,9 @@ def install_command(extra: str) -> str:
 def portable_options(options: Sequence[str]) -> tuple[str, ...]:
     """Return those options of another machine's run that may be typed on this one.
 
-    A report shows commands with them, and readers copy these. An option that names a program or a
-    folder is left out: the files in a folder of tiers, for example, can name programs that a run
-    would start.
+    A report shows commands with these options, and readers copy the commands. An option that names
+    a program or a folder is left out: the files in a folder of tiers, for example, can name
+    programs that a run would start.
     """
     return tuple(option for option in options if _PORTABLE_OPTION.fullmatch(option))
 

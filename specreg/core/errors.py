@@ -136,7 +136,7 @@ class ServerDiedError(ServerError):
 
 
 class AnswerError(ServerError):
-    """A request to a server without a usable answer.
+    """A request for which a server gave no usable answer.
 
     Attributes:
         status: The status of HTTP, if the server answered with an error; None otherwise.

@@ -292,7 +292,7 @@ def append_lines(path: Path, content: bytes) -> None:
 
 
 def _new_part(path: Path) -> Path:
-    """Return a temporary path next to a path, and remove what killed processes left at theirs.
+    """Return a temporary path next to a path, and remove what killed processes left at such paths.
 
     The temporary name has the process's id and the machine's name. The machine's name is needed
     because machines may share a disk, and a process id means nothing on another machine.

@@ -108,9 +108,11 @@ async def read(
                     raise AnswerError(f"{path}: answers more than {MAX_BYTES} bytes")
     except TimeoutError as error:
         raise AnswerError(f"{path}: no whole answer within {within_s:g} s", late=True) from error
-    # The transport passes on some errors of aiohttp, as for an answer that isn't HTTP.
+    # The client of `specreg.load.chat_client` sends by aiohttp. Some of aiohttp's errors reach this
+    # line unchanged, as for an answer that isn't HTTP.
     except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError) as error:
-        # A callback of the event loop may have dropped the interrupt, and its connection.
+        # If a signal came during a callback of the event loop, the loop may have dropped the
+        # interrupt and closed the connection.
         check_signalled()
         raise _failure(path, error) from error
     return HttpResponse(path=path, status=response.status_code, content=bytes(content))

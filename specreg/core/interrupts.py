@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 _AGAIN_AFTER_S = 0.01
-"""How long after a signal that couldn't interrupt the signal is sent again."""
+"""After this time, a signal that couldn't interrupt the run is sent again."""
 _IDLE_CPU_S = 0.002
 """The most CPU time that a thread which waits uses from one look to the next."""
 _BUSY_S = 1.0

@@ -187,7 +187,8 @@ def start_process(
             for path, text in files.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-            # The supervisor opens the log when it gets its first line, and the log must exist then.
+            # The supervisor opens the log once it has read the first line of its input, and the log
+            # must exist then.
             log_path.write_bytes(b"")
             # Secrets aren't among the arguments, because a list of processes shows those.
             startup_message = {"secrets": known_secrets(), "shared": tuple(shared_files())}

@@ -2,8 +2,8 @@
 
 Whoever ran a shard wrote what is in its folder, so the content is only data. A link in it could
 lead to a secret of this machine, reading a FIFO would wait forever, and a file of a terabyte would
-fill the memory. Each file is opened once, folder by folder and without following a link. So a
-folder that somebody changes meanwhile leads nowhere else either.
+fill the memory. Each file is opened once, folder by folder and without following a link. So even a
+folder that somebody changes meanwhile can't lead elsewhere.
 """
 
 import contextlib

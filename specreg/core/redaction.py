@@ -70,7 +70,10 @@ STYLING = re.compile(
 _SAFE_IN_URLS = ("", "/", "!'()*", "/?:@!$'()*,", "!$&'()*+,;=:@/?")
 """The characters that programs leave as they are in a URL: Python, JavaScript, aiohttp, httpx."""
 _RUNNING_TEST = "PYTEST_CURRENT_TEST"
-"""A variable of pytest that changes with each test. Its value assigns nothing, whatever it has."""
+"""A variable of pytest that changes with each test.
+
+It isn't searched for secrets, because the name of a test may look like an assignment.
+"""
 _NUMBER = re.compile(r"[\d.,:+-]*")
 _SETTING = re.compile(r"[\d.,:+-]*|true|false|none|null", re.IGNORECASE)
 """A parameter of a URL, or a header, with such a value is no secret: `?max_tokens=64`."""
@@ -82,12 +85,15 @@ _ASSIGNED = re.compile(
 )
 """`name=value`, `--name=value` and `"name": "value"`."""
 # These expressions search megabytes of text from other programs, and must not go back over all of
-# it. So their repetitions are bounded, except of digits and at the end.
+# it. So their repetitions are bounded, except those of digits and those at an expression's end.
 _PASSWORD = re.compile(
     r"(://[^\s/:@'\"]{0,256}:)(?:[^\s/'\"]{1,512}|(?!\d+/)[^\s'\"]{1,128}?)(?=@)"
     r"|(://)[^\s/:@'\"]{16,512}(?=@)"
 )
-"""A password in a URL, after a user's name, or a long token without one. Its group stays."""
+"""A password in a URL after a user's name, or a long token in place of both.
+
+What the groups match stays in the text.
+"""
 _PARAMETER = re.compile(r"([?&;#]([\w.-]{1,128})=)([^\s&#;\"'<>]+)")
 _HEADER = re.compile(
     # JSON in a string of JSON has backslashes before its quotes.
@@ -247,7 +253,7 @@ def _named_values(
     for name, value in environment.items():
         if name.upper().endswith("_PROXY") and "://" not in value:
             assigned.update(_marked_in(f"http://{value}"))
-    # What any value or argument marks itself.
+    # Secrets that are marked inside a value or an argument, such as the password in a URL.
     values = (value for name, value in environment.items() if name != _RUNNING_TEST)
     for text in (*values, *arguments):
         assigned.update(_marked_in(text))

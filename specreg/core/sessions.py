@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIABLE = "SPECREG_PROCESS_MARK"
-"""The environment variable that has the marks of all supervised processes above a process.
+"""The environment variable that has the marks of a process.
 
-They are separated by slashes, the outermost first. The last one is the mark of the process itself,
-or of the supervised process that started it.
+They are the marks of the supervised processes from which it descends, and its own if it is
+supervised itself. They are separated by slashes, the outermost first.
 """
 POLL_S = 0.05
 

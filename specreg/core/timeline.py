@@ -116,8 +116,7 @@ class Timeline:
         Args:
             phase: The phase.
             pairs: The server pairs that share its time. If none are given, these are the pairs of
-                the enclosing phase; outside any phase, it is the pair whose first phase is the
-                latest.
+                the enclosing phase; outside any phase, it is the pair that was added last.
             of: The subject of the phase. By default, this is the first of the pairs.
         """
         sharing_pairs = pairs or self._default_pairs()
@@ -169,7 +168,7 @@ class Timeline:
         return RunTime(pairs=tuple(pair_times), idle_s=wall_s - busy_s, wall_s=wall_s)
 
     def _book(self) -> int:
-        """Count the time since the last change for the innermost phase, and return the time now."""
+        """Add the time since the last change to the innermost phase, and return the time now."""
         now_ns = self.clock()
         if self._steps:
             step = self._steps[-1]

@@ -138,7 +138,7 @@ def _check_plain(value: object, subject: str) -> None:
 
 
 def words_in(*kinds: Any) -> frozenset[str]:  # noqa: ANN401 - whatever msgspec can encode
-    """Return the words that every encoded value of some types may have.
+    """Return the words that types give to their encoded values.
 
     They are the names of fields, and the values of enumerations and literals.
 
@@ -300,7 +300,7 @@ def _parts_of(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
 
 
 def _words_of(info: msgspec.inspect.Type) -> Iterator[str]:
-    """Yield the words that an encoded value has of a type itself, without those of its parts."""
+    """Yield the words that a type itself gives to encoded values, without those of its parts."""
     if isinstance(info, _TYPES_WITH_FIELDS):
         yield from (field.encode_name for field in info.fields)
     if isinstance(info, msgspec.inspect.StructType) and isinstance(info.tag, str):
