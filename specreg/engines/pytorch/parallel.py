@@ -30,8 +30,9 @@ def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> 
     rows, tokens = ids.shape
     text_positions = torch.arange(tokens, device=ids.device)
     masks = ids.new_full((rows, tokens * (drafted - 1)), mask_id)
-    # The masks of a step are one position further in the text than those of the step before.
-    positions = torch.cat([text_positions + step for step in range(drafted)])
+    # The text itself has depth 0. The masks of a step have the depths from 1 on, and stand as many
+    # positions after the token after which the step begins.
+    positions = torch.cat([text_positions + depth for depth in range(drafted)])
     output = draft(
         input_ids=torch.cat([ids, masks], 1),
         position_ids=positions.expand(rows, -1),
@@ -45,14 +46,14 @@ def _visible(tokens: int, drafted: int, dtype: torch.dtype, device: torch.device
 
     Its shape is `[1, 1, all, all]`, for all tokens and masks.
     """
-    # The anchor of a mask is the token after which its step begins; step 0 is the text itself.
+    # The anchor of a mask is the token after which its step begins. A token is its own anchor.
     anchors = torch.arange(tokens, device=device).repeat(drafted)
-    steps = torch.arange(drafted, device=device).repeat_interleave(tokens)
-    is_text = steps[None, :] == 0
+    depths = torch.arange(drafted, device=device).repeat_interleave(tokens)
+    is_text = depths[None, :] == 0
     reads_text = is_text & (anchors[None, :] <= anchors[:, None])
     has_same_anchor = anchors[None, :] == anchors[:, None]
-    is_not_later = steps[None, :] <= steps[:, None]
-    reads_masks = ~is_text & has_same_anchor & is_not_later
+    is_not_deeper = depths[None, :] <= depths[:, None]
+    reads_masks = ~is_text & has_same_anchor & is_not_deeper
     reads = reads_text | reads_masks
     lowest_score = torch.finfo(dtype).min
     zeros = torch.zeros((), dtype=dtype, device=device)
