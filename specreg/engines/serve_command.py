@@ -135,9 +135,9 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
         commands: How the servers of each engine are started, by the engine's name.
 
     Raises:
-        MatrixError: The text can't be read, starts no server, doesn't name exactly one model, or
-            has a flag that a measured server can't have, whose value can't be read, or that sets
-            the same as another one.
+        MatrixError: The text can't be read, starts no server, or doesn't name exactly one model; or
+            a measured server can't have one of the flags, the value of a flag can't be read, or two
+            flags set the same.
     """
     # Split off the environment variables and the program.
     words = _words_of(text)
@@ -484,10 +484,10 @@ def _keys_of(spelling: Spelling, placeholder: str) -> list[str]:
 
 
 def _value_fits(setting: Setting | None, value: Setting, *, shows_branching: bool) -> bool:
-    """Return whether a method may have a value for a key.
+    """Return whether the value of a key in a configuration agrees with a method's value for it.
 
     Args:
-        setting: The value of the key; None if the key isn't given.
+        setting: The value in the configuration; None if the key isn't given.
         value: The value in the method's settings.
         shows_branching: True if another method has the branches of a tree in this key, so that the
             value shows whether the drafts branch.

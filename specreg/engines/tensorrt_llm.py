@@ -3,11 +3,11 @@
 This file was written from TensorRT-LLM's documentation and source, and was never run.
 
 TensorRT-LLM has counters for each position of a draft, to which it adds a request when the request
-has ended. The drafts of the first position are the steps that drafted, S, and the sums over all
-positions are D and A. The request is added between `[DONE]` and the end of the answer's body
-(openai_server.py), and specreg's client waits for that end. Before TensorRT-LLM#17082 the counters
-took the drafts of the next step for the drafts of the verified step, so older versions aren't
-supported.
+has ended. The first position is drafted as often as there are steps that draft, and the sums over
+all positions are the numbers of drafted and of accepted tokens. The request is added between
+`[DONE]` and the end of the answer's body (openai_server.py), and specreg's client waits for that
+end. Before TensorRT-LLM#17082 the counters took the drafts of the next step for the drafts of the
+verified step, so older versions aren't supported.
 """
 
 import json
@@ -61,8 +61,10 @@ class TensorrtLlmWireFormat(WireFormat):
 
 
 _VERSION = "1.3.0rc29"
-"""The release of September 29, 2026. It has TensorRT-LLM#17082, because the source that
-TensorRT-LLM#19311 described on September 17 had it."""
+"""The release of September 29, 2026.
+
+It must have TensorRT-LLM#17082, because by TensorRT-LLM#19311 the source had it on September 17.
+"""
 _OPTIONS = "options.yaml"
 _SECTION = "speculative_config"
 """The section of the file of options."""

@@ -245,7 +245,7 @@ _METHODS = {
 # about it: see `_get_v2_model_runner_unsupported_features` in vllm/config/vllm.py, 0.26.0 to
 # 0.33.0.
 _RUN_BY_V1 = frozenset({"suffix", "custom_class", SCHEDULED, "pard", "p_eagle", "draft_model_tli"})
-# Versions before these ran these methods with V1.
+# These methods ran with V1 in all versions before the given ones.
 _RUN_BY_V1_BEFORE = {"draft_model": "0.31", "ngram": "0.32", "medusa": "0.33"}
 # No API of 0.26 to 0.33 reports the model runner, but the log shows it. V1 doesn't announce itself.
 # It is recognised by the names of its modules, or by the warning that V2 can't run the method.
@@ -448,7 +448,7 @@ class Vllm(Engine):
         return speculation
 
     def turns_drafting_off(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return True if some number of requests at once gets no draft.
+        """Return True if nothing is drafted while some number of requests is in flight.
 
         The value of `num_speculative_tokens_per_batch_size` is a list of rows. Each row has the
         least and the most requests, and the number of drafts of a step.

@@ -305,8 +305,8 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
     """SGLang's record of an answer, by the names of 0.5.13 and newer.
 
     The histogram ends at the most drafts that a step accepted. The acceptance length that SGLang
-    computes isn't used: it counts the prefill's token, and the output cap cuts it. The counts have
-    neither fault.
+    computes isn't used: it counts the prefill's token, and leaves out the tokens that the output
+    cap cuts off. The counts have neither fault.
     """
 
     spec_correct_drafts_histogram: Histogram = ()
@@ -318,8 +318,8 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
         """The counts of the steps; None if there were none, or if they aren't in the answer.
 
         Raises:
-            InvalidMeasurementError: `COUNTS_DISAGREE`, the number of accepted drafts isn't Σ j·h_j
-                of the histogram, or the number of proposed drafts is missing. Then this version of
+            InvalidMeasurementError: `COUNTS_DISAGREE`, the number of accepted drafts contradicts
+                the histogram, or the number of proposed drafts is missing. Then this version of
                 SGLang means something else by these names.
         """
         histogram = self.spec_correct_drafts_histogram
@@ -764,8 +764,8 @@ class EventSplitter:
             such object.
 
         Raises:
-            ServerAnswerError: the line calls the event before it an error, or ends such an object
-                in an event that the server calls an error.
+            ServerAnswerError: the line calls the event before it an error; or it ends an object
+                before the object is whole, and the server calls the object's event an error.
         """
         if line.startswith(b"event:"):
             self._is_error = line.removeprefix(b"event:").strip().lower() == b"error"

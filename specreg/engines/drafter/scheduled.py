@@ -21,8 +21,8 @@ def schedule_of(length_tokens: float, draft_tokens: int) -> tuple[int, ...]:
     For an acceptance length of 2.5, the numbers are 1 and 2.
 
     Args:
-        length_tokens: The acceptance length 1 + A / S. It is rounded to a fraction whose
-            denominator is at most `_MAX_CYCLE_STEPS`.
+        length_tokens: The acceptance length, which is 1 more than the mean number of accepted
+            drafts. It is rounded to a fraction whose denominator is at most `_MAX_CYCLE_STEPS`.
         draft_tokens: The number of tokens that a step drafts.
     """
     # AL counts the target's own token of each step, which isn't drafted.
@@ -47,8 +47,9 @@ class ScheduledDrafter:
 
         schedule = os.environ["SCHEDULED_ACCEPTED"].split(",")
         self._schedule = tuple(map(int, schedule))
-        # The answers so far by prompt, and the length of the prompt by prompt and answer so far.
+        # The longest answer so far, by the ids of its prompt.
         self._answers: dict[tuple[int, ...], list[int]] = {}
+        # The length of the prompt, by the ids of the whole text so far: the prompt and its answer.
         self._prompt_tokens: dict[tuple[int, ...], int] = {}
 
     def load_model(self, *_: object, **__: object) -> None:

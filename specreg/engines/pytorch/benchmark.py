@@ -113,9 +113,9 @@ def measure(
     """Decode jobs in batches and return the figures by their names in `COLUMNS`.
 
     TTFT is the time from the start of a batch to a request's first step. ITL is
-    (last - first) / (N - 1) of a request of N tokens, whose first step emits one. AL is 1 + A / S.
-    The times of draft and target are means over the steps of a batch after its first. Power is the
-    devices' energy over the time of all batches.
+    (last - first) / (N - 1) of a request of N tokens, whose first step emits one. AL is 1 plus the
+    accepted drafts per step that drafted. The times of draft and target are means over the steps of
+    a batch after its first. Power is the devices' energy over the time of all batches.
 
     Args:
         decode: answers the jobs of one batch.

@@ -39,7 +39,7 @@ class Reader:
         self._model = model
         self._device = model.get_input_embeddings().weight.device
         self._cache = DynamicCache()
-        # The columns of the cache that hold a token of the row; other columns are padding.
+        # For each row, the columns of the cache that hold one of its tokens, and not padding.
         self._is_held = torch.zeros((rows, 0), dtype=torch.bool)
         self.lengths = [0] * rows
 

@@ -18,7 +18,8 @@ but Medusa use the target's embeddings. In training, EAGLE-3, EAGLE and MTP are 
 j reads the hidden states that step j - 1 computed, as it does when the head drafts ("training-time
 test" in the EAGLE-3 paper).
 
-An anchor is a position of the text after which a step drafts.
+An anchor is a position of the text after which a step of decoding drafts several tokens. A draft
+step computes one of these tokens, for all anchors at once.
 """
 
 import functools
@@ -224,9 +225,10 @@ class Layer(nn.Module):
         Args:
             states: The states that the attention reads.
             hidden: The hidden states to which the layer adds its output.
-            step: The number of the step, from 0. In step j, the state of an anchor has the anchor's
-                position plus j.
-            step_cache: The keys and values of the steps before; those of this step are appended.
+            step: The number of the draft step, from 0. In draft step j, the state of an anchor has
+                the anchor's position plus j.
+            step_cache: The keys and values of the draft steps before; those of this one are
+                appended.
         """
         positions = torch.arange(hidden.shape[1], device=hidden.device) + step
         query, key_and_value = self.self_attn.project(states, positions)
@@ -263,7 +265,7 @@ class Head(nn.Module):
                 concatenated.
             embeddings: The embeddings of the tokens after each anchor,
                 `[rows, anchors + drafted - 1, hidden]`.
-            drafted: The number of tokens that a step drafts, 1 or more.
+            drafted: The number of draft steps, 1 or more.
         """
         step_cache: StepCache = []
         states = []
@@ -283,8 +285,8 @@ class Head(nn.Module):
         Args:
             after: The embeddings of the tokens after the anchors.
             hidden: The hidden states of the anchors.
-            step: The number of the step, from 0.
-            step_cache: The keys and values of the steps before.
+            step: The number of the draft step, from 0.
+            step_cache: The keys and values of the draft steps before.
         """
         raise NotImplementedError
 

@@ -306,9 +306,9 @@ def _draft_tree(
     for depth in range(question.draft_tokens):
         drafts_before = branches
         if question.method == "draft_model_tree":
-            # SGLang 0.5.23 doesn't move keys and values when branches change their order, so a
-            # draft model reads the branches that stood there before. A head gets the state of its
-            # own branch, and reads that.
+            # SGLang 0.5.23 doesn't move keys and values when branches change their order. So in a
+            # draft model, a branch reads the drafts of the branch that was in its place before. A
+            # head gets the state of its own branch, and reads that.
             drafts_before = stale_branches
         rows = torch.cat([ids_before.expand(len(branches), -1), drafts_before], 1)
         probabilities = draft_next(rows, depth).float().softmax(-1)

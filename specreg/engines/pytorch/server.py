@@ -153,7 +153,7 @@ def _error(error: ServerError) -> Json:
 
 
 class Answer:
-    """An answer that grows step by step, in the form of a chat's or of a completion's."""
+    """An answer that grows step by step, in the form of a chat or of a completion."""
 
     def __init__(self, job: Job, models: Models, *, is_chat: bool) -> None:
         self._job = job

@@ -16,7 +16,7 @@ Floats = NDArray[np.floating]
 LONGEST_RUN_TOKENS = 4
 """The longest run of last tokens that is looked up. `vllm.py` sets the same number for `ngram`."""
 SHORTEST_RUN_TOKENS = 2
-"""The shortest run of last tokens that is looked up."""
+"""The shortest run that is looked up in the text. `NGramStore` also has runs of one token."""
 
 
 def propose(context: Sequence[int], draft_tokens: int) -> tuple[int, ...]:
