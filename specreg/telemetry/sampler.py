@@ -161,9 +161,11 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
                 yield Watch(devices=tuple(devices), path=path, child=child)
         finally:
             # The samples go to the other file. A sampler that works writes nothing to its log,
-            # which gets its standard error.
-            if not log_path.stat().st_size:
-                log_path.unlink()
+            # which gets its standard error. If the log can't be removed, that must not replace an
+            # error of the measurement.
+            with contextlib.suppress(OSError):
+                if not log_path.stat().st_size:
+                    log_path.unlink()
 
 
 def load_traces(path: Path, devices: Sequence[Device]) -> Sequence[PowerTrace]:

@@ -1,6 +1,7 @@
 """The sampler as a process: what is left of it, and what it says where it ends too early."""
 
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -52,3 +53,24 @@ def test_a_sampler_that_cannot_start_says_why(samples: Path) -> None:
         (trace,), problem = watching.traces(until_ns=time.monotonic_ns())
     assert re.search(r"ended with status 1 \(.*Not Found", problem)
     assert not trace.samples
+
+
+@pytest.mark.parametrize("lacks_folder", [False, True], ids=["log", "folder"])
+def test_a_log_that_is_gone_hides_no_other_error(samples: Path, *, lacks_folder: bool) -> None:
+    def fail() -> None:
+        with watch([DEVICE], samples) as watching:
+            watching.child.log_path.unlink()
+            if lacks_folder:
+                shutil.rmtree(samples.parent)
+            raise KeyError("the first")
+
+    with pytest.raises(KeyError, match="the first"):
+        fail()
+
+
+def test_a_log_that_is_gone_costs_no_power(samples: Path) -> None:
+    with watch([DEVICE], samples) as watching:
+        watching.child.log_path.unlink()
+        (trace,), problem = watching.traces(until_ns=time.monotonic_ns())
+    assert problem == ""
+    assert trace.samples
