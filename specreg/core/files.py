@@ -156,6 +156,18 @@ def cause_of(error: Exception) -> str:
     return str(error)
 
 
+RAISE_LIMIT = "raise the limit that it met, which `ulimit -a` shows, or end other programs"
+"""What to do about an OSError that names no file: too many files are open, for example."""
+
+
+def cause_and_path_of(error: OSError) -> str:
+    """Return why the system refused something, and the file that it refused if it names one."""
+    cause = cause_of(error)
+    if error.filename is None:
+        return cause
+    return f"{cause}: '{error.filename}'"
+
+
 def refusal(problem: str, path: PurePath | None = None) -> OSError:
     """Return an OSError whose `strerror` is a problem in words.
 

@@ -19,7 +19,7 @@ from specreg.core.errors import (
     ServerStartError,
     SpecregError,
 )
-from specreg.core.files import cache_dir, replace_file
+from specreg.core.files import RAISE_LIMIT, cache_dir, cause_and_path_of, replace_file
 from specreg.core.probes import SAFE_PATH
 from specreg.core.processes import SupervisedProcess, new_temporary, start_process, stop_process
 from specreg.core.redaction import hide
@@ -255,11 +255,13 @@ class ServerStart:
         try:
             yield
         except OSError as error:
-            problem = f"can't be started, {error.strerror}: '{error.filename}'"
-            advice = (
-                "make room there, repair its rights, or delete the engine's environment in"
-                " specreg's cache"
-            )
+            problem = f"can't be started, {cause_and_path_of(error)}"
+            advice = RAISE_LIMIT
+            if error.filename is not None:
+                advice = (
+                    "make room there, repair its rights, or delete the engine's environment in"
+                    " specreg's cache"
+                )
             raise ServerStartError(
                 f"SERVER_NOT_STARTED: server '{self.spec.id}'", problem, advice, log_path, ""
             ) from error

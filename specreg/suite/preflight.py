@@ -15,7 +15,7 @@ from rich.text import Text
 from specreg.baselines.schema import baseline_files, read_baselines
 from specreg.core.commands import install_command, record_command
 from specreg.core.errors import ModelError, SensorError, SpecregError, UnsupportedError
-from specreg.core.files import cache_dir, cause_of, real_path
+from specreg.core.files import cache_dir, cause_and_path_of, real_path
 from specreg.datasets.hub import hub_cache_dir, is_cached, is_installed, is_offline, why_unfetchable
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import Requirement
@@ -82,7 +82,7 @@ def examine(context: RunContext) -> Iterator[Finding]:
         except SpecregError as error:
             yield _obstacle(subject, error)
         except OSError as error:
-            says = f"couldn't be looked at: '{error.filename}': {cause_of(error)}"
+            says = f"couldn't be looked at: {cause_and_path_of(error)}"
             yield Finding(subject, says, "mend that", State.IN_THE_WAY)
         except Exception as error:  # noqa: BLE001 - the rest is still worth knowing
             says = f"couldn't be examined: {type(error).__name__}: {error}"

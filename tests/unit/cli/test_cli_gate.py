@@ -1,5 +1,6 @@
 """What the commands say of what they can't do, and with which status."""
 
+import errno
 from importlib import import_module
 from pathlib import Path
 
@@ -90,8 +91,9 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
             "became worse after 0.30.0, and in 0.32.0 at the latest; undecided: 0.31.0",
         ),
         ("", 130, "to continue, type the same command again"),
+        ("no files", 10, "this machine: Too many open files; raise the limit"),
     ],
-    ids=["found", "between", "interrupted"],
+    ids=["found", "between", "interrupted", "no-files"],
 )
 def test_a_bisect_ends_with_the_status_of_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: str, status: int, message: str
@@ -102,6 +104,8 @@ def test_a_bisect_ends_with_the_status_of_what_it_found(
         calls.append(options)
         if not result:
             raise KeyboardInterrupt
+        if result == "no files":
+            raise OSError(errno.EMFILE, "Too many open files")
         return result.split()
 
     monkeypatch.setattr(import_module("specreg.cli.gate"), "find_change", find)

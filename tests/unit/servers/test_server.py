@@ -1,9 +1,12 @@
 """A server generates before it is handed out, and nothing of it is left afterwards."""
 
+import contextlib
 import dataclasses
 import os
 import re
+import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,30 @@ def test_a_missing_interpreter_is_a_server_that_cannot_start(tmp_path: Path) -> 
     error = failed_start(tmp_path, provision=dataclasses.replace(PROVISION, python=nowhere))
     assert error.failure == f"can't be started, No such file or directory: '{nowhere}'"
     assert isinstance(error.__cause__, FileNotFoundError)
+
+
+@contextlib.contextmanager
+def one_file_left() -> Iterator[None]:
+    """Let this process open one further file at a time, which is too few for a pipe."""
+    free_fd = os.dup(0)
+    os.close(free_fd)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free_fd + 1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_start_that_fails_at_no_file_names_none(tmp_path: Path) -> None:
+    with one_file_left():
+        error = failed_start(tmp_path)
+    assert isinstance(error.__cause__, OSError)
+    assert error.__cause__.filename is None
+    assert str(error).startswith(
+        "SERVER_NOT_STARTED: server 'vllm-draft_model-toy': can't be started, Too many open files;"
+        " raise the limit that it met, which `ulimit -a` shows, or end other programs\n"
+    )
 
 
 @pytest.mark.parametrize(("draft", "offline"), [("./model", True), ("some/draft", False)])
