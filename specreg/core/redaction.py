@@ -61,12 +61,16 @@ _ABOUT_A_SECRET = frozenset(
 """Last parts of the names of variables that hold something about a secret: HF_TOKEN_PATH."""
 STYLING = re.compile(
     # The control sequences of ECMA-48, its control strings, such as the title of a window, and
-    # escapes of two or three characters: `tput sgr0` writes one.
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"
+    # escapes of two or three characters: `tput sgr0` writes one. A sequence may begin with a single
+    # control character of 8 bits, which is a surrogate if it wasn't encoded as UTF-8.
+    r"(?:\x1b\[|[\x9b\udc9b])[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f\udc90\udc98\udc9d-\udc9f])"
+    r"[^\x07\x1b\x90\x98\x9c-\x9f\udc90\udc98\udc9c-\udc9f]*(?:\x07|\x1b\\|[\x9c\udc9c])"
     r"|\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ`-~])"
 )
 """The sequences that style a text on a terminal. One may be in the middle of a secret."""
+_STYLE_START = re.compile(r"[\x1b\x90\x98\x9b\x9d-\x9f\udc90\udc98\udc9b\udc9d-\udc9f]")
+"""The characters with which such a sequence begins."""
 _SAFE_IN_URLS = ("", "/", "!'()*", "/?:@!$'()*,", "!$&'()*+,;=:@/?")
 """The characters that programs leave as they are in a URL: Python, JavaScript, aiohttp, httpx."""
 _RUNNING_TEST = "PYTEST_CURRENT_TEST"
@@ -169,8 +173,10 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
     if secrets is None:
         secrets = known_secrets()
     text = _hide_unstyled(text, secrets)
-    # A style in the middle of a secret would hide the secret from the search above.
-    if "\x1b" in text:
+    # A style in the middle of a secret would hide the secret from the search above. Looking for
+    # one in ASCII is much faster than the expression.
+    is_styled = "\x1b" in text if text.isascii() else _STYLE_START.search(text) is not None
+    if is_styled:
         lines = text.split("\n")
         text = "\n".join(_hide_styled(line, secrets) for line in lines)
     return text

@@ -231,7 +231,21 @@ def test_a_short_value_and_a_word_of_our_own_are_named_and_stay(
     assert named == ("CACHE_KEY (a word that specreg itself writes)" if len(value) > 7 else short)
 
 
-@pytest.mark.parametrize("style", ["\x1b[31m", "\x1b]0;title\x07", "\x1b(B", "\x1b7"])
+EIGHT_BIT = ("\x9b31m", "\x9d0;title\x9c", "\x90x\x9c", "\x9eprivate\x07")
+"""Styles that begin with a control character of 8 bits, which terminals obey too."""
+
+
+@pytest.mark.parametrize("style", EIGHT_BIT)
+def test_a_style_of_8_bits_in_a_log_does_not_show_a_secret(
+    monkeypatch: pytest.MonkeyPatch, style: str
+) -> None:
+    monkeypatch.setenv("PLANTED_KEY", "planted-secret")
+    line = f"before {style}plan{style}ted-secret{style} after"
+    for encoding in ("utf-8", "latin-1"):
+        assert hide_bytes(line.encode(encoding)) == f"before {HIDDEN} after".encode()
+
+
+@pytest.mark.parametrize("style", ["\x1b[31m", "\x1b]0;title\x07", "\x1b(B", "\x1b7", *EIGHT_BIT])
 def test_a_style_in_the_middle_of_a_secret_does_not_show_it(
     monkeypatch: pytest.MonkeyPatch, style: str
 ) -> None:

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,8 @@ def test_a_form_is_written_through_no_link(tmp_path: Path) -> None:
     assert not list(outside.iterdir())
 
 
-CONTROLS = "\x1b[31mred\x1b[0m\0\u202e\u2028\ud800\ufffe\n::error::x ##[error]y"
+EIGHT_BIT = "\x9b31m\x9d0;title\x9c\x84\x85"
+CONTROLS = f"{EIGHT_BIT}\x1b[31mred\x1b[0m\0\u202e\u2028\ud800\ufffe\n::error::x ##[error]y"
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if not form.takes_journal])
@@ -254,6 +256,7 @@ def test_no_form_has_what_a_terminal_or_a_ci_obeys(tmp_path: Path, name: str) ->
     (path,) = write_outputs([name], controlled, tmp_path, tmp_path)
     text = path.read_text()
     assert not set("\x1b\0\u202e\u2028\ufffe") & set(text)
+    assert not re.search("[\x80-\x9f]", text)
     assert not [line for line in text.splitlines() if line.strip().startswith("::")]
     assert "##[" not in text
     if name == "junit":
