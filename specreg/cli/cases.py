@@ -182,9 +182,9 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
 
 
 def _time_lines(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterator[str]:
-    """Yield about how long a run of a tier and its recording take, on one GPU and on all."""
+    """Yield estimates of how long it takes to run and to record a tier, on one GPU and on all."""
     kind = "gpu" if tier.needs_gpus else "cpu"
-    # Without a GPU, the tier is estimated for a usual one.
+    # Without a GPU, the times are estimated for a usual GPU.
     one_gpu = ""
     if tier.needs_gpus:
         one_gpu = " on one GPU" if gpus.devices else f" on one GPU of {_USUAL_GPU_GIB:.0f} GiB"

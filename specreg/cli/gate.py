@@ -28,7 +28,8 @@ from specreg.report.terminal import render_report, render_verdicts
 from specreg.verdicts.verdict import Verdict
 
 FAILED_STATUS = 10
-"""The status of a command that couldn't measure. It isn't 1, which says that something is worse."""
+"""The status of a command that couldn't measure or decide. It isn't 1, which says that something is
+worse."""
 INTERRUPTED_STATUS = 130
 """The status by which shells report a program that SIGINT ended: 128 and the signal's number, 2."""
 

@@ -125,7 +125,7 @@ def _folder_of(runs: Path, run: str | None) -> Path:
     Args:
         runs: the folder of all runs.
         run: the path or the name; None for the last run that judged something, or else for the last
-            one that has a verdict file. A line on standard error says so if a later run exists.
+            one that has a verdict file. If a later run exists, a line on standard error names it.
 
     Raises:
         ReportError: no run has a verdict file.

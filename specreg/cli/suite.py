@@ -312,18 +312,19 @@ def run_shard(
         here = Path(folder) if folder else Path.cwd()
         process = start_process(
             command,
-            # All temporary files of the shard are in the folder that goes with it.
+            # The temporary files of the shard are in its folder, which is removed at the end.
             environment={**os.environ, "TMPDIR": str(temporary)},
             log_path=temporary / "said.log",
             cwd=here,
             temporary=temporary,
         )
-        # The temporary folder has the run's folder, so it is removed after that was packed. If this
-        # process is killed before, the supervisor removes it.
+        # The temporary folder contains the run's folder, so it is removed after the run's folder was
+        # packed. If this process is killed first, the supervisor removes the temporary folder.
         cleanups.callback(clean_up, process)
         # When Ray cancels this task, the shard has to end with it.
         try:
-            # Ray cancels a task by an exception, which comes between two instructions of Python.
+            # Ray cancels a task by an exception, which is raised between two instructions of
+            # Python. A single long wait would delay it.
             while (status := process.popen.poll()) is None:
                 time.sleep(_POLL_S)
         finally:

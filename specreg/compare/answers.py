@@ -1,9 +1,9 @@
 """Compare the answers of a gate's two sides, token by token. Nothing here is timed.
 
 Each side generates its greedy answers once. Where two answers differ for the first time, B's server
-reports the probabilities of both tokens. If these show no failure and A's server is running, it
-reports them too. Two tokens of nearly equal probability may change places by rounding, for example
-because another version of the engine has other kernels.
+reports the probabilities of both tokens. If these show no failure and A's server is running, A's
+server also reports its probabilities. Two tokens of nearly equal probability may change places by
+rounding, for example because another version of the engine has other kernels.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _MAX_LAUNCHES = 2
-"""A pair isn't launched only for its answers any more once a comparison was tried on this many
-launches, whatever they were made for."""
+"""On how many launches the answers of a pair may be compared before no further launch is made for
+the answers alone."""
 _MAX_NAMED = 3
 """The most prompts that a message names."""
 _MAX_FILE_BYTES = 512 * MIB
 """The largest file of saved answers that is read. It may come from another machine."""
 _MAX_TOKEN_ID = 2**31 - 1
-"""The largest token id that every engine takes: they keep ids as signed numbers of 32 bits."""
+"""The largest token id that every engine takes: engines keep ids as signed numbers of 32 bits."""
 _MAX_TOKEN_CHARACTERS = 1024
 """More characters than a token of any vocabulary has."""
 _MAX_REASON_CHARACTERS = 20_000
@@ -202,7 +202,7 @@ class AnswerComparison:
             self._compare_b(pair, servers, prompts)
         except InvalidMeasurementError as error:
             self._failures[pair.id] = Reason(text=f"side {side}: {error}")
-            # A dead server is the cause of the failure, and ends the launch.
+            # If a server is dead, this is the cause of the failure, and the launch ends.
             for server in servers.values():
                 server.check_alive()
         replace_file(self.path, msgspec.json.encode(hide_values(self._saved)))
@@ -312,7 +312,7 @@ def _were_all_equal(measured: Mapping[Side, Measurement], prompts: Sequence[Prom
 
 
 def why_not_compared(a: Case, b: Case) -> str:
-    """Return why the answers of both sides can't be compared; empty if they must be equal.
+    """Return why the answers of both sides can't be compared; empty if they can.
 
     Args:
         a: the case as side A runs it.
@@ -344,7 +344,8 @@ def compare_answers(
     """Generate the answers of side B, and compare them with those of side A.
 
     Where two answers differ for the first time, B's server reports the probabilities of both
-    tokens. If these show no failure and A's server is running, its probabilities decide.
+    tokens. If these probabilities show no failure and A's server is running, those of A's server
+    decide.
 
     Args:
         pair: the case as both sides run it.
@@ -376,8 +377,9 @@ def compare_answers(
         )
         return _verdict_on(pair, Outcome.WRONG, reason=reason)
 
-    # Compare the answers. `check_lossless` takes B's answers as the plain ones, because B's server
-    # reports the probabilities. `regenerate_b` shows whether they depend on the batch size.
+    # Compare the answers. `check_lossless` expects the probabilities from the server of the plain
+    # answers, those without speculation. B's server reports them, so B's answers take the place of
+    # the plain ones. `regenerate_b` shows whether B's answers depend on the batch size.
     names = [turn.name for turn in turns]
     texts = [turn.text for turn in turns]
     ask_b = functools.partial(ask_greedy, case, server, texts)
@@ -419,8 +421,8 @@ def judged_by_a(by_b: Losslessness, score_on_a: Score) -> Losslessness:
     """
     partings = []
     for parting in score_partings(by_b.partings, score_on_a):
-        # B's answers are the plain ones, so a scored gap is how much likelier B's token is than
-        # A's. The new gap has the opposite sign.
+        # `check_lossless` got B's answers as the plain ones, so a scored gap is how much likelier
+        # B's token is than A's. The new gap has the opposite sign.
         gap_nats = max(0.0, -(parting.gap_nats or 0.0))
         partings.append(dataclasses.replace(parting, gap_nats=gap_nats))
     return dataclasses.replace(by_b, partings=tuple(partings))

@@ -236,15 +236,16 @@ def _looks_remark(rules: Rules) -> str:
             f"a metric is judged after {_launches(last_look)}, and wrongly so with a probability of"
             f" {LEVEL:.0%} at most; {for_losses}"
         )
-    # With nine launches, the last look adds a single launch to the eight of the look before it.
+    # The last look needn't have the largest part: if there are nine launches, it adds only one to
+    # the eight of the look before it.
     speed = next(metric for metric in METRICS.values() if metric.by_launch)
     largest_look = max(rules.looks, key=lambda look: rules.level_after(look, speed))
     earlier = ", ".join(map(str, earlier_looks))
     return (
         f"a metric is judged after {earlier} and {_launches(last_look)}; all these looks together"
-        f" judge it wrongly with a probability of {LEVEL:.0%} at most: most of that for acceptance"
-        f" falls to the look after {_launches(rules.looks[0])}, and the largest part of that for a"
-        f" speed to the look after {_launches(largest_look)}; {for_losses}"
+        f" judge it wrongly with a probability of {LEVEL:.0%} at most: for acceptance, most of this"
+        f" probability falls to the look after {_launches(rules.looks[0])}; for a speed, the"
+        f" largest part falls to the look after {_launches(largest_look)}; {for_losses}"
     )
 
 

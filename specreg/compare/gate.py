@@ -105,8 +105,8 @@ class Gate:
         answers: the comparison of both sides' answers.
         launches: all launches in the order in which they were made.
         finished: whether the gate has ended. False if it was interrupted, or if its time was up.
-        launcher: adds the launches of a group on some sides instead of real servers; None to launch
-            real servers.
+        launcher: simulates a launch of some sides: it appends what a group measured to `launches`.
+            None to start real servers.
     """
 
     options: GateOptions

@@ -129,7 +129,7 @@ class GateOptions(ComparisonOptions):
 class BisectOptions(ComparisonOptions):
     """The options of a bisect.
 
-    If the folder of the case below `out` has the gates of an earlier search, the bisect resumes it.
+    The gates of an earlier search are resumed if they are in the folder of the case below `out`.
     """
 
     case: Annotated[str, Argument(help="the case that became worse")]

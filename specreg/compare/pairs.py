@@ -351,8 +351,8 @@ def groups_of(pairs: Iterable[Pair]) -> tuple[Group, ...]:
 def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -> tuple[Pair, ...]:
     """Return pairs with a pinned acceptance length, which compare the cost of a step alone.
 
-    There is one for each pair that speculates on both sides. Pairs that the scheduled drafter makes
-    equal count once.
+    There is one for each pair that speculates on both sides. Pairs that become equal, because
+    `pinned_case` gives them the scheduled drafter, count once.
 
     Args:
         pairs: the pairs that the gate compares.
@@ -381,8 +381,8 @@ def pinned_pairs(pairs: Iterable[Pair], length_tokens: float, *, on_gpu: bool) -
 def pinned_case(case: Case, length_tokens: float, *, on_gpu: bool) -> Case:
     """Return a case with a pinned acceptance length.
 
-    If the engine can't pin the case's own method, the scheduled drafter takes its place if the
-    engine can pin that. It has only the greedy answers to the first turns, so the case is
+    If the engine can't pin the case's own method but can pin the scheduled drafter, that drafter
+    replaces the method. It drafts from the greedy answers to the first turns, so the case is
     restricted to these.
 
     Raises:

@@ -210,10 +210,10 @@ class Soak:
                 self.look(EARLY_LEVEL)
             # Measure a segment. Only the first one needs a warm-up.
             arm = dataclasses.replace(arm, warm=bool(self.segments))
-            # It has a single round, and its acceptance is needed only as a sum.
+            # A segment has a single round, and its acceptance is needed only as a sum.
             plan = Plan(show=lambda _: None, parts=1, counts_apart=False)
             (measurement,) = measure([arm], workload, plan)
-            # Without valid acceptance there is nothing to watch, so the soak ends with the reason.
+            # Invalid acceptance ends the soak, with the reason why it is invalid.
             invalidity = measurement.invalid.get(Family.ACCEPTANCE)
             if invalidity is not None:
                 raise InvalidMeasurementError(invalidity.code, invalidity.text)
@@ -362,8 +362,8 @@ class Soak:
 
         Args:
             figure: the figure.
-            level: the probability, on each of its two sides, that the interval of the change misses
-                the truth.
+            level: the probability that the true change is below its interval, which is also the
+                probability that it is above the interval.
 
         Returns:
             PASS or IMPROVED if the interval excludes a loss beyond the tolerance. REGRESSED if the
@@ -404,11 +404,12 @@ class Soak:
         elif outcome is Outcome.INCONCLUSIVE:
             drift_reason = Reason(text="the interval doesn't decide yet", remedy="soak longer")
             sight = self._sight_of(figure, points, level)
-        # A soak that is too short to find such a loss could never pass, so it doesn't fail either.
+        # A soak that is too short to find a loss as small as the tolerance could never pass, so it
+        # doesn't fail either.
         is_too_short = sight is not None and not sight.is_enough
         if is_too_short:
             drift_reason = Reason(
-                text=str(sight), remedy=f"it is no more than {-low:.1%} worse in an hour"
+                text=str(sight), remedy=f"the figure is no more than {-low:.1%} worse in an hour"
             )
         return Verdict(
             case_id=self.case.id,

@@ -343,11 +343,11 @@ def test_the_document_names_the_version_of_each_engine_of_a_side(here: GateOptio
         (1, "in 1 launch each at most"),
         (1, "a metric is judged after 1 launch, and wrongly so with a probability of 1% at most;"),
         (8, "after 1, 2, 4 and 8 launches; all these looks together judge it wrongly"),
-        (8, "most of that for acceptance falls to the look after 1 launch, and the largest part"),
-        (8, "of that for a speed to the look after 8 launches;"),
+        (8, "for acceptance, most of this probability falls to the look after 1 launch; for a"),
+        (8, "speed, the largest part falls to the look after 8 launches;"),
         (9, "after 1, 2, 4, 8 and 9 launches;"),
-        (9, "of that for a speed to the look after 8 launches;"),
-        (12, "of that for a speed to the look after 12 launches;"),
+        (9, "speed, the largest part falls to the look after 8 launches;"),
+        (12, "speed, the largest part falls to the look after 12 launches;"),
     ],
 )
 def test_the_document_says_which_look_has_most_of_the_level(
