@@ -144,8 +144,8 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     context = open_merged(real_path(root), options, shards, real_path(into))
     shards_inconclusive = shards[0].plan.options.inconclusive
     if shards_inconclusive != options.inconclusive:
-        here = f"this merge judges with '{options.inconclusive}'"
-        remarks.append(f"the shards ran with --specreg-inconclusive={shards_inconclusive}, {here}")
+        rule = f"this merge judges with '{options.inconclusive}'"
+        remarks.append(f"the shards ran with --specreg-inconclusive={shards_inconclusive}, {rule}")
 
     # Judge their measurements together.
     run, shard_remarks = merge_shards(
