@@ -318,8 +318,8 @@ def run_shard(
             cwd=here,
             temporary=temporary,
         )
-        # The temporary folder contains the run's folder, so it is removed after the run's folder was
-        # packed. If this process is killed first, the supervisor removes the temporary folder.
+        # The temporary folder contains the run's folder, so it is removed only after the run's
+        # folder was packed. If this process is killed first, the supervisor removes it.
         cleanups.callback(clean_up, process)
         # When Ray cancels this task, the shard has to end with it.
         try:
