@@ -1,7 +1,7 @@
 """The grammar of names that become parts of paths, of commands and of test ids.
 
-Environments, model pairs, tiers and runs are called by a name of up to 64 characters, cases by one
-of up to 128, which is made of several others. Letters, digits, `_`, `.` and `-` of ASCII are all
+The name of an environment, a model pair, a tier or a run has up to 64 characters. The id of a case
+is composed of several names and has up to 128. Letters, digits, `_`, `.` and `-` of ASCII are all
 that a name may have, so it means the same to a file system, to a shell and to pytest.
 """
 
@@ -14,7 +14,11 @@ from specreg.core.errors import SpecregError
 
 MAX_NAME_CHARACTERS = 64
 MAX_CASE_CHARACTERS = 128
-"""With the suffixes of a log and of a temporary file, an id must not exceed 255 bytes."""
+"""The most characters of a case's id.
+
+An id with the suffixes of a log and of a temporary file is the name of a file, and such a name must
+not exceed 255 bytes.
+"""
 _SHOWN_CHARACTERS = 80
 """How much of a wrong name a message shows."""
 

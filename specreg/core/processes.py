@@ -450,7 +450,7 @@ def _write(pipe: IO[bytes] | None, content: bytes) -> None:
 
 
 def _dismiss(supervisor: subprocess.Popen[bytes], temporary: Path | None) -> None:
-    """Remove a temporary folder, and wait until its supervisor has written the log and ended."""
+    """Remove a process's temporary folder, and end its supervisor, which writes the log first."""
     # The folder goes first: whenever specreg is killed, the supervisor is there to remove it.
     if temporary is not None:
         shutil.rmtree(temporary, ignore_errors=True)

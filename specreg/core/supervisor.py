@@ -181,8 +181,8 @@ class _Supervisor:
     def _end(self) -> None:
         """Ask the processes to end, and kill those that don't."""
         if self._session.leader < 0:
-            # The process that starts the leader may have been killed between fork and exec. The
-            # leader gets its mark only by exec, so this waits for it.
+            # specreg may have been killed between the fork and the exec of the leader. The leader
+            # gets its mark only by exec, so this waits until exec must be over.
             time.sleep(EXEC_S)
         self._note_shared()
         end_all(self._session, signal.SIGTERM, _GRACE_S)

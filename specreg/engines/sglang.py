@@ -539,9 +539,9 @@ def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
     graphs = ("--cuda-graph-max-bs-prefill", str(options.max_model_len_tokens))
     if options.memory is None:
         return ("--mem-fraction-static", str(options.gpu_memory_frac), *graphs)
-    # SGLang counts all memory taken since its own start, including what a control takes that starts
-    # at the same time. So the share has to cover both servers. The cache stays as large as planned,
-    # because `--max-total-tokens` fixes it.
+    # SGLang counts all memory taken since its own start, and so also the memory of a control that
+    # starts at the same time. So the share has to cover both servers. The cache stays as large as
+    # planned, because `--max-total-tokens` fixes it.
     both_share_frac = options.memory.share_frac + options.gpu_memory_frac
     share_frac = min(both_share_frac, 0.95)
     return (
