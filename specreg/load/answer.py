@@ -16,8 +16,8 @@ _DIGITS = 16
 _LEAST_LOOPING_CHARACTERS = 64
 """A shorter answer may repeat itself without looping."""
 _REPEATED_EVENTS = 3
-"""How many events must begin with the text of the event before them, with more text and no more
-tokens than it. So many don't do so by chance."""
+"""How many events must repeat the text of the event before them and add to it, without having more
+tokens, for a stream to count as one that repeats its text. So many don't do so by chance."""
 
 # The channels of an answer
 _THOUGHT = "thought"
@@ -38,8 +38,8 @@ class AnswerText:
 
     Attributes:
         in_thought: whether the last text belongs to a thought.
-        is_partly_unseen: whether an event with tokens came without any text. The last event with
-            tokens doesn't count. Such tokens may have ids.
+        is_partly_unseen: whether an event with tokens, other than the last one, came without any
+            text. The ids of these tokens may be known nevertheless.
         inline_thought_chunks: for a server that doesn't separate thoughts, the number of chunks up
             to the end of the thought, which a mark in the text shows; 0 without such a mark. All
             text before the mark is the thought. The mark of its beginning may be missing, because a
@@ -98,7 +98,7 @@ class AnswerText:
         self._stretches[-1].texts.append(text)
 
     def _look_for_end(self, text: str) -> None:
-        """Check whether the text has reached the end of a thought that it contains."""
+        """Look in the text for the mark that ends a thought."""
         if self._has_ended_thought or any(
             stretch.channel == _THOUGHT for stretch in self._stretches
         ):
@@ -155,7 +155,7 @@ class AnswerText:
             return False
         middle = len(all_text) // 2
         half = all_text[middle:]
-        # The first half of that half must come again, which gives the length of a repetition.
+        # The distance to the next copy of the half's beginning is the length of one repetition.
         longest_period = len(half) // 2
         period = half.find(half[:longest_period], 1)
         return 0 < period <= longest_period and half[period:] == half[:-period]

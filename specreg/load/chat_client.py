@@ -69,7 +69,7 @@ Record = Callable[[FinishedRequest], None]
 def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
     """Return a client for one endpoint.
 
-    It uses the aiohttp transport, which costs a third of httpx's own.
+    It uses the aiohttp transport, which takes a third of the time of httpx's own.
 
     Args:
         endpoint: the server.
@@ -86,7 +86,7 @@ def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
     limits = httpx.Limits(
         max_connections=max_connections, max_keepalive_connections=None, keepalive_expiry=2.0
     )
-    # A read timeout would set a timer for every chunk, a tenth of what the chunk costs.
+    # A read timeout would set a timer for every chunk, which is a tenth of a chunk's cost.
     timeout = httpx.Timeout(_SILENCE_S, read=None, pool=None)
     return HttpxAiohttpClient(
         base_url=endpoint.base_url,
@@ -112,8 +112,8 @@ class _StreamState:
             that the server is alive.
         has_uncounted_text: whether text came before any token was counted.
         chunks: the chunks with a token.
-        thought_chunks: the chunks after the first that belong to a thought, if the server separates
-            thoughts.
+        thought_chunks: the chunks that belong to a thought, without the answer's first chunk, if
+            the server separates thoughts.
         answer: the answer's text and thought.
         finish_reason: why the answer ended; None before its end.
         usage_tokens: how many tokens the server says that the answer has.
@@ -138,7 +138,7 @@ class _StreamState:
     acceptance: StepCounts | None = None
 
     def take(self, event: StreamEvent, at_ns: int) -> None:
-        """Take one more event; a later count replaces an earlier one.
+        """Add the text and the tokens of an event. A total in it replaces an earlier total.
 
         Raises:
             InvalidMeasurementError: `ANSWER_ENDLESS` or `TOKENS_IMPOSSIBLE`.
@@ -251,7 +251,7 @@ class ChatClient:
             self.idle_ns = now_ns
 
     async def replay(self, conversation_index: int, prompt: Prompt, planned_ns: int) -> None:
-        """Replay one conversation. Each turn is sent after the model's replies to earlier turns.
+        """Replay one conversation. Each turn is sent together with the turns and replies before it.
 
         A request that fails ends the conversation.
 

@@ -1,8 +1,8 @@
-"""Replay prompts under a load as a round of traces, from this process or from several.
+"""Replay prompts under a load, from this process or from several, and return the round's traces.
 
-Each process has one event loop; several are needed where one core isn't enough. A further process
-is `python -m specreg.load.rounds`. It reads `_Order` messages and writes `_Reply` messages, see
-`specreg.core.processes`.
+Each process has one event loop; several processes are needed where one core isn't enough. A further
+process is `python -m specreg.load.rounds`. It reads `_Order` messages and writes `_Reply` messages,
+see `specreg.core.processes`.
 """
 
 import asyncio
@@ -220,9 +220,9 @@ async def _keep_finishing(
 def due_after_ns(load: Load) -> Iterator[int]:
     """Yield, without end, when each request of an open load is due after the start of a round.
 
-    The rate rises linearly over a ramp of T seconds. By the time t < T, as many requests are due as
-    at the full rate in t²/2T seconds. So a request that is due at u without the ramp is due at
-    sqrt(2uT) if u < T/2, and at u + T/2 otherwise.
+    The rate rises linearly over a ramp of T seconds. In its first t seconds, the ramp sends the
+    number of requests that the full rate sends in t²/2T seconds. So a request that is due at u
+    without the ramp is due at sqrt(2uT) if u < T/2, and at u + T/2 otherwise.
     """
     generator = random.Random(load.seed)  # noqa: S311
     rate = load.requests_per_s
@@ -449,7 +449,7 @@ async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> Async
     """
     further_processes = 0
     if case.client_processes > 1:
-        # They send all requests. This process only collects them.
+        # The further processes send all requests. This process only collects them.
         further_processes = case.client_processes
     client = new_client(endpoint, connections=case.load.concurrency)
     async with client, contextlib.AsyncExitStack() as stack:

@@ -32,21 +32,21 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
         accepted: the drafted tokens that were accepted, A.
         proposed: the drafted tokens, D.
         acceptance_length_tokens: the acceptance length, 1 + A / S, also called micro AL.
-        macro_acceptance_length_tokens: the mean of the AL of each request that had a step, in which
-            short answers have the weight of long ones. It is never compared with AL. Null where the
+        macro_acceptance_length_tokens: the mean of the AL of each request that had a step. In it, a
+            short answer counts as much as a long one. It is never compared with AL. Null where the
             source only has the sum.
         acceptance_rate_frac: the acceptance rate, AR, also called draft efficiency.
-        tokens_per_step: the client's view over all steps: (N - R) / (S + U). Null where N or U
-            isn't known.
-        truncated_tokens: R + Σ (a + 1) + U - N, the tokens that were emitted and then cut off by
-            the end of a text or by the output cap. Null in the emitted view, and where N or U isn't
+        tokens_per_step: the client's view over all steps: (N - R) / (S + U), where N is the number
+            of tokens in the answers. Null where N or U isn't known.
+        truncated_tokens: R + A + S + U - N, the tokens that were emitted and then cut off by the
+            end of a text or by the output cap. Null in the emitted view, and where N or U isn't
             known.
         histogram: entry j counts the steps with j drafts accepted.
         marginal_frac: by position, from the first: the share of the steps that accepted it.
         conditional_frac: by position: the same among the steps that accepted the one before it.
         joint_frac: by position: the product of the conditional shares up to it.
-        undrafted_steps: the least number of steps that drafted nothing, U; they aren't part of S.
-            Null where it isn't known.
+        undrafted_steps: at least this many steps drafted nothing, U; they aren't part of S. Null
+            where their number isn't known.
     """
 
     requests: int | None
@@ -75,11 +75,12 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
         category_acceptance_length_tokens: the mean of the categories' AL.
         by_category: the acceptance of each category's requests.
         by_turn: the acceptance of each turn's requests.
-        by_part: the acceptance of thoughts and of answers, under "thought" and "answer", where an
-            answer has a thought that the server separates or the text shows. No server counts them
-            separately, so each chunk after the first is taken for a step. That is an estimate in
-            the emitted view. It is empty where chunks merged.
-        drafts_every_step: whether the method drafts in every step, unless the server turns it off.
+        by_part: the acceptance of thoughts under "thought", and of all other text under "answer";
+            empty if neither the server nor a mark in the text separates a thought, or if chunks
+            merged. No server counts the two separately, so each chunk after the first is taken for
+            a step, which makes this an estimate in the emitted view.
+        drafts_every_step: whether the method drafts in every step, unless the server turns drafting
+            off.
     """
 
     source: Source
@@ -332,7 +333,12 @@ def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, Par
 
 
 def _part_of_chunks(sizes: Counter[int], draft_tokens: int) -> PartFigures:
-    """Return the acceptance of steps, from how many chunks have each size in tokens."""
+    """Return the acceptance of chunks that are taken for steps.
+
+    Args:
+        sizes: how many chunks have each size in tokens.
+        draft_tokens: the most drafts that a step can accept, k.
+    """
     histogram = [sizes[tokens] for tokens in range(1, draft_tokens + 2)]
     record = AcceptanceRecord(
         source=Source.STREAM_CHUNKS,

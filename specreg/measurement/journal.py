@@ -87,7 +87,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="Begun"):
 
     Attributes:
         keys: the keys of the cases, in the order of the arms. A control that isn't a case of the
-            run has no key; it is the arm after them.
+            run has no key, and its arm follows those of the cases.
         at_s: when they began, in seconds since the epoch.
     """
 
@@ -99,7 +99,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request.
 
     Attributes:
-        arm: the number of the arm that answered, in the measurement that began last, from 0.
+        arm: the number of the arm that answered, from 0, among the arms of the last `Attempt`.
         round: the number of the round, from 0; null for an extension, whose acceptance is in
             `Ended`.
         finished: the request.
@@ -116,7 +116,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     The requests of a control are written once, even if it serves several cases.
 
     Attributes:
-        arm: the number of the case's arm, in the measurement that began last.
+        arm: the number of the case's arm, among the arms of the last `Attempt`.
         control: the number of its control's arm; None without a control.
         engine_version: the version that the server reported.
         target: the folder or the hub id of the target model.
@@ -325,10 +325,10 @@ def load_journal(
 
     Args:
         path: the journal's file.
-        last: whether the last of several measurements with one key counts, instead of the first.
-            The first one is right if several processes write the journal, because a worker that was
-            given up may end after its replacement. If the last one counts, the measurements are in
-            the order in which those that count were made.
+        last: whether the last of several measurements with one key is returned, instead of the
+            first. If several processes write the journal, the first is the right one, because a
+            worker that was given up may end after its replacement. With `last`, the measurements
+            are returned in the order in which they were made.
         known: the cases of this checkout by `Case.key`, for a journal from another machine. Only
             these cases count, and an unreadable line is an error unless it is torn. None for a
             journal of this machine.
@@ -371,8 +371,8 @@ def _take(builders: _Builders, line: Replayed) -> None:
     """Add a request to its round, unless it belongs to an extension.
 
     Raises:
-        msgspec.ValidationError: the round has that request already. In earlier versions an
-            extension had the number of the round after it, so they can't be told apart.
+        msgspec.ValidationError: the round has that request already. Earlier versions gave an
+            extension the number of the next round, whose requests can't be told from its own.
     """
     if line.round is None:
         return
@@ -513,7 +513,8 @@ def last_run(runs: Path, part: str = "") -> Path:
     try:
         received_files(folder)
     except OSError as error:
-        # It may come from another machine, and what the run writes would lie behind a link.
+        # The folder may come from another machine. A link in it could lead the run to write
+        # outside the folder.
         message = f"--specreg-resume: the last run, '{folder}': {error.strerror}"
         raise SpecregError(f"{message}; remove that folder, or run without it") from error
     # A worker may have locked its part of the run, so each journal below the folder is tried.

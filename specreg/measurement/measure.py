@@ -46,9 +46,9 @@ _SILENT_BATCHES = 3
 _CLEAR_ERRORS = 2.5
 """The warm-up continues if the earlier batches were slower by more standard errors than this."""
 _LATE_NS = 5 * 10**6
-"""A client that is late by no more than this kept up."""
+"""A client has kept up if it was late by this time at most."""
 _LATE_FRAC = 0.05
-"""A client also kept up if it was late by no more than this share of the time that it measures."""
+"""A client has also kept up if it was late by at most this share of the time that it measures."""
 _MAX_LATE_NS = 20 * 10**6
 """The most that a client may wake late, however long the times that it measures are."""
 _LEAST_STEP_NS = 10**5
@@ -97,10 +97,11 @@ class Plan:
 
     Attributes:
         show: is called with a text about each step of the measurement.
-        parts: the number of parts into which the prompts are divided, with a look after each; None
-            for the rounds of the case, with one look after all of them.
-        counts_apart: whether acceptance is needed for comparable parts and not only as a sum. If
-            only the counters provide it, this may take a further replay.
+        parts: the number of parts into which the prompts are divided, with a look at the acceptance
+            after each; None for as many parts as the case has rounds, with one look after the last.
+        counts_apart: whether acceptance is needed for parts that can be compared one by one, and
+            not only as a sum. If only the counters provide acceptance, this may take a further
+            replay.
         power_s: how long each server is kept under load for measuring power, in seconds, if none of
             its rounds took as long. It is used only if the power is sampled.
         watching: the sampler of the devices' power; None to measure no power.
@@ -208,7 +209,8 @@ def combine_with_control(case: Measurement, control: Measurement) -> Measurement
         return dataclasses.replace(case, invalid=invalid)
     control_replay = control.replay or Replay()
     power = _combine_power(case.replay.power, control_replay.power)
-    # The energy ratio compares the two servers as the speedup does, so other runners spoil it too.
+    # The energy ratio compares the two servers as the speedup does, so different model runners
+    # spoil it too.
     if power is not None and changes_runner(case.facts, control.facts):
         power = msgspec.structs.replace(power, energy_ratio=None)
     control_rounds = control_replay.rounds[: len(case.replay.rounds)]
@@ -364,10 +366,10 @@ async def _replay_arms(
 
 
 def balanced_orders(arms: int) -> Sequence[Sequence[int]]:
-    """Return orders in which each arm has each position, and follows each other arm, equally often.
+    """Return orders that give each arm each position, and each predecessor, equally often.
 
     The orders are the rows of a Williams design. Each row is followed by its reverse, so that in
-    two rounds each arm comes once before and once after each other arm.
+    two rounds each arm comes once before and once after each of the others.
 
     Args:
         arms: the number of arms, 1 or more.
@@ -513,8 +515,8 @@ class _ArmRotation:
             self.plan.show(f"undecided, replaying {len(extension)} more prompts")
         for arm_replay in arm_replays:
             arm_replay.look = Look.EXTENDED
-            # With the number of a round, its requests would be taken for requests of that round if
-            # the prompts are replayed again.
+            # An extension has no number. With the number of the next round, its requests would be
+            # taken for those of that round if the prompts are replayed again.
             record = self.plan.record(self.arm_replays.index(arm_replay), None)
             await self._attempt(arm_replay, arm_replay.extend(extension, record))
 
@@ -555,9 +557,9 @@ class _ArmRotation:
     def _with_too_little(self, arm_replays: Sequence[ArmReplay]) -> list[ArmReplay]:
         """Return the arms that have to replay the prompts again, and the arms they are compared to.
 
-        If there is a control, an arm that was measured for long enough drops out. Otherwise a slow
-        arm would replay the prompts as often as the fastest one has to. The control stays until the
-        end. Without a control, all arms stay, because each is compared with the others.
+        If there is a control, an arm that was measured for long enough drops out, so that a slow
+        arm needn't replay the prompts as often as the fastest one has to. The control stays until
+        the end. Without a control, all arms stay, because each is compared with the others.
 
         Args:
             arm_replays: the arms that replayed the prompts last.
@@ -572,7 +574,7 @@ class _ArmRotation:
     def _has_too_little(self, arm_replay: ArmReplay) -> bool:
         """Return whether the prompts have to be replayed again for the speeds of an arm.
 
-        They never are for a drafter that learns, because it would change what is measured.
+        A drafter that learns never gets them again, because that would change what is measured.
         """
         case = arm_replay.arm.case
         if not case.speed or case.needs_fresh_server:

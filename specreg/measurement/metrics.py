@@ -383,7 +383,7 @@ def tokens_per_step(replay: Replay) -> float | None:
 
 
 def goodput_requests_per_s(replay: Replay) -> float | None:
-    """Return the requests that kept their limits per second while the load was full."""
+    """Return how many requests a second kept the case's limits, while the load was full."""
     return per_s(replay, lambda trace: is_good(trace, replay.limits))
 
 
@@ -437,7 +437,7 @@ def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _Coun
         None where the source doesn't provide one of the two counts.
     """
     denominator = counts.proposed if metric.of_proposed else counts.steps
-    # The accepted drafts come first, so that they have the index of a metric without a position.
+    # A metric without a position takes all accepted drafts, which have the index 0.
     numerators = (counts.accepted, *counts.position_counts)
     index = metric.position or 0
     if denominator is None or index >= len(numerators):
@@ -527,7 +527,7 @@ _SUITE = (
     Metric(
         name="power_w",
         family=Family.POWER,
-        meaning="the same energy over the time; a change either way is one for the worse",
+        meaning="the same energy over the time under load; a change up or down is for the worse",
         formula=lambda replay: _power(replay, "mean_w"),
         tolerance_frac=0.1,
         two_sided=True,

@@ -72,7 +72,7 @@ def check_request(finished: FinishedRequest) -> None:
     _check_order((0, *chunks_ns, _LAST_MOMENT_NS))
     has_tokens = trace.first_chunk_tokens or any(trace.chunk_sizes[1:])
     if trace.last_ns is not None and (trace.first_ns is None or not has_tokens):
-        raise msgspec.ValidationError("a request that ended with a token has none")
+        raise msgspec.ValidationError("a request has the time of a last token, and no token")
 
 
 def check_lags(lags: TimeHistogram) -> None:
