@@ -1,4 +1,4 @@
-"""Find out whether the tools with which an engine on a GPU compiles at its start are installed.
+"""Find out whether the tools that an engine on a GPU needs for compiling are installed.
 
 In vLLM and SGLang, Triton compiles the code that launches its kernels with a C compiler and
 Python's headers. SGLang also compiles kernels, with nvcc, ninja and a C++ compiler. A server that

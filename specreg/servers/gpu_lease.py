@@ -92,7 +92,9 @@ def lease_gpus(
 
 @contextlib.contextmanager
 def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) -> Iterator[None]:
-    """Lock a GPU until the last context of this process that holds it ends.
+    """Lock a GPU while the context lasts.
+
+    If several contexts of this process hold the GPU, it stays locked until all of them have ended.
 
     Args:
         device: The GPU.
@@ -253,7 +255,7 @@ def own_cores(
 
     GPUs that are near the same cores divide these into equal parts, and GPUs of other processes
     count too. As in Linux's numbers, a core is a hardware thread. Both threads of a physical core
-    are in the same part if its size allows it, though Linux numbers them far apart.
+    go to the same GPU if the parts are large enough, though Linux numbers them far apart.
 
     Args:
         devices: The GPUs whose share is returned.
@@ -263,7 +265,7 @@ def own_cores(
 
     Returns:
         The numbers of the cores; empty if the system doesn't say which cores are near the GPUs, or
-        if fewer of these cores are usable than GPUs divide them.
+        if this process may use fewer of these cores than there are GPUs near them.
     """
     # Read which cores are near each GPU.
     near: dict[str, AbstractSet[int]] = {}

@@ -104,8 +104,8 @@ def gpu_memory(spec: ServerSpec, gpus_gib: Sequence[float | None]) -> Memory | N
     if any(argument.startswith(flags) for argument in spec.engine_args):
         return None
     weights_gib = sizes.weights_gib(spec.parallel)
-    # `cache_gib` divides the tokens between the copies of the model, so a token of each copy is
-    # as many tokens as there are copies.
+    # `cache_gib` divides the tokens between the copies of the model, so it is given one token for
+    # each copy.
     copies = spec.parallel.data
     token_gib = sizes.cache_gib(spec.parallel, tokens=copies)
     if spec.draft is not None:

@@ -226,7 +226,7 @@ def _answer_of(process: SupervisedProcess, output: Output) -> Answer:
 
 
 def _has_answer(process: SupervisedProcess) -> bool:
-    """Wait a moment for an answer or the end of a process, and return whether there is one."""
+    """Wait a moment, and return whether an answer has come or the process has ended."""
     pipes = [pipe for pipe in (process.popen.stdout,) if pipe is not None]
     readable, _, _ = select.select(pipes, [], [], _SHOW_EVERY_S)
     return bool(readable)

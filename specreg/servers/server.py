@@ -117,7 +117,7 @@ class StartedServer(Server):
     """A server that specreg started.
 
     Attributes:
-        process: Its first process, with which all of its processes end.
+        process: Its first process. Stopping it stops all processes of the server.
     """
 
     process: SupervisedProcess
@@ -229,7 +229,8 @@ def facts_of(server: Server, log: str) -> LaunchFacts:
         log: The beginning of its log; empty if others started it.
 
     Returns:
-        Those facts, with the ones that its log, its answers and the hub's cache add.
+        The facts that were known before, and those that its log, its answers and the hub's cache
+        add.
     """
 
     def fetch(method: str, path: str) -> bytes:
@@ -259,7 +260,7 @@ def _revision_of(model: str | None, revision: str, variables: Mapping[str, str])
 def _check_port(server: StartedServer) -> None:
     """Check that no other server answers at the port.
 
-    Only an engine that reports the name of its model can show that.
+    It is noticed only if the engine serves its model under the name that specreg gives it.
 
     Raises:
         ServerStartError: Another server answers.

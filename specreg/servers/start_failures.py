@@ -118,7 +118,8 @@ _CAUSES = (
     ),
     KnownCause(
         says=r"the engine doesn't support the architecture \1",
-        # The words of vLLM and SGLang, of both for a Transformers model, and of TensorRT-LLM.
+        # The words of vLLM and SGLang; their words for a model that they leave to Transformers; and
+        # the words of TensorRT-LLM.
         pattern=(
             r"Model architectures (\[[^\]\n]*\]) are not supported"
             r"|\b(\w{1,200}) has no (?:vLLM|SG[Ll]ang) implementation and"

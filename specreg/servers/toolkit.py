@@ -40,7 +40,8 @@ def toolkit_variables(
     Args:
         python: The interpreter of the environment.
         variables: The environment variables of the server.
-        default_home: The toolkit of the machine that is used if no variable names one.
+        default_home: The machine's toolkit, which is used if neither a variable nor PATH leads to
+            another one.
 
     Returns:
         CUDA_HOME; empty if a variable names a toolkit, if the machine has one, or if the
@@ -69,7 +70,8 @@ def has_toolkit(
     Args:
         python: The interpreter of the environment.
         variables: The environment variables of the server.
-        default_home: The toolkit of the machine that is used if no variable names one.
+        default_home: The machine's toolkit, which is used if neither a variable nor PATH leads to
+            another one.
     """
     if _compiler(variables, default_home) is not None:
         return True
@@ -82,7 +84,8 @@ def toolkit_release(variables: Mapping[str, str], default_home: Path = _DEFAULT_
 
     Args:
         variables: The environment variables of the server.
-        default_home: The toolkit of the machine that is used if no variable names one.
+        default_home: The machine's toolkit, which is used if neither a variable nor PATH leads to
+            another one.
 
     Returns:
         The release; `"none"` if there is no compiler, empty if the compiler doesn't report it.
@@ -92,7 +95,7 @@ def toolkit_release(variables: Mapping[str, str], default_home: Path = _DEFAULT_
 
 
 def _compiler(variables: Mapping[str, str], default_home: Path) -> Path | None:
-    """Return the nvcc that builds would use: of CUDA_HOME or CUDA_PATH, on PATH, or installed.
+    """Return the nvcc that builds would use: of CUDA_HOME or CUDA_PATH, on PATH, or the machine's.
 
     Returns:
         The path of nvcc; None if there is none, or if the folder that a variable names has none.

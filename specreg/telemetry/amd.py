@@ -17,7 +17,7 @@ from specreg.telemetry.sensor import Device, HiddenGpu, Probe, Scope, State, num
 
 SENSOR = "amdsmi"
 _RUNTIME_VISIBLE = "ROCR_VISIBLE_DEVICES"
-"""The variable of ROCm's runtime. HIP sees only the GPUs that it selects, and numbers these."""
+"""The variable of ROCm's runtime. HIP sees and numbers only the GPUs that this variable selects."""
 _HIP_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """The variables of HIP, which have the same meaning."""
 _CONTROL_NODE = Path("/dev/kfd")
@@ -142,8 +142,9 @@ def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[De
     """Return the GPUs that a process sees, in the order in which it counts them.
 
     ROCm's guide to GPU isolation defines the rule. ROCR_VISIBLE_DEVICES lists the indices or UUIDs
-    of the GPUs that the runtime shows. HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES lists the
-    indices of those among them that HIP shows. The first entry that fits no GPU ends a list.
+    of the GPUs that the runtime shows. HIP numbers these GPUs from 0. HIP_VISIBLE_DEVICES or
+    CUDA_VISIBLE_DEVICES lists the numbers of the GPUs that HIP shows. The first entry that fits no
+    GPU ends a list.
 
     Args:
         devices: The GPUs of the machine, in HIP's order.

@@ -127,8 +127,8 @@ def check_free(
     """
     for device in devices:
         pids = set(open_probe(device).processes() or ())
-        # In a container the driver may list processes by the ids that they have on the host. That
-        # shows if a server of this run is on the device and isn't in the list. Then the listed
+        # In a container the driver may list processes by the ids that they have on the host. If a
+        # server of this run is on the device and isn't in the list, the driver does so. Then the
         # processes of this run can't be recognised, so the device isn't checked.
         our_server_is_unseen = device.id in our_device_ids and not pids & our_pids
         if our_server_is_unseen:

@@ -80,9 +80,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The name of its folder of baselines, such as `cpu-intel-xeon-2.50ghz-avx512-2c`.
 
-        It has the memory of a GPU in GiB, as vendors' own names have: `h100-80gb-hbm3-x1`. A name
-        that is too long for the grammar of `core.names` is cut, and ends in a checksum of the whole
-        name.
+        It has the memory of a GPU in GiB, as in the names that vendors give their GPUs:
+        `h100-80gb-hbm3-x1`. A name that is too long for the grammar of `core.names` is cut, and
+        ends in a checksum of the whole name.
         """
         name = self._full_name
         if len(name) <= MAX_NAME_CHARACTERS:
@@ -184,12 +184,13 @@ def _memory_gib(device: Device) -> float | None:
 
 
 def current_environment(*, gpus: int) -> Environment:
-    """Return the environment of cases on this machine; that of its processors if it has no GPU.
+    """Return the environment of cases on this machine: of its GPUs, or else of its processors.
 
     If a GPU doesn't report its name, the environment is `UNKNOWN_ENVIRONMENT`.
 
     Args:
-        gpus: The number of GPUs that the cases use; 0 for cases that run on processors.
+        gpus: The number of GPUs that the cases use; 0 for cases that run on processors, even if the
+            machine has a GPU.
     """
     devices = find_gpus().devices[:gpus]
     if not all(device.name for device in devices):

@@ -42,7 +42,7 @@ _START_S = 10.0
 """How long a sampler may take to write its first sample."""
 _POLL_S = 0.02
 _LATER_SAMPLE_S = 0.6
-"""After a moment, the time within which a later sample is in the file, even on a busy machine."""
+"""How long after a moment the file has a later sample at the latest, even on a busy machine."""
 _NS_PER_S = 10**9
 _NICENESS = -10
 
@@ -120,7 +120,7 @@ class Watch:
             The trace of each device; and why the sampler ended, empty if it is still running.
         """
         wait_s = (until_ns - time.monotonic_ns()) / _NS_PER_S + _LATER_SAMPLE_S
-        # A sampler that works outlives the wait, so the timeout is its usual end.
+        # A sampler that works still runs after the wait, so the wait usually ends by its timeout.
         try:
             status = self.child.popen.wait(timeout=max(0.0, wait_s))
         except TimeoutExpired:
@@ -160,9 +160,8 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
                     time.sleep(_POLL_S)
                 yield Watch(devices=tuple(devices), path=path, child=child)
         finally:
-            # The samples go to the other file. A sampler that works writes nothing to its log,
-            # which gets its standard error. If the log can't be removed, that must not replace an
-            # error of the measurement.
+            # The log gets only the sampler's standard error, so it stays empty if all goes well. An
+            # error of removing it must not replace an error of the measurement.
             with contextlib.suppress(OSError):
                 if not log_path.stat().st_size:
                     log_path.unlink()
