@@ -132,7 +132,7 @@ class StepCounts(Counts[int]):
         return dataclasses.replace(self, position_counts=(*self.position_counts, *padding))
 
     def over_all_steps(self, undrafted_steps: int) -> "StepCounts":
-        """Return S with the steps that drafted nothing, and A. Everything else is left out."""
+        """Add the steps that drafted nothing to S, and keep only S and A."""
         return StepCounts(
             steps=self.steps + undrafted_steps,
             accepted=self.accepted,
@@ -186,8 +186,8 @@ class Counters:
         steps: the number of verify steps (S).
         counts: all counts of the steps; None if the server counts only steps.
         requests: the number of requests that ended; None if the server doesn't count them.
-        running_requests: the number of requests running at the moment, or at the busier end of the
-            window; None if the server doesn't report it.
+        running_requests: the number of requests running at the moment. For a rise, it is the larger
+            one of the numbers before and after it. None if the server doesn't report it.
     """
 
     steps: int

@@ -169,7 +169,7 @@ class BaselineComparison:
 
     @property
     def without_extension(self) -> "BaselineComparison":
-        """The comparison without the prompts of the extension."""
+        """The comparison without the extension, which are the prompts beyond the case's own."""
         return compare(self.launches, self.baselines, extended=False)
 
     @property

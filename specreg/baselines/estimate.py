@@ -57,7 +57,7 @@ def estimate_of(
 ) -> Estimate:
     """Estimate how long a launch of a case takes.
 
-    It consists of the warm-up, the rounds, the power sampling and the checks of both servers.
+    The time consists of the warm-up, the rounds, the power sampling and the checks of both servers.
 
     Args:
         case: the case.
@@ -151,9 +151,10 @@ def _guessed_step_s(case: Case, kind: str) -> float:
 
 
 def run_on_gpus_s(cases: Collection[Case], estimates: Mapping[str, Estimate], gpus: int) -> float:
-    """Return how long a run takes, in seconds, if each GPU has one server group at a time.
+    """Return how long a run takes on several GPUs, in seconds.
 
-    The longest groups start first.
+    Cases that share their servers are a group. A GPU has one group at a time, and the longest
+    groups start first.
 
     Args:
         cases: the cases, none of which takes more GPUs than there are.
@@ -223,7 +224,10 @@ def group_s(group: Sequence[Case], estimates: Mapping[str, Estimate]) -> float:
 
 
 def run_s(cases: Sequence[Case], estimates: Mapping[str, Estimate], kind: str, fit: Fit) -> float:
-    """Return how many seconds a run of cases takes, each multiplied by the GPUs that it keeps busy.
+    """Return how long a run takes, in GPU-seconds (on a CPU in seconds).
+
+    The time of each server's start, and of each group of cases that are measured together, is
+    multiplied by the GPUs that it keeps busy.
 
     Args:
         cases: the cases.

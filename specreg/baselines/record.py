@@ -64,7 +64,8 @@ class RecordingNotes:
     """Notes about a recording that the measurements don't contain.
 
     Attributes:
-        reason: the text of `--reason`; empty for the engine, its version and the commit.
+        reason: the text of `--reason`. If it is empty, the baseline names the engine, its version
+            and the commit instead.
         torch_version: the version of torch in the engine's environment; empty if unknown.
         driver_version: the version of the GPU's driver; empty without a GPU.
     """
@@ -148,8 +149,8 @@ def _check_recordable(
     """Check that the measurements of a case may be recorded.
 
     Raises:
-        BaselineError: acceptance is invalid, or a speed if there is no acceptance; a device is one
-            of a test; the launches disagree; or no draft was accepted.
+        BaselineError: acceptance is invalid; there is no acceptance, and a speed is invalid; a test
+            made up a device; the launches disagree; or no draft was accepted.
     """
     first = measurements[0]
     # Without acceptance, the speeds are all there is to record. Power may be missing, because it is

@@ -16,8 +16,8 @@ from specreg.engines.wire_format import Transcript
 from specreg.matrix.case import ROUNDING_NATS
 
 MAX_NOISE_NATS = 1.0
-"""The largest gap that rounding can explain, unless the case attributes a larger one to it. If the
-plain answers themselves differ by more at another batch size, they can't serve as the reference."""
+"""The largest gap that rounding can explain, unless `rounding_nats` of the case is larger. If the
+plain answers at two batch sizes differ by more, they can't serve as the reference."""
 _MAX_NAMED = 3
 """How many differences a verdict describes."""
 
@@ -29,13 +29,13 @@ Score = Callable[[Sequence[Candidates]], Sequence[Sequence[float]]]
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first token in which an answer differs from the plain one, that without speculation.
+    """The first token in which an answer differs from the answer without speculation.
 
     Attributes:
         prompt_id: The id of the prompt.
         position: The index of the token in the answers, from 0.
-        plain: The token without speculation; None if that answer has ended.
-        speculative: The token with speculation; None if that answer has ended.
+        plain: The token without speculation; None if the answer without speculation has ended.
+        speculative: The token with speculation; None if the answer with speculation has ended.
         text: The ids of the prompt and of the tokens before this one, which both answers share.
         gap_nats: How much likelier `plain` is than `speculative`; None if an answer has ended.
     """
@@ -105,8 +105,8 @@ class Losslessness:
     def plain_equal_frac(self) -> float | None:
         """The share of the control's own answers that are equal at another batch size, 0..1.
 
-        It covers the answers that were compared token by token; None if they weren't generated
-        again.
+        It covers the answers that were compared token by token; None if the control didn't generate
+        them at another batch size.
         """
         if self.plain_partings is None:
             return None

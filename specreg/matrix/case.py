@@ -75,8 +75,8 @@ class Load:
 
     Attributes:
         burstiness: the shape of the gaps between requests with `arrivals = "gamma"`, whose
-            coefficient of variation is 1 / √burstiness: 1 is Poisson; below it requests come in
-            bursts, above it more evenly.
+            coefficient of variation is 1 / √burstiness: 1 is Poisson; below 1 requests come in
+            bursts, above 1 more evenly.
         ramp_up_s: how long a round takes to reach its load, in seconds: the requests of a closed
             loop start one after another over this time, and a rate rises linearly from 0.
         duration_s: how long a round repeats its prompts, in seconds; without it each prompt is sent
@@ -499,7 +499,7 @@ def companions_of(
     may_join: Callable[[Case], bool],
     fit: Callable[[Sequence[ServerSpec]], bool],
 ) -> list[Case]:
-    """Return the later cases that are measured side by side with a case and the same control.
+    """Return the later cases that are measured side by side with a case, and share its control.
 
     They differ from the case only in their speculation.
 

@@ -24,6 +24,7 @@ _PARALLEL = "parallel."
 _EXPERTS = "parallel.expert"
 _SHARE = "gpu_memory_frac"
 _UNNAMED = re.compile(r"[^a-z0-9_.-]+")
+"""Characters that the name of a model pair can't have."""
 _JOINED = frozenset({"engine_args", "engine_env", "speculation"})
 """The keys, besides `parallel`, whose values in a table are added to those of the command."""
 
@@ -60,7 +61,7 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
 
     Raises:
         MatrixError: The command line can't be read, a case can't have one of its settings, or the
-            table names methods without that of the command.
+            methods that the table names don't include the method of the command.
     """
     commands = {
         name: engine.serve_command for name, engine in ENGINES.items() if engine.serve_command

@@ -51,7 +51,8 @@ def resolve_model(root: Path, reference: str) -> str:
 
     Args:
         root: The root of the repository, which relative folders start from. A folder of `fixtures/`
-            that the repository lacks is taken from specreg's own, which has the tiny models.
+            that the repository lacks is taken from specreg's own `fixtures/`, which has the tiny
+            models.
         reference: The folder or the hub id.
 
     Raises:

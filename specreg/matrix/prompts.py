@@ -38,7 +38,8 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     needed_prompts = case.prompts
     reason = ""
     if case.needs_fresh_server:
-        # The prompts of the case, as many for an extension, and at least one that isn't measured.
+        # The prompts of the case, as many for an extension (if the case's own don't decide its
+        # acceptance), and at least one that isn't measured.
         needed_prompts = 2 * case.prompts + 1
         reason = ": its drafter learns, so its warm-up needs prompts that aren't measured"
     if len(prompts) < needed_prompts:

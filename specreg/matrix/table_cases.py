@@ -1,4 +1,4 @@
-"""Make the cases of a table in a matrix file: its methods, draft numbers, model pairs and loads."""
+"""Make the cases of a table in a matrix file, one for each method, draft number, pair and load."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar

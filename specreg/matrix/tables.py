@@ -140,7 +140,7 @@ class TierFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         needs_gpus: how many GPUs a machine must have for the tier to run at all; 0 for none.
-        models: model pairs of this tier alone; one of them replaces a shared pair of its name.
+        models: model pairs of this tier alone, which replace shared pairs of the same names.
         defaults: keys for all tables of cases that don't have them.
         cases: the tables of cases.
     """
@@ -274,7 +274,7 @@ def pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]
 
 def _pair_of(name: str, table: object) -> ModelsTable:
     """Return one model pair; errors as in `pairs_of`."""
-    # A pair's name is the end of its servers' names.
+    # The names of a pair's servers may end with its name.
     check_ending("model pair", name)
     pair = convert(table, ModelsTable)
     for reference in (pair.target, *pair.drafts.values()):
@@ -338,7 +338,7 @@ def check_ending(kind: str, name: str) -> None:
 
 
 def check_table(table: CasesTable) -> None:
-    """Check that no keys of a table exclude each other, and the names of its variables.
+    """Check the names of a table's variables, and that none of its keys exclude each other.
 
     Raises:
         SpecregError: The variant has other characters than a name may have, or too many.

@@ -158,8 +158,8 @@ class _Listing:
                 if longer_id != case_id and f"{folded_id}-" in f"{longer_folded_id}-":
                     raise MatrixError(
                         f"{self.locations[longer_id]}: case '{longer_id}' has the id of case"
-                        f" '{case_id}' in its own, and -k takes both for it; rename a model pair, a"
-                        " dataset or a variant"
+                        f" '{case_id}' in its own, so -k with that id selects both; rename a model"
+                        " pair, a dataset or a variant"
                     )
 
 

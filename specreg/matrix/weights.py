@@ -233,9 +233,9 @@ class _Axis:
     Attributes:
         length: how many rows or columns there are.
         real: the indices of those that the narrow tensor has, in its order.
-        reached: the index up to which values depend on the values of the narrow model. For queries
-            these are more than `real`, because added heads of queries share the narrow model's keys
-            and values.
+        reached: how many rows or columns, from the first on, have values that depend on those of
+            the narrow model. For queries this is more than `real` has, because added heads of
+            queries share the narrow model's keys and values.
     """
 
     length: int
@@ -342,7 +342,8 @@ def _widened_tensor(
     Args:
         projection: which one it is, such as `q_proj`.
         template: the narrow tensor whose axes are widened.
-        narrow: the narrow tensor whose values it contains; None in a layer that adds nothing.
+        narrow: the narrow tensor whose values the widened one contains; None in a layer that adds
+            nothing.
         axes: the axes of the widened model.
     """
     if template.ndim == 1:
@@ -366,11 +367,11 @@ def _widened_tensor(
             is_added[rows.real] = False
         bits[is_added] = 0
     elif projection == "fc":
-        # Added rows must give zero too, and only these columns read anything but zeros.
+        # Added rows must give zero too. Only their real columns read anything but zeros.
         bits[:, columns.real] = 0
     elif projection in {"o_proj", "down_proj"} and narrow is not None:
-        # Only these columns read anything but zeros, which only the narrow tensor may multiply. The
-        # columns after them read what `v_proj` and `gate_proj` made zero.
+        # The columns that the narrow model reaches read its values, so only the narrow tensor may
+        # have weights there. All later columns read what `v_proj` and `gate_proj` made zero.
         bits[:, : columns.reached] = 0
     if narrow is not None:
         bits[np.ix_(rows.real, columns.real)] = narrow
