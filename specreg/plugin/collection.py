@@ -13,7 +13,7 @@ from specreg.baselines.schema import read_baselines
 from specreg.core.readable import readable_line
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, RECORDED
+from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
 from specreg.plugin.state import (
     CONTEXT,
     NOTES,
@@ -134,7 +134,7 @@ def _sort_by_server(items: list[pytest.Item], context: RunContext) -> None:
         if not is_suite_test(item):
             return (-1, 0)
         subject = subject_of(item)
-        if subject is RECORDED:
+        if subject is BENCHMARK_METRIC:
             return (len(positions), 0)
         position = positions[params_of(item)["server"].id, case_id_of(item)]
         return (position, ranks[subject.name])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specreg.measurement.metrics import RECORDED
+from specreg.measurement.metrics import BENCHMARK_METRIC
 from specreg.plugin.state import CONTEXT, END
 from specreg.plugin.xdist import has_workers, is_worker
 from specreg.report.benchmarks import SAVING, SHOWING, is_given, machine_info_of
@@ -21,7 +21,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[
         An empty list to leave the test out; None to let pytest collect the test as usual.
     """
     marks = getattr(obj, "pytestmark", ()) if isinstance(obj, FunctionType) else ()
-    if not any(mark.args == (RECORDED.name,) for mark in marks):
+    if not any(mark.args == (BENCHMARK_METRIC.name,) for mark in marks):
         return None
     config = collector.config
     # pytest-benchmark records nothing in a run that pytest-xdist distributes.

@@ -23,7 +23,7 @@ from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.journal import Journal
-from specreg.measurement.metrics import METRICS, RECORDED
+from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import LazyServer, Poll
 from specreg.suite.configure import load_cases
@@ -346,7 +346,7 @@ def _check_names(shard: ShardRun, tier: Tier) -> None:
     shard_ids = [case_id for case_ids in plan.shards for case_id in case_ids]
     for case_id in (*plan.names, *plan.skipped, *shard_ids):
         check_name("case", case_id, tier_ids, where)
-    subjects = {*METRICS, *CHECKS, RECORDED.name}
+    subjects = {*METRICS, *CHECKS, BENCHMARK_METRIC.name}
     for name in dict.fromkeys(name for names in plan.names.values() for name in names):
         check_name("metric or check", name, subjects, where)
 

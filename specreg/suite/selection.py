@@ -9,7 +9,7 @@ from specreg.core.errors import BaselineError
 from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
-from specreg.measurement.metrics import METRICS, RECORDED, Family, Metric, metrics_of
+from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS, Family, Metric, metrics_of
 from specreg.suite.configure import why_unfit
 from specreg.suite.context import CaseLaunch, RunContext
 
@@ -90,7 +90,7 @@ class Selection:
         ]
         are_only_shown = bool(speeds) and not any(metric.is_judged(case) for metric in speeds)
         is_recorded = self.is_recording and case.speed
-        is_benchmark = RECORDED.name in self.names.get(case.id, frozenset())
+        is_benchmark = BENCHMARK_METRIC.name in self.names.get(case.id, frozenset())
         is_judged = any(metric.by_launch for metric in self.metrics_of(case))
         return are_only_shown or is_recorded or is_benchmark or is_judged
 
@@ -122,11 +122,11 @@ def subjects_of(
     """
     case = case_launch.case
     is_first_launch = case_launch.server.number == 1
-    if name == RECORDED.name:
+    if name == BENCHMARK_METRIC.name:
         # pytest-benchmark gets each case once, if the run can measure its speed.
         is_judged = any(metric.is_judged(case) for metric in METRICS.values())
         if is_first_launch and case.speed and is_judged:
-            return [RECORDED]
+            return [BENCHMARK_METRIC]
         return []
     if marker == "family":
         return metrics_of(case, Family(name))
