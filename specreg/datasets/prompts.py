@@ -79,6 +79,8 @@ REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(
 
 def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
     """Cut prompts, in order, into at most `rounds` parts of nearly equal size; none is empty."""
+    if not prompts:
+        return ()
     count = min(rounds, len(prompts))
     ends = [len(prompts) * part // count for part in range(count + 1)]
     return tuple(prompts[start:end] for start, end in itertools.pairwise(ends))

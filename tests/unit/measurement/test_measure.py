@@ -335,7 +335,14 @@ def test_an_acceptance_that_is_not_the_pinned_one_spoils_all(
 
 @pytest.mark.parametrize(
     ("prompts", "rounds", "sizes"),
-    [(4, 2, [2, 2]), (5, 4, [1, 1, 1, 2]), (4, 4, [1, 1, 1, 1]), (3, 1, [3]), (3, 4, [1, 1, 1])],
+    [
+        (0, 4, []),
+        (3, 1, [3]),
+        (3, 4, [1, 1, 1]),
+        (4, 2, [2, 2]),
+        (4, 4, [1, 1, 1, 1]),
+        (5, 4, [1, 1, 1, 2]),
+    ],
 )
 def test_prompts_are_dealt_into_parts_as_even_as_can_be(
     prompts: int, rounds: int, sizes: list[int]
