@@ -124,6 +124,13 @@ class Sight:
         """Whether the soak finds a loss as small as the tolerance."""
         return self.found_frac is not None and self.found_frac <= self.tolerance_frac
 
+    @property
+    def remedy(self) -> str:
+        """What to do if the soak isn't enough."""
+        if self.enough_minutes is None:
+            return "raise --tolerance, or make the segments longer with --prompts"
+        return "soak longer"
+
     def __str__(self) -> str:
         soak = f"a soak of {self.minutes:g} min"
         sentence = f"{soak} finds no drift, because neighbouring segments move together"
@@ -406,11 +413,11 @@ class Soak:
             sight = self._sight_of(figure, points, level)
         # A soak that is too short to find a loss as small as the tolerance could never pass, so it
         # doesn't fail either.
-        is_too_short = sight is not None and not sight.is_enough
-        if is_too_short:
-            drift_reason = Reason(
-                text=str(sight), remedy=f"the figure is no more than {-low:.1%} worse in an hour"
-            )
+        is_too_short = False
+        if sight is not None and not sight.is_enough:
+            is_too_short = True
+            most_loss = f"the figure is no more than {-low:.1%} worse in an hour"
+            drift_reason = Reason(text=f"{sight}; {most_loss}", remedy=sight.remedy)
         return Verdict(
             case_id=self.case.id,
             metric=figure.name,

@@ -60,9 +60,11 @@ def segments_of(lengths: Values, steps_ms: Values) -> list[Segment]:
     ]
 
 
-def drift(values: Values, name: str = "acceptance_length_tokens") -> Verdict:
+def drift(
+    values: Values, name: str = "acceptance_length_tokens", *, tolerance_frac: float = 0.05
+) -> Verdict:
     """The drift of an hour with such values, of which 5 % are fine."""
-    soak = soak_of(tolerance_frac=0.05)
+    soak = soak_of(tolerance_frac=tolerance_frac)
     soak.segments = segments_of(values, values)
     return {verdict.metric: verdict for verdict in soak.look(0.03)}[name]
 
@@ -149,6 +151,8 @@ def test_a_fall_is_seen_with_its_slope_and_at_an_early_look() -> None:
 
 
 RNG = np.random.default_rng(1)
+STEEP = fallen(0.3) + RNG.normal(scale=0.02, size=BLOCKS)
+NOISY = 3 + RNG.normal(scale=0.5, size=BLOCKS)
 FIRST_HALF = (np.arange(BLOCKS) - BLOCKS / 2) / BLOCKS
 BURNT_IN = np.where(np.arange(BLOCKS) < BLOCKS // 10, 9.0, 3.0)
 
@@ -156,12 +160,12 @@ BURNT_IN = np.where(np.arange(BLOCKS) < BLOCKS // 10, 9.0, 3.0)
 @pytest.mark.parametrize(
     ("values", "outcome", "reason"),
     [
-        (fallen(0.3) + RNG.normal(scale=0.02, size=BLOCKS), Outcome.REGRESSED, "worse by "),
+        (STEEP, Outcome.REGRESSED, "worse by "),
         (fallen(0.03), Outcome.PASS, ""),
         (fallen(-0.3), Outcome.IMPROVED, ""),
         (BURNT_IN, Outcome.PASS, ""),
         (
-            3 + RNG.normal(scale=0.5, size=BLOCKS),
+            NOISY,
             Outcome.INCONCLUSIVE,
             "a soak of 60 min finds a drift of 63.9% in an hour, and one of about 300 min finds",
         ),
@@ -195,6 +199,30 @@ def test_a_figure_is_judged_by_all_of_its_interval(
     assert verdict.outcome is outcome
     assert verdict.explanation.startswith(reason)
     assert bool(verdict.explanation) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("tolerance_frac", "sees", "remedy"),
+    [
+        (0.05, "one of about 300 min finds 5.0%", "soak longer"),
+        (
+            0.0,
+            "no longer soak finds 0.0%",
+            "raise --tolerance, or make the segments longer with --prompts",
+        ),
+    ],
+)
+def test_a_soak_that_is_too_short_says_what_to_do(
+    tolerance_frac: float, sees: str, remedy: str
+) -> None:
+    verdict = drift(NOISY, tolerance_frac=tolerance_frac)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.softened
+    assert verdict.reason is not None
+    assert verdict.comparison.low_frac is not None
+    most = f"the figure is no more than {-verdict.comparison.low_frac:.1%} worse in an hour"
+    assert verdict.reason.text.endswith(f"{sees}; {most}")
+    assert verdict.reason.remedy == remedy
 
 
 def test_a_length_that_is_said_to_find_a_drift_finds_it() -> None:
