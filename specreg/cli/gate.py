@@ -7,7 +7,7 @@ import inspect
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, get_type_hints
 
 import typer
@@ -18,13 +18,13 @@ from specreg.compare.bisect import find_change
 from specreg.compare.document import record_gate, set_aside
 from specreg.compare.gate import open_gate
 from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, show_status
-from specreg.compare.soak import LAST_LEVEL, Soak, open_soak
+from specreg.compare.soak import LAST_LEVEL, open_soak, render_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.files import RAISE_LIMIT, cause_of, real_path
 from specreg.core.interrupts import interrupt_on_signals
 from specreg.report.document import exit_status
-from specreg.report.terminal import render_report, render_verdicts
+from specreg.report.terminal import render_report
 from specreg.verdicts.verdict import Verdict
 
 FAILED_STATUS = 10
@@ -155,17 +155,6 @@ def soak(options: SoakOptions) -> int:
         # What was measured is shown even if the soak was cut short.
         if running_soak.segments:
             verdicts = running_soak.look(LAST_LEVEL)
-            _show_soak(running_soak, verdicts)
+            color = sys.stdout.isatty()
+            say(render_soak(running_soak, verdicts, color=color), styled=color)
     return exit_status(verdicts)
-
-
-def _show_soak(finished: Soak, verdicts: Sequence[Verdict]) -> None:
-    color = sys.stdout.isatty()
-    say(render_verdicts(verdicts, color=color), styled=color)
-    reasons = [
-        f"{verdict.metric}: {verdict.explanation}"
-        for verdict in verdicts
-        if verdict.reason is not None
-    ]
-    segments = f"{len(finished.segments)} segments; changes are per hour: {finished.path}"
-    say("\n".join((*reasons, segments)))

@@ -165,5 +165,6 @@ class SoakOptions(ServerOptions):
             TOLERANCE,
             help="the tolerated loss per hour, 0..1 (default: the case's, and 5 % for memory)",
             min=0,
+            max=1,
         ),
     ] = None

@@ -30,6 +30,7 @@ from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Plan, Workload, batch_size_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
 from specreg.report.remarks import workload_remarks
+from specreg.report.terminal import render_verdicts
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import parse_origin, provision_side
@@ -509,3 +510,18 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     case = fitting[0]
     declare_vocabulary([case], tier.name, path.parent.name)
     return Soak(options=options, tier=tier, case=case, path=path)
+
+
+def render_soak(soak: Soak, verdicts: Sequence[Verdict], *, color: bool) -> str:
+    """Render the verdicts of a soak, their reasons, and the file with its segments.
+
+    The last eighth of the segments is compared with the first.
+    """
+    table = render_verdicts(verdicts, color=color, columns=("last", "first"))
+    reasons = [
+        f"{verdict.metric}: {verdict.explanation}"
+        for verdict in verdicts
+        if verdict.reason is not None
+    ]
+    segments = f"{len(soak.segments)} segments; changes are per hour: {soak.path}"
+    return "\n".join((table, *reasons, segments))

@@ -46,6 +46,13 @@ def test_it_is_said_with_status_10(arguments: tuple[str, ...], message: str) -> 
     assert message in done.output
 
 
+@pytest.mark.parametrize("tolerance", ["5", "1.01", "-0.1"])
+def test_a_soak_takes_no_tolerance_that_everything_keeps(tolerance: str) -> None:
+    done = CliRunner().invoke(app, ("soak", "nope", *IN_ROOT, "--tolerance", tolerance))
+    assert done.exit_code == 2
+    assert "for '--tolerance': Input should be" in done.output
+
+
 def test_a_fault_of_ours_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Gate:
         raise RuntimeError("nobody foresaw it")

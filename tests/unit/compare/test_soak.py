@@ -27,6 +27,7 @@ from specreg.compare.soak import (
     Sight,
     Soak,
     open_soak,
+    render_soak,
 )
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
@@ -360,6 +361,16 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     assert outcomes["acceptance_length_tokens"] is Outcome.PASS
     thoughts = [line for line in shown if "2 of 2 answers never left the thought" in line]
     assert len(thoughts) == 1, "of the first segment alone"
+
+
+def test_the_table_compares_the_last_segments_with_the_first() -> None:
+    soak = soak_of(tolerance_frac=0.05)
+    soak.segments = segments_of(np.linspace(3.0, 2.0, BLOCKS), np.ones(BLOCKS))
+    head, _, row, *_ = render_soak(soak, soak.look(LAST_LEVEL), color=False).splitlines()
+    assert head.split()[:6] == ["case", "and", "metric", "last", "first", "change"]
+    metric, last, first, *_ = row.split()
+    assert metric == "acceptance_length_tokens"
+    assert float(first) > float(last)
 
 
 def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:
