@@ -1,7 +1,7 @@
 """Render a run as the records that aiperf 0.13 writes, one for each request.
 
-The times between the requests of a case are exact. That its first request was sent at the beginning
-of the run is an assumption, so the times of different cases can't be compared.
+The times between the requests of a case are exact. The first request of each case is assumed to be
+sent at the beginning of the run, so the times of different cases can't be compared.
 """
 
 import json
@@ -24,7 +24,8 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
 
     Args:
         report: the report of the run.
-        measured: by the id of the case, its measurement on the launch that the report shows.
+        measured: the measurement of each case on the launch that the report shows, by the case's
+            id.
 
     Raises:
         SpecregError: a case's id can't be the name of a folder.

@@ -94,7 +94,8 @@ def render_benchmarks(report: Report, measured: Mapping[str, Measurement]) -> Ma
 
     Args:
         report: the report of the run.
-        measured: by the id of the case, its measurement on the launch that the report shows.
+        measured: the measurement of each case on the launch that the report shows, by the case's
+            id.
 
     Returns:
         The content by the file's name; empty if no case has a time.

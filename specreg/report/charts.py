@@ -43,7 +43,7 @@ _SPEEDUP = "speedup_ratio"
 _FEWEST_RUNS = 2
 """The fewest runs that make a line."""
 _FEWEST_LOADS = 3
-"""The fewest loads of a picture. A line through two has no bend that shows where it crosses 1."""
+"""The fewest loads of a picture. Two loads show too little of where a line crosses 1."""
 _MAX_NIGHTS = 30
 """The most nights of a picture."""
 _MAX_NAMED_LINES = 6
@@ -130,7 +130,10 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
 
 
 def change_pictures(report: Report) -> Iterator[IntervalPicture]:
-    """Yield a picture of the change of each case, for each metric but the draft positions."""
+    """Yield the pictures of a report with two sides: for each metric, the change of each case.
+
+    Draft positions are left out.
+    """
     rows_by_metric: dict[str, list[IntervalRow]] = {}
     two_sided_metrics = set()
     case_ids = {case.case_id for case in report.cases}
@@ -204,7 +207,7 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
     """Draw the energy per token with and without speculation, and the part that idle devices use.
 
     Returns:
-        None if the power is invalid, or unless the energy of both servers is known.
+        None if the power is invalid, or if the energy of one of the servers isn't known.
     """
     if power.invalid or power.case is None or power.control is None:
         return None
@@ -371,7 +374,7 @@ def case_colors(cases: Sequence[CaseReport]) -> Mapping[str, str]:
 
 
 def version_starts(runs: Iterable[tuple[int, str, str]]) -> list[tuple[int, str]]:
-    """Return the number of the run with which each version of an engine begins, and both names.
+    """Return where each version of an engine begins: the run's number, and engine and version.
 
     If an engine goes back to an earlier version, that version begins again. A run without the
     engine, or whose server reported no version, begins nothing and ends nothing.
@@ -607,7 +610,7 @@ def _load_picture(
         curves.append(curve)
     note = (
         f"{formula}, by requests in flight. Below the dashed line, at 1, speculation costs more"
-        " than it gains; a diamond is where it crosses."
+        " than it gains; a diamond is where a line crosses it."
     )
     if findings:
         note = f"{note} {'; '.join(findings)}."

@@ -520,9 +520,9 @@ def expected_of(
 ) -> Expected | None:
     """Return what the baseline of a case expects of the prompts that were measured.
 
-    A baseline also has the prompts of the extension. They are left out unless they were measured,
-    so that charts and verdicts compare the same prompts. The speed of another kind of machine is
-    left out as well.
+    A baseline also has further prompts, which a run replays only if the case's own prompts can't
+    decide. They are left out unless they were measured, so that charts and verdicts compare the
+    same prompts. The speed of another kind of machine is left out as well.
 
     Returns:
         None without a baseline.

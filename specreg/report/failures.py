@@ -71,7 +71,7 @@ def make_traceback_readable(traceback: Any) -> Any:  # noqa: ANN401 - pytest's, 
 
 
 def expectation_of(report: Report) -> str:
-    """Return the word before an expected value: a baseline has recorded it, or it is side A's."""
+    """Return the words before an expected value: `recorded` for a baseline, otherwise `side A`."""
     if not report.arms:
         return _RECORDED
     return f"side {report.arms[0].name}"
@@ -128,7 +128,7 @@ def _interval_words(comparison: Comparison) -> str:
     """Return the interval of a change in percent, with directions if it contains 0."""
     low_percent = 100 * (comparison.low_frac or 0.0)
     high_percent = 100 * (comparison.high_frac or 0.0)
-    # The whole interval is on one side, and the sentence says on which.
+    # If the whole interval is on one side of 0, the sentence says already on which.
     if low_percent * high_percent >= 0:
         nearer, farther = sorted((abs(low_percent), abs(high_percent)))
         return f"{nearer:.1f} to {farther:.1f} %"

@@ -57,7 +57,7 @@ _MAX_NEXT_CHARS = 8_000
 _MAX_TEXT_CHARS = 300
 """The longest untrusted text that the Markdown shows."""
 _MANY_ROWS = 12
-"""With more rows in the pictures of the gains than this, the failures come before them."""
+"""If the pictures of the gains have more rows than this, the failures come before the pictures."""
 # GitHub links names and numbers even in plain text, and a backslash doesn't prevent it.
 _INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b", "#": "\\#\u200b"}
 # An underscore between letters, as in `draft_model`, isn't markup. It stays, so that readers can
@@ -118,8 +118,8 @@ def render_page(report: Report, in_progress: str = "") -> str:
     if not in_progress:
         open_notes = list(notes_of(report))
 
-    # A document with two sides has no history and no baseline. It shows changes instead of
-    # speedups.
+    # Choose commands and pictures. A document with two sides has no history and no baseline. It
+    # shows changes instead of speedups.
     next_steps = next_of(report)
     again = report.origin.command
     environment = None
@@ -284,7 +284,7 @@ def _energy_of(case: CaseReport) -> object:
 
 
 def _histories_of(case: CaseReport) -> list[object]:
-    """Return the pictures of a case's runs up to this one."""
+    """Return the pictures of a case's history, which ends with the run of the report."""
     expected: dict[str, float] = {}
     if case.expected is not None:
         expected = case.expected.values

@@ -52,13 +52,13 @@ class ExpectedTime:
 
 @dataclass(slots=True, kw_only=True)
 class _Pace:
-    """The expected and the actual time of everything of one kind that has ended."""
+    """The expected and the actual time of all starts, or of all cases, that have ended."""
 
     expected_s: float = 0.0
     actual_s: float = 0.0
 
     def add(self, expected_s: float, actual_ns: int) -> None:
-        """Add something that has ended, unless no time was expected for it."""
+        """Add a start or a case that has ended, unless no time was expected for it."""
         if expected_s > 0:
             self.expected_s += expected_s
             self.actual_s += actual_ns / _NS_PER_S
@@ -75,9 +75,9 @@ class _Pace:
 class RunProgress:
     """How far a run is, and the figures of its present case so far. Any thread may read it.
 
-    The end of the run is estimated once it is known how fast this machine is: by its own baselines
-    once a server has started, else once a case has ended. The expected times are scaled by how long
-    the starts and the cases took that have ended.
+    The end of the run is estimated once a server has started, or once a case has ended if some of
+    the remaining cases weren't recorded on this machine. The expected times are scaled by how long
+    the finished starts and cases took.
 
     Attributes:
         expected: the expected time of each case on each launch, in the order of the run; empty if
@@ -112,7 +112,7 @@ class RunProgress:
         if name in self._begun:
             return False
         now_ns = self.clock()
-        # Only a case with an expected time has this moment.
+        # `_measuring_began_ns` is set only for a case with an expected time.
         if self._measuring_began_ns:
             ended = self.expected[self._case]
             self._cases.add(ended.case_s, now_ns - self._measuring_began_ns)
@@ -124,7 +124,7 @@ class RunProgress:
         return True
 
     def _begin_measuring(self) -> None:
-        """Record that the servers of the present case are ready. A second attempt is ignored."""
+        """Record that the servers of the present case are ready, on the first call for the case."""
         expected = self.expected.get(self._case)
         if expected is None or self._measuring_began_ns:
             return
@@ -155,7 +155,7 @@ class RunProgress:
         self.ends_ns = now_ns + round(remaining_s * _NS_PER_S)
 
     def count(self, in_flight: int, record: RecordRound) -> RecordRound:
-        """Count the requests of a measurement's first arm, beginning with none.
+        """Count the requests of a measurement's first arm from 0.
 
         Args:
             in_flight: how many requests are in flight; 0 for a request rate.
@@ -309,7 +309,7 @@ class Progress:
             file = _copy_of_standard_error()
         self._in_place = column is not None
         if column is None:
-            # Without a terminal, a line may always have begun.
+            # Without a terminal, the column isn't known. 1 stands for a line that has begun.
             self._screen = _Screen(file=file, column=lambda: 1)
         else:
             self._screen = _Screen(file=file, column=column)

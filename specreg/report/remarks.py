@@ -72,7 +72,7 @@ def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
     """Yield remarks on steps that drafted nothing or little, and on thoughts and answers."""
     total = acceptance.total
     undrafted = total.undrafted_steps or 0
-    # Methods such as n-gram often find nothing to draft. That is no remark.
+    # Methods such as n-gram often find nothing to draft. That needs no remark.
     if undrafted and acceptance.drafts_every_step:
         steps = total.steps + undrafted
         per_step = ""

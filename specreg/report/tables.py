@@ -202,7 +202,7 @@ def _speedup_row(figures: Figures) -> Sequence[str]:
 
 
 def _category_rows(figures: Figures) -> Iterator[Sequence[str]]:
-    """Yield a heading and a row for each category, if a case speculates and has several of them."""
+    """Yield a heading and a row for each category, if a case speculates in several categories."""
     if figures.timing is None or figures.acceptance is None:
         return
     if len(figures.timing.by_category) == 1:

@@ -40,7 +40,7 @@ def render_report(report: Report, *, color: bool) -> str:
     new, before = columns_of(report)
     control_text = ""
     if report.control:
-        # For the control, side A is launched twice, as A1 and A2. Here A1 is A.
+        # For the control, side A is launched twice, as A1 and A2. The table calls A1 just A.
         columns = (f"{before}2", before)
         control_table = render_verdicts(report.control, color=color, columns=columns)
         control_text = f"the control, {before} against itself:\n{control_table}"
@@ -205,9 +205,9 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed_launches: Mappin
 def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     """Render the reasons of verdicts, the first one for each case and outcome.
 
-    They are those of bad and undecided figures, and of baselines that are unreadable or were
-    measured in another way. A last line names the baselines of other machines that acceptance was
-    compared with.
+    Only reasons of bad and undecided figures are rendered, and of baselines that are unreadable or
+    were measured in another way. The last line names the baselines of other machines with which
+    acceptance was compared.
 
     Args:
         verdicts: the verdicts of the run.

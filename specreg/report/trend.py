@@ -69,8 +69,8 @@ class _Cell:
         text: the outcome and the figures that have it, or that a baseline was recorded; empty if
             all figures are good.
         is_first_bad: whether a figure that is still bad became bad on this night.
-        version: the version of the engine; empty if it isn't known, or if the case's last known one
-            is the same.
+        version: the version of the engine; empty if it isn't known, or if the case had the same
+            version on the last night on which it was known.
     """
 
     symbol: str
@@ -231,7 +231,7 @@ def _row_of(
     cells: dict[str, _Cell] = {}
     version = ""
     for record in records:
-        # A night names its version only if the case's last known one was another.
+        # A night names its version only if it differs from the last known version of the case.
         new_version = ""
         if record.engine_version not in {"", version}:
             new_version = record.engine_version
