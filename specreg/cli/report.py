@@ -28,6 +28,7 @@ from specreg.report.vocabulary import declare_report_vocabulary
 from specreg.suite.options import FLAGS
 
 _MAX_RUNS = 2
+_USUAL_FORMS = " and ".join(ALWAYS)
 _FORMS = "; ".join(f"{name}: {form.description}" for name, form in FORMS.items())
 RunsArgument = Annotated[
     list[str] | None,
@@ -42,9 +43,15 @@ RunsArgument = Annotated[
 
 def report(
     runs: RunsArgument = None,
-    to: Annotated[list[str] | None, typer.Option(help=f"a form to write; {_FORMS}")] = None,
+    to: Annotated[
+        list[str] | None, typer.Option(help=f"a form to write (default: {_USUAL_FORMS}); {_FORMS}")
+    ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="the folder to write to (default: that of the run)")
+        Path | None,
+        typer.Option(
+            help="the folder to write to (default: that of the run; of two, a folder in that of the"
+            " second; with --history, that of this repository's history)"
+        ),
     ] = None,
     root: RootOption = HERE,
     *,

@@ -104,8 +104,8 @@ class Options:
     )
     inconclusive: str = _option(
         "when the test of an INCONCLUSIVE metric passes (nights: with a remark, if some number of"
-        " nights decides it; warn: always; warn-speed: always for a speed, never for acceptance;"
-        " fail: never)",
+        " nights decides it; warn: always; warn-speed: always for speed and power, never for"
+        " acceptance; fail: never)",
         "nights",
         choices=get_args(Inconclusive),
     )
