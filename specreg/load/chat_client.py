@@ -108,8 +108,8 @@ class _StreamState:
         tokens: how many tokens have come.
         characters: how many characters have come: of the text, the thought, and everything else.
         error: why the request failed; None if it didn't.
-        timed_out: whether its time was up, or it was silent for too long. Its end is then no sign
-            that the server is alive.
+        timed_out: whether its time was up, or it was silent for too long. The end of such a stream
+            is no sign that the server is alive.
         has_uncounted_text: whether text came before any token was counted.
         chunks: the chunks with a token.
         thought_chunks: the chunks that belong to a thought, without the answer's first chunk, if

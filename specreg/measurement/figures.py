@@ -70,7 +70,8 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: where acceptance was read.
-        view: whose tokens are counted.
+        view: which tokens are counted: all that the verifier accepted, or only those that reached
+            the client.
         total: the acceptance of all requests.
         category_acceptance_length_tokens: the mean of the categories' AL.
         by_category: the acceptance of each category's requests.

@@ -151,8 +151,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         key: the key of the measurement with which the check was made.
         check: the name of the check.
         verdict: the verdict, as in `verdict.json`.
-        digest: the version of the rule by which answers are equal. Journals without it are of the
-            first version.
+        digest: the version of the checksum by which the check tells whether answers are equal.
+            Journals without it are of the first version.
     """
 
     key: Key

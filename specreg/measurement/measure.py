@@ -478,7 +478,7 @@ class _ArmRotation:
             await self._extend([replay for replay in undecided if replay.acceptance is not None])
 
     async def _look(self, look: Look) -> list[ArmReplay]:
-        """Read the acceptance of the active arms, and return the cases for which it isn't enough.
+        """Read the acceptance of the active arms, and return the arms for which it isn't enough.
 
         A control is never among them, because it goes on as long as a case does.
         """
@@ -718,8 +718,8 @@ def check_client(rounds: Sequence[Round]) -> None:
     wait_ns = statistics.median(waits_ns or [0])
     _check_lateness("sent requests", statistics.median(delays_ns), _LATE_FRAC * wait_ns)
 
-    # Check that its event loop woke in time. A loop that stalls has few beats, so their number says
-    # less than the time that they cover.
+    # Check that its event loop woke in time, if it was watched for long enough. A loop that stalls
+    # has few beats, so the time that they cover is compared and not their number.
     lags = TimeHistogram.merged(part.lags for part in rounds)
     covered_ns = lags.size * BEAT_NS + lags.total_ns
     lag_ns = 0.0

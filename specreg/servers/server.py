@@ -53,7 +53,7 @@ _PROBE_TOKENS = 2
 _IDENTITY_TIMEOUT_S = 1.0
 _VERSION_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 10.0
-"""SGLang generates a token to answer the health check, and looks for it once a second."""
+"""SGLang answers the health check once it has generated a token, which it looks for each second."""
 _BROKEN_ANSWER_S = 1.0
 """How long to wait for a server to say that it is broken. A busy one may answer later."""
 _DYING_S = 1.0
