@@ -11,7 +11,7 @@ from specreg.acceptance.record import StepCounts
 from specreg.core.errors import InvalidMeasurementError
 
 ANSWER_DIGEST = 2
-"""The version of the definition of `RequestTrace.answer_sha256`. Version 1 left thoughts out, so
+"""The version of how `RequestTrace.answer_sha256` is computed. Version 1 left thoughts out, so
 checksums of different versions can't be compared."""
 
 

@@ -1,9 +1,10 @@
 """Estimate the relative change between two measurements, and its interval.
 
-All looks at one measurement share the level of significance of one test. Five looks with the whole
-level each would raise three times as many false alarms. So the looks divide it, and the early looks
-at the prompts get hardly any of it (Haybittle 1971, Peto 1976). The probability of an error is at
-most the sum of the levels, no matter how the looks are correlated.
+A metric may be decided at several moments of a measurement, the looks. They share the level of
+significance of one test, because five looks with the whole level each would raise three times as
+many false alarms. The early looks at the prompts get hardly any of it (Haybittle 1971, Peto 1976).
+The probability of an error is at most the sum of the levels, no matter how the looks are
+correlated.
 """
 
 import functools
@@ -25,7 +26,8 @@ FEWEST_PROMPTS = 5
 LEVEL = 0.01
 """The probability that a proof is wrong, one-sided, over all looks at a metric."""
 PARTS = 5
-"""How many looks there are at the prompts of a case; all but the last are early."""
+"""How many parts the prompts of a case have. A look follows each; all looks but the last are
+early."""
 MORE_LAUNCHES = 3
 """How many further launches an undecided speed may take."""
 _LEAST_FREEDOM = 3
@@ -247,10 +249,10 @@ def change_of_pairs(
     """Return the change between two arms that were measured side by side, over their launches.
 
     The change is the mean of n differences, with the error s/√n. Their spread s is moderated by the
-    spreads of other pairs of arms, because two launches of one pair determine a
-    spread badly, and different loads have different spreads. A median is only as precise as the
-    bucket of its histogram, of width q. For each of the two arms, that adds q²/12 to the variance
-    of a difference. It prevents an error of 0 if all launches fall into the same bucket.
+    spreads of other pairs of arms, because two launches of one pair determine a spread badly, and
+    different loads have different spreads. The compared values may be medians, which are only as
+    precise as a bucket of a histogram, of width q. So each of the two arms adds q²/12 to the
+    variance of a difference. This prevents an error of 0 if all launches fall into the same bucket.
 
     Args:
         differences: the difference of logarithms in each launch; better is positive.
@@ -302,7 +304,7 @@ def t_tail(t: float, freedom: float) -> float:
 
 @functools.cache
 def t_quantile(level: float, freedom: float) -> float:
-    """Return the t, 0 or more, that Student's t distribution exceeds with a probability.
+    """Return the t, 0 or more, that Student's t distribution exceeds with a given probability.
 
     Args:
         level: the probability, 0..0.5.

@@ -96,7 +96,8 @@ def variance_of_nights(series: Sequence[NightLevel], launch: Variance) -> Varian
 
     A lasting change appears in only one difference, so it hardly widens the estimate. The ordinary
     variance around the mean would grow with every night after the change. Nights on which the
-    software was worse are left out, because after a great loss nothing could be judged otherwise.
+    software was worse are left out, because a great loss would make the estimate too wide to judge
+    anything.
 
     Args:
         series: the nights in order.
@@ -158,10 +159,10 @@ def lasting_loss(
 
     The mean of the first i nights is compared with the mean of all nights from index j on, for all
     i <= j with at most `MAX_NIGHTS` nights on either side. Leaving out the nights between the two
-    groups makes a slow drift as visible as a step. The loss is dated by the most significant step.
-    A step is a comparison with the largest i: all nights before index j, at most `MAX_NIGHTS`. A
-    loss doesn't count as lasting if tonight is closer to the old level than to the new one, or if
-    tonight alone causes it.
+    groups makes a slow drift as visible as a step. The loss is dated by the most significant step,
+    which is a comparison of all nights before index j, or of the first `MAX_NIGHTS`, with those
+    from j on. A loss doesn't count as lasting if tonight is closer to the old level than to the new
+    one, or if tonight alone causes it.
 
     Args:
         series: the nights in order; the last is tonight.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 _LEAST_SHRINKING_FREEDOM = 4.0
-"""The least weight, in degrees of freedom, of the other cases' typical variance in the mean with a
-case's own variance. If the typical variance has fewer degrees of freedom, those are its weight."""
+"""A case's own variance is averaged with the typical variance of the other cases. The weights are
+degrees of freedom. The typical variance has at least this weight, unless its own degrees of freedom
+are fewer."""
 _CERTAIN = 1e6
 """Degrees of freedom of a variance that counts as exactly known."""
 

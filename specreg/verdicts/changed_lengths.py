@@ -1,4 +1,4 @@
-"""Keep prompts whose answers changed much in length from deciding a verdict alone."""
+"""Don't let a verdict depend only on prompts whose answers changed much in length."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ from specreg.verdicts.nights import MachineNights, NightEvidence
 from specreg.verdicts.verdict import JUDGED, MACHINE_MOVED, Lack, Outcome, Verdict
 
 MeasureAfresh = Callable[[Sequence[Case], int], Mapping[str, Measurement | Reason]]
-"""Measures cases on a further launch, the first of which has the number 1.
+"""Measures cases on a further launch, given its number. Further launches are counted from 1.
 
 It returns, by the case's id, the measurement or the reason why there is none.
 """
@@ -123,7 +123,8 @@ class Confirmation:
         # These verdicts will get no further launch.
         for row in self._waiting:
             before = self._decided[row]
-            reason = Reason(text=f"{before.outcome} at a look, and the run ended before another")
+            text = f"{before.outcome} so far, and the run ended before a further launch"
+            reason = Reason(text=text)
             self._decided[row] = dataclasses.replace(
                 before, outcome=Outcome.INCONCLUSIVE, reason=reason
             )
@@ -221,8 +222,7 @@ class Confirmation:
 
         Returns:
             None if this machine has no baseline of the case with these settings, if the figure has
-            no level tonight, such as a speed that is 0 in a launch, or if acceptance has no
-            interval.
+            no level tonight (a speed is 0 in a launch), or if acceptance has no interval.
         """
         case = evidence.measurement.case
         baselines = evidence.baselines
@@ -248,7 +248,10 @@ class Confirmation:
         )
 
     def _soften(self, verdict: Verdict) -> Verdict:
-        """Mark a verdict whose test passes if undecided, by the user's choice or by the nights."""
+        """Mark a verdict whose test passes even if it is undecided.
+
+        The user has chosen that for the metric, or some number of nights would decide the verdict.
+        """
         softened = verdict.metric in self.softened
         if self.holds_by_nights and verdict.outcome is Outcome.INCONCLUSIVE:
             softened = softened or verdict.needed_nights != 0
@@ -265,7 +268,7 @@ class Confirmation:
         if isinstance(fresh, Reason):
             reason = Reason(
                 code=fresh.code,
-                text=f"{before.outcome} at a first look, and a further launch failed: {fresh.text}",
+                text=f"{before.outcome} so far, and a further launch failed: {fresh.text}",
                 remedy=fresh.remedy,
             )
             self._decided[row] = dataclasses.replace(before, outcome=Outcome.INVALID, reason=reason)

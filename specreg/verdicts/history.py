@@ -59,8 +59,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         recorded: whether the run recorded baselines instead of judging.
         accepted: whether the user gave a reason for recording. Later nights are then compared with
             this level only, and not with the levels before it.
-        lost: whether this night alone proved the case or its engine worse or wrong. None of its
-            figures then shows how much the machine varies.
+        lost: whether this night alone proved that the case or its engine was worse or wrong. None
+            of its figures then shows how much the machine varies.
     """
 
     run: _Text

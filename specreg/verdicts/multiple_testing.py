@@ -86,8 +86,8 @@ def draw_of(metric: Metric) -> str:
 def follow(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     """Give the figures of each draw the outcome of its leader.
 
-    Two figures keep their own outcome: one that kept its tolerance although its leader has a loss,
-    and a loss of a later draft position while the first position is unchanged.
+    Two kinds of figures keep their own outcome: those that kept their tolerance although their
+    leader has a loss, and a loss of a later draft position while the first position is unchanged.
 
     Args:
         verdicts: all verdicts of a run. If the leader of a draw wasn't judged, the first judged

@@ -51,7 +51,8 @@ LASTING_LEVEL = LEVEL / 8
 than `LEVEL` because many splits of the nights are tried, and because a loss that appears by chance
 on one night stays on the following nights."""
 COMMON_LASTING_LEVEL = LASTING_LEVEL / 20
-"""The same for a common loss of all cases, which fails many tests at once."""
+"""The probability per night that chance alone shows a lasting loss common to all cases. It is
+smaller still, because such a loss fails many tests at once."""
 LEAST_LASTING_FRAC = 0.02
 """The smallest lasting change that is reported, unless a quarter of the tolerance is more."""
 _TONIGHT = "tonight"
@@ -69,8 +70,8 @@ _NIGHT_FRAC = {"cpu": 0.065, "gpu": 0.05}
 """The additional spread between nights that is assumed before a machine has shown its own, from the
 committed baselines of CPUs and from four launches on three H100s."""
 _OWN_NIGHT_FRAC = {"cpu": 0.033, "gpu": 0.015}
-"""The part of that spread which cases don't share, from the speedups in the committed baselines of
-CPUs. The value for GPUs is an assumption."""
+"""The part of the spread between nights that cases don't share, from the speedups in the committed
+baselines of CPUs. The value for GPUs is an assumption."""
 _NO_LAUNCH_VARIANCE = Variance(value=0.0, freedom=1e6)
 """The launch variance of acceptance, which one launch determines for the whole night, and of the
 common change, whose nights aren't divided into launches."""
@@ -483,9 +484,10 @@ def _without_case(variances: Mapping[str, Variance], case_id: str) -> list[Varia
 
 
 def _without_mended_losses(series: Sequence[NightLevel]) -> list[NightLevel]:
-    """Return the nights without the lost ones that a night which stands followed before tonight.
+    """Return the nights without those whose loss was mended before tonight.
 
-    Their loss was mended, so it can't have lasted until tonight, the last night of the series.
+    A loss was mended if a later night before tonight stands. It can't have lasted until tonight,
+    the last night of the series.
     """
     rows_that_stand = [row for row, night in enumerate(series[:-1]) if night.stands]
     last_to_stand = max(rows_that_stand, default=-1)
@@ -497,7 +499,7 @@ def _start_of_level(
 ) -> int:
     """Return the index of the night on which the present level began: that of the last gain.
 
-    Only nights that stand are searched for a gain, because a loss that is partly mended isn't one.
+    Only nights that stand are searched for a gain, because a partly mended loss isn't a gain.
     """
     rows = [row for row, night in enumerate(series[:-1]) if night.stands]
     good_nights = [series[row] for row in rows]
@@ -750,7 +752,7 @@ def _night_of_run(metric: Metric, record: RunRecord) -> NightLevel | None:
         run=record.night,
         level=level,
         launches=record.launches_of(metric.name),
-        # A night with a loss isn't compared with, or the loss would become the usual level.
+        # Tonight isn't compared with a night that has a loss, which would become the usual level.
         stands=outcome != Outcome.REGRESSED and not record.lost,
         lost=record.lost,
     )

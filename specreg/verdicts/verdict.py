@@ -42,7 +42,7 @@ SKIPPED = frozenset({Outcome.NOT_COMPARABLE})
 LASTING = "LASTING"
 """The code of a loss that the nights prove, with the night on which it began."""
 MACHINE_MOVED = "MACHINE_MOVED"
-"""The code of a loss that all cases, or also the control, have. It may come from the machine."""
+"""The code of a loss that all cases share, or the control too. It may come from the machine."""
 ENGINE_SLOWER = "ENGINE_SLOWER"
 """The code of a loss that the engine causes: a gate in the same hour found it against the engine's
 earlier version."""

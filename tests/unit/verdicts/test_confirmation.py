@@ -360,7 +360,7 @@ def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() 
     run.conclude()
     (verdict,) = run.verdicts
     assert (verdict.outcome, verdict.value) == (INCONCLUSIVE, 80.0)
-    assert verdict.explanation == "REGRESSED at a look, and the run ended before another"
+    assert verdict.explanation == "REGRESSED so far, and the run ended before a further launch"
 
 
 SAME = builders.acceptance(builders.counts(8, 0, 6, 6), prompts=10)
