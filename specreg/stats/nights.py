@@ -134,7 +134,7 @@ def change_tonight(series: Sequence[NightLevel], spread: NightSpread) -> Effect:
     return _change(levels, weights, reference, tonight, spread.night.freedom)
 
 
-def mean_of_last(
+def change_of_last_nights(
     series: Sequence[NightLevel], nights: int, spread: NightSpread, reference: int
 ) -> Effect:
     """Return the change from the mean of the first nights to the mean of the last nights.

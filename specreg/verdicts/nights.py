@@ -24,9 +24,9 @@ from specreg.stats.nights import (
     MAX_TOGETHER,
     NightLevel,
     NightSpread,
+    change_of_last_nights,
     change_tonight,
     lasting_loss,
-    mean_of_last,
     start_of_gain,
     variance_of_nights,
 )
@@ -532,7 +532,7 @@ def _together(series: Sequence[NightLevel], spread: NightSpread) -> tuple[int, E
     if earlier == 1:
         return nights, None
     reference = min(len(series) - nights, MAX_TOGETHER)
-    return nights, mean_of_last(series, nights, spread, reference)
+    return nights, change_of_last_nights(series, nights, spread, reference)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,9 +8,9 @@ import pytest
 from specreg.stats.nights import (
     NightLevel,
     NightSpread,
+    change_of_last_nights,
     change_tonight,
     lasting_loss,
-    mean_of_last,
     start_of_gain,
     variance_of_nights,
 )
@@ -97,6 +97,6 @@ def test_the_level_follows_a_gain_that_lasted_and_no_other() -> None:
 
 
 def test_nights_together_are_held_against_the_first_ones() -> None:
-    effect = mean_of_last(nights([0.0, 0.0, 0.9, -0.03, -0.05]), 2, SPREAD, 2)
+    effect = change_of_last_nights(nights([0.0, 0.0, 0.9, -0.03, -0.05]), 2, SPREAD, 2)
     assert effect.estimate_frac == pytest.approx(-0.04)
     assert effect.error_frac == pytest.approx(0.01)
