@@ -26,7 +26,7 @@ from specreg.load.token_client import complete, encode_prompts, score
 from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import Server
-from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_alike
+from specreg.stats.permutation import BEGINNINGS_TOKENS, LEVEL, chance_of_difference
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 LOSSLESS = "lossless_frac"
@@ -225,7 +225,7 @@ def check_sampling(running: RunningCase) -> Verdict:
     drawn_by_control = _draw(case, control.endpoint, texts, first_seed=_DRAWS)
     # Compute how likely such a difference is by chance.
     pairs = list(zip(drawn, drawn_by_control, strict=True))
-    chances = [chance_of_alike(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
+    chances = [chance_of_difference(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
     # Bonferroni's bound: the smallest p-value is multiplied by the number of lengths.
     bound = min(chances) * len(chances)
     chance = min(1.0, bound)

@@ -21,7 +21,7 @@ Draws = Sequence[Sequence[int]]
 """The answers that one server drew to one prompt, as token ids."""
 
 
-def chance_of_alike(
+def chance_of_difference(
     drawn: Sequence[tuple[Draws, Draws]], *, tokens: int, seed: int = 0, shuffles: int = SHUFFLES
 ) -> float:
     """Return the probability that draws from one distribution differ at least as much, 0..1.
