@@ -10,7 +10,7 @@ import msgspec
 from specreg.acceptance.record import StepCounts
 from specreg.core.errors import InvalidMeasurementError
 
-ANSWER_DIGEST = 2
+ANSWER_DIGEST_VERSION = 2
 """The version of how `RequestTrace.answer_sha256` is computed. Version 1 left thoughts out, so
 checksums of different versions can't be compared."""
 

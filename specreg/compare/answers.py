@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from specreg.acceptance.trace import ANSWER_DIGEST
+from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.pairs import Pair, Side
 from specreg.core.errors import InvalidMeasurementError, SpecregError
 from specreg.core.files import MIB, UNREADABLE, cause_of, read_regular, replace_file
@@ -102,7 +102,9 @@ class AnswerComparison:
     root: Path
     path: Path
     show: Callable[[str], None]
-    _saved: _SavedAnswers = field(default_factory=lambda: _SavedAnswers(digest=ANSWER_DIGEST))
+    _saved: _SavedAnswers = field(
+        default_factory=lambda: _SavedAnswers(digest=ANSWER_DIGEST_VERSION)
+    )
     _failures: dict[str, Reason] = field(default_factory=dict)
     _launches: dict[str, set[int]] = field(default_factory=dict)
 
@@ -127,7 +129,7 @@ class AnswerComparison:
             self.show(f"'{self.path}': {cause_of(error)}; the answers are generated again")
             return
         # Answers that were compared by another rule are generated again.
-        if saved.digest != ANSWER_DIGEST:
+        if saved.digest != ANSWER_DIGEST_VERSION:
             self.show(f"'{self.path}': is of another version; the answers are generated again")
             return
         for pair in self.pairs:

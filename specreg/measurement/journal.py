@@ -20,7 +20,7 @@ import filelock
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.acceptance.trace import ANSWER_DIGEST
+from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, append_lines
 from specreg.core.reasons import Invalidity
@@ -280,7 +280,9 @@ class Journal:
             SpecregError: the journal can't be written.
         """
         verdict_json = msgspec.to_builtins(hide_values(verdict))
-        self._write(Checked(key=key, check=check, verdict=verdict_json, digest=ANSWER_DIGEST))
+        self._write(
+            Checked(key=key, check=check, verdict=verdict_json, digest=ANSWER_DIGEST_VERSION)
+        )
 
     def take(self, part: Path) -> None:
         """Append the lines of another journal, if it exists.
@@ -486,7 +488,7 @@ def load_checks(
     verdicts = {}
     kinds = Attempt | _PassedOver | Ended | Checked
     for _, line in _lines(path, strict=known is not None, kinds=kinds):
-        if isinstance(line, Checked) and line.digest == ANSWER_DIGEST:
+        if isinstance(line, Checked) and line.digest == ANSWER_DIGEST_VERSION:
             verdicts[line.key, line.check] = line.verdict
     return verdicts
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.acceptance.trace import ANSWER_DIGEST
+from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.answers import AnswerComparison, why_not_compared
 from specreg.compare.document import record_gate
 from specreg.compare.gate import JOURNAL, Gate, open_gate
@@ -125,8 +125,8 @@ def answers_files(gate: Gate) -> Iterable[bytes]:
     reason = {"text": "1 of 2 answers of B isn't that of A: 'x'", "remedy": "look at it"}
     verdicts = {pair.id: {"outcome": "WRONG", "value": 0.5, "reason": reason}}
     for fields in ({"answers": answers}, {"verdicts": verdicts}):
-        yield msgspec.json.encode({**fields, "digest": ANSWER_DIGEST})
-    both = {"answers": answers, "verdicts": verdicts, "digest": ANSWER_DIGEST}
+        yield msgspec.json.encode({**fields, "digest": ANSWER_DIGEST_VERSION})
+    both = {"answers": answers, "verdicts": verdicts, "digest": ANSWER_DIGEST_VERSION}
     yield msgspec.json.encode(both)
 
 

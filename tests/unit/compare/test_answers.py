@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.acceptance.trace import ANSWER_DIGEST
+from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.answers import AnswerComparison, compare_answers, judged_by_a, why_not_compared
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import SpecregError
@@ -88,7 +88,9 @@ def taken_over(folder: Path, content: bytes) -> tuple[Verdict, list[str]]:
 
 def saved(**fields: object) -> bytes:
     """Return a file of the present version with some fields."""
-    return msgspec.json.encode({"answers": {}, "verdicts": {}, "digest": ANSWER_DIGEST, **fields})
+    return msgspec.json.encode(
+        {"answers": {}, "verdicts": {}, "digest": ANSWER_DIGEST_VERSION, **fields}
+    )
 
 
 def saved_verdict(**changes: object) -> bytes:
@@ -123,7 +125,9 @@ def test_a_verdict_that_fits_its_pair_is_taken_over(tmp_path: Path) -> None:
         pytest.param(b"\xff" + saved_verdict(), "malformed", id="invalid UTF-8"),
         pytest.param(b'{"x":' * 100_000, "recursion", id="nested"),
         pytest.param(b"null", "Expected `object`, got `null`", id="no object"),
-        pytest.param(saved(digest=ANSWER_DIGEST - 1), "is of another version", id="version"),
+        pytest.param(
+            saved(digest=ANSWER_DIGEST_VERSION - 1), "is of another version", id="version"
+        ),
         pytest.param(saved(digest=10**400), "is of another version", id="huge version"),
         pytest.param(
             saved_verdict(outcome="REGRESSED"), "Invalid enum value 'REGRESSED'", id="regressed"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specreg.acceptance.trace import ANSWER_DIGEST
+from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.core.errors import SpecregError
 from specreg.report.document import load_verdict
 from specreg.suite.plan import PLAN, PlanOptions
@@ -414,7 +414,7 @@ def test_the_verdict_of_a_check_is_one(machine: MergingMachine, verdict: Mapping
         "key": json.loads(lines[0])["keys"][0],
         "check": "lossless_frac",
         "verdict": {"case_id": machine.case.id, "metric": "x", "outcome": "PASS", **verdict},
-        "digest": ANSWER_DIGEST,
+        "digest": ANSWER_DIGEST_VERSION,
     }
     with (shard / "journal.jsonl").open("a") as journal:
         journal.write(f"{json.dumps(checked)}\n")
