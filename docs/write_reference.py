@@ -369,7 +369,7 @@ the rule, and [My run is red](../how-to/my-run-is-red.md) says what to do about 
 {outcomes}
 
 `--specreg-inconclusive=warn` lets the test of an INCONCLUSIVE metric pass with a warning, and
-`warn-speed` does so for speeds only.
+`warn-speed` does so for speed and power only.
 
 ## Exit codes of a run
 

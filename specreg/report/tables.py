@@ -246,9 +246,9 @@ def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]
 
 
 def _power_cells(power: PowerRecord) -> Sequence[str]:
-    """Return the cells of a case in the table of power."""
+    """Return the cells of a case in the table of power: of an invalid one only the reason."""
     arm = power.case
-    if arm is None:
+    if arm is None or power.invalid:
         return (*[NOTHING] * 5, str(power.invalid or ""))
     control_j_per_token = None
     if power.control is not None:

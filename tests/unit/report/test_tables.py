@@ -4,8 +4,10 @@ import msgspec
 import pytest
 
 from specreg.core.readable import readable_line
+from specreg.core.reasons import Invalidity
 from specreg.measurement.figures import Figures, figures_of
 from specreg.report.tables import render_figures, render_rows
+from tests.unit import builders
 from tests.unit.builders.reports import FIGURES, a_round, measured
 
 WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in flight"
@@ -43,6 +45,22 @@ def test_each_category_of_each_case_has_a_row_and_a_gain_where_one_is_known() ->
         *("half", "chat 1 2.50 0.50 10 5 ×2.00", "math 1 4.00 1.00 – 10 ×–"),
         *("untimed", "chat 1 2.50 0.50", "math 1 4.00 1.00"),
         *("", WORDS),
+    ]
+
+
+def test_an_invalid_power_has_its_reason_and_no_figures() -> None:
+    """The devices were sampled, and one of them was shared, for example."""
+    power = builders.power(energy_j=3000, window_s=10.0, tokens=1000)
+    alone = builders.power(energy_j=4000, window_s=10.0, tokens=1000)
+    both = msgspec.structs.replace(power, control=alone.case, energy_ratio=4 / 3)
+    invalid = msgspec.structs.replace(both, invalid=Invalidity("POWER_INVALID", "it was shared"))
+    shown = [
+        lines(msgspec.structs.replace(called("case"), power=record))[-3]
+        for record in (both, invalid)
+    ]
+    assert shown == [
+        "case 3 4 +25% 300 100 ±0.1%; at its power cap",
+        "case – – – – – POWER_INVALID: it was shared",
     ]
 
 
