@@ -74,14 +74,22 @@ def speedup_picture(report: Report) -> IntervalPicture | None:
             rows.append(row)
     if not rows:
         return None
+    baseline_note = ""
+    if any(row.baseline is not None for row in rows):
+        baseline_note = "; the upright mark is the baseline"
     return draw_intervals(
         "What speculation gains, by case",
-        "Throughput with speculation over throughput without it, with its interval; the upright"
-        " mark is the baseline. Left of ×1 speculation costs more than it gains.",
+        f"Throughput with speculation over throughput without it{_interval_note(rows)}"
+        f"{baseline_note}. Left of ×1 speculation costs more than it gains.",
         rows,
         reference=1.0,
         style=AxisStyle(prefix="×"),
     )
+
+
+def _interval_note(rows: Iterable[IntervalRow]) -> str:
+    """Return the words for a note that explain the intervals; empty if no row has one."""
+    return ", with its interval" if any(row.interval is not None for row in rows) else ""
 
 
 def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | None:
@@ -169,7 +177,7 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
         right = "has more" if metric in two_sided_metrics else "is better"
         yield draw_intervals(
             f"Change of {label_of(metric)}",
-            f"B against A, with its interval; right of 0 B {right}.",
+            f"B against A{_interval_note(rows)}; right of 0 B {right}.",
             rows,
             reference=0.0,
             style=_CHANGES,
@@ -223,11 +231,11 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
             at_rest_j = arm.idle_w * arm.window_s / arm.tokens
             text += f", of it {format_number(at_rest_j)} at rest"
         rows.append(IntervalRow(label=name, text=text, value=energy_j, baseline=at_rest_j))
+    rest_note = ""
+    if any(row.baseline is not None for row in rows):
+        rest_note = "; the upright mark is the part that they use at rest"
     return draw_intervals(
-        "Energy per token",
-        "In J, of all devices together; the upright mark is the part that they use at rest.",
-        rows,
-        reference=0.0,
+        "Energy per token", f"In J, of all devices together{rest_note}.", rows, reference=0.0
     )
 
 
@@ -512,7 +520,9 @@ def break_even(loads: Sequence[tuple[int, float]]) -> str:
         return f"{pays} at {lightest} to {heaviest} in flight"
     if len(crossed) == 1:
         pays = "pays up to about" if paying[0] < costing[0] else "pays from about"
-        return f"{pays} {crossed[0]:.2g} in flight"
+        # Two digits, without the exponent that they alone would give a load of hundreds.
+        load = float(f"{crossed[0]:.2g}")
+        return f"{pays} {load:g} in flight"
     paying_text = ", ".join(map(str, paying))
     costing_text = ", ".join(map(str, costing))
     return f"pays at {paying_text} in flight, not at {costing_text}"

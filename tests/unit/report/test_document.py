@@ -218,7 +218,7 @@ def test_a_power_that_changes_is_neither_better_nor_worse_but_more_or_less() -> 
         comparison.answers[0].text == "of 1 figures 0 are better in B and 0 worse; none is judged"
     )
     (picture,) = change_pictures(comparison)
-    assert picture.note == "B against A, with its interval; right of 0 B has more."
+    assert picture.note == "B against A; right of 0 B has more."
 
 
 def test_the_page_and_the_markdown_name_both_runs_and_their_engines() -> None:

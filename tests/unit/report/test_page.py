@@ -255,6 +255,26 @@ def test_a_gate_draws_the_change_of_each_figure_with_its_interval() -> None:
     assert (row.low, row.value, row.high) == (20, 33.3, 46.7)
 
 
+def test_a_speedup_without_a_baseline_has_no_interval_and_no_mark_to_explain() -> None:
+    verdict = reports.verdict(Outcome.NO_BASELINE, value=1.5)
+    first = dataclasses.replace(verdict, case_id=CASE.id, metric="speedup_ratio")
+    picture = speedup_picture(reports.with_verdicts(first))
+    assert picture is not None
+    assert picture.note == (
+        "Throughput with speculation over throughput without it. Left of ×1 speculation costs more"
+        " than it gains."
+    )
+
+
+def test_an_energy_whose_part_at_rest_is_not_known_has_no_mark_to_explain() -> None:
+    known = builders.power(energy_j=3000, window_s=10.0, tokens=1000)
+    assert known.case is not None
+    arm = msgspec.structs.replace(known.case, idle_w=None)
+    picture = energy_picture(PowerRecord(case=arm, control=arm))
+    assert picture is not None
+    assert picture.note == "In J, of all devices together."
+
+
 def test_a_run_without_a_speedup_draws_no_change_of_a_side_that_it_does_not_have() -> None:
     page = render_page(reports.with_case(figures=None))
     assert "B against A" not in page
@@ -422,6 +442,7 @@ def test_two_loads_show_no_place_where_it_stops_to_pay() -> None:
         ([(1, 0.9), (4, 0.5), (8, 0.4)], "never pays at 1 to 8 in flight"),
         ([(1, 2.0), (4, 1.5), (16, 0.5)], "pays up to about 8 in flight"),
         ([(1, 0.5), (4, 1.5), (8, 1.6)], "pays from about 2 in flight"),
+        ([(64, 2.0), (256, 1.5), (1024, 0.5)], "pays up to about 510 in flight"),
         ([(1, 1.5), (4, 0.5), (8, 1.6)], "pays at 1, 8 in flight, not at 4"),
     ],
 )
