@@ -20,6 +20,7 @@ _RUNTIME_VISIBLE = "ROCR_VISIBLE_DEVICES"
 """The variable of ROCm's runtime. HIP sees and numbers only the GPUs that this variable selects."""
 _HIP_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """The variables of HIP, which have the same meaning."""
+_UUID_PREFIX = "GPU-"
 _CONTROL_NODE = Path("/dev/kfd")
 """The file that a process opens to compute on any of AMD's GPUs."""
 _IMPORT_ERRORS = (ImportError, OSError, AttributeError, KeyError)
@@ -141,10 +142,11 @@ def find_all(
 def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the GPUs that a process sees, in the order in which it counts them.
 
-    ROCm's guide to GPU isolation defines the rule. ROCR_VISIBLE_DEVICES lists the indices or UUIDs
-    of the GPUs that the runtime shows. HIP numbers these GPUs from 0. HIP_VISIBLE_DEVICES or
-    CUDA_VISIBLE_DEVICES lists the numbers of the GPUs that HIP shows. The first entry that fits no
-    GPU ends a list.
+    ROCR_VISIBLE_DEVICES lists the GPUs that the runtime shows. HIP_VISIBLE_DEVICES or
+    CUDA_VISIBLE_DEVICES lists those among them that HIP shows. An entry is an index or a UUID, and
+    the first one that fits no GPU ends a list. ROCm's guide to GPU isolation names only indices for
+    HIP, but HIP reads UUIDs too. The two libraries read their lists differently, see
+    `_selected_by_runtime` and `_selected_by_hip`.
 
     Args:
         devices: The GPUs of the machine, in HIP's order.
@@ -160,9 +162,9 @@ def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[De
         raise SensorError(
             f"AMD SMI: {settings} differ; set only one of them, or both to the same value"
         )
-    selected = _selected(devices, variables.get(_RUNTIME_VISIBLE))
+    selected = _selected_by_runtime(devices, variables.get(_RUNTIME_VISIBLE))
     for hip_list in set(lists.values()):
-        selected = _selected(selected, hip_list)
+        selected = _selected_by_hip(selected, hip_list)
     if not selected:
         names = (_RUNTIME_VISIBLE, *_HIP_VISIBLE)
         settings = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
@@ -171,19 +173,48 @@ def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[De
     return tuple(selected)
 
 
-def _selected(devices: Sequence[Device], words: str | None) -> list[Device]:
-    """Return the GPUs that a list of indices or UUIDs names; all of them without a list."""
-    if words is None:
+def _selected_by_runtime(devices: Sequence[Device], entries: str | None) -> list[Device]:
+    """Return the GPUs that ROCm's runtime shows; all of them without a list.
+
+    It ignores spaces and case, takes the beginning of a UUID that only one GPU has, and ends the
+    list at a GPU that is in it already (`RvdFilter` in ROCR-Runtime).
+    """
+    if entries is None:
         return list(devices)
     selected: list[Device] = []
-    for word in filter(None, map(str.strip, words.split(","))):
-        fitting = [device for device in devices if device.id == word]
+    for entry in entries.upper().split(","):
+        word = entry.strip()
+        fitting = []
+        if word.startswith(_UUID_PREFIX) and word != _UUID_PREFIX:
+            fitting = [device for device in devices if device.id.upper().startswith(word)]
         number = number_in(word)
-        if number is not None and number < len(devices):
-            fitting = [devices[number]]
-        if len(fitting) != 1:
+        if number is not None:
+            fitting = list(devices[number : number + 1])
+        if len(fitting) != 1 or fitting[0] in selected:
             break
-        selected += [device for device in fitting if device not in selected]
+        selected += fitting
+    return selected
+
+
+def _selected_by_hip(devices: Sequence[Device], entries: str) -> list[Device]:
+    """Return the GPUs that HIP shows of those that the runtime shows.
+
+    An index must have no spaces or leading zeros, a part of a UUID that includes `GPU-` stands for
+    the first GPU that has it, and a GPU that is in the list already is left out (`Device::init` in
+    `rocclr/device/rocm/rocdevice.cpp` of ROCm's clr).
+    """
+    selected: list[Device] = []
+    for entry in entries.split(","):
+        fitting = []
+        if _UUID_PREFIX in entry:
+            fitting = [device for device in devices if entry in device.id]
+        number = number_in(entry)
+        if number is not None and str(number) == entry:
+            fitting = list(devices[number : number + 1])
+        if not fitting:
+            break
+        if fitting[0] not in selected:
+            selected.append(fitting[0])
     return selected
 
 
@@ -200,7 +231,7 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
     """
     # The variable of the runtime isn't changed, so HIP's indices count the GPUs that it selects.
     installed, _ = find_all()
-    exposed = _selected(installed, variables.get(_RUNTIME_VISIBLE))
+    exposed = _selected_by_runtime(installed, variables.get(_RUNTIME_VISIBLE))
     ids = [device.id for device in exposed]
     indices = ",".join(str(ids.index(device.id)) for device in devices)
     return dict.fromkeys(_HIP_VISIBLE, indices)
@@ -311,7 +342,7 @@ def _id_of(smi: Any, handle: object) -> str:  # noqa: ANN401 - as above
     """Return the id of a GPU: the UUID that ROCm's runtime accepts, or else AMD SMI's own."""
     enumeration = _ask(smi, "amdsmi_get_gpu_enumeration_info", handle) or {}
     hip_uuid = enumeration.get("hip_uuid")
-    if isinstance(hip_uuid, str) and hip_uuid.startswith("GPU-"):
+    if isinstance(hip_uuid, str) and hip_uuid.startswith(_UUID_PREFIX):
         return hip_uuid
     return str(smi.amdsmi_get_gpu_device_uuid(handle))
 

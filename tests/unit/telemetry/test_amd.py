@@ -195,6 +195,55 @@ def test_what_rocm_sees_is_seen(variables: dict[str, str], seen: str) -> None:
     assert " ".join(device.id[-1] for device in amd.visible(devices, variables)) == seen
 
 
+LETTERED = tuple(
+    builders.device(id=f"GPU-{letter}00000000000000{letter}", number=number)
+    for number, letter in enumerate("abc")
+)
+
+
+@pytest.mark.parametrize(
+    ("entries", "by_runtime", "by_hip"),
+    [
+        ("1,0", "ba", "ba"),
+        ("1,,0", "b", "b"),
+        ("1,", "b", "b"),
+        ("0, 1", "ab", "a"),
+        (" 1", "b", ""),
+        ("1,01", "b", "b"),
+        ("01", "b", ""),
+        ("1,1,2", "b", "bc"),
+        ("1,GPU-b00000000000000b,2", "b", "bc"),
+        ("GPU-b00000000000000b,0", "ba", "ba"),
+        ("GPU-B00000000000000B,0", "ba", ""),
+        ("gpu-c0", "c", ""),
+        ("GPU-c0,GPU-a", "ca", "ca"),
+        ("GPU-", "", "a"),
+        ("GPU-d,0", "", ""),
+        ("a00000000000000a,0", "", ""),
+        ("-1,0", "", ""),
+        ("+1", "", ""),
+        ("²", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_each_variable_is_read_as_the_library_that_has_it_reads_it(
+    entries: str, by_runtime: str, by_hip: str
+) -> None:
+    """The rules are those of ROCR-Runtime's `RvdFilter` and of `Device::init` in ROCm's clr."""
+    for name, seen in (("ROCR_VISIBLE_DEVICES", by_runtime), ("HIP_VISIBLE_DEVICES", by_hip)):
+        try:
+            visible = amd.visible(LETTERED, {name: entries})
+        except NoGpuError:
+            visible = ()
+        assert "".join(device.id[-1] for device in visible) == seen, name
+
+
+def test_two_gpus_that_an_entry_of_the_runtime_fits_are_none() -> None:
+    twins = (LETTERED[0], builders.device(id="GPU-a00000000000000b", number=1), LETTERED[2])
+    seen = amd.visible(twins, {"ROCR_VISIBLE_DEVICES": "2,GPU-a0"})
+    assert [device.id for device in seen] == [LETTERED[2].id]
+
+
 @pytest.mark.parametrize(
     ("variables", "kind", "words"),
     [
