@@ -42,12 +42,12 @@ from specreg.report.summary import MARKS, OUTCOMES, answers_of, notes_of, title_
 from specreg.report.tables import (
     PERCENTILES,
     axis_of,
+    distributions_of,
     format_number,
     label_of,
     render_change,
     render_interval,
     settings_of,
-    spreads_of,
 )
 from specreg.report.terminal import columns_of, next_of, render_notes
 from specreg.verdicts.verdict import Verdict
@@ -305,11 +305,11 @@ def _settings_of(case: CaseReport) -> list[object]:
     return list(settings_of(case.settings))
 
 
-def _spreads_of(case: CaseReport) -> list[object]:
+def _distributions_of(case: CaseReport) -> list[object]:
     """Return the distributions of the times and lengths of a case's requests."""
     if case.figures is None:
         return []
-    return list(spreads_of(case.figures))
+    return list(distributions_of(case.figures))
 
 
 def _spaced_versions(versions: Sequence[Tick]) -> list[Tick]:
@@ -369,7 +369,7 @@ TEMPLATES.filters.update(
     settings=_settings_of,
     since=since_when,
     spaced=_spaced_versions,
-    spreads=_spreads_of,
+    distributions=_distributions_of,
     tone=tone_of,
     tone_class=lambda verdict: tone_of([verdict]),
 )
@@ -378,6 +378,6 @@ TEMPLATES.globals.update(
     outcomes=OUTCOMES,
     policy=_POLICY,
     script=Markup(_SCRIPT),  # noqa: S704 - the file of this package; the policy has its checksum
-    spread_columns=PERCENTILES,
+    summary_columns=PERCENTILES,
 )
 _MARKDOWN = TEMPLATES.overlay(finalize=_plain)

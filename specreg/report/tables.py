@@ -17,7 +17,7 @@ from specreg.telemetry.power_record import ArmPower, PowerRecord
 
 NOTHING = "–"
 _WIDTH = 110
-SPREADS = {
+DISTRIBUTIONS = {
     "ttft_ms": "time to first token, ms",
     "tpot_ms": "time per output token, ms",
     "step_ms": "time of a step, ms",
@@ -225,14 +225,14 @@ def _category_rows(figures: Figures) -> Iterator[Sequence[str]]:
         yield cells
 
 
-def spreads_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]]:
+def distributions_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]]:
     """Yield the name of each distribution, its summary, and the summary of the control.
 
     The control's summary is None without a control, or if it equals the summary of the case.
     """
     if figures.timing is None:
         return
-    for field, name in SPREADS.items():
+    for field, name in DISTRIBUTIONS.items():
         summary = getattr(figures.timing, field)
         if summary is None:
             continue
