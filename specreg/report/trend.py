@@ -100,7 +100,7 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Map:
+class _OutcomeMap:
     """The cases of one machine over its nights, which is one table of the page.
 
     Attributes:
@@ -144,10 +144,10 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
         histories: the histories of all machines.
         made_at: the present time, in UTC.
     """
-    maps = [_map_of(history, number) for number, history in enumerate(histories, start=1)]
+    outcome_maps = [_map_of(history, number) for number, history in enumerate(histories, start=1)]
     symbols: set[str] = set()
     bad_rows = []
-    for outcome_map in maps:
+    for outcome_map in outcome_maps:
         for row in outcome_map.rows:
             symbols.update(cell.symbol for cell in row.cells if cell is not None)
             if row.bad:
@@ -155,9 +155,9 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
     return TEMPLATES.get_template("trend.html.jinja").render(
         secrets=known_secrets(),
         shared=SharedDrawings(),
-        maps=maps,
+        outcome_maps=outcome_maps,
         bad_rows=bad_rows,
-        case_count=sum(len(outcome_map.rows) for outcome_map in maps),
+        case_count=sum(len(outcome_map.rows) for outcome_map in outcome_maps),
         symbols=symbols,
         made_at=f"{made_at:%Y-%m-%d %H:%M} UTC",
         most_nights=MAX_NIGHTS,
@@ -166,7 +166,7 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
     )
 
 
-def _map_of(machine_history: MachineHistory, number: int) -> _Map:
+def _map_of(machine_history: MachineHistory, number: int) -> _OutcomeMap:
     """Return the table of a machine.
 
     Args:
@@ -191,7 +191,7 @@ def _map_of(machine_history: MachineHistory, number: int) -> _Map:
         # A case that ran on none of these nights has no row.
         if any(row.cells):
             rows.append(row)
-    return _Map(
+    return _OutcomeMap(
         machine=machine,
         nights=[_night_of(run) for run in runs],
         rows=rows,
