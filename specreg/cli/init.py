@@ -99,8 +99,8 @@ def init(root: RootOption = HERE) -> None:
 def _existing_path(root: Path, name: str) -> Path | None:
     """Return the path because of which a file isn't written; None if it is to be written.
 
-    It is the file itself, the folder of a `.gitkeep`, or a file that already has settings of pytest
-    in the place of `pytest.toml`.
+    The path is that of the file itself, of the folder of a `.gitkeep`, or of a file that already
+    has pytest's settings, so that no `pytest.toml` is needed.
     """
     paths = [root / name.removesuffix("/.gitkeep")]
     if name == "pytest.toml":

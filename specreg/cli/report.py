@@ -33,9 +33,9 @@ _FORMS = "; ".join(f"{name}: {form.description}" for name, form in FORMS.items()
 RunsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        help="the folder or the name of a run (default: the last one with a verdict); of two, the"
-        " second is shown against the first; with --history, files or folders of histories"
-        " (default: that of this repository)",
+        help="the folder or the name of a run (default: the last one with a verdict); if two are"
+        " named, the second is shown against the first; with --history, files or folders of"
+        " histories (default: that of this repository)",
         show_default=False,
     ),
 ]
@@ -49,7 +49,7 @@ def report(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="the folder to write to (default: that of the run; of two, a folder in that of the"
+            help="the folder to write to (default: that of the run; for two runs, one in that of the"
             " second; with --history, that of this repository's history)"
         ),
     ] = None,

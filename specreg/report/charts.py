@@ -229,7 +229,7 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
         if arm.idle_w is not None and arm.tokens:
             # The energy that idle devices would have used in the same time, for each token.
             at_rest_j = arm.idle_w * arm.window_s / arm.tokens
-            text += f", of it {format_number(at_rest_j)} at rest"
+            text += f", {format_number(at_rest_j)} of it at rest"
         rows.append(IntervalRow(label=name, text=text, value=energy_j, baseline=at_rest_j))
     rest_note = ""
     if any(row.baseline is not None for row in rows):

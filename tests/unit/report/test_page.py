@@ -480,8 +480,8 @@ def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
     picture = energy_picture(power)
     assert picture is not None
     assert [(row.label, row.text) for row in picture.rows] == [
-        ("with speculation", "3 J per token, of it 1 at rest"),
-        ("without it", "4 J per token, of it 1 at rest"),
+        ("with speculation", "3 J per token, 1 of it at rest"),
+        ("without it", "4 J per token, 1 of it at rest"),
     ]
     assert [(row.value, row.mark) for row in picture.rows] == [(75, 25), (100, 25)]
     at_loads = [at_load(load, 3, 1.5) for load in (1, 4, 8)]
