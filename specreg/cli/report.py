@@ -49,8 +49,8 @@ def report(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="the folder to write to (default: that of the run; for two runs, one in that of the"
-            " second; with --history, that of this repository's history)"
+            help="the folder to write to (default: that of the run; for two runs, one in that of"
+            " the second; with --history, that of this repository's history)"
         ),
     ] = None,
     root: RootOption = HERE,
