@@ -25,7 +25,7 @@ from specreg.report.tables import (
 )
 from specreg.stats.intervals import LEVELS
 from specreg.verdicts.detection import to_frac
-from specreg.verdicts.judge import planned_look
+from specreg.verdicts.judge import PUBLISHED, planned_look
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
 
 _WORSE = {Outcome.WRONG, Outcome.REGRESSED}
@@ -214,22 +214,40 @@ def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
         environment: the environment of this machine; None if nothing was compared with a baseline.
     """
     first_notes: dict[tuple[str, Outcome], str] = {}
-    against = set()
+    foreign_origins: dict[str, str] = {}
     for verdict in verdicts:
         is_noted = verdict.outcome in _NOTED or verdict.lacks in _LACKS_NOTED
         if verdict.reason is not None and is_noted:
             note = f"{verdict.case_id}: {verdict.explanation}"
             first_notes.setdefault((verdict.case_id, verdict.outcome), note)
-        against.add(verdict.comparison.against)
+        if verdict.comparison.against not in {"", environment}:
+            foreign_origins[verdict.case_id] = verdict.comparison.against
     lines = list(first_notes.values())
-    foreign = against - {"", environment}
-    if foreign and environment is not None:
-        environments = ", ".join(sorted(foreign))
-        lines.append(
-            f"nothing was recorded on this kind of machine: acceptance is judged against"
-            f" {environments}, where more is tolerated; speed is not comparable"
-        )
+    if foreign_origins and environment is not None:
+        lines.append(_foreign_note(foreign_origins))
     return "\n".join(lines)
+
+
+def _foreign_note(origins: Mapping[str, str]) -> str:
+    """Say that acceptance was compared with baselines of other machines, or with publications.
+
+    Args:
+        origins: what each such case was compared with, by the case's id.
+    """
+    cases = f"{len(origins)} cases"
+    possessive = "their"
+    if len(origins) == 1:
+        (case_id,) = origins
+        cases = f"'{case_id}'"
+        possessive = "its"
+    environments = sorted({*origins.values()} - {PUBLISHED})
+    if PUBLISHED in origins.values():
+        environments.append("published figures")
+    return (
+        f"nothing was recorded on this kind of machine for {cases}: {possessive} acceptance is"
+        f" judged against {' and '.join(environments)}, where more is tolerated; {possessive}"
+        " speed is not comparable"
+    )
 
 
 def render_next(

@@ -36,6 +36,8 @@ from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict
 _OTHER_CARD_FRAC = 0.2
 """How far the energy and power of two cards of one kind may be apart. Each sensor may be 5 % off,
 and one H200 took 15 % more energy for each token of the same server than another."""
+PUBLISHED = "published"
+"""The origin of the expected value if a case is compared with a published figure."""
 _NEAR_ONE = 1.1
 """Below this acceptance length, three digits don't show how much of AL - 1 was lost."""
 
@@ -444,8 +446,8 @@ def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle
 
 
 def _against(baselines: CaseBaselines) -> str:
-    """Return the name of what a case is compared with: an environment, or `published`."""
-    return baselines.baseline.environment.name if baselines.baseline else "published"
+    """Return the name of what a case is compared with: an environment, or `PUBLISHED`."""
+    return baselines.baseline.environment.name if baselines.baseline else PUBLISHED
 
 
 def _judge_acceptance(

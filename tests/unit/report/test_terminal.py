@@ -72,7 +72,23 @@ def test_the_reason_of_a_case_is_said_once_and_so_is_another_machine() -> None:
     foreign = [verdict(Outcome.PASS, metric=metric, against=ELSEWHERE) for metric in ("a", "b")]
     notes = render_notes(foreign, HERE)
     assert notes.count(ELSEWHERE) == 1
-    assert notes.startswith("nothing was recorded on this kind of machine: acceptance is judged")
+    assert notes == (
+        "nothing was recorded on this kind of machine for 'case': its acceptance is judged against"
+        f" {ELSEWHERE}, where more is tolerated; its speed is not comparable"
+    )
+
+
+def test_only_the_cases_that_nothing_was_recorded_for_are_judged_against_other_machines() -> None:
+    verdicts = [
+        verdict(Outcome.PASS, against=HERE),
+        verdict(Outcome.PASS, case_id="a", against=ELSEWHERE),
+        verdict(Outcome.PASS, case_id="b", against="published"),
+    ]
+    assert render_notes(verdicts, HERE) == (
+        "nothing was recorded on this kind of machine for 2 cases: their acceptance is judged"
+        f" against {ELSEWHERE} and published figures, where more is tolerated; their speed is not"
+        " comparable"
+    )
 
 
 ATTACHED = "--specreg-attach=http://h:1"
