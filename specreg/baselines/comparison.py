@@ -603,8 +603,8 @@ def why_held_back(launches: Iterable[Measurement], baseline: Baseline | None) ->
                 return Invalidity(
                     "CLOCK_LOW",
                     f"{device.name} ran at {device.sm_clock_mhz:.0f} MHz, it was recorded at"
-                    f" {recorded.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc), cool it, or"
-                    " find out what limits its power",
+                    f" {recorded.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc or"
+                    " amd-smi reset --clocks), cool it, or find out what limits its power",
                 )
     return None
 

@@ -229,11 +229,11 @@ def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
             "another container may use it; look with nvidia-smi or amd-smi on the host",
         )
     if device.limit_w:
-        undo = "nvidia-smi -pl WATTS, with the default that nvidia-smi -q -d POWER shows"
         yield (
             f"limited to {device.limit_w:.0f} W, which isn't the vendor's default",
-            f"its baselines have a folder of their own; to undo it, as root: {undo}",
+            f"its baselines have a folder of their own; to undo it, as root: {device.limit_reset}",
         )
+    # Only NVML reports this.
     if (state.throttle_mask or 0) & _CLOCKS_SET_BY_APPLICATION:
         yield (
             f"its SM clock is set by an application, now {state.sm_clock_mhz} MHz",

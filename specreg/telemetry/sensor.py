@@ -74,6 +74,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         """The environment variable by which a user chooses GPUs of its vendor."""
         return "HIP_VISIBLE_DEVICES" if self.sensor == "amdsmi" else "CUDA_VISIBLE_DEVICES"
 
+    @property
+    def limit_reset(self) -> str:
+        """The command that brings the vendor's power limit back. It has to be run as root."""
+        if self.sensor == "amdsmi":
+            return "amd-smi reset --power-cap"
+        return "nvidia-smi -pl WATTS, with the default that nvidia-smi -q -d POWER shows"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenGpu:

@@ -34,7 +34,7 @@ from tests.unit.builders.examined_machines import (
     write_model,
     write_tier,
 )
-from tests.unit.builders.scripted_gpus import run_python, running
+from tests.unit.builders.scripted_gpus import MI300X, run_python, running, show_amd_gpus
 
 PROGRAM = """
 import json, msgspec, sys
@@ -170,6 +170,18 @@ def test_what_a_run_can_live_with_is_noted(root: Path, gpu_python: PreloadedPyth
     assert "as root: nvidia-smi -pl" in limit.advice
     assert clock.says == "its SM clock is set by an application, now 1980 MHz"
     assert power.says.endswith("by nvml: no energy counter")
+
+
+def test_a_limit_of_a_gpu_of_amd_is_undone_with_the_tool_of_amd(
+    root: Path, gpu_python: PreloadedPython
+) -> None:
+    variables = show_amd_gpus(root, [MI300X | {"power_cap_w": 550}])
+    settings = json.dumps({"gpus": 1})
+    output = run_python(gpu_python, root, [], PROGRAM, str(root), settings, **variables)
+    findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
+    [limit] = [finding for finding in findings["GPU 0"] if "limited to 550 W" in finding.says]
+    assert limit.advice.endswith("to undo it, as root: amd-smi reset --power-cap")
+    assert "nvidia-smi" not in limit.advice
 
 
 def test_a_driver_without_gpus_is_in_the_way_of_a_tier_that_needs_one(

@@ -1,7 +1,6 @@
 """AMD's GPUs by scripted ones behind amdsmi's interface, on a machine without NVIDIA's."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,8 @@ from specreg.telemetry import amd
 from specreg.telemetry.identity import Environment
 from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
-from tests.unit.builders.scripted_gpus import run_python
+from tests.unit.builders.scripted_gpus import GIB, MI300X, run_python, show_amd_gpus
 
-DOUBLES = builders.ROOT / "tests/doubles/amd"
-GIB = 2**30
-MI300X: dict[str, Any] = {
-    "uuid": "a1ff74a1-0000-1000-80de-000000000000",
-    "hip_uuid": "GPU-0000000000000000",
-    "hip_id": 0,
-    "bdf": "0000:c1:00.0",
-    "market_name": "Scripted AMD Instinct MI300X",
-    "driver_version": "6.12.12",
-    "memory_total_bytes": 192 * GIB,
-    "memory_used_bytes": 3 * GIB,
-    "power_cap_w": 750,
-    "default_power_cap_w": 750,
-    "current_w": 400,
-    "counted_w": 400,
-    "gfx_clock_mhz": 2_100,
-    "memory_clock_mhz": 1_300,
-    "hotspot_c": 61,
-    "gfx_activity": 97,
-    "processes": [],
-}
 ASK = """
 import os, sys
 from specreg.core.errors import SensorError
@@ -121,10 +99,7 @@ def run(
 ) -> list[str]:
     """The lines that a program prints where amdsmi shows these GPUs and NVML none."""
     folder = gpu_python.folder
-    script = folder / "amd.json"
-    script.write_text(json.dumps({"gpus": gpus, "init_error": init_error}))
-    modules = os.pathsep.join((str(builders.ROOT), str(DOUBLES)))
-    settings = {"AMDSMI_SCRIPT": str(script), "PYTHONPATH": modules, **variables}
+    settings = show_amd_gpus(folder, gpus, init_error) | variables
     return run_python(gpu_python, folder, [], program, *arguments, **settings).splitlines()
 
 

@@ -121,6 +121,7 @@ def test_a_gpu_that_runs_slower_than_it_was_recorded_makes_its_speeds_invalid(
         assert verdict.explanation.startswith(
             "CLOCK_LOW: NVIDIA H200 ran at 1870 MHz, it was recorded"
         )
+        assert "reset its clocks (nvidia-smi -rgc or amd-smi reset --clocks)" in verdict.explanation
 
 
 def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
