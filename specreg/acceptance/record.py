@@ -57,7 +57,7 @@ class CountedSteps(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts(Generic[_CountT]):
-    """The fields of `StepCounts`, as integers or as columns of prompts."""
+    """The fields of `StepCounts`: integers, or arrays with an entry for each prompt."""
 
     steps: _CountT
     accepted: _CountT

@@ -531,7 +531,7 @@ def change_of_acceptance(
 
 
 def spreads_of(own: CaseSpreads, others: Sequence[CaseSpreads] = ()) -> Mapping[str, Spread]:
-    """Return how the launches of a case vary, by metric, moderated by those of other cases.
+    """Return how the launches of a case vary, by metric, moderated by how other cases vary.
 
     Three launches show a spread badly, and different loads have different spreads. So a case's own
     spread is moved towards the typical one. A metric without any spread is left out.

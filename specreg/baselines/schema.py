@@ -97,8 +97,8 @@ class Detectable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How small a loss of a metric a run can detect, estimated from how launches varied.
 
     Attributes:
-        decides: whether a run can prove that a loss is within the tolerance. For a speed, a run has
-            up to four launches; for acceptance, it has the prompts of one launch.
+        decides: whether a run detects a loss as large as the tolerance. For a speed, a run has up
+            to four launches; for acceptance, it has the prompts of one launch.
         mde_frac: the minimum detectable effect of such a run, a loss that is proven 99 times out of
             100.
         tolerance_frac: the tolerance at the time of the recording.

@@ -59,8 +59,8 @@ Width = Literal["8b", "1b", "30m"]
 class Arrivals(StrEnum):
     """What decides when the next request is sent.
 
-    With `CLOSED` it is the end of an earlier request. With the others requests are sent at a rate
-    that doesn't depend on the server.
+    With `CLOSED` it is the end of an earlier request. The others send requests at a rate that
+    doesn't depend on the server.
     """
 
     CLOSED = "closed"
@@ -424,8 +424,8 @@ class Case(WorkloadSettings):
     def memory_gib(self) -> float | None:
         """The memory that each GPU must have, in GiB; None if the sizes of the models aren't known.
 
-        The server's share of it must hold the weights, the KV cache of all requests in flight, and
-        the engine's other memory. The rest is for the control.
+        The server's share of this memory must hold the weights, the KV cache of all requests in
+        flight, and the engine's other memory. The rest is for the control.
         """
         server = self.server
         if server.sizes is None:
@@ -445,7 +445,7 @@ class Case(WorkloadSettings):
             gpus_gib: The memory of each of the machine's GPUs; None if it isn't known.
 
         Returns:
-            A reason that doesn't name the case, so that cases with the same one can be counted.
+            A reason that doesn't name the case, so that cases with the same reason can be counted.
         """
         gpus = self.server.parallel.gpus_by_node
         memory_gib = self.memory_gib

@@ -145,7 +145,7 @@ class _Listing:
     def check_selectable(self) -> None:
         """Check that `-k ID-` selects a single case, for each case.
 
-        The workers of pytest-xdist find the group of a test by the same part of its name.
+        The workers of pytest-xdist also find the group of a test by `ID-` in its name.
 
         Raises:
             MatrixError: The id of a case is a part of the id of another one.
@@ -240,7 +240,7 @@ def _table_of_command(
 def _with_controls(listing: _Listing, *, on_gpu: bool) -> Iterator[Case]:
     """Yield the cases of a tier, and give a control to those that speculate.
 
-    A case gets a control only if the tier also has a case on that server without speculation.
+    A case gets a control only if the tier also has a case whose server is that control.
 
     Args:
         listing: The cases of the tier.

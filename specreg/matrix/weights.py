@@ -232,7 +232,7 @@ class _Axis:
 
     Attributes:
         length: how many rows or columns there are.
-        real: the indices of those that the narrow tensor has, in its order.
+        real: the indices of the narrow tensor's rows or columns, in its order.
         reached: how many rows or columns, from the first on, have values that depend on those of
             the narrow model. For queries this is more than `real` has, because added heads of
             queries share the narrow model's keys and values.
@@ -434,7 +434,8 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
     index = {"metadata": {"total_size": size_bytes}, "weight_map": weight_map}
     index_text = json.dumps(index, indent=1)
     (folder / f"{_WEIGHTS}.index.json").write_text(index_text)
-    # RMSNorm adds epsilon to the mean square, which the added zeros reduce by the same factor.
+    # RMSNorm adds epsilon to the mean square. The added zeros multiply the mean square by narrow /
+    # wide, so epsilon is multiplied by this factor too.
     epsilon = config["rms_norm_eps"] * config["hidden_size"] / shape.hidden_size
     wide_config = {**config, **dataclasses.asdict(shape), "rms_norm_eps": epsilon}
     _write_config(source, folder, wide_config)

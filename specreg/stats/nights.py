@@ -222,7 +222,7 @@ def start_of_gain(
     Args:
         series: the nights in order, without tonight.
         spread: how the levels vary.
-        level: the probability of a gain by chance alone that counts as a proof, 0..1.
+        level: a gain is proven if chance alone shows it with at most this probability, 0..1.
         least_frac: the smallest gain that counts, as a logarithm.
     """
     start = 0

@@ -192,8 +192,9 @@ def judge_beside_control(metric: Metric, verdict: Verdict, evidence: BaselineCom
     """Say of a loss that the machine or the engine may have caused it, if the control is worse too.
 
     The control runs in the same minutes as the case, so it shows what the machine or the engine
-    did. The speedup is a ratio to the control, so such a change cancels out in it. If enough nights
-    show how much the machine itself varies, the loss stays REGRESSED. With fewer it is INVALID.
+    did. The speedup is a ratio to the control, in which such a change cancels out. If enough nights
+    show how much the machine itself varies, the loss stays REGRESSED. With fewer nights it becomes
+    INVALID.
     """
     change = evidence.control_change(metric)
     if metric.family is Family.SPEEDUP or change is None:

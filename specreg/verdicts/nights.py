@@ -360,8 +360,8 @@ class MetricNights:
     def _missing_launches(self, case_id: str) -> float:
         """Return how many launch variances must be added to the squared difference of two nights.
 
-        Between two nights with one launch each, it contains the launch variance twice. A night with
-        n launches averages it, and contributes only 1/n of it.
+        For two nights with one launch each, the squared difference contains the launch variance
+        twice. A night with n launches contributes only 1/n of the launch variance.
         """
         launches_before = self.past[case_id][-1].launches
         launches_tonight = self.tonight[case_id].launches
@@ -444,7 +444,7 @@ class MetricNights:
         Args:
             series: the nights in order; the last is tonight.
             spread: how the nights vary.
-            lasting_level: the largest probability of such a loss by chance that is a proof.
+            lasting_level: a loss is proven if chance alone shows it with at most this probability.
             least_frac: the smallest loss that is reported.
         """
         change = lasting_loss(series, spread, least_frac=least_frac)
@@ -765,7 +765,7 @@ def _recorded_values(metric: Metric, baseline: Baseline) -> Sequence[float]:
     record = load_acceptance(baseline.acceptance)
     if record is None:
         return ()
-    # A run measures the case's own prompts, and the further ones only if these don't decide.
+    # A run replays the extension only if the case's own prompts don't decide.
     usual_prompts = without_extension(record, baseline.case.prompts)
     value = acceptance_value(metric, usual_prompts)
     if value is None:

@@ -194,8 +194,8 @@ STEPS_OF_SPEED = (
         since=11,
         nights=20,
     ),
-    # If each case varies on its own, a loss can't be found more often than this without exceeding
-    # the limit for false alarms, as judging.md explains.
+    # If each case varies on its own, a small loss is often missed, or too many alarms would be
+    # false, as judging.md explains. So it must be found in only a fifth of the series.
     Nights(
         name="-5 %, launches 2 %, nights 2 % of each case",
         launch_frac=0.02,
