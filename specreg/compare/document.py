@@ -221,8 +221,8 @@ def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
         if options:
             command = f"type the same command with {options}"
         yield (
-            f"about {needed} launches of each side would decide: {command}; a quieter machine needs"
-            " fewer"
+            f"about {_launches(needed)} of each side would decide: {command}; a quieter machine"
+            " needs fewer"
         )
     yield from decision.unclear
 

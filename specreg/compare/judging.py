@@ -43,6 +43,8 @@ from specreg.verdicts.verdict import MACHINE_MOVED, Cause, Comparison, Outcome, 
 
 UNCHECKED = "UNCHECKED"
 """The code of a loss of speed while side A hasn't been measured against itself."""
+_FEWEST_LAUNCHES = 4
+"""With fewer launches of each side, a single case doesn't show how much its speed varies."""
 _FAILED_LAUNCHES_TO_GIVE_UP = 2
 """After this many failed launches a side is given up, unless more of its launches succeeded."""
 _FEW_EQUAL_FRAC = 0.5
@@ -658,7 +660,9 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     if not (sides.first and sides.second):
         missing = second_side if sides.first else first_side
         reason = _why_missing(pair_launches, missing, metric)
-        return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=1)
+        # A single launch decides an acceptance.
+        needed_launches = _FEWEST_LAUNCHES if metric.by_launch else 1
+        return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
     if not metric.by_launch:
         return _judge_acceptance(sides)
 
@@ -667,8 +671,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     change = _change(figure, launches)
     if change is None:
         reason = Reason(text="there are too few launches to estimate how much they vary")
-        # After one launch this is 4. With fewer, a single case doesn't show how much they vary.
-        needed_launches = 2 * (sides.launches + 1)
+        needed_launches = max(_FEWEST_LAUNCHES, 2 * (sides.launches + 1))
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
     cause: Cause | None = None
     if metric.name == THROUGHPUT:

@@ -291,7 +291,10 @@ def is_bad(run: RunRecord, metric: str) -> bool:
 
 def moment_of(run: RunRecord) -> str:
     """Return when a run began, and the engine's version: `2026-11-21 02:00 UTC with 0.32.0`."""
-    moment = began_at(run.run)
-    if moment is None:
-        return f"run {run.run} with {run.engine_version}"
-    return f"{moment:%Y-%m-%d %H:%M} UTC with {run.engine_version}"
+    moment = f"run {run.run}"
+    began = began_at(run.run)
+    if began is not None:
+        moment = f"{began:%Y-%m-%d %H:%M} UTC"
+    if run.engine_version:
+        moment += f" with {run.engine_version}"
+    return moment

@@ -115,6 +115,8 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str
         # A row with a single cell is the heading of the baseline.
         rows.append([f"{record.path.parent.name}/{record.path.stem}"])
         spreads = spreads_of(CaseSpreads.of(record.new.launches))
+        # A baseline of acceptance alone doesn't have its launches.
+        launches = str(len(record.new.launches) or NOTHING)
         for metric in METRICS.values():
             new_value = record.new.expected_value(metric)
             if new_value is None:
@@ -127,7 +129,7 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str
                 f"  {metric.name}",
                 *_change_cells(metric, record, new_value),
                 spread_text,
-                str(len(record.new.launches)),
+                launches,
             )
             rows.append(cells)
     head = ("baseline", "old", "new", "change", "interval", "spread", "launches")

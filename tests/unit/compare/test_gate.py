@@ -337,6 +337,11 @@ def test_the_document_names_the_version_of_each_engine_of_a_side(here: GateOptio
     assert versions == ["0.32.0", "2.70.0"]
 
 
+def test_a_gate_without_a_launch_needs_as_many_as_a_speed_does(here: GateOptions) -> None:
+    hint, *_ = record_gate(opened(here), command="").hints
+    assert hint.startswith("about 4 launches of each side would decide: type the same command;")
+
+
 @pytest.mark.parametrize(
     ("launches", "words"),
     [

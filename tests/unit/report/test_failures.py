@@ -3,10 +3,17 @@
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from specreg.core.reasons import Reason
-from specreg.report.failures import render_blocks, render_failures, render_skip, sentence_of
+from specreg.report.failures import (
+    moment_of,
+    render_blocks,
+    render_failures,
+    render_skip,
+    sentence_of,
+)
 from specreg.verdicts.verdict import Cause, Outcome, Verdict
 from tests.unit.builders import reports
 
@@ -94,3 +101,9 @@ def test_a_skipped_test_says_in_a_line_of_which_case_and_why() -> None:
         "a-case, throughput 90 tokens/s: NOT_COMPARABLE, nothing recorded in 'here'; record one"
         " with pytest -k a-case-"
     )
+
+
+def test_a_run_whose_version_is_not_known_names_none() -> None:
+    run = msgspec.structs.replace(reports.past_run(21), engine_version="")
+    assert moment_of(run) == "2026-11-21 02:00 UTC"
+    assert moment_of(msgspec.structs.replace(run, run="by-hand")) == "run by-hand"

@@ -155,6 +155,14 @@ def test_a_recorded_change_is_positive_when_better() -> None:
     assert not [line for line in lines if "speedup_ratio" in line]
 
 
+def test_a_recorded_acceptance_without_speeds_has_no_number_of_launches() -> None:
+    new = builders.baseline(of=StepCounts.from_histogram([10, 10, 10, 30], 180))
+    recorded = RecordedBaseline(path=Path("cpu-x/case.json"), old=None, new=new)
+    lines = render_recorded([recorded], color=False).splitlines()
+    (row,) = (line.split() for line in lines if "acceptance_length_tokens" in line)
+    assert row == ["acceptance_length_tokens", "–", "3", "–", "–", "–", "–"]
+
+
 def test_a_recording_says_what_no_run_can_judge_by_it() -> None:
     """On an H100 vLLM 0.26.0 was recorded green, and each run after that was red."""
     counts = StepCounts.from_histogram([10, 10, 10, 30], 180)
