@@ -681,7 +681,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     if verdict.outcome is Outcome.INCONCLUSIVE or _own_launches_confirm(verdict, own_change, sides):
         return verdict
     reason = Reason(text="the launches of this case are too few, or vary too much, to confirm it")
-    needed_launches = 2 * sides.launches
+    needed_launches = max(_FEWEST_LAUNCHES, 2 * sides.launches)
     return dataclasses.replace(
         verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, needed_launches=needed_launches
     )
@@ -857,6 +857,9 @@ def _needed_count(
         level = planned.level_after(look, metric)
         if not is_within:
             level /= rules.figures
+        # The pair's own launches must confirm what the spread of all pairs shows of a speed.
+        if metric.by_launch and count < _FEWEST_LAUNCHES:
+            continue
         # The degrees of freedom grow with the number, and the standard error falls with its root.
         freedom = max(effect.freedom * count / present_count, 1)
         error_frac = effect.error_frac * math.sqrt(present_count / count)

@@ -118,13 +118,13 @@ def test_the_looks_share_one_level(metric: str, first_level: float, last_level: 
     assert (levels[0], levels[-1]) == pytest.approx((first_level, last_level))
 
 
-def launches_of_three(count: int) -> list[SideLaunch]:
+def launches_of_three(count: int, noise: float = 0.2) -> list[SideLaunch]:
     """Launches of three pairs, of which the first loses 10 %."""
     other_pairs = [dataclasses.replace(PAIR, a=builders.with_concurrency(n)) for n in (3, 4)]
     some = [
         dataclasses.replace(launch, pair_id=pair.id)
         for pair in (PAIR, *other_pairs)
-        for launch in launches(-0.1 if pair is PAIR else 0.0, noise=0.2, count=count)
+        for launch in launches(-0.1 if pair is PAIR else 0.0, noise=noise, count=count)
     ]
     return sorted(some, key=lambda launch: launch.number)
 
@@ -135,6 +135,14 @@ def test_other_pairs_tell_how_launches_differ() -> None:
     assert judge(some).comparison.low_frac is not None
     alone = judge([launch for launch in some if launch.pair_id == PAIR.id])
     assert (alone.outcome, alone.comparison.low_frac) == (Outcome.INCONCLUSIVE, None)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_fewer_than_four_launches_are_never_called_enough_for_a_speed(count: int) -> None:
+    for noise in (0.2, 2.0):
+        verdict = judge(launches_of_three(count, noise))
+        assert verdict.outcome is Outcome.INCONCLUSIVE
+        assert (verdict.needed_launches or 0) >= 4
 
 
 @pytest.mark.parametrize(("count", "outcome"), [(2, Outcome.INCONCLUSIVE), (4, Outcome.REGRESSED)])
