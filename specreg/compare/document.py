@@ -120,23 +120,6 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         expected = verdict.comparison.expected
         if verdict.case_id == pair.id and expected is not None:
             values_of_a[verdict.metric] = expected
-    engine_version_of_a = ""
-    marginal_frac_of_a: tuple[float, ...] = ()
-    figures_of_a = _last_figures(gate, pair, Side.A)
-    if figures_of_a is not None:
-        engine_version_of_a = figures_of_a.engine_version
-        if figures_of_a.acceptance is not None:
-            marginal_frac_of_a = figures_of_a.acceptance.total.marginal_frac
-    today = dt.datetime.now(tz=dt.UTC).date()
-    expected_by_a = Expected(
-        environment="side A",
-        recorded_on=today.isoformat(),
-        engine_version=engine_version_of_a,
-        # A page quotes the reason of a baseline. For side A it quotes what is installed there.
-        reason=gate.installed_on(Side.A),
-        values=values_of_a,
-        marginal_frac=marginal_frac_of_a,
-    )
     return CaseReport(
         case_id=pair.id,
         engine=case.server.engine,
@@ -147,9 +130,29 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         draft=case.server.draft or "",
         settings=None,
         figures=_last_figures(gate, pair, Side.B),
-        expected=expected_by_a,
+        expected=_expected_by_a(gate, pair, values_of_a),
         history=(),
         reproduce=command,
+    )
+
+
+def _expected_by_a(gate: Gate, pair: Pair, values: dict[str, float]) -> Expected | None:
+    """Return what side A measured for a pair, in the form of a baseline; None without figures."""
+    figures = _last_figures(gate, pair, Side.A)
+    if figures is None:
+        return None
+    marginal_frac: tuple[float, ...] = ()
+    if figures.acceptance is not None:
+        marginal_frac = figures.acceptance.total.marginal_frac
+    today = dt.datetime.now(tz=dt.UTC).date()
+    return Expected(
+        environment="side A",
+        recorded_on=today.isoformat(),
+        engine_version=figures.engine_version,
+        # A page quotes the reason of a baseline. For side A it quotes what is installed there.
+        reason=gate.installed_on(Side.A),
+        values=values,
+        marginal_frac=marginal_frac,
     )
 
 

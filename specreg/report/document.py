@@ -209,7 +209,8 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         figures: the figures of the launch with the most valid families of metrics, or of the last
             of several such launches; in a gate, of the last launch of side B. Null if nothing was
             measured.
-        expected: what the case is compared with; null without a baseline.
+        expected: what the case is compared with; null without a baseline, or without figures of
+            side A.
         history: the latest runs on this machine, this run included, the oldest first; empty in a
             gate.
         reproduce: the command that measures this case again.
@@ -752,21 +753,20 @@ def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verd
     )
 
 
-def _as_expected(a: Report, case: CaseReport) -> Expected:
-    """Return what run A says about a case, in the form of a baseline.
+def _as_expected(a: Report, case: CaseReport) -> Expected | None:
+    """Return what run A says about a case, in the form of a baseline; None without figures.
 
     The values stay empty, because each verdict contains the value of run A that it compares with.
     """
-    engine_version = ""
+    if case.figures is None:
+        return None
     marginal_frac: tuple[float, ...] = ()
-    if case.figures is not None:
-        engine_version = case.figures.engine_version
-        if case.figures.acceptance is not None:
-            marginal_frac = case.figures.acceptance.total.marginal_frac
+    if case.figures.acceptance is not None:
+        marginal_frac = case.figures.acceptance.total.marginal_frac
     return Expected(
         environment=a.run.environment,
         recorded_on=a.ended_at.partition("T")[0],
-        engine_version=engine_version,
+        engine_version=case.figures.engine_version,
         reason=f"run {a.run.run}",
         values={},
         marginal_frac=marginal_frac,

@@ -342,6 +342,14 @@ def test_a_gate_without_a_launch_needs_as_many_as_a_speed_does(here: GateOptions
     assert hint.startswith("about 4 launches of each side would decide: type the same command;")
 
 
+def test_a_side_that_never_ran_is_not_called_measured(here: GateOptions) -> None:
+    gate = opened(here)
+    [pair] = gate.pairs
+    gate.launches += [failed(Side.A, 1, pair=pair), launch(Side.B, 1, pair=pair)]
+    [case] = record_gate(gate, command="").cases
+    assert case.expected is None
+
+
 @pytest.mark.parametrize(
     ("launches", "words"),
     [

@@ -275,6 +275,28 @@ def test_an_energy_whose_part_at_rest_is_not_known_has_no_mark_to_explain() -> N
     assert picture.note == "In J, of all devices together."
 
 
+def test_each_skipped_case_is_named_with_its_reason() -> None:
+    run = msgspec.structs.replace(reports.REPORT.run, skipped={"big": "2 GPU(s) needed"})
+    page = Page(render_page(msgspec.structs.replace(reports.REPORT, run=run)))
+    assert "What was skipped big: 2 GPU(s) needed" in page.text
+
+
+def test_an_engine_whose_versions_are_not_known_is_not_called_the_same() -> None:
+    figures = msgspec.structs.replace(FIGURES, engine_version="")
+    expected = msgspec.structs.replace(reports.EXPECTED, engine_version="")
+    page = Page(render_page(reports.with_case(figures=figures, expected=expected)))
+    assert "vllm , as its baseline" not in page.text
+
+
+def test_a_side_without_figures_is_not_called_measured() -> None:
+    comparison = side_by_side(reports.with_case(figures=None), reports.another())
+    assert comparison.cases[0].expected is None
+    text = Page(render_page(comparison)).text
+    assert "Compared with side A" not in text
+    assert "Side A has no figures of this case." in text
+    assert "There is no baseline" not in text
+
+
 def test_a_run_without_a_speedup_draws_no_change_of_a_side_that_it_does_not_have() -> None:
     page = render_page(reports.with_case(figures=None))
     assert "B against A" not in page
