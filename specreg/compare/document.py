@@ -7,6 +7,7 @@ from pathlib import Path
 from specreg.baselines.packages import render_differences
 from specreg.compare.gate import Gate
 from specreg.compare.judging import Decision, Rules
+from specreg.compare.options import MAX_LAUNCHES, TOLERANCE
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.errors import ReportError
 from specreg.engines.launch_facts import changed_facts
@@ -216,7 +217,12 @@ def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
         again: the options with which the command resumes the gate; empty if it needs none.
     """
     needed = decision.needed_launches
-    if needed:
+    if needed > MAX_LAUNCHES:
+        yield (
+            f"about {_launches(needed)} of each side would decide, and --launches takes"
+            f" {MAX_LAUNCHES} at most; quieten the machine, or tolerate more with {TOLERANCE}"
+        )
+    elif needed:
         options = again
         if needed > gate.options.launches:
             options = f"{again} --launches {needed}".lstrip()

@@ -87,16 +87,19 @@ def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
         mean = total.proposed / total.steps
         if mean < _FULL_FRAC * most:
             yield f"a step that drafted has {mean:.2f} drafts on average, {most} at most"
-    if acceptance.by_part:
-        yield _part_remark(acceptance)
+    part_remark = _part_remark(acceptance)
+    if part_remark:
+        yield part_remark
 
 
 def _part_remark(acceptance: AcceptanceFigures) -> str:
-    """Return the acceptance lengths of thoughts and of answers."""
+    """Return the acceptance lengths of thoughts and of answers; empty if neither has one."""
     parts = []
     for name, part in acceptance.by_part.items():
         if part.acceptance_length_tokens is not None:
             parts.append(f"{part.acceptance_length_tokens:.2f} in the {name}s")
+    if not parts:
+        return ""
     lengths = " and ".join(parts)
     return (
         f"the acceptance length is about {lengths}, if each chunk of an answer is taken for a step:"

@@ -342,6 +342,17 @@ def test_a_gate_without_a_launch_needs_as_many_as_a_speed_does(here: GateOptions
     assert hint.startswith("about 4 launches of each side would decide: type the same command;")
 
 
+def test_no_hint_asks_for_more_launches_than_the_option_takes(here: GateOptions) -> None:
+    gate = opened(here)
+    [pair] = gate.pairs
+    gate.launches += launches(0.0, noise=80, count=4, pair=pair)
+    hint, *_ = record_gate(gate, command="", again="--resume").hints
+    assert hint.endswith(
+        " launches of each side would decide, and --launches takes 1000 at most; quieten the"
+        " machine, or tolerate more with --tolerance"
+    )
+
+
 def test_a_side_that_never_ran_is_not_called_measured(here: GateOptions) -> None:
     gate = opened(here)
     [pair] = gate.pairs

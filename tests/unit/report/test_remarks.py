@@ -58,3 +58,26 @@ def test_what_makes_a_workload_another_one_is_said(counts: dict[str, int], words
     assert remark.startswith(f"'{FIGURES.case_id}': {words}")
     (remark,) = said(msgspec.structs.replace(FINE, **counts), "B")
     assert remark.startswith(f"'{FIGURES.case_id}', side B: {words}")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        ({"thought": 2.5, "answer": 3.0}, "about 2.50 in the thoughts and 3.00 in the answers, if"),
+        ({"thought": 2.5, "answer": None}, "about 2.50 in the thoughts, if each chunk"),
+        ({"thought": None, "answer": None}, ""),
+    ],
+)
+def test_only_parts_with_an_acceptance_length_are_named(
+    lengths: dict[str, float | None], words: str
+) -> None:
+    assert FIGURES.acceptance is not None
+    total = FIGURES.acceptance.total
+    parts = {
+        name: msgspec.structs.replace(total, acceptance_length_tokens=length)
+        for name, length in lengths.items()
+    }
+    acceptance = msgspec.structs.replace(FIGURES.acceptance, by_part=parts)
+    remarks = list(workload_remarks(msgspec.structs.replace(FIGURES, acceptance=acceptance)))
+    named = [remark for remark in remarks if "the acceptance length is" in remark]
+    assert [words in remark for remark in named] == [True] * bool(words)
