@@ -66,6 +66,9 @@ def report(
     named = runs or []
     if schema:
         typer.echo(render_schema(), nl=False)
+    elif history and to:
+        message = f"report --to {', '.join(to)}: --history writes one page, and no other form"
+        raise ReportError(f"{message}; leave --to out, or name a run instead of --history")
     elif history:
         _write_trend([Path(path) for path in named], folder, root)
     elif len(named) > _MAX_RUNS:

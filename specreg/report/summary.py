@@ -247,7 +247,7 @@ def _speed_remarks(run: RunVerdict) -> list[str]:
     remarks = []
     if run.slowed:
         worst_first = sorted(run.slowed.items(), key=lambda item: item[1])
-        slowed = [f"'{case_id}' (×{ratio:.2f} tokens/s)" for case_id, ratio in worst_first]
+        slowed = [f"'{case_id}' (throughput ×{ratio:.2f})" for case_id, ratio in worst_first]
         remarks.append(f"speculation slows down {', '.join(slowed)}")
     if run.load is not None and run.load.is_high:
         remarks.append(f"the machine was busy when the run began: {run.load}")

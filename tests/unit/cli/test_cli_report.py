@@ -101,6 +101,13 @@ def test_a_page_of_no_nights_is_refused_with_what_to_do(root: Path) -> None:
     assert "run the suite first" in str(error)
 
 
+def test_the_page_of_nights_has_no_other_form(root: Path) -> None:
+    write_nights(root / ".specreg/history/gpu-h100.jsonl", cases=1, nights=2)
+    error = specreg(root, "report", "--history", "--to", "csv").exception
+    assert isinstance(error, ReportError)
+    assert "--to csv: --history writes one page" in str(error)
+
+
 def test_three_runs_are_refused(root: Path) -> None:
     error = specreg(root, "report", RUN, RUN, RUN).exception
     assert isinstance(error, ReportError)

@@ -112,8 +112,8 @@ def test_a_slowdown_by_speculation_is_said_though_it_equals_its_baseline() -> No
     report = judged(reports.HELD, speed(Outcome.PASS), slowed={"a": 0.97, "vllm-ngram-c4": 0.534})
     assert tones(report)[:2] == (Tone.GOOD, Tone.DOUBT)
     message = (
-        "holds in the one case; speculation slows down 'vllm-ngram-c4' (×0.53 tokens/s),"
-        " 'a' (×0.97 tokens/s)"
+        "holds in the one case; speculation slows down 'vllm-ngram-c4' (throughput ×0.53),"
+        " 'a' (throughput ×0.97)"
     )
     assert texts(report)["speed"] == message
     assert message in Page(render_page(report)).text
