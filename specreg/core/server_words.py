@@ -156,4 +156,6 @@ def _status_of(described: object) -> int | None:
     if not isinstance(described, dict):
         return None
     values = [described.get(name) for name in _STATUSES]
-    return next((value for value in values if isinstance(value, int)), None)
+    # In Python a boolean is an integer too, but it isn't a status.
+    statuses = (value for value in values if isinstance(value, int) and not isinstance(value, bool))
+    return next(statuses, None)

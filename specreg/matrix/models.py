@@ -30,6 +30,7 @@ from specreg.matrix.weights import (
     TARGET,
     TOKENIZER_FILES,
     Shape,
+    count_in,
     write_padded_model,
     write_widened_model,
 )
@@ -130,7 +131,7 @@ def vocabulary_of(reference: str) -> int:
     try:
         config = json.loads(read_regular(path, MIB))
         # A model that also takes images has the settings of its language model in `text_config`.
-        return int(config.get("text_config", config)["vocab_size"])
+        return count_in(config.get("text_config", config), "vocab_size")
     except (*MALFORMED_FILE_ERRORS, OSError) as error:
         message = f"model '{reference}': no vocab_size in its {CONFIG} ({cause_of(error)})"
         raise ModelError(f"{message}; name a folder that has one") from error

@@ -107,7 +107,7 @@ def write_padded_model(source: Path, target: Path, layers: int) -> None:
     """
     config, tensors = _read_model(source)
     try:
-        first = int(config["num_hidden_layers"])
+        first = count_in(config, "num_hidden_layers")
     except MALFORMED_FILE_ERRORS as error:
         raise _unfit(source, error) from error
     # The added layers have the tensors of the first one, whatever these are called.
@@ -160,6 +160,19 @@ def _read_model(source: Path) -> tuple[dict[str, Any], dict[str, Bits]]:
         return config, read_tensors(source / _WEIGHTS)
     except (OSError, *MALFORMED_FILE_ERRORS) as error:
         raise _unfit(source, f"{type(error).__name__}: {error}") from error
+
+
+def count_in(config: Mapping[str, Any], name: str) -> int:
+    """Return a number of a model's configuration that counts something.
+
+    Raises:
+        LookupError, TypeError, ValueError: It is missing, or isn't an integer from 1 on.
+    """
+    value = config[name]
+    # In Python a boolean is an integer too.
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value}, needed an integer from 1 on")
+    return value
 
 
 # A safetensors file has the header's length in 8 bytes, little-endian, then the header as JSON, and
@@ -280,11 +293,11 @@ def _axes_of(
     """Return the axes of a narrow model that is widened to a shape, by their kind.
 
     Raises:
-        ValueError, LookupError, TypeError, ZeroDivisionError: As in `_check_widenable`.
+        ValueError, LookupError, TypeError: As in `_check_widenable`.
     """
     _check_widenable(config, narrow, shape)
-    head_dim = config["head_dim"]
-    heads = config["num_attention_heads"]
+    head_dim = count_in(config, "head_dim")
+    heads = count_in(config, "num_attention_heads")
     group = shape.num_attention_heads // shape.num_key_value_heads
     reached = heads * group * head_dim
     # Several heads of queries share a head of keys. The first head of each such group is the
@@ -310,10 +323,11 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
 
     Raises:
         ValueError: It can't.
-        LookupError, TypeError, ZeroDivisionError: A number of the configuration is missing, isn't a
-            number or is 0.
+        LookupError, TypeError: A number of the configuration is missing, or isn't a number.
     """
-    growth = {name: size / config[name] for name, size in dataclasses.asdict(shape).items()}
+    growth = {
+        name: size / count_in(config, name) for name, size in dataclasses.asdict(shape).items()
+    }
     # Norms in bfloat16 are divided by the root of the hidden size's growth. That loses no bit if
     # the root is a power of two.
     powers_of_four = math.log2(growth["hidden_size"]) / 2
@@ -323,8 +337,7 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
         min(growth.values()) >= 1,
         powers_of_four.is_integer(),
         config["num_attention_heads"] == config["num_key_value_heads"],
-        config["head_dim"] > 0,
-        config["rms_norm_eps"] > 0,
+        isinstance(config["rms_norm_eps"], float) and config["rms_norm_eps"] > 0,
         projections <= _AXES.keys(),
     )
     if not all(conditions):
@@ -416,7 +429,7 @@ def write_widened_model(source: Path, shape: Shape, folder: Path) -> None:
     try:
         axes = _axes_of(config, narrow, shape)
         files = list(_names_by_file(narrow, shape))
-    except (*MALFORMED_FILE_ERRORS, ZeroDivisionError) as error:
+    except MALFORMED_FILE_ERRORS as error:
         raise _unfit(source, f"{type(error).__name__}: {error}") from error
     weight_map: dict[str, str] = {}
     size_bytes = 0

@@ -381,6 +381,7 @@ def _text(value: object) -> str:
 
 def _number(value: object) -> int | None:
     """Return a number that amdsmi reports; None if it isn't known."""
-    if isinstance(value, int) and value not in _UNKNOWN:
-        return value
-    return None
+    # In Python a boolean is an integer too.
+    if not isinstance(value, int) or isinstance(value, bool) or value in _UNKNOWN:
+        return None
+    return value

@@ -329,6 +329,8 @@ class Oracle(unittest.TestCase):
         ):
             self.refused(method, words, self.configured(PARALLEL[method], **{token: 768}))
         self.refused("pard", "isn't a token of its vocabulary, got None", DRAFTS["draft_model"])
+        no_token = self.configured(PARALLEL["pard"], pard_token=True)
+        self.refused("pard", "isn't a token of its vocabulary, got True", no_token)
         self.refused("eagle3", "can't be read by the oracle, ", "/nowhere")
         path = Path(self.configured(HEADS["eagle"])) / "model.safetensors"
         weights = load_file(path)

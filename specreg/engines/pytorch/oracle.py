@@ -185,7 +185,9 @@ def _parallel_model_reader(question: Question, target: Model) -> Read:
     draft = load_model(question.draft, question.dtype, str(target.device))
     mask_id = getattr(draft.config, "pard_token", None)
 
-    if not isinstance(mask_id, int) or not 0 <= mask_id < draft.config.vocab_size:
+    # In Python a boolean is an integer too.
+    is_id = isinstance(mask_id, int) and not isinstance(mask_id, bool)
+    if mask_id is None or not is_id or not 0 <= mask_id < draft.config.vocab_size:
         fault = f"pard_token in its config.json isn't a token of its vocabulary, got {mask_id}"
         raise ModelError(f"draft '{question.draft}': {fault}; choose one that PARD trained")
 

@@ -35,6 +35,8 @@ ABORTED = {"type": "abort", "message": "too long", "status_code": 400}
         ({"message": "dead", "status": 503}, "dead", 503),
         ({"errors": [{"message": "dead"}]}, "dead", None),
         ({"status_code": 500, "error_message": "dead"}, "dead", 500),
+        ({"error": "dead", "code": False, "status": 429}, "dead", 429),
+        ({"error": {"message": "dead", "code": True}}, "dead", None),
         ({"text": "", "meta_info": {"finish_reason": ABORTED}}, "too long", 400),
     ],
 )

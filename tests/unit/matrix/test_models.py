@@ -17,6 +17,8 @@ from specreg.matrix.weights import Bits, read_tensors, write_padded_model, write
 from tests.unit import builders
 
 TINY = builders.ROOT / "fixtures/models/tiny/target"
+NO_COUNTS = ("null", "true", "7.5", '"7"', "0")
+"""Values of JSON that aren't a number of something."""
 LAYER = {"self_attn.q_proj.weight": (2, 2), "input_layernorm.weight": (2,)}
 
 
@@ -63,6 +65,7 @@ def test_an_incomplete_folder_is_refused(model: Path) -> None:
         ("config.json", "[]"),
         ("config.json", "{}"),
         ("config.json", "[" * 100_000),
+        *(("config.json", f'{{"num_hidden_layers": {layers}}}') for layers in NO_COUNTS),
         ("model.safetensors", None),
         ("model.safetensors", ""),
         ("model.safetensors", "x" * 50),
@@ -143,7 +146,7 @@ def test_a_model_says_how_many_token_ids_it_knows_and_is_named_if_it_does_not(mo
     assert vocabulary_of(str(TINY)) == 768
     (model / "config.json").write_text('{"text_config": {"vocab_size": 7}}')
     assert vocabulary_of(str(model)) == 7
-    for config in ("{", "{}", "[]", '{"vocab_size": null}'):
+    for config in ("{", "{}", "[]", *(f'{{"vocab_size": {size}}}' for size in NO_COUNTS)):
         (model / "config.json").write_text(config)
         with pytest.raises(ModelError, match=r"no vocab_size in its config\.json"):
             vocabulary_of(str(model))

@@ -193,7 +193,7 @@ def test_a_model_of_another_form_cannot_be_widened(tmp_path: Path) -> None:
     other_form = dataclasses.replace(spec(), target=str(target))
     for change in (
         *({"hidden_size": 256}, {"num_key_value_heads": 2}, {"num_hidden_layers": 99}),
-        *({"intermediate_size": "x"}, {"rms_norm_eps": None}),
+        *({"intermediate_size": "x"}, {"rms_norm_eps": None}, {"rms_norm_eps": True}),
     ):
         (target / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ModelError, match=r"can't be made larger, .*leave padding_layers and w"):

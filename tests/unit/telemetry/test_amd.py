@@ -123,6 +123,12 @@ def test_a_gpu_is_read_by_its_energy_counter(gpu_python: PreloadedPython) -> Non
     assert power_w == pytest.approx(400, rel=0.01)
 
 
+def test_a_truth_value_is_no_number(gpu_python: PreloadedPython) -> None:
+    (line,) = run(gpu_python, STATE, [gpu(0, gfx_clock_mhz=True, gfx_activity=False)])
+    _, state, _ = json.loads(line)
+    assert state.keys().isdisjoint({"sm_clock_mhz", "utilisation_frac"})
+
+
 def test_the_sampler_reads_the_counter(gpu_python: PreloadedPython, tmp_path: Path) -> None:
     (line,) = run(gpu_python, WATCH, [MI300X], str(tmp_path / "power.jsonl"))
     assert line.split() == ["400.0", "2100"]
