@@ -488,6 +488,8 @@ def judge_pair(
 ) -> tuple[Verdict, ...]:
     """Judge each metric of a pair, at the look that decides it or else at the last look.
 
+    Metrics that don't decide only explain those that do, so they have no look: all launches count.
+
     Args:
         pair: the case as both sides run it.
         launches: the launches of all pairs, in the order in which they were made.
@@ -496,13 +498,21 @@ def judge_pair(
     """
     verdicts = []
     for metric in pair.metrics:
-        verdict = _judge(_Figure(metric, pair.id, sides), launches, rules)
-        # Metrics that don't decide only explain those that do. A control shows the noise of the
-        # machine, which is never a loss.
-        if metric.name not in pair.deciding or sides is CONTROL:
+        figure = _Figure(metric, pair.id, sides)
+        is_deciding = metric.name in pair.deciding
+        if is_deciding:
+            verdict = _judge(figure, launches, rules)
+        else:
+            verdict = _look(figure, launches, rules, _last_number(launches))
+        # A control shows the noise of the machine, which is never a loss.
+        if sides is CONTROL or not is_deciding:
             verdict = dataclasses.replace(verdict, outcome=Outcome.MEASURED, reason=None)
         verdicts.append(verdict)
     return tuple(verdicts)
+
+
+def _last_number(launches: Sequence[SideLaunch]) -> int:
+    return max((launch.number for launch in launches), default=0)
 
 
 def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
@@ -511,7 +521,7 @@ def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Ver
     # number of all launches until then. A launch that was repeated after a failure has a lower
     # number. By that it would belong to an earlier look, and could change what that one decided.
     highest_numbers = list(itertools.accumulate((launch.number for launch in launches), max))
-    last_number = max(highest_numbers, default=0)
+    last_number = _last_number(launches)
     earlier_looks = [number for number in rules.looks if number < last_number]
 
     def verdict_at(look: int) -> Verdict:

@@ -237,6 +237,20 @@ def test_a_metric_that_does_not_decide_is_only_measured() -> None:
     assert by_metric[STEP].comparison.change_frac == 0.0
 
 
+def test_a_metric_that_does_not_decide_has_all_launches() -> None:
+    """A gate of four launches that goes on to eight shows the time of a step over all eight."""
+    further = [
+        launch(side, number, tokens_per_s=100.0 if side is Side.A else 110.0, step_ms=5.0)
+        for number in range(5, 9)
+        for side in COMPARED
+    ]
+    some = [*launches(0.1, count=4), *further]
+    by_metric = {verdict.metric: verdict for verdict in judge_pair(PAIR, some, RULES)}
+    assert (by_metric[THROUGHPUT].outcome, by_metric[THROUGHPUT].launches) == (Outcome.IMPROVED, 4)
+    assert by_metric[STEP].launches == 8
+    assert by_metric[STEP].value == pytest.approx(math.sqrt(50), rel=0.01)
+
+
 def test_an_upgrade_needs_every_metric_proven_and_one_loss_refuses_it() -> None:
     assert answer(launches()).answer is GateAnswer.UPGRADE
     lost = answer([*launches(-0.1), *launches(sides=CONTROL, count=1)])
