@@ -263,7 +263,7 @@ class MetricNights:
             night = shrunk(variance, (), of_prompts)
             spread = NightSpread(night=night, launch=_NO_LAUNCH_VARIANCE)
         else:
-            deviations = self._deviations_tonight(case_id)
+            deviations = list(self._deviations_tonight(case_id).values())
             relative = self._relative(case_id, series, deviations)
             # Without an earlier good night among them, the relative nights have no reference.
             has_reference = any(night.stands for night in relative[:-1])
@@ -296,14 +296,14 @@ class MetricNights:
             common=common,
         )
 
-    def _deviations_tonight(self, case_id: str) -> list[float]:
+    def _deviations_tonight(self, case_id: str) -> dict[str, float]:
         """Return how far the other cases on the same machine are above their usual levels."""
         host = self.hosts.get(case_id)
-        deviations = []
+        deviations = {}
         for tonights_id, night in self.tonight.items():
             is_on_host = self.hosts.get(tonights_id) == host
             if tonights_id != case_id and is_on_host and tonights_id in self._usual:
-                deviations.append(night.level - self._usual[tonights_id])
+                deviations[tonights_id] = night.level - self._usual[tonights_id]
         return deviations
 
     def _relative(
@@ -348,11 +348,11 @@ class MetricNights:
     def _variances_tonight(self, case_id: str) -> list[Variance]:
         """Estimate the variance of nights from tonight and the baseline of each other case."""
         deviations = self._deviations_tonight(case_id)
-        common = statistics.median(deviations)
-        averaged_out = self._launch_variances[case_id].value * self._missing_launches(case_id)
+        common = statistics.median(deviations.values())
         variances = []
-        for deviation in deviations:
+        for other_id, deviation in deviations.items():
             squared_difference = (deviation - common) ** 2
+            averaged_out = self._launch_variances[other_id].value * self._missing_launches(other_id)
             value = (squared_difference + averaged_out) / 2
             variances.append(Variance(value=value, freedom=DIFFERENCE_FREEDOM))
         return variances

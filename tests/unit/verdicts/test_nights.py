@@ -261,6 +261,18 @@ def test_with_too_few_others_a_case_has_its_own_nights_alone() -> None:
     assert evidence.effect.estimate_frac == pytest.approx(math.log(0.9), abs=0.01)
 
 
+def test_how_the_others_vary_does_not_depend_on_the_launches_of_the_case() -> None:
+    """On the first night after the baselines, each other case has launches of its own."""
+    spreads = []
+    for launches in (1, 4):
+        nights = machine([])
+        for number, name in enumerate(CASES[1:]):
+            nights.add(name, SPEED, [97.0 + number] * 4)
+        nights.add(CASES[0], SPEED, [100.0] * launches)
+        spreads.append(tonight(nights, {}, CASES[0]).spread)
+    assert spreads[0] == spreads[1]
+
+
 def test_another_machine_of_the_run_tells_nothing_of_tonight() -> None:
     nights = machine(steady())
     nights.hosts = {"case-0": "here"} | dict.fromkeys(CASES[1:], "there")
