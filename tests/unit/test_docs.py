@@ -63,6 +63,20 @@ def test_each_promise_of_reliability_names_tests_that_there_are() -> None:
     assert "tests/faults/test_rows_of_*.py" in faults
 
 
+def test_each_module_that_a_page_runs_is_there() -> None:
+    pages = [*(builders.ROOT / "docs").rglob("*.md"), *builders.ROOT.glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    modules = set(re.findall(r"python3? -m ((?:specreg|tests|docs)[\w.]*)", text))
+    assert "tests.bench.gate" in modules
+    paths = [builders.ROOT / module.replace(".", "/") for module in modules]
+    missing = [
+        path
+        for path in paths
+        if not path.with_suffix(".py").exists() and not (path / "__main__.py").exists()
+    ]
+    assert missing == []
+
+
 def test_what_the_map_of_the_code_names_is_there() -> None:
     """`verdicts/judge.outcome_of` is a name in that module, `verdicts/confirmation` a module."""
     page = (builders.ROOT / "docs/explanation/structure.md").read_text()
