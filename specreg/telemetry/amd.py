@@ -227,13 +227,17 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
 
     Raises:
         NoGpuError: As in `find_all`.
-        SensorError: As in `find_all`.
+        SensorError: As in `find_all`; or a GPU can't be used any more.
     """
     # The variable of the runtime isn't changed, so HIP's indices count the GPUs that it selects.
     installed, _ = find_all()
     exposed = _selected_by_runtime(installed, variables.get(_RUNTIME_VISIBLE))
-    ids = [device.id for device in exposed]
-    indices = ",".join(str(ids.index(device.id)) for device in devices)
+    index_by_id = {device.id: index for index, device in enumerate(exposed)}
+    for device in devices:
+        # The GPUs of a process are found only once, so one of them may have been lost since.
+        if device.id not in index_by_id:
+            raise _gone(device)
+    indices = ",".join(str(index_by_id[device.id]) for device in devices)
     return dict.fromkeys(_HIP_VISIBLE, indices)
 
 
@@ -251,7 +255,12 @@ def open_probe(device: Device) -> Probe:
         with contextlib.suppress(smi.AmdSmiException):
             if _id_of(smi, handle) == device.id:
                 return _Gpu(smi, handle)
-    raise SensorError(f"AMD SMI: GPU '{device.id}' is gone; look at the kernel's log (dmesg)")
+    raise _gone(device)
+
+
+def _gone(device: Device) -> SensorError:
+    """Return the error of a GPU that can't be used any more."""
+    return SensorError(f"AMD SMI: GPU '{device.id}' is gone; look at the kernel's log (dmesg)")
 
 
 def _library(control_node: Path) -> Any:  # noqa: ANN401 - a library that may be missing

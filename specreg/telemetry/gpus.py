@@ -41,7 +41,7 @@ def visibility(devices: Sequence[Device], variables: Mapping[str, str]) -> Mappi
 
     Raises:
         NoGpuError: As in `amd.find_all`.
-        SensorError: As in `amd.find_all`.
+        SensorError: As in `amd.visibility`.
     """
     if devices[0].sensor == amd.SENSOR:
         return amd.visibility(devices, variables)

@@ -53,6 +53,23 @@ second.give_back()
 first.give_back()
 print(*settings())
 """
+LOSE = """
+import json, os, sys
+from pathlib import Path
+from specreg.core.errors import SensorError
+from specreg.servers.gpu_lease import GpuClaim
+from specreg.telemetry.identity import find_gpus
+find_gpus()
+script = Path(os.environ["AMDSMI_SCRIPT"])
+script.write_text(json.dumps({"gpus": json.loads(sys.argv[1])}))
+claim = GpuClaim()
+try:
+    claim.take(1, print)
+except SensorError as error:
+    print(error)
+claim.give_back()
+print(os.environ.get("HIP_VISIBLE_DEVICES", "unset"))
+"""
 WATCH = """
 import os, sys, time
 from pathlib import Path
@@ -304,6 +321,20 @@ def test_gpus_that_cannot_be_used_say_why(
 def test_a_gpu_that_may_not_be_opened_hides_itself_alone(gpu_python: PreloadedPython) -> None:
     closed = gpu(0, uuid={"error": 10}, hip_uuid="N/A")
     assert run(gpu_python, ASK, [closed, gpu(1)], "1") == ["1"]
+
+
+@pytest.mark.parametrize(
+    "lost", [[gpu(0, uuid={"error": 10}, hip_uuid="N/A")], []], ids=["closed", "gone"]
+)
+def test_a_gpu_that_was_lost_since_it_was_found_is_named(
+    gpu_python: PreloadedPython, tmp_path: Path, lost: list[dict[str, Any]]
+) -> None:
+    remaining = json.dumps([*lost, gpu(1)])
+    lines = run(gpu_python, LOSE, [gpu(0), gpu(1)], remaining, SPECREG_CACHE=str(tmp_path))
+    assert lines == [
+        "AMD SMI: GPU 'GPU-0000000000000000' is gone; look at the kernel's log (dmesg)",
+        "unset",
+    ]
 
 
 def test_without_amdsmi_a_machine_with_such_gpus_says_what_to_install(tmp_path: Path) -> None:
