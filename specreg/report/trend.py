@@ -1,12 +1,12 @@
 """Render the page of many nights: the outcomes and figures of all cases, and when losses began."""
 
 import datetime as dt
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from specreg.core.errors import ReportError
+from specreg.core.natural_order import natural_key
 from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
 from specreg.report.charts import case_histories, version_starts
@@ -176,8 +176,9 @@ def _map_of(machine_history: MachineHistory, number: int) -> _OutcomeMap:
     machine = readable_values(machine_history.machine)
     records_by_case = {}
     all_records: list[RunRecord] = []
-    for case_id, records in sorted(machine_history.history.by_case.items(), key=_by_number):
-        readable_records = [readable_values(record) for record in records]
+    history = machine_history.history.by_case
+    for case_id in sorted(history, key=natural_key):
+        readable_records = [readable_values(record) for record in history[case_id]]
         records_by_case[case_id] = readable_records
         all_records += readable_records
     # The name of a run begins with its date.
@@ -198,14 +199,6 @@ def _map_of(machine_history: MachineHistory, number: int) -> _OutcomeMap:
         versions=list(_versions(all_records, runs)),
         problem=machine_history.history.problem,
     )
-
-
-def _by_number(item: tuple[str, object]) -> list[str | int]:
-    """Return a sort key that compares the numbers in a case's id as numbers: c2 before c16."""
-    case_id, _ = item
-    # Every second part is a number, so that no number is compared with a text.
-    parts = re.split(r"(\d+)", case_id)
-    return [int(part) if part.isdecimal() else part for part in parts]
 
 
 def _night_of(run: str) -> _Night:

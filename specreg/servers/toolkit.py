@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specreg.core.files import cache_dir, temporary_folder_beside
+from specreg.core.natural_order import natural_key
 from specreg.core.probes import ask_program
 from specreg.engines.launch_facts import NONE
 
@@ -131,7 +132,9 @@ def _release_of(compiler: Path) -> str:
 def _toolkit_of(python: Path) -> Path | None:
     """Return the newest toolkit in an interpreter's environment; None if there is no toolkit."""
     compilers = python.parents[1].glob(f"lib/python3*/site-packages/nvidia/cu*/{_NVCC}")
-    return max((compiler.parents[1] for compiler in compilers), default=None)
+    toolkits = [compiler.parents[1] for compiler in compilers]
+    # CUDA 9 is older than CUDA 13.
+    return max(toolkits, key=lambda toolkit: natural_key(toolkit.name), default=None)
 
 
 def _linked(toolkit: Path, driver_folders: Sequence[Path]) -> Path:
@@ -154,8 +157,10 @@ def _libraries(toolkit: Path, driver_folders: Sequence[Path]) -> Iterator[tuple[
     """Yield the name of each link to a library of a toolkit or of the driver, and the library.
 
     A library such as `libcudart.so.13` is also linked as `libcudart.so`, the name that linkers use.
+    Of several versions that is the newest, which comes last.
     """
-    libraries = sorted((toolkit / "lib").glob("lib*"))
+    found_libraries = (toolkit / "lib").glob("lib*")
+    libraries = sorted(found_libraries, key=lambda library: natural_key(library.name))
     # The driver's library is linked from the first folder that has it.
     for folder in driver_folders:
         driver_library = folder / "libcuda.so.1"

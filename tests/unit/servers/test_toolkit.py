@@ -64,6 +64,24 @@ def test_the_folder_stays_the_same_and_follows_the_environment(python: Path) -> 
     ]
 
 
+@pytest.mark.parametrize("older", ["cu9", "cu12"])
+def test_the_newest_toolkit_is_the_one_with_the_highest_number(python: Path, older: str) -> None:
+    (packages,) = python.parents[1].glob("lib/python3*/site-packages/nvidia")
+    compiler = packages / older / "bin/nvcc"
+    compiler.parent.mkdir(parents=True)
+    compiler.write_text(f"{older}/bin/nvcc")
+    home = Path(found(python)["CUDA_HOME"])
+    assert (home / "bin/nvcc").read_text() == "cu13/bin/nvcc"
+
+
+@pytest.mark.parametrize("older", ["9", "12.9.79", "9.10"])
+def test_a_linker_gets_the_library_with_the_highest_version(python: Path, older: str) -> None:
+    (libraries,) = python.parents[1].glob("lib/python3*/site-packages/nvidia/cu13/lib")
+    (libraries / f"libcudart.so.{older}").write_text("older")
+    home = Path(found(python)["CUDA_HOME"])
+    assert (home / "lib64/libcudart.so").read_text() == "cu13/lib/libcudart.so.13"
+
+
 def test_a_toolkit_of_the_machine_is_left_alone(python: Path, tmp_path: Path) -> None:
     compiler = tmp_path / "toolkit/bin/nvcc"
     compiler.parent.mkdir(parents=True)
