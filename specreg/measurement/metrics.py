@@ -214,6 +214,13 @@ class Metric:
         """True if the metric varies from launch to launch; a ratio of counts varies by prompt."""
         return self.family is not Family.ACCEPTANCE
 
+    @property
+    def quantity(self) -> str:
+        """What the metric measures: acceptance, speed or power."""
+        if self.family in {Family.ACCEPTANCE, Family.POWER}:
+            return self.family.value
+        return "speed"
+
     def render_ratio(self, value: float, digits: int = 4) -> str:
         """Return the value of a ratio with so many significant digits, and a share in percent."""
         if self.name.endswith("_frac"):

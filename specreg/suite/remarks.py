@@ -19,9 +19,6 @@ from specreg.suite.document import exact_baseline
 from specreg.suite.result import RunResult
 from specreg.verdicts.verdict import Outcome
 
-_SPEEDS = frozenset(name for name, metric in METRICS.items() if metric.by_launch)
-"""The metrics that are compared launch by launch. Acceptance is compared prompt by prompt."""
-
 
 def remarks_of(result: RunResult) -> Iterator[str]:
     """Yield the remarks on a run, such as a damaged history, changed packages or unused baselines.
@@ -88,7 +85,7 @@ def _changed_facts(result: RunResult) -> Iterator[str]:
     slower_ids = {
         verdict.case_id
         for verdict in result.verdicts
-        if verdict.outcome is Outcome.REGRESSED and verdict.metric in _SPEEDS
+        if verdict.outcome is Outcome.REGRESSED and _is_speed(verdict.metric)
     }
     hints: list[str] = []
     other_facts: list[str] = []
@@ -100,6 +97,12 @@ def _changed_facts(result: RunResult) -> Iterator[str]:
             hints.append(f"a speed was lost; look first at this: {remark}")
     yield from hints
     yield from other_facts
+
+
+def _is_speed(metric_name: str) -> bool:
+    """Return whether a verdict is about a speed, and not about another metric or a check."""
+    metric = METRICS.get(metric_name)
+    return metric is not None and metric.quantity == "speed"
 
 
 def _changes_of(result: RunResult, case: Case) -> Iterator[str]:

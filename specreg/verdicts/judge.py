@@ -346,11 +346,12 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
         if differing:
             reason = Reason(text=f"it was recorded with other settings: {differing}")
             return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
-    # Acceptance is compared prompt by prompt, so fewer prompts are enough for it. A speed is a
-    # figure of the whole load, and a method that learns on a fresh server depends on every prompt.
+    # Acceptance is compared prompt by prompt, so fewer prompts are enough for it. A speed or power
+    # is a figure of the whole load, and a method that learns on a fresh server depends on every
+    # prompt.
     takes_all_prompts = metric.by_launch or case.needs_fresh_server
     if baselines.settings.num_prompts is not None and takes_all_prompts:
-        figure = "a speed" if metric.by_launch else "what a drafter learns"
+        figure = metric.quantity if metric.by_launch else "what a drafter learns"
         num_prompts = baselines.settings.num_prompts
         reason = Reason(
             text=f"{num_prompts} prompts were replayed, and {figure} depends on all of the case",
@@ -424,17 +425,17 @@ def _obstacle_of_nothing_accepted(metric: Metric, evidence: BaselineComparison) 
 
 
 def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
-    """Return why the run's speed can't be compared with the baseline's; None if it can."""
+    """Return why the run's speed or power can't be compared with the baseline's; None if it can."""
     baselines = evidence.baselines
     if baselines.exact is None:
         source = "a published figure"
         if baselines.baseline is not None:
             source = f"'{baselines.baseline.environment.name}'"
         missing = _nothing_recorded(metric, baselines)
-        reason = Reason(text=f"{missing}, and speed doesn't carry over from {source}")
+        reason = Reason(text=f"{missing}, and {metric.quantity} doesn't carry over from {source}")
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if not baselines.exact.launches:
-        reason = Reason(text="the baseline holds acceptance alone, and no speed")
+        reason = Reason(text=f"the baseline holds acceptance alone, and no {metric.quantity}")
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if not baselines.exact.launch_values(metric):
         reason = Reason(text=f"the baseline holds no {metric.name}")

@@ -10,6 +10,7 @@ from specreg.acceptance.record import Source
 from specreg.baselines.packages import record_packages
 from specreg.core.reasons import Reason
 from specreg.engines.launch_facts import LaunchFacts
+from specreg.measurement.metrics import METRICS
 from specreg.report.progress import RunProgress
 from specreg.servers.installer import packages_sha256
 from specreg.suite.case_runner import CaseRunner
@@ -89,13 +90,15 @@ def test_what_a_server_ran_with_other_than_for_its_baseline_is_named(tmp_path: P
 
 def test_a_change_is_named_first_where_a_speed_was_lost(tmp_path: Path) -> None:
     slower = Verdict(case_id=builders.CASE.id, metric=SPEED.name, outcome=Outcome.REGRESSED)
-    shorter = dataclasses.replace(slower, metric=LENGTH.name)
+    no_speeds = (LENGTH, METRICS["energy_j_per_token"], METRICS["power_w"])
     first_words = "a speed was lost; look first at this: model runner v1 -> v2"
 
     remark, *_ = remarks_of(run_on_other_facts(tmp_path / "slower", slower))
     assert remark.startswith(first_words)
-    remark, *_ = remarks_of(run_on_other_facts(tmp_path / "shorter", shorter))
-    assert remark.startswith("model runner v1 -> v2")
+    for metric in no_speeds:
+        worse = dataclasses.replace(slower, metric=metric.name)
+        remark, *_ = remarks_of(run_on_other_facts(tmp_path / metric.name, worse))
+        assert remark.startswith("model runner v1 -> v2")
 
 
 @pytest.mark.parametrize(

@@ -393,6 +393,10 @@ def tagged(**tags: str) -> Baseline:
     )
 
 
+ENERGY = METRICS["energy_j_per_token"]
+MEASURED_ENERGY = dataclasses.replace(
+    builders.measurement({ENERGY.name: 2.0}), replay=Replay(rounds=(), power=builders.power())
+)
 SGLANG = known(tagged(source=Source.SGLANG_REQUEST))
 EMPTY = known(builders.baseline())
 OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
@@ -419,7 +423,10 @@ OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
             "the baseline holds acceptance alone, and no speed",
         ),
         (LENGTH, MEASURED, EMPTY, NO_BASELINE, "the baseline holds no acceptance_length"),
-        (THROUGHPUT, MEASURED, FEWER, NOT_COMPARABLE, "20 prompts were replayed, and a speed"),
+        (THROUGHPUT, MEASURED, FEWER, NOT_COMPARABLE, "20 prompts were replayed, and speed "),
+        (ENERGY, MEASURED_ENERGY, FEWER, NOT_COMPARABLE, "20 prompts were replayed, and power "),
+        (ENERGY, MEASURED_ENERGY, EMPTY, NOT_COMPARABLE, "holds acceptance alone, and no power"),
+        (ENERGY, MEASURED_ENERGY, known(nearest=ELSEWHERE), NOT_COMPARABLE, "and power doesn't"),
         (
             LENGTH,
             LEARNS,
