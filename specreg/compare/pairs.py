@@ -21,7 +21,7 @@ from specreg.matrix.table_cases import check_pinned, check_tree
 from specreg.matrix.tables import located_errors
 from specreg.measurement.metrics import GATE_METRICS, Metric
 
-_NOT_OVERRIDDEN = frozenset({"parallel", "tree"})
+_NOT_OVERRIDDEN = frozenset({"parallel", "speculation", "tree"})
 """Settings with several values, which KEY=VALUE can't give."""
 _LAUNCH_TYPES = {
     name: kind

@@ -65,6 +65,13 @@ def test_an_override_that_cannot_be_read_is_named(text: str, message: str) -> No
         parse_override(text)
 
 
+@pytest.mark.parametrize("key", ["parallel", "speculation", "tree"])
+def test_a_setting_with_several_values_is_none_that_a_side_may_have(key: str) -> None:
+    """KEY=VALUE gives one value, so no value of such a setting could be right."""
+    with pytest.raises(UnknownNameError, match=f"unknown setting '{key}'"):
+        parse_override(f"{key}=1")
+
+
 def test_an_unknown_setting_is_named_with_those_that_there_are() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'draft_tokens'"):
         parse_override("draft_token=5")
