@@ -191,7 +191,7 @@ def were_equal(replay: Replay | None, prompt: Prompt) -> bool:
         return False
     answers = _answers_to(prompt, replay.rounds)
     control_answers = _answers_to(prompt, replay.control_rounds)
-    # Two prompts without answers would be equal, and show nothing.
+    # A prompt that neither server answered would look equal, and show nothing.
     if not answers:
         return False
     # The digest is empty if the server left out a part of the text.

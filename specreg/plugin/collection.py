@@ -63,10 +63,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
     ]
     shared = ["control", "server", "case"]
-    subject_fixture = "check" if marker.name == CORRECTNESS else "metric"
+    subject_argument = "check" if marker.name == CORRECTNESS else "metric"
     # The metric isn't a fixture, so without a scope pytest would assume "function". Then every
     # test would start a server of its own.
-    metafunc.parametrize([*shared, subject_fixture], rows, indirect=shared, scope="session")
+    metafunc.parametrize([*shared, subject_argument], rows, indirect=shared, scope="session")
 
 
 @pytest.hookimpl(trylast=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 _LEAST_RANGE_FRAC = 0.01
 """An axis spans at least this share of its largest value, so that noise isn't drawn as a change."""
 _DISTANCES = 3
-"""The approximate least number of distances between the ticks of an axis."""
+"""An axis has roughly this many distances between ticks: from two to six."""
 _STEPS = (1, 2, 5, 10)
 """The distance between ticks is one of these times a power of ten."""
-_LEAST_RANGE = 1e-6
+_NEGLIGIBLE_RANGE = 1e-6
 """If the least range of an axis is below this, its values are about 0, and it spans at least 1."""
 _LARGEST = 1e200
 """Larger numbers, which a damaged file may contain, are drawn as this one."""
@@ -86,10 +86,9 @@ class Axis:
         largest = max(abs(low), abs(high))
         # The axis of nearly equal values would otherwise show rounding errors.
         least_range = max(style.least_range, _LEAST_RANGE_FRAC * largest)
-        if least_range < _LEAST_RANGE:
+        if least_range < _NEGLIGIBLE_RANGE:
             least_range = 1.0
         if high - low < least_range:
-            # `low + (high - low) / 2` doesn't overflow where `(low + high) / 2` would.
             middle = low + (high - low) / 2
             low = middle - least_range / 2
             high = middle + least_range / 2
@@ -141,7 +140,7 @@ class Axis:
 
 
 def _round_step(step: float) -> float:
-    """Return a round distance between ticks that isn't much smaller than a step."""
+    """Return the least round distance between ticks that is at least two thirds of a step."""
     power = 10.0 ** math.floor(math.log10(step))
     round_steps = [power * factor for factor in _STEPS]
     # The largest one is always large enough, because it is the next power of ten.
@@ -149,7 +148,7 @@ def _round_step(step: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class DrawnRow:
     """A row of an interval picture. Positions are in percent of its width.
 
     Attributes:
@@ -191,12 +190,12 @@ class IntervalPicture:
     note: str
     reference: float
     ticks: Sequence[Tick]
-    rows: Sequence[Interval]
+    rows: Sequence[DrawnRow]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRow:
-    """The values of a row of an interval picture, in the unit of its axis; see `Interval`."""
+    """The values of a row of an interval picture, in the unit of its axis; see `DrawnRow`."""
 
     label: str
     text: str
@@ -237,7 +236,7 @@ def draw_intervals(
         mark_percent = None
         if row.baseline is not None:
             mark_percent = percent(row.baseline)
-        interval = Interval(
+        drawn_row = DrawnRow(
             label=row.label,
             text=row.text,
             tone=row.tone,
@@ -247,7 +246,7 @@ def draw_intervals(
             high=high_percent,
             mark=mark_percent,
         )
-        drawn.append(interval)
+        drawn.append(drawn_row)
     return IntervalPicture(
         title=title, note=note, reference=percent(reference), ticks=axis.ticks(100), rows=drawn
     )

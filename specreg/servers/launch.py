@@ -575,24 +575,26 @@ class Servers:
             # that a server takes there is only an estimate.
             together = [*further, *to_start]
         if self._fit_together(together):
-            # Installing keeps the machine busy, so all of it that the needed servers need is done
-            # before the first start.
+            # Installing keeps the machine busy, so everything that the needed servers lack is
+            # installed before the first start.
             for lazy_server in to_start:
                 self._prepare(lazy_server.launch)
                 widen_models(self.root, lazy_server.launch.spec, show=self.provision.show)
             waiting = [
-                lazy_server for lazy_server in together if _is_waiting(lazy_server, to_start)
+                lazy_server for lazy_server in together if _keep_starting(lazy_server, to_start)
             ]
             while waiting:
                 time.sleep(POLL_S)
                 waiting = [
-                    lazy_server for lazy_server in waiting if _is_waiting(lazy_server, to_start)
+                    lazy_server for lazy_server in waiting if _keep_starting(lazy_server, to_start)
                 ]
         # Servers that didn't start together are started here, one after the other.
         for lazy_server in to_start:
             _ = lazy_server.server
         while further:
-            further = [lazy_server for lazy_server in further if _is_waiting(lazy_server, to_start)]
+            further = [
+                lazy_server for lazy_server in further if _keep_starting(lazy_server, to_start)
+            ]
             time.sleep(POLL_S)
 
     def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
@@ -693,7 +695,7 @@ class Servers:
             yield start.poll
 
 
-def _is_waiting(lazy_server: LazyServer, needed: Sequence[LazyServer]) -> bool:
+def _keep_starting(lazy_server: LazyServer, needed: Sequence[LazyServer]) -> bool:
     """Start a server if need be, and return whether it is still starting.
 
     Args:

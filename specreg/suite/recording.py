@@ -21,7 +21,7 @@ fewer launches may be wrong by a factor of two."""
 def speed_spreads(
     case_id: str, measurements: Iterable[Measurement], store: BaselineStore
 ) -> Mapping[str, Spread]:
-    """Return how the launches of a case differ on this machine, by the name of the speed.
+    """Return how the launches of a case differ on this machine, for each speed by its name.
 
     A case has few launches, so its spread is pulled towards the spreads of other cases, which come
     from their launches in this run, or else from their baselines.
