@@ -154,7 +154,8 @@ def test_a_shuffled_head_or_a_lost_cache_turns_its_acceptance_red(
         matrix = matrix.replace(f'"{TINY}/{method}"', f'"{shuffled(method, tmp_path)}"')
     done = run(tmp_path, matrix, "-k", f"acceptance and vllm-{method}-", fault=fault)
     assert done.returncode == 1, done.stdout
-    assert list(outcomes(done, tmp_path).values()) == [{"REGRESSED"}], done.stdout
+    # EAGLE has two cases, because one of them drafts fewer tokens under load.
+    assert set().union(*outcomes(done, tmp_path).values()) == {"REGRESSED"}, done.stdout
 
 
 def test_one_draft_token_fewer_turns_the_case_red(tmp_path: Path) -> None:
