@@ -43,8 +43,8 @@ _OLDEST_VERSION = 4
 _FEWEST_RUNS = 2
 """The fewest runs that show a spread."""
 MAX_BYTES = 4 * MIB
-"""The largest baseline, of some 50,000 answers. Each of a case's metrics adds up all of them, so a
-file of 19 MiB took 46 s."""
+"""The largest baseline, of some 50,000 answers. Each metric of a case adds up all of them, so
+judging by a file of 19 MiB took 46 s."""
 _ADVICE = "restore it with git, or remove it and record it anew"
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -175,8 +175,8 @@ class StoredPrompt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class StoredRound(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`[prompt_ids, accepted, steps, proposed, completion_tokens, requests, position_counts]`.
 
-    The number of the launch may follow, as in `further_launches`. Without it, the round belongs to
-    the launch in `prompts`.
+    The number of the launch may follow. The launches are counted as in `further_launches`, and 1 is
+    the default.
     """
 
     prompt_ids: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]

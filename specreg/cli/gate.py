@@ -15,7 +15,7 @@ import typer
 from specreg.cli import say
 from specreg.cli.cases import tier_of
 from specreg.compare.bisect import find_change
-from specreg.compare.document import record_gate, set_aside
+from specreg.compare.document import record_gate, set_report_aside
 from specreg.compare.gate import open_gate
 from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, show_status
 from specreg.compare.soak import LAST_LEVEL, open_soak, render_soak
@@ -96,7 +96,7 @@ def gate(options: GateOptions) -> int:
     Exit status: 0 upgrade, 1 don't, 10 undecided or not measurable.
     """
     if options.out is not None:
-        set_aside(options.out)
+        set_report_aside(options.out)
     running_gate = open_gate(options, tier_of(options.root / options.matrix, options.tier))
     options.show(
         f"cases: {len(running_gate.pairs)}; servers of each side: {len(running_gate.groups)};"

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from packaging.version import InvalidVersion, Version
 
-from specreg.compare.document import record_gate, set_aside
+from specreg.compare.document import record_gate, set_report_aside
 from specreg.compare.gate import JOURNAL, Gate, SideError, open_gate
 from specreg.compare.judging import Decision, GateAnswer, why_broken
 from specreg.compare.options import TOLERANCE, BisectOptions, ComparisonOptions, GateOptions
@@ -160,27 +160,31 @@ def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str,
     return tuple(texts[version] for version in (first, *releases, last))
 
 
-def state_of(decision: Decision, lost: frozenset[str] | None) -> VersionState:
+def state_of(decision: Decision, worse_metrics: frozenset[str] | None) -> VersionState:
     """Return the state of a version according to its gate.
 
     Args:
         decision: the decision of its gate.
-        lost: the metrics that the last version lost, which alone count; None for the last version
-            itself, which is bad if it lost any metric.
+        worse_metrics: the metrics in which the last version is worse, which alone count; None for
+            the last version itself, which is bad if any metric is worse.
     """
-    if lost is None and decision.answer is GateAnswer.UPGRADE:
+    if worse_metrics is None and decision.answer is GateAnswer.UPGRADE:
         return VersionState.GOOD
-    outcomes = {verdict.outcome for verdict in _searched(decision, lost)}
+    outcomes = {verdict.outcome for verdict in _searched(decision, worse_metrics)}
     if outcomes & _WORSE:
         return VersionState.BAD
-    if lost and outcomes and outcomes <= GOOD:
+    if worse_metrics and outcomes and outcomes <= GOOD:
         return VersionState.GOOD
     return VersionState.UNKNOWN
 
 
-def _searched(decision: Decision, lost: frozenset[str] | None) -> list[Verdict]:
-    """Return the verdicts on the lost metrics, or all verdicts if `lost` is None."""
-    return [verdict for verdict in decision.verdicts if lost is None or verdict.metric in lost]
+def _searched(decision: Decision, worse_metrics: frozenset[str] | None) -> list[Verdict]:
+    """Return the verdicts on the worse metrics, or all verdicts if `worse_metrics` is None."""
+    return [
+        verdict
+        for verdict in decision.verdicts
+        if worse_metrics is None or verdict.metric in worse_metrics
+    ]
 
 
 @dataclass(slots=True)
@@ -194,7 +198,7 @@ class _Search:
         engine: the engine of all releases.
         good: the version of the good release.
         open_gate: opens each gate of the search.
-        lost: the metrics that the last version lost; None before the first gate.
+        worse_metrics: the metrics in which the last version is worse; None before the first gate.
     """
 
     options: BisectOptions
@@ -203,7 +207,7 @@ class _Search:
     engine: str
     good: str
     open_gate: OpenGate
-    lost: frozenset[str] | None = None
+    worse_metrics: frozenset[str] | None = None
 
     def compare(self, version: str) -> tuple[VersionState, str]:
         """Compare a version with the good one.
@@ -222,12 +226,13 @@ class _Search:
             state = VersionState.UNKNOWN
             reason = error.head
         else:
-            state = state_of(decision, self.lost)
+            state = state_of(decision, self.worse_metrics)
             reason = "; ".join(self._reasons(state, decision))
-            if state is VersionState.BAD and self.lost is None:
-                # The first gate judges the last version. Only the metrics that it lost matter.
+            if state is VersionState.BAD and self.worse_metrics is None:
+                # The first gate judges the last version. Only the metrics in which it is worse
+                # matter.
                 losses = [verdict for verdict in decision.verdicts if verdict.outcome in _WORSE]
-                self.lost = frozenset(loss.metric for loss in losses)
+                self.worse_metrics = frozenset(loss.metric for loss in losses)
         line = f"{version}: {state}"
         if reason:
             line = f"{line}, {reason}"
@@ -240,7 +245,7 @@ class _Search:
             return decision.reasons
         if state is VersionState.GOOD:
             return ()
-        searched = _searched(decision, self.lost)
+        searched = _searched(decision, self.worse_metrics)
         unclear = [verdict for verdict in searched if verdict.outcome in _UNCLEAR]
         return [f"{verdict.metric}: {verdict.explanation}" for verdict in unclear]
 
@@ -255,7 +260,7 @@ class _Search:
         settings = repr((self.case, options.prompts, options.least_s))
         fingerprint = hashlib.sha256(settings.encode()).hexdigest()[:8]
         folder = options.folder / f"{self.good}..{version}-{fingerprint}"
-        set_aside(folder)
+        set_report_aside(folder)
         shared_options = {
             field.name: getattr(options, field.name)
             for field in dataclasses.fields(ComparisonOptions)
@@ -282,7 +287,7 @@ class _Search:
             record_gate(gate, command=command, status=status)
             gate.journal.close()
         broken = why_broken(gate.launches, Side.A)
-        if broken is not None and state_of(decision, self.lost) is VersionState.UNKNOWN:
+        if broken is not None and state_of(decision, self.worse_metrics) is VersionState.UNKNOWN:
             message = (
                 f"the good release can't be measured, {broken}; see '{gate.folder / 'logs'}', and"
                 " type the same command again, or name another --good"
@@ -293,10 +298,14 @@ class _Search:
     def _is_decided(self, gate: Gate, decision: Decision) -> bool:
         """Return whether a gate needs no further launch.
 
-        For all versions but the last, only the metrics that the last version lost must be decided.
+        For all versions but the last, only the metrics in which the last version is worse must be
+        decided.
         """
-        if self.lost is not None and state_of(decision, self.lost) is not VersionState.UNKNOWN:
+        if (
+            self.worse_metrics is not None
+            and state_of(decision, self.worse_metrics) is not VersionState.UNKNOWN
+        ):
             return True
-        searched = _searched(decision, self.lost)
+        searched = _searched(decision, self.worse_metrics)
         is_unclear = any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in searched)
         return not is_unclear and not gate.answers.wants(gate.pairs)

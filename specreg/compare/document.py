@@ -40,7 +40,7 @@ _HEADLINES = {
 }
 
 
-def set_aside(folder: Path) -> None:
+def set_report_aside(folder: Path) -> None:
     """Rename the report of an earlier gate, so that nobody takes it for the report of this one."""
     for path in folder.glob("report.*"):
         path.replace(path.with_name(f"earlier-{path.name}"))

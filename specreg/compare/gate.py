@@ -146,8 +146,8 @@ class Gate:
             UnsupportedError: the folder belongs to another gate.
             SpecregError: the journal can't be read, or the path of the answers is a folder.
         """
-        # The journal may contain launches of this gate's pairs only. The keys have the number 0
-        # here, because a pair may have launches of any number.
+        # All launches in the journal must be of this gate's pairs. The keys have the number 0 here,
+        # because a pair may have launches of any number.
         arms = {}
         for pair, side in itertools.product(self.pairs, Side):
             arms[self._key(pair, side, 0)] = (pair.id, side)
@@ -225,8 +225,8 @@ class Gate:
     def _leave_level_to_last_look(self) -> None:
         """Judge as if no further launches had been planned, because there is no time for them.
 
-        The last look then gets the level that the later looks would have had. This is valid because
-        the end of the time doesn't depend on the measured figures.
+        The present look is then the last one, and gets the level of the looks that are left out.
+        This is valid because the time runs out whatever the figures are.
         """
         begun = max((launch.number for launch in self.launches), default=0)
         if begun:

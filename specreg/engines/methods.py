@@ -35,7 +35,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Attributes:
         branches: how many continuations each token of a surviving branch gets, and how many
             branches survive from one depth to the next.
-        drafted_tokens: all drafts of a step: the likeliest of those continuations.
+        drafted_tokens: how many drafts a step has in all: the likeliest of those continuations.
     """
 
     branches: Annotated[int, msgspec.Meta(ge=2)]

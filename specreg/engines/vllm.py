@@ -308,7 +308,7 @@ _SERVE_COMMAND = ServeCommand(
         "config": _HIDDEN,
         "enable-prefix-caching": _NO_PREFIX_CACHE,
         "disable-log-stats": "without its statistics the server counts no acceptance",
-        "headless": "specreg asks the server that it starts",
+        "headless": "the server needs its API, because specreg sends its requests there",
     },
     preset={
         "no-enable-prefix-caching": (),

@@ -191,7 +191,7 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed_launches: Mappin
             )
         launches = timed_launches.get(record.path.stem, 0)
         if launches and not record.new.launches:
-            problem = "a launch has no valid ones; record them again"
+            problem = "a launch has no valid values of them; record the case again"
             # The speed of a single launch isn't recorded.
             if launches == 1:
                 problem = (
@@ -264,22 +264,22 @@ def render_next(
     """
     # An attached server can be neither launched again nor recorded.
     can_launch = not is_attached(options)
-    # If no number of launches would decide a figure, measuring it again is no use.
     failing = [verdict for verdict in verdicts if verdict.fails]
     unclear = [verdict for verdict in failing if verdict.outcome is Outcome.INCONCLUSIVE]
-    undecided = [verdict for verdict in unclear if verdict.needed_launches != 0]
-    needed_launches = max((verdict.needed_launches or 0 for verdict in undecided), default=0)
+    # If no number of launches would decide a figure, measuring it again is no use.
+    decidable = [verdict for verdict in unclear if verdict.needed_launches != 0]
+    needed_launches = max((verdict.needed_launches or 0 for verdict in decidable), default=0)
     options_until_decided = list(options)
     if needed_launches and can_launch:
         options_until_decided.append(f"--specreg-launches={needed_launches}")
     worse_ids = _case_ids(verdicts, _WORSE)
     invalid_ids = _case_ids(verdicts, {Outcome.INVALID})
-    undecided_ids = _case_ids(undecided, {Outcome.INCONCLUSIVE})
+    decidable_ids = _case_ids(decidable, {Outcome.INCONCLUSIVE})
     steps = [
         _step("look again, on a fresh launch", worse_ids, whole_ids, options),
         _step("measure again, once the reason above is mended", invalid_ids, whole_ids, options),
         _step(
-            "measure again, until it is decided", undecided_ids, whole_ids, options_until_decided
+            "measure again, until it is decided", decidable_ids, whole_ids, options_until_decided
         ),
     ]
     unrecorded = _case_ids(verdicts, {Outcome.NO_BASELINE})
@@ -288,7 +288,7 @@ def render_next(
         lacking = [verdict for verdict in verdicts if verdict.lacks]
         unrecorded = _case_ids(lacking, {Outcome.NOT_COMPARABLE})
     if unrecorded and can_launch:
-        chosen = _ids_to_name(unrecorded, whole_ids)
+        chosen = _ids_that_need_naming(unrecorded, whole_ids)
         steps.append(f"record what this machine does:\n  {record_command(chosen, options)}")
     return "\n".join(step for step in steps if step)
 
@@ -299,11 +299,11 @@ def _step(
     """Return the command for a purpose; empty if no case needs it."""
     if not case_ids:
         return ""
-    command = run_command(_ids_to_name(case_ids, whole_ids), options)
+    command = run_command(_ids_that_need_naming(case_ids, whole_ids), options)
     return f"{purpose}:\n  {command}"
 
 
-def _ids_to_name(case_ids: Sequence[str], whole_ids: AbstractSet[str]) -> Sequence[str]:
+def _ids_that_need_naming(case_ids: Sequence[str], whole_ids: AbstractSet[str]) -> Sequence[str]:
     """Return the cases that a command must name: none if it runs all cases anyway."""
     if whole_ids <= set(case_ids):
         return ()
@@ -330,7 +330,7 @@ def render_written(
     case_ids = [path.stem for path in paths]
     # The file of a baseline is in the folder of its environment, in the folder of all baselines.
     folder = paths[0].parent.parent
-    named_ids = _ids_to_name(case_ids, whole_ids)
+    named_ids = _ids_that_need_naming(case_ids, whole_ids)
     commands = [run_command(named_ids, options)]
     # Without a repository there is nothing to compare with and nothing to commit.
     if commit_of(folder):

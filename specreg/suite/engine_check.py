@@ -17,7 +17,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from specreg.compare.document import record_gate, set_aside
+from specreg.compare.document import record_gate, set_report_aside
 from specreg.compare.gate import JOURNAL, open_gate
 from specreg.compare.judging import Decision
 from specreg.compare.options import TOLERANCE, GateOptions
@@ -399,7 +399,7 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
             if verdict.metric in check.tolerances
         )
 
-    set_aside(_folder_of(check, context))
+    set_report_aside(_folder_of(check, context))
     gate = open_gate(options, context.tier)
     with contextlib.closing(gate.journal):
         try:

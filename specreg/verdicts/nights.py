@@ -122,8 +122,8 @@ class NightEvidence:
         nights: how many earlier runs show how much the nights vary, besides the baseline: all but
             those that proved a loss.
         lasting: a proven loss of the case that has lasted until tonight; None without one.
-        together: the change from the first nights of the present level to the last nights, each
-            taken together; None with fewer than two nights of this level before tonight.
+        together: the change from the mean of the first nights of the present level to the mean of
+            the last nights; None with fewer than two nights of this level before tonight.
         nights_together: how many last nights `together` takes, including tonight.
         spread: how the nights of the figure vary.
         common: the common change of all cases; None with too few other cases.
@@ -145,7 +145,7 @@ class _PastRun:
     Attributes:
         deviations: how far each case was above its usual level, sorted.
         lost_cases: the number of cases whose software was worse.
-        standing_cases: the number of cases whose night stands.
+        standing_cases: the number of cases whose night may be part of a reference.
     """
 
     deviations: list[float] = field(default_factory=list)
@@ -189,7 +189,7 @@ class MetricNights:
             baselines don't contain it.
         hosts: the machine that measures the case tonight; empty if one machine measures all cases.
         tonight: what has been measured tonight so far.
-        _usual: the median level of the nights before tonight, without those that were lost.
+        _usual: the median level of the nights before tonight on which the software wasn't worse.
         _launch_variances: how the launches of one night vary, moderated by the other cases.
         _runs: the past runs, by the name of their night.
         _variances: how past nights vary after the common change was subtracted.
@@ -244,8 +244,8 @@ class MetricNights:
             decisions: how many decisions share the level of a proof, because chance may show a loss
                 in each of them.
             least_frac: the smallest lasting change that is reported.
-            of_prompts: how much nights vary according to the prompts, for a metric of acceptance;
-                None for a speed.
+            of_prompts: an estimate of how much nights vary, made from the prompts of tonight and of
+                the baseline, for a metric of acceptance; None for a speed.
 
         Returns:
             None without an earlier night, or if tonight has no level.
@@ -352,12 +352,14 @@ class MetricNights:
         variances = []
         for other_id, deviation in deviations.items():
             squared_difference = (deviation - common) ** 2
-            averaged_out = self._launch_variances[other_id].value * self._missing_launches(other_id)
+            averaged_out = self._launch_variances[other_id].value * self._averaged_out_launches(
+                other_id
+            )
             value = (squared_difference + averaged_out) / 2
             variances.append(Variance(value=value, freedom=DIFFERENCE_FREEDOM))
         return variances
 
-    def _missing_launches(self, case_id: str) -> float:
+    def _averaged_out_launches(self, case_id: str) -> float:
         """Return how many launch variances must be added to the squared difference of two nights.
 
         For two nights with one launch each, the squared difference contains the launch variance
@@ -486,8 +488,8 @@ def _without_case(variances: Mapping[str, Variance], case_id: str) -> list[Varia
 def _without_mended_losses(series: Sequence[NightLevel]) -> list[NightLevel]:
     """Return the nights without those whose loss was mended before tonight.
 
-    A loss was mended if a later night before tonight stands. It can't have lasted until tonight,
-    the last night of the series.
+    A loss was mended if a night between it and tonight is good. Then it hasn't lasted until
+    tonight, which is the last night of the series.
     """
     rows_that_stand = [row for row, night in enumerate(series[:-1]) if night.stands]
     last_to_stand = max(rows_that_stand, default=-1)
@@ -599,8 +601,8 @@ class MachineNights:
             case_id: the id of the case.
             metric: the metric.
             tolerance_frac: the tolerated loss, as a share.
-            of_prompts: how much nights vary according to the prompts, for a metric of acceptance;
-                None for a speed.
+            of_prompts: an estimate of how much nights vary, made from the prompts of tonight and of
+                the baseline, for a metric of acceptance; None for a speed.
 
         Returns:
             None without an earlier night, or if tonight has no level.

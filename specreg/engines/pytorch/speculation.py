@@ -76,7 +76,7 @@ class NGramStore:
         self._counts = OrderedDict[tuple[int, ...], dict[int, int]]()
 
     def learn(self, context: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Count tokens as followers of each run that ends a text.
+        """Count tokens as followers of each run of tokens at the end of a text.
 
         Args:
             context: The text.
@@ -160,7 +160,7 @@ class Verified:
     """The target's judgement of a draft.
 
     Attributes:
-        accepted: the number of first drafts that the target accepts.
+        accepted: how many drafts the target accepts, from the first one on.
         next_id: the target's own token after them: a correction, or a bonus if all are accepted.
     """
 

@@ -195,7 +195,9 @@ def test_a_recording_of_several_launches_without_a_valid_speed_is_not_one_launch
     new = builders.baseline(of=StepCounts.from_histogram([10, 10, 10, 30], 180))
     recorded = [RecordedBaseline(path=Path("gpu-x/lagged.json"), old=None, new=new)]
     _, line = render_unjudged(recorded, {"lagged": 3}).splitlines()
-    assert line == "  lagged: speed and power, as a launch has no valid ones; record them again"
+    assert line == (
+        "  lagged: speed and power, as a launch has no valid values of them; record the case again"
+    )
 
 
 def test_a_case_of_several_launches_is_shown_once() -> None:
