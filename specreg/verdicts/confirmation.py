@@ -140,7 +140,7 @@ class Confirmation:
         self._waiting.clear()
 
     def revise(self, judge_again: Callable[[Verdict], Verdict]) -> None:
-        """Replace each verdict by what a function returns for it, such as on further evidence."""
+        """Replace each verdict by what a function returns for it, which may use new evidence."""
         self._decided = [judge_again(verdict) for verdict in self._decided]
 
     def _case_of(self, row: int) -> Case:
@@ -178,7 +178,7 @@ class Confirmation:
     def _look(self, metric: Metric, launches: Sequence[Measurement], look: Look) -> Verdict:
         """Return the verdict at one look.
 
-        For acceptance, the measurement itself determines the look: after which prompts it stopped.
+        For acceptance, the look is determined by the prompts after which the measurement stopped.
         """
         last = launches[-1]
         try:
@@ -197,8 +197,8 @@ class Confirmation:
             verdict = _waiting_for_others(verdict)
         verdict = self._soften(verdict)
 
-        # A loss of a speed must also show on single launches, unless it is one of all cases. And a
-        # PASS becomes INCONCLUSIVE if a single launch shows a loss.
+        # A loss of a speed must also show on single launches, unless all cases share the loss. And
+        # a PASS becomes INCONCLUSIVE if a single launch shows a loss.
         has_common = nights is not None and nights.common is not None
         is_of_all_cases = has_common and verdict.has_code(MACHINE_MOVED)
         is_speed_of_launches = metric.by_launch and len(launches) > 1

@@ -85,7 +85,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.run} {self.host}" if self.host else self.run
 
     def values_of(self, metric: str) -> list[float]:
-        """Return a metric's value on each launch; if the record has only their mean, that alone."""
+        """Return a metric's value on each launch, or only their mean if the record has no more."""
         if metric in self.launch_values:
             return self.launch_values[metric]
         if metric in self.values:
@@ -122,7 +122,7 @@ class History:
         return self.by_case.get(case_id, ())
 
     def without(self, run: str) -> "History":
-        """Return the history without a run, which is about to be merged or made again."""
+        """Return the history without a run, which may have been resumed or merged before."""
         by_case = {}
         for case_id, records in self.by_case.items():
             other_records = [record for record in records if record.run != run]
@@ -135,7 +135,7 @@ NO_HISTORY = History({})
 
 
 def comparable(records: Sequence[RunRecord], metric: str) -> tuple[RunRecord, ...]:
-    """Return the runs that judged a metric, with the settings of the last one that judged it."""
+    """Return the runs that judged a metric with the same settings as the last such run."""
     judged = [record for record in records if record.judged(metric)]
     if not judged:
         return ()
@@ -244,7 +244,7 @@ def _is_lost(verdict: Verdict) -> bool:
         # The power of a case says nothing about its other figures.
         return False
     # If all cases or the control moved, the machine may be the cause. And a loss that only several
-    # nights together prove adds a single difference to the spread.
+    # nights together prove changes just one of the differences from which the spread is estimated.
     return not verdict.has_code(MACHINE_MOVED, LASTING)
 
 

@@ -94,8 +94,8 @@ def judge(
         judged_by: the nights of the figure and the number of decisions.
     """
     if look is Look.EXTENDED:
-        # The case's own prompts had their look before the extension. If they decide this metric,
-        # their decision stands, even if another metric needed the extension.
+        # Before further prompts extended the case, its own prompts were judged. If they decide this
+        # metric, their decision stands, even if another metric needed the further prompts.
         verdict = judge(metric, evidence.without_extension, Look.FULL, judged_by)
         if verdict.outcome is not Outcome.INCONCLUSIVE:
             return verdict
@@ -328,7 +328,7 @@ def _invalidity_of(metric: Metric, evidence: BaselineComparison) -> Invalidity |
 
 
 def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
-    """Return why there is no baseline to compare with, or why `--num-prompts` prevents it.
+    """Return why there is no baseline, or why `--num-prompts` prevents a comparison with it.
 
     Returns:
         None if there is a baseline, or published acceptance, and the number of prompts fits it.
@@ -570,7 +570,7 @@ def _judge_speed(
     if card_difference:
         tolerance_frac = max(tolerance_frac, _OTHER_CARD_FRAC)
     nights = judged_by.nights
-    # The baseline is a night too. Nights are missing only if a value is 0 and has no logarithm.
+    # The baseline alone is enough for `nights`, unless a value is 0 and has no logarithm.
     if nights is None:
         return _judge_standstill(metric, evidence, tolerance_frac)
 

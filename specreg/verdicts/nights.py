@@ -4,7 +4,7 @@ A figure is one metric of one case. Its nights are the baseline, the runs since 
 All cases of a night may change together, because the machine or the engine became slower. This
 common change is the median over the cases, and it is judged as a series of its own. A case is then
 judged by how it differs from the other cases. If there are too few other cases for a median, the
-variation of the case's own nights shows how much the hours of the machine differ.
+variation of the case's own nights shows how much the machine varies from night to night.
 """
 
 import bisect
@@ -190,7 +190,8 @@ class MetricNights:
         hosts: the machine that measures the case tonight; empty if one machine measures all cases.
         tonight: what has been measured tonight so far.
         _usual: the median level of the nights before tonight on which the software wasn't worse.
-        _launch_variances: how the launches of one night vary, moderated by the other cases.
+        _launch_variances: how the launches of one night vary, estimated with the help of the other
+            cases.
         _runs: the past runs, by the name of their night.
         _variances: how past nights vary after the common change was subtracted.
     """
@@ -224,7 +225,7 @@ class MetricNights:
                 self._variances[case_id] = variance
 
     def _shrunk_launch_variance(self, case_id: str) -> Variance:
-        """Return how the launches of one night of a case vary, moderated by the other cases."""
+        """Estimate how the launches of one night of a case vary, with the help of other cases."""
         if not self.metric.by_launch:
             return _NO_LAUNCH_VARIANCE
         variances_of_others = _without_case(self.launches, case_id)
@@ -499,7 +500,7 @@ def _without_mended_losses(series: Sequence[NightLevel]) -> list[NightLevel]:
 def _start_of_level(
     series: Sequence[NightLevel], spread: NightSpread, lasting_level: float, least_frac: float
 ) -> int:
-    """Return the index of the night on which the present level began: that of the last gain.
+    """Return the index of the night of the last gain, on which the present level began.
 
     Only nights that stand are searched for a gain, because a partly mended loss isn't a gain.
     """
@@ -522,8 +523,9 @@ def _reference(nights: Sequence[NightLevel]) -> Sequence[NightLevel]:
 def _together(series: Sequence[NightLevel], spread: NightSpread) -> tuple[int, Effect | None]:
     """Return how many of the last nights are averaged, and how they differ from the first nights.
 
-    Half of the nights are averaged, or the last five if that is more. If there are no more than
-    five, all but the first are averaged. On either side no more than MAX_TOGETHER are averaged.
+    Half of the nights are averaged, or the last five if that is more. With five or fewer nights
+    before tonight, all nights but the first are averaged. On either side no more than MAX_TOGETHER
+    are averaged.
 
     Returns:
         The number of nights, and the change; None with fewer than two earlier nights.
@@ -670,10 +672,11 @@ class MachineNights:
         )
 
     def _records_since(self, case_id: str, baseline: Baseline) -> list[RunRecord]:
-        """Return the comparable runs of a case from the last one that accepted its level.
+        """Return the comparable runs of a case since the last one that accepted a level.
 
-        A run accepts a level by recording a baseline with a reason. A baseline that was recorded
-        without a reason continues the nights before it; otherwise it would hide a slow loss.
+        A run accepts the level of its night by recording a baseline with a reason. A baseline that
+        was recorded without a reason continues the nights before it; otherwise it would hide a slow
+        loss.
         """
         settings = settings_sha256(baseline.case)
         records = [

@@ -73,7 +73,8 @@ class AcceptanceLoss:
         most_undecided_frac: the largest share of the verdicts that may be INCONCLUSIVE.
         most_regressed_frac: the largest share of the verdicts that may be REGRESSED.
         least_regressed_frac: the smallest share of the verdicts that must be REGRESSED.
-        most_used_frac: the most prompts that may be measured on average, as a share of the case's.
+        most_used_frac: the most prompts that may be measured on average, as a share of the prompts
+            that the case has.
     """
 
     name: str
@@ -120,10 +121,10 @@ class Nights:
         drift_frac: by how much the throughput falls on every night, instead of once; 0..1.
         nights: how many nights there are.
         rerecorded: whether the baseline is recorded again each night.
-        most_red_frac: the largest share of the nights without a loss on which a test may fail.
+        most_red_frac: of the nights without a loss, the largest share that may have a failing test.
         named_by: the night, counted from the beginning of the loss, by which the throughput of the
             first case must be REGRESSED.
-        least_named_frac: the smallest share of the series in which that must be so.
+        least_named_frac: the smallest share of the series in which it must be REGRESSED by then.
     """
 
     name: str
@@ -194,8 +195,8 @@ STEPS_OF_SPEED = (
         since=11,
         nights=20,
     ),
-    # If each case varies on its own, a small loss is often missed, or too many alarms would be
-    # false, as judging.md explains. So it must be found in only a fifth of the series.
+    # If each case varies on its own, a small loss is often missed. Otherwise too many alarms would
+    # be false, as judging.md explains. So it must be found in only a fifth of the series.
     Nights(
         name="-5 %, launches 2 %, nights 2 % of each case",
         launch_frac=0.02,
@@ -341,7 +342,7 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
 
 def _new_pool() -> Pool:
     """Start a process for each CPU. They end with their pool, also after Ctrl-C."""
-    # A fork of a process that has threads, as NumPy's, may hang.
+    # A fork may hang if the process has threads, and NumPy starts some.
     context = multiprocessing.get_context("spawn")
     processes = len(os.sched_getaffinity(0))
     # The processes leave Ctrl-C to the one that started them.
@@ -357,7 +358,7 @@ def is_within_limits(
     Args:
         loss: the planted loss and its limits.
         outcomes: how many verdicts have each outcome.
-        used_frac: the prompts measured on average, as a share of the case's.
+        used_frac: the prompts measured on average, as a share of the prompts that a case has.
     """
     trials = sum(outcomes.values())
     passed, undecided, regressed = _counts(outcomes)
@@ -411,7 +412,7 @@ def try_loss(loss: AcceptanceLoss, trials: int, world: "World") -> tuple[Counter
 
     Returns:
         How many verdicts have each outcome, and the prompts measured on average, as a share of the
-        case's.
+        prompts that a case has.
     """
     outcomes = Counter[Outcome]()
     used_frac = 0.0
@@ -626,7 +627,10 @@ class World:
         return dataclasses.replace(measured_prompts(case, record), look=look)
 
     def judged(self, launch: Measurement, baselines: CaseBaselines) -> Verdict:
-        """Return the verdict on a launch. A launch that confirms a loss has the same answers."""
+        """Return the verdict on a launch.
+
+        If a loss has to be confirmed, the fresh launch gives the same answers as this one.
+        """
         confirmation = Confirmation(
             baselines_of=lambda _: baselines,
             measure_afresh=lambda cases, _number: {case.id: launch for case in cases},
@@ -645,7 +649,7 @@ class World:
             shift: by how much all logits differ, 0 or less for a loss.
         """
         columns = []
-        # The steps that have accepted all drafts so far.
+        # For each prompt, the number of steps that have accepted all drafts so far.
         alive = np.full(len(hardness), STEPS)
         for rate in RATES:
             # A draft can only be accepted in a step that has accepted all drafts before it.
@@ -707,7 +711,7 @@ def shift_of(loss_frac: float) -> float:
     Returns:
         The change, 0 or less, found by bisection.
     """
-    # The prompts of an average population: the middles of equally likely parts, instead of draws.
+    # Instead of random draws, take the middles of 2,000 equally likely parts of the distribution.
     levels = (np.arange(2000) + 0.5) / 2000
     distribution = NormalDist(0, PROMPT_SPREAD)
     hardness = np.array([distribution.inv_cdf(level) for level in levels])
