@@ -186,7 +186,7 @@ IDENTICAL = (
         until=5,
     ),
 )
-STEPS_OF_SPEED = (
+LOSSES_OF_SPEED = (
     Nights(
         name="-5 %, launches 2 %, nights 2 %",
         launch_frac=0.02,
@@ -291,7 +291,7 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
     try_series = functools.partial(try_nights, series=series, cases=cases)
     with _new_pool() as pool:
         # The rows that take longest come first, so that no process ends long before another.
-        slower = pool.map_async(try_series, STEPS_OF_SPEED, chunksize=1)
+        slower = pool.map_async(try_series, LOSSES_OF_SPEED, chunksize=1)
         identical = pool.map_async(try_series, IDENTICAL, chunksize=1)
         of_acceptance = pool.starmap_async(try_loss, losses, chunksize=1)
         outcomes_of_losses = of_acceptance.get()
@@ -322,7 +322,7 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
     # Losses of speed.
     column_titles = f"{'series':>7}{'named':>14}{'dated':>11}{'by night':>9}"
     lines += ["", f"{'a case that is slower':44}{column_titles}"]
-    for nights, counts in zip(STEPS_OF_SPEED, counts_of_slower, strict=True):
+    for nights, counts in zip(LOSSES_OF_SPEED, counts_of_slower, strict=True):
         named_frac = counts.named_by(nights.named_by)
         missed = counts.series - round(named_frac * counts.series)
         most_missed = most_by_chance(counts.series, 1 - nights.least_named_frac)

@@ -10,8 +10,8 @@ from specreg.measurement.metrics import METRICS
 from specreg.verdicts.selftest import (
     IDENTICAL,
     LOSSES,
+    LOSSES_OF_SPEED,
     NOTHING,
-    STEPS_OF_SPEED,
     AcceptanceLoss,
     Machine,
     Nights,
@@ -87,7 +87,7 @@ def test_identical_nights_are_green_from_the_first_one_on(nights: Nights) -> Non
     assert counts.red == 0
 
 
-@pytest.mark.parametrize("nights", STEPS_OF_SPEED, ids=lambda nights: nights.name)
+@pytest.mark.parametrize("nights", LOSSES_OF_SPEED, ids=lambda nights: nights.name)
 def test_a_slower_case_is_named_in_time_with_the_night_it_began(nights: Nights) -> None:
     counts = try_nights(nights, 2, cases=FEW_CASES)
     assert counts.named_by(nights.named_by) >= nights.least_named_frac
