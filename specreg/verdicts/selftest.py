@@ -597,20 +597,20 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
-        self._hardness: dict[str, Column] = {}
+        self._logit_offsets: dict[str, Column] = {}
 
     def baselines_of(self, case: Case) -> CaseBaselines:
         """Draw a new baseline of a case. It has twice the case's prompts, for an extension."""
-        hardness = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
-        self._hardness[case.id] = hardness
-        acceptance = stored_acceptance(self._acceptance(hardness, 0.0))
+        logit_offsets = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
+        self._logit_offsets[case.id] = logit_offsets
+        acceptance = stored_acceptance(self._acceptance(logit_offsets, 0.0))
         return CaseBaselines(
             environment=_ENVIRONMENT, settings=_SETTINGS, exact=_baseline((), acceptance=acceptance)
         )
 
     def launch(self, case: Case, baselines: CaseBaselines, loss: AcceptanceLoss) -> Measurement:
         """Measure a launch of a case, until its prompts are enough to decide its acceptance."""
-        record = self._acceptance(self._hardness[case.id], shift_of(loss.loss_frac))
+        record = self._acceptance(self._logit_offsets[case.id], shift_of(loss.loss_frac))
         is_enough = enough_for(
             case, _ACCEPTANCE_LENGTH, baselines, may_stop_early=True, cases=CASES
         )
@@ -641,19 +641,19 @@ class World:
         confirmation.conclude()
         return confirmation.verdicts[row]
 
-    def _acceptance(self, hardness: Column, shift: float) -> AcceptanceRecord:
+    def _acceptance(self, logit_offsets: Column, shift: float) -> AcceptanceRecord:
         """Draw the acceptance of prompts. Each draw is independent, as if no text repeated.
 
         Args:
-            hardness: by how much the logit of each prompt differs from the usual one.
+            logit_offsets: by how much the logit of each prompt differs from the usual one.
             shift: by how much all logits differ, 0 or less for a loss.
         """
         columns = []
         # For each prompt, the number of steps that have accepted all drafts so far.
-        alive = np.full(len(hardness), STEPS)
+        alive = np.full(len(logit_offsets), STEPS)
         for rate in RATES:
             # A draft can only be accepted in a step that has accepted all drafts before it.
-            alive = self._random.binomial(alive, accepted_frac(rate, hardness, shift))
+            alive = self._random.binomial(alive, accepted_frac(rate, logit_offsets, shift))
             columns.append(alive.tolist())
         prompts = []
         for number, position_counts in enumerate(zip(*columns, strict=True)):
@@ -687,16 +687,16 @@ def _step_counts(positions: tuple[int, ...], *, prompts: int) -> StepCounts:
     )
 
 
-def accepted_frac(rate: float, hardness: Column, shift: float) -> Column:
+def accepted_frac(rate: float, logit_offsets: Column, shift: float) -> Column:
     """Return the conditional acceptance of prompts at a draft position, 0..1.
 
     Args:
         rate: the usual conditional acceptance of the position.
-        hardness: by how much the logit of each prompt differs from the usual one.
+        logit_offsets: by how much the logit of each prompt differs from the usual one.
         shift: by how much all logits differ.
     """
     usual_logit = math.log(rate / (1 - rate))
-    logits = usual_logit + hardness + shift
+    logits = usual_logit + logit_offsets + shift
     odds_against = np.exp(-logits)
     return np.asarray(1 / (1 + odds_against))
 
@@ -714,11 +714,11 @@ def shift_of(loss_frac: float) -> float:
     # Instead of random draws, take the middles of 2,000 equally likely parts of the distribution.
     levels = (np.arange(2000) + 0.5) / 2000
     distribution = NormalDist(0, PROMPT_SPREAD)
-    hardness = np.array([distribution.inv_cdf(level) for level in levels])
+    logit_offsets = np.array([distribution.inv_cdf(level) for level in levels])
 
     def accepted(shift: float) -> float:
         """Return AL - 1, the sum of the marginal acceptance of all positions."""
-        conditional = [accepted_frac(rate, hardness, shift) for rate in RATES]
+        conditional = [accepted_frac(rate, logit_offsets, shift) for rate in RATES]
         total = 0.0
         for position in range(1, len(conditional) + 1):
             # A draft is accepted if all drafts up to it are.

@@ -111,13 +111,13 @@ class World:
     def _acceptance(self, case_id: str, shift: float) -> AcceptanceRecord:
         shape = (PROMPTS, STEPS, len(RATES))
         if case_id not in self._prompts:
-            hardness = self.random.normal(0, PROMPT_SPREAD, PROMPTS)
-            self._prompts[case_id] = hardness, self.random.random(shape)
-        hardness, repeated = self._prompts[case_id]
+            logit_offsets = self.random.normal(0, PROMPT_SPREAD, PROMPTS)
+            self._prompts[case_id] = logit_offsets, self.random.random(shape)
+        logit_offsets, repeated = self._prompts[case_id]
         draws = self.random.random(shape)
         repeating = round(self.repeating_frac * PROMPTS)
         draws[:repeating] = repeated[:repeating]
-        rates = np.stack([accepted_frac(rate, hardness, shift) for rate in RATES], axis=-1)
+        rates = np.stack([accepted_frac(rate, logit_offsets, shift) for rate in RATES], axis=-1)
         alive = np.cumprod(draws < rates[:, None, :], axis=-1).sum(axis=1)
         prompts = [
             builders.prompt_acceptance(

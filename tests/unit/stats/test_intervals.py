@@ -31,13 +31,13 @@ TRIED_LEVELS = (0.5, 0.4, 0.1, 0.05, 0.01, 0.0093, 0.0003, 0.0001, 1e-6)
 
 
 def accepted(
-    draw: np.random.Generator, hardness: Column, steps: int, shift: float = 0.0
+    draw: np.random.Generator, logit_offsets: Column, steps: int, shift: float = 0.0
 ) -> NDArray[np.int64]:
-    """Accepted drafts of prompts with the logits `hardness`, in so many steps each."""
-    reached = np.full(hardness.shape, steps)
+    """Accepted drafts of prompts whose logits differ from the usual, in so many steps each."""
+    reached = np.full(logit_offsets.shape, steps)
     total = np.zeros_like(reached)
     for rate in RATES:
-        reached = draw.binomial(reached, accepted_frac(rate, hardness, shift))
+        reached = draw.binomial(reached, accepted_frac(rate, logit_offsets, shift))
         total += reached
     return total
 
@@ -138,11 +138,11 @@ def test_an_interval_is_wrong_as_often_as_it_says(prompts: int, shared_steps: in
     draw = np.random.default_rng(5)
     pairs = 6000
     shift = -0.15
-    hardness = draw.normal(0, PROMPT_SPREAD, (pairs, prompts))
-    shared = accepted(draw, hardness, shared_steps)
+    logit_offsets = draw.normal(0, PROMPT_SPREAD, (pairs, prompts))
+    shared = accepted(draw, logit_offsets, shared_steps)
     own_steps = STEPS - shared_steps
-    own_counts = (shared + accepted(draw, hardness, own_steps, shift)).astype(np.float64)
-    baseline_counts = (shared + accepted(draw, hardness, own_steps)).astype(np.float64)
+    own_counts = (shared + accepted(draw, logit_offsets, own_steps, shift)).astype(np.float64)
+    baseline_counts = (shared + accepted(draw, logit_offsets, own_steps)).astype(np.float64)
     steps = np.full(prompts, float(STEPS))
     bounds = np.array(
         [
@@ -170,12 +170,12 @@ def test_an_interval_holds_near_the_ends(steps: Sequence[int], rate: float) -> N
     """A bound of 1 % errs in at most 1.3 %, give or take four binomial errors of 4000 pairs."""
     pairs = 4000
     draw = np.random.default_rng(11)
-    hardness = draw.normal(math.log(rate / (1 - rate)), 0.8, (pairs, len(steps)))
-    accepted_frac_of_prompts = 1 / (1 + np.exp(-hardness))
+    logits = draw.normal(math.log(rate / (1 - rate)), 0.8, (pairs, len(steps)))
+    accepted_frac_of_prompts = 1 / (1 + np.exp(-logits))
     sides = []
     for _ in range(2):
-        reached = np.broadcast_to(np.array(steps), hardness.shape)
-        total = np.zeros(hardness.shape)
+        reached = np.broadcast_to(np.array(steps), logits.shape)
+        total = np.zeros(logits.shape)
         for _ in range(4):
             reached = draw.binomial(reached, accepted_frac_of_prompts)
             total += reached
