@@ -37,8 +37,8 @@ _NEUTRAL_LOAD: Mapping[str, Any] = {
     **dict.fromkeys(("prompts", "num_prompts")),
     "prompts_sha256": "",
 }
-"""The settings in which the points of one line over the load may differ, each with a neutral value.
-With these values, the settings of such points are equal."""
+"""A neutral value for each setting in which the points of a line of `gains_over_load` may differ.
+With these values, all points of a line have the same settings."""
 _SPEEDUP = "speedup_ratio"
 _FEWEST_RUNS = 2
 """The fewest runs that make a line."""
@@ -129,8 +129,8 @@ def _value_interval(metric: Metric, verdict: Verdict) -> tuple[float, float] | N
     expected = comparison.expected
     if expected is None or comparison.low_frac is None or comparison.high_frac is None:
         return None
-    # A change is relative to the distance from the metric's origin: for AL, to AL - 1. Its sign is
-    # such that better is positive, so the ends of the interval of a time change places.
+    # A change is relative to the distance from the metric's origin: for AL, to AL - 1. A positive
+    # change is better, so the highest value of a time belongs to the lowest change.
     base = metric.sign * (expected - metric.origin)
     worse_end = expected + base * comparison.low_frac
     better_end = expected + base * comparison.high_frac
@@ -185,7 +185,7 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
 
 
 def positions_by_method(cases: Iterable[CaseReport]) -> Mapping[str, Sequence[BarPicture]]:
-    """Return a picture of the accepted draft positions of each case, by the method."""
+    """Return a picture of each case's accepted draft positions, grouped by method."""
     pictures: dict[str, list[BarPicture]] = {}
     for case in cases:
         if case.figures is None or case.figures.acceptance is None:
@@ -520,7 +520,7 @@ def break_even(loads: Sequence[tuple[int, float]]) -> str:
         return f"{pays} at {lightest} to {heaviest} in flight"
     if len(crossed) == 1:
         pays = "pays up to about" if paying[0] < costing[0] else "pays from about"
-        # Two digits, without the exponent that they alone would give a load of hundreds.
+        # The format alone would write a load of hundreds with an exponent, as 1.2e+02.
         load = float(f"{crossed[0]:.2g}")
         return f"{pays} {load:g} in flight"
     paying_text = ", ".join(map(str, paying))
@@ -579,7 +579,8 @@ def _named(
 ) -> Mapping[str, Sequence[tuple[int, float]]]:
     """Return the lines by a name: the method and its draft tokens.
 
-    If several lines have the same name, the settings that differ from the first one are appended.
+    If several lines have the same method and draft tokens, the settings in which a line differs
+    from the first of them are appended to its name.
     """
     first_settings: dict[str, CaseSettings] = {}
     named = {}

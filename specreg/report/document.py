@@ -49,7 +49,8 @@ SCHEMA_VERSION: Literal[3] = 3
 FILE_NAME = "report.json"
 _MAX_BYTES = 256 * MIB
 _ARM_COUNTS = {0, 2}
-"""How many arms a document may have: none for a run, two for a gate or two runs side by side."""
+"""How many arms a document may have: none for a run, and two for a gate or for two runs side
+by side."""
 _NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
 """The options that decide which version of an engine a run measures."""
 REGRESSED_STATUS = 1
@@ -93,8 +94,8 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: A or B.
-        text: the side as it was typed on the command line; of two runs, the run and its
-            environment.
+        text: the side as it was typed on the command line; for one of two runs, the name of the run
+            and its environment.
         overrides: the settings that differ from those of the tier, as KEY=VALUE.
         installed: the package and its version, and its origin unless it came from an index; empty
             for a run.
@@ -206,9 +207,9 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         target: the folder or the hub id of the target model.
         draft: the folder or the hub id of the draft model; empty if the method has none.
         settings: all settings that must be equal for a comparison; null if they are unknown.
-        figures: the figures of the launch with the most valid families of metrics, or of the last
-            of several such launches; in a gate, of the last launch of side B. Null if nothing was
-            measured.
+        figures: the figures of the launch with the fewest invalid families of metrics, or of the
+            last of several such launches; in a gate, of the last launch of side B. Null if nothing
+            was measured.
         expected: what the case is compared with; null without a baseline, or without figures of
             side A.
         history: the latest runs on this machine, this run included, the oldest first; empty in a
@@ -370,7 +371,7 @@ def load_report(path: Path) -> Report:
     """Load a report document, which somebody else may have sent.
 
     The commands in it are replaced by those of this machine, or left out if the document has two
-    sides, so that a reader who copies one starts no program that the document names.
+    sides, so that a reader who copies a command starts no program that the document names.
 
     Raises:
         ReportError: The file is missing, can't be read, or doesn't have the form of a report.
@@ -440,7 +441,7 @@ def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures |
         # A build's local part after the "+" can't be installed from an index.
         version = figures.engine_version.partition("+")[0]
         if version:
-            # The version may come from another machine, so it is checked like its options.
+            # The version may come from another machine, so it is checked as the options were.
             options += portable_options((f"--specreg-engine-version={version}",))
     return run_command((case_id,), options)
 
@@ -470,7 +471,7 @@ def load_verdict(path: Path) -> RunVerdict | None:
 
 
 def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
-    """Return, for each case, the figures of its launch with the most valid metric families.
+    """Return, for each case, the figures of its launch with the fewest invalid metric families.
 
     The last of several such launches counts. A case is left out if all families of its best launch
     are invalid. The cases are in the order of their first launches.
@@ -486,7 +487,7 @@ def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
 
 
 def _validity_and_number(launch: Figures) -> tuple[int, int]:
-    """Return a sort key: launches with fewer invalid families come later, then later launches."""
+    """Return a sort key. The last one has the fewest invalid families, then the highest number."""
     return -len(launch.invalid or ()), launch.launch
 
 
@@ -676,7 +677,7 @@ def _describe_run(run: RunVerdict) -> str:
 
 
 def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator[Verdict]:
-    """Yield a verdict for each figure of a case that has a value in both runs.
+    """Yield a verdict for each of a case's figures that have a value in both runs.
 
     The verdict on a metric has the change, or the reason why the two figures can't be compared. If
     the outcomes of the runs differ, it names both.
@@ -705,7 +706,7 @@ def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator
         if is_of_case and verdict_of_a is not None:
             metric = METRICS.get(verdict.metric)
             obstacle = settings_obstacle
-            # Acceptance doesn't depend on the machine, so it can always be compared.
+            # Acceptance doesn't depend on the machine, so it can be compared between machines.
             if not obstacle and metric is not None and metric.by_launch:
                 obstacle = machine_obstacle
             yield _change(verdict_of_a, verdict, obstacle)

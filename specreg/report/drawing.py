@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 _LEAST_RANGE_FRAC = 0.01
 """An axis spans at least this share of its largest value, so that noise isn't drawn as a change."""
 _DISTANCES = 3
-"""An axis has roughly this many distances between ticks: from two to six."""
+"""The ticks divide an axis into about this many parts, or from two to six, as they are rounded."""
 _STEPS = (1, 2, 5, 10)
 """The distance between ticks is one of these times a power of ten."""
 _NEGLIGIBLE_RANGE = 1e-6
@@ -106,7 +106,7 @@ class Axis:
         if math.isnan(value):
             return 0.5
         share = (value - self.low) / (self.high - self.low)
-        # Infinite values lie outside, and by rounding the value at an end may, too.
+        # Infinite values lie outside the axis. By rounding, a value at one of its ends may, too.
         return min(max(share, 0.0), 1.0)
 
     def ticks(self, length: float, start: float = 0.0) -> tuple[Tick, ...]:
@@ -140,7 +140,7 @@ class Axis:
 
 
 def _round_step(step: float) -> float:
-    """Return the least round distance between ticks that is at least two thirds of a step."""
+    """Return the least round distance between ticks that is at least two thirds of `step`."""
     power = 10.0 ** math.floor(math.log10(step))
     round_steps = [power * factor for factor in _STEPS]
     # The largest one is always large enough, because it is the next power of ten.
@@ -180,8 +180,8 @@ class IntervalPicture:
     Attributes:
         title: the title.
         note: an explanation of how to read it.
-        reference: the position of the value that the others are read against, such as no change, in
-            percent of the width.
+        reference: the position, in percent of the width, of the value that the others are compared
+            with, such as a change of 0.
         ticks: the ticks of the axis, in percent of the width.
         rows: the values.
     """
@@ -355,8 +355,8 @@ class Plot:
     """The plotting area of a curve picture.
 
     Attributes:
-        y: the axis of its height.
-        x_low: the number at its left end.
+        y: the vertical axis.
+        x_low: the number at its left end: of a night, or the logarithm of a load.
         x_high: the number at its right end.
     """
 
@@ -377,7 +377,7 @@ class Plot:
 
     @property
     def y_ticks(self) -> tuple[Tick, ...]:
-        """The ticks of the height."""
+        """The ticks of the vertical axis."""
         ticks = self.y.ticks(PLOT_TOP - PLOT_BOTTOM, PLOT_BOTTOM)
         return tuple(Tick(at=round(tick.at), label=tick.label) for tick in ticks)
 
@@ -385,7 +385,7 @@ class Plot:
         """Return a line of numbers and values as the attribute of an SVG path.
 
         The coordinates are relative. They take half as many characters as absolute ones, and lines
-        are a third of a page of many nights.
+        make up a third of the characters of a page of many nights.
         """
         points = [(self.x(number), self.height(value)) for number, value in line]
         if not points:

@@ -299,7 +299,7 @@ def _facts_of(case: CaseReport) -> list[tuple[str, str]]:
 
 
 def _settings_of(case: CaseReport) -> list[object]:
-    """Return the settings of a case."""
+    """Return the settings of a case that differ from their defaults."""
     if case.settings is None:
         return []
     return list(settings_of(case.settings))

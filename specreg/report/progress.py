@@ -155,7 +155,7 @@ class RunProgress:
         self.ends_ns = now_ns + round(remaining_s * _NS_PER_S)
 
     def count(self, in_flight: int, record: RecordRound) -> RecordRound:
-        """Count the requests of a measurement's first arm from 0.
+        """Reset the counts, and count the requests of the first arm of a measurement.
 
         Args:
             in_flight: how many requests are in flight; 0 for a request rate.
@@ -238,7 +238,7 @@ class _Screen:
     way_back: str | None = None
 
     def write_line(self, line: str) -> None:
-        """Write a permanent line, which begins at the beginning of a line."""
+        """Write a permanent line, on a line of its own."""
         self.erase()
         before = "\n" if self.within_line and self.column() else ""
         self.within_line = False

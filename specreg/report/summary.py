@@ -146,7 +146,7 @@ def _tone_of_verdict(verdict: Verdict) -> Tone:
 
 
 def notes_of(report: Report) -> Iterator[str]:
-    """Yield a description of each arm of a gate, and notes on what the headlines leave open."""
+    """Yield a description of each side, if any, and notes on what the headlines leave open."""
     run = report.run
     is_gate = bool(report.arms)
     for arm in report.arms:

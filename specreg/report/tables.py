@@ -42,7 +42,7 @@ _UNITS = {
 _FIVE_DIGITS = 9999.5
 """From here on a number is rounded to five digits or more."""
 _LARGEST_FRAC = 10
-"""A larger change is shown as a bound, because its digits mean nothing."""
+"""A larger end of an interval is shown as `>999` or `<-999`, as its digits mean nothing."""
 _TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\ngain")
 _POSITIONS = "accepted by\nposition"
 _SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
@@ -202,7 +202,7 @@ def _speedup_row(figures: Figures) -> Sequence[str]:
 
 
 def _category_rows(figures: Figures) -> Iterator[Sequence[str]]:
-    """Yield a heading and a row for each category, if a case speculates in several categories."""
+    """Yield a heading, then a row for each category; nothing for prompts of a single category."""
     if figures.timing is None or figures.acceptance is None:
         return
     if len(figures.timing.by_category) == 1:
@@ -246,7 +246,7 @@ def distributions_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary |
 
 
 def _power_cells(power: PowerRecord) -> Sequence[str]:
-    """Return the cells of a case in the table of power: of an invalid one only the reason."""
+    """Return the cells of a case in the table of power: only the reason if its power is invalid."""
     arm = power.case
     if arm is None or power.invalid:
         return (*[NOTHING] * 5, str(power.invalid or ""))

@@ -76,7 +76,7 @@ def next_of(report: Report) -> str:
     verdicts = report.run.verdicts
     whole_ids = set(report.tier_cases)
     if report.run.complete:
-        # Some cases of a tier have nothing to judge, so they have no verdict.
+        # A complete run has verdicts on all cases that have something to judge.
         whole_ids = {verdict.case_id for verdict in verdicts}
     return render_next(verdicts, whole_ids, report.origin.options)
 
@@ -115,7 +115,7 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str
         # A row with a single cell is the heading of the baseline.
         rows.append([f"{record.path.parent.name}/{record.path.stem}"])
         spreads = spreads_of(CaseSpreads.of(record.new.launches))
-        # A baseline of acceptance alone doesn't have its launches.
+        # A baseline of acceptance alone doesn't say how many launches it has.
         launches = str(len(record.new.launches) or NOTHING)
         for metric in METRICS.values():
             new_value = record.new.expected_value(metric)
@@ -173,7 +173,7 @@ def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:
 
 
 def render_unjudged(recorded: Iterable[RecordedBaseline], timed_launches: Mapping[str, int]) -> str:
-    """List what new baselines lack, so that no run can judge it; empty if they lack nothing.
+    """List what no run can judge because new baselines lack figures; empty if they lack nothing.
 
     Args:
         recorded: the recorded baselines.
@@ -207,8 +207,8 @@ def render_unjudged(recorded: Iterable[RecordedBaseline], timed_launches: Mappin
 def render_notes(verdicts: Iterable[Verdict], environment: str | None) -> str:
     """Render the reasons of verdicts, the first one for each case and outcome.
 
-    Only reasons of bad and undecided figures are rendered, and of baselines that are unreadable or
-    were measured in another way. The last line names the baselines of other machines with which
+    Reasons are rendered only for figures that are bad or undecided, or whose baseline is unreadable
+    or was measured in another way. The last line names the baselines of other machines with which
     acceptance was compared.
 
     Args:
