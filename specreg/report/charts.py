@@ -445,10 +445,12 @@ def case_histories(
         judged = comparable(history, metric.name)
         runs = [run for run in judged if metric.name in run.values][-_MAX_NIGHTS:]
         if metric.position is None and len(runs) >= _FEWEST_RUNS:
-            yield _case_history(metric.name, runs, expected.get(metric.name))
+            yield _draw_case_history(metric.name, runs, expected.get(metric.name))
 
 
-def _case_history(metric: str, runs: Sequence[RunRecord], expected: float | None) -> CurvePicture:
+def _draw_case_history(
+    metric: str, runs: Sequence[RunRecord], expected: float | None
+) -> CurvePicture:
     """Draw one metric of one case over its runs, in the unit of the metric."""
     values = [run.values[metric] for run in runs]
     drawn_values = list(values)
