@@ -303,8 +303,8 @@ def _example(verdicts: Sequence[Verdict]) -> str:
     Without a change, its reason is given. The example is empty without either.
     """
     # A metric that follows another one, such as a draft position, would be a worse example.
-    deciding = [verdict for verdict in verdicts if _decides(verdict)]
-    candidates = deciding or verdicts
+    independent = [verdict for verdict in verdicts if _is_independent(verdict)]
+    candidates = independent or verdicts
     most = max(candidates, key=lambda verdict: abs(verdict.comparison.change_frac or 0.0))
     change_frac = most.comparison.change_frac
     if change_frac is not None:
@@ -314,7 +314,7 @@ def _example(verdicts: Sequence[Verdict]) -> str:
     return ""
 
 
-def _decides(verdict: Verdict) -> bool:
+def _is_independent(verdict: Verdict) -> bool:
     """Return whether a verdict is about a metric that doesn't follow another one."""
     metric = METRICS.get(verdict.metric)
     return metric is None or not metric.follows
