@@ -241,10 +241,10 @@ def _worst(verdicts: Sequence[Verdict], columns: Sequence[str]) -> Sequence[Verd
     """Return a case's worst verdict for each column, by its outcome and then by its change."""
     order = list(OUTCOMES)
 
-    def badness(verdict: Verdict) -> tuple[int, float]:
+    def rank(verdict: Verdict) -> tuple[int, float]:
         return order.index(verdict.outcome), verdict.comparison.change_frac or 0.0
 
-    ranked = sorted(verdicts, key=badness)
+    ranked = sorted(verdicts, key=rank)
     # In reverse, so that the worst verdict of a column replaces the others.
     worst = {_column(verdict.metric): verdict for verdict in reversed(ranked)}
     return [worst.get(column) for column in columns]
