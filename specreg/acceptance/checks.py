@@ -72,7 +72,8 @@ def check_acceptance(
     drafts_per_step = (total.proposed or 0) // total.steps
     drafts = max(depth, drafts_per_step)
     drafts_differ = drafts != expected_drafts
-    # If steps draft different numbers of tokens, the largest may not show, so fewer are no error.
+    # If the number of drafts varies from step to step, its maximum may not show, so only a larger
+    # number than expected is an error.
     if _drafts_vary(record):
         drafts_differ = drafts > expected_drafts
     if drafts_differ or depth > draft_tokens:
@@ -107,7 +108,7 @@ def _check_drafting(record: AcceptanceRecord) -> None:
 
 
 def _drafts_vary(record: AcceptanceRecord) -> bool:
-    """Return whether steps may draft different numbers of tokens, and the largest may not show.
+    """Return whether the number of drafts may vary from step to step without its maximum showing.
 
     The histogram of an answer of SGLang ends at the most drafts that a step accepted. The counts of
     all other sources show the most that a step drafts.
@@ -163,11 +164,12 @@ def check_emitted(
 
     Here N counts the delivered tokens, and R the requests, each of which gets one token from its
     prefill. Fewer delivered tokens are fine, because the end of the text or the output cap cuts off
-    the last step. The counted steps S don't include steps that drafted nothing, which dynamic
-    speculation has. Each of those emits a token as well, in a chunk of its own. If there are more
-    chunks than counted steps, there are as many steps as chunks, and more if chunks were merged.
+    the last step. The counted steps S don't include a step that drafted nothing. Such a step emits
+    a token as well, in a chunk of its own. If there are more chunks than counted steps, there are
+    as many steps as chunks, and more if chunks were merged.
 
-    This holds only for methods that draft in every step: others often go without a draft.
+    The check is only for cases that draft in nearly every step. If many steps go without a draft, a
+    busy server may merge their chunks.
 
     Args:
         record: the counts of the measurement, with those of each request if its source has them.
@@ -259,14 +261,14 @@ def check_reconciled(requests: StepCounts, moved: Counters) -> None:
 
 
 def check_ended(requests: int, moved: Counters) -> None:
-    """Check that only requests of the run ended in the window, and that no other is running.
+    """Check that only requests of the run ended between two moments, and that none runs at either.
 
     Args:
         requests: the number of requests of the run.
         moved: by how much the server's counters rose.
 
     Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` if more requests ended or one is running, else
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` if more requests ended or any is running, else
             `COUNTS_DISAGREE`.
     """
     if moved.running_requests:
@@ -286,14 +288,14 @@ def _disagreement(message: str, *, is_foreign: bool) -> InvalidMeasurementError:
 
 
 def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None = None) -> None:
-    """Check AL ≤ k + 1, Σ P_i = A, A ≤ D ≤ n·S, and that S, P_1, P_2, … never rise or fall below 0.
+    """Check AL ≤ k + 1, Σ P_i = A, A ≤ D ≤ n·S, and S ≥ P_1 ≥ P_2 ≥ … ≥ 0.
 
     It follows that the steps with exactly 0, 1, 2, … accepted drafts add up to S. Here k is the
     number of entries of `position_counts`.
 
     Args:
         counts: the counts to check.
-        subject: what they are the counts of, for the message.
+        subject: whose counts they are, for the message.
         drafted_tokens: all tokens that a step drafts, n, more than k where drafts branch; None for
             k.
 

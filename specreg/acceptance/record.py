@@ -48,7 +48,8 @@ class CountedSteps(StrEnum):
 
     Attributes:
         DRAFTED: the steps in which something was drafted.
-        ALL: every step, because one that finds nothing is padded with tokens that count as drafts.
+        ALL: every step, because a step that finds no draft is filled up with tokens that count as
+            drafts.
     """
 
     DRAFTED = "drafted"
@@ -75,8 +76,8 @@ class StepCounts(Counts[int]):
         accepted: the number of draft tokens that the target accepted (A).
         proposed: the number of draft tokens (D); None if the source doesn't report it.
         position_counts: entry i counts the steps with more than i drafts accepted (P_(i+1)). It has
-            an entry for each draft that a step can accept, or, from some sources, only for as many
-            as a step did accept.
+            as many entries as a step can accept drafts; from some sources, only as many as the most
+            that a step did accept.
     """
 
     @classmethod
@@ -180,7 +181,7 @@ NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """A server's own counters, summed over its copies of the model: at a moment, or their rise.
+    """A server's own counters at a moment, or their rise, summed over its copies of the model.
 
     Attributes:
         steps: the number of verify steps (S).
@@ -238,7 +239,7 @@ class RoundAcceptance:
 
     Attributes:
         prompt_ids: the ids of the round's prompts, each once, in their order.
-        counts: the counts of all steps.
+        counts: the counts of the steps of all requests.
         completion_tokens: the number of tokens of all answers.
         requests: the number of requests.
     """
@@ -270,8 +271,8 @@ class AcceptanceRecord:
             reports only the sum.
         undrafted_steps: the number of steps of all requests that drafted nothing, see
             `undrafted_steps_of`; None if it isn't known.
-        later_tokens: the number of tokens delivered after the first one of each request, N - R;
-            None if it isn't known.
+        later_tokens: the number of tokens delivered after the first one of each request: N - R for
+            N tokens of R requests; None if it isn't known.
         counted: which steps are counted. Two records that count different steps are compared over
             all steps.
         rounds: the acceptance of each round or batch that is compared, if the counters were read

@@ -155,11 +155,10 @@ class BaselineComparison:
     Attributes:
         launches: the launches, at least one.
         baselines: the baselines that apply to the case.
-        measured: the run's counts for the prompts that run and baseline share, or for all of its
-            prompts if the baseline has no counts for single prompts; None if the run itself has no
-            counts for single prompts.
-        recorded: the baseline's counts for the same prompts; None if it has no counts for single
-            prompts.
+        measured: the run's counts for the prompts (or rounds of prompts) that run and baseline
+            share, or for all of its prompts if the baseline has only a total; None if the run
+            itself has only a total.
+        recorded: the baseline's counts for the same prompts; None if it has only a total.
     """
 
     launches: tuple[Measurement, ...]
@@ -239,7 +238,7 @@ class BaselineComparison:
 
     def ratio_change(self, metric: Metric) -> RatioChange | Reason:
         """Return how an acceptance metric changed, or the reason why that is unknown."""
-        # Without counts of single prompts there is no estimate of the error.
+        # With only a total, there is no estimate of the error.
         if self.measured is None:
             return Reason(
                 text="the source reports only the sum of all requests, so how they vary is unknown",
@@ -296,8 +295,8 @@ class BaselineComparison:
         """Return the ratio that the baseline, or else the published figure, expects.
 
         Returns:
-            The ratio over the shared prompts, or over all prompts if there are no counts of single
-            prompts to compare with; None if neither source has this ratio.
+            The ratio over the shared prompts, or over all prompts if the baseline has only a total
+            or the figure is published; None if neither source has this ratio.
         """
         if self.recorded is not None:
             return _quotient(ratio_parts(metric, self.recorded))
@@ -330,7 +329,7 @@ def compare(
         measured = measured.over_all_steps
         recorded = recorded.over_all_steps
 
-    # Tabulate the prompts that both sides share. A side without single prompts has no table.
+    # Tabulate the prompts that both sides share. A side that has only a total has no table.
     has_measured = measured is not None and bool(measured.prompt_ids)
     has_recorded = recorded is not None and bool(recorded.prompt_ids)
     sides = [[record] for record in (measured, recorded) if record and record.prompt_ids]

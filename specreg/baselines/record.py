@@ -105,8 +105,8 @@ def record_measurements(
     invalid = _invalid_of(measurements, old)
     _check_recordable(measurements, invalid, store.environment)
 
-    # Take over the valid speeds, and the earlier values of the other families if they are of the
-    # same settings.
+    # Take over the valid speeds, and the earlier values of the other families if the settings
+    # are the same.
     comparable_old = old if old is not None and old.case == settings else None
     speeds = _speeds_of(measurements, invalid)
     launches = speeds
@@ -278,7 +278,7 @@ def _speeds_of(
 
 
 def _valid_speeds(measurement: Measurement, invalid: Invalid) -> dict[str, float]:
-    """Return the speeds of a launch whose families are valid in all launches."""
+    """Return those speeds of a launch whose families are valid in all launches."""
     return {
         name: value
         for name, value in measurement.values.items()
@@ -303,7 +303,8 @@ def _with_earlier_speeds(
     if not speeds:
         return tuple(dict(launch) for launch in earlier_launches)
     earlier_speeds = [_speeds_in(invalid.keys(), launch) for launch in earlier_launches]
-    # If the earlier baseline had more launches, the pairs below would include empty ones.
+    # Without earlier values of these families, nothing is added to the new launches. (If there
+    # were more earlier launches than new ones, the pairs below would add launches without speeds.)
     if not any(earlier_speeds):
         return tuple(dict(launch) for launch in speeds)
     no_speeds: Mapping[str, float] = {}
@@ -324,7 +325,7 @@ def _check_acceptance_agrees(measurements: Sequence[Measurement]) -> None:
     """Check that the launches of a case have the same acceptance length (AL).
 
     The AL of a launch may differ from the first one by 0.5 %, or by as much as chance explains over
-    the prompts that both replayed. Without counts of single prompts, only the 0.5 % are allowed.
+    the prompts that both replayed. If only a total is known, no more than 0.5 % is allowed.
 
     Raises:
         BaselineError: two launches disagree.

@@ -82,7 +82,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much identical runs of a case varied, beyond what its launches within one run vary.
+    """How much identical runs of a case varied, in addition to the variation of their launches.
 
     Attributes:
         between_frac: the standard deviation, between runs, of the logarithm of the metric.
@@ -585,7 +585,7 @@ def check_figures(baseline: Baseline) -> None:
 
 
 def _check_undrafted_steps(stored: StoredAcceptance) -> None:
-    """Check that each prompt has its number of steps without a draft, or that none has one.
+    """Check that there is a number of steps without a draft for each prompt, or for none.
 
     Raises:
         InvalidMeasurementError: `COUNTS_INCONSISTENT`.
@@ -698,9 +698,9 @@ class PublishedFigure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def has_acceptance(self) -> bool:
-        """Whether any acceptance was published, which can be judged, and not only a speedup."""
+        """Whether acceptance was published, and not only a speedup. Only acceptance is judged."""
         figures = (self.acceptance_length_tokens, self.acceptance_rate_frac, *self.position_frac)
-        # A published figure of 0 is one too.
+        # A published value of 0 counts, too.
         return any(figure is not None for figure in figures)
 
     def value(self, metric_name: str) -> float | None:
@@ -726,7 +726,7 @@ def load_published(folder: Path) -> tuple[PublishedFigure, ...]:
 
 
 def published_for(case: Case, published: Iterable[PublishedFigure]) -> PublishedFigure | None:
-    """Return the first figure that matches a case, preferably one with acceptance; None without."""
+    """Return the first figure that matches a case, one with acceptance first; None if none does."""
     matching = [figure for figure in published if _matches(figure, case)]
     with_acceptance = [figure for figure in matching if figure.has_acceptance]
     return next(iter((*with_acceptance, *matching)), None)

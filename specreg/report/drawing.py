@@ -356,7 +356,7 @@ class Plot:
 
     Attributes:
         y: the vertical axis.
-        x_low: the number at its left end: of a night, or the logarithm of a load.
+        x_low: the number at its left end, which counts nights or is the logarithm of a load.
         x_high: the number at its right end.
     """
 
