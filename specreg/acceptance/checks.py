@@ -237,46 +237,46 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     )
 
 
-def check_reconciled(requests: StepCounts, moved: Counters) -> None:
+def check_reconciled(requests: StepCounts, rise: Counters) -> None:
     """Check that the requests add up to the rise of the server's counters, as far as it is known.
 
     Args:
         requests: the counts of all requests of the run, added up.
-        moved: by how much the server's counters rose.
+        rise: by how much the server's counters rose.
 
     Raises:
         InvalidMeasurementError: `FOREIGN_TRAFFIC` if the server counted more steps, else
             `COUNTS_DISAGREE`.
     """
-    if moved.steps == requests.steps and moved.counts in {None, requests}:
+    if rise.steps == requests.steps and rise.counts in {None, requests}:
         return
-    moved_text = f"steps {moved.steps}"
-    if moved.counts:
-        moved_text = f"steps, accepted, drafted {_listed(moved.counts)}"
+    rise_text = f"steps {rise.steps}"
+    if rise.counts:
+        rise_text = f"steps, accepted, drafted {_listed(rise.counts)}"
     message = (
         f"our requests: steps, accepted, drafted {_listed(requests)}; the server's counters:"
-        f" {moved_text}"
+        f" {rise_text}"
     )
-    raise _disagreement(message, is_foreign=moved.steps > requests.steps)
+    raise _disagreement(message, is_foreign=rise.steps > requests.steps)
 
 
-def check_ended(requests: int, moved: Counters) -> None:
+def check_ended(requests: int, rise: Counters) -> None:
     """Check that only requests of the run ended between two moments, and that none runs at either.
 
     Args:
         requests: the number of requests of the run.
-        moved: by how much the server's counters rose.
+        rise: by how much the server's counters rose.
 
     Raises:
         InvalidMeasurementError: `FOREIGN_TRAFFIC` if more requests ended or any is running, else
             `COUNTS_DISAGREE`.
     """
-    if moved.running_requests:
-        message = f"running requests that aren't ours: {moved.running_requests}"
+    if rise.running_requests:
+        message = f"running requests that aren't ours: {rise.running_requests}"
         raise _disagreement(message, is_foreign=True)
-    if moved.requests is not None and moved.requests != requests:
-        message = f"our requests: {requests}; requests that ended on the server: {moved.requests}"
-        raise _disagreement(message, is_foreign=moved.requests > requests)
+    if rise.requests is not None and rise.requests != requests:
+        message = f"our requests: {requests}; requests that ended on the server: {rise.requests}"
+        raise _disagreement(message, is_foreign=rise.requests > requests)
 
 
 def _disagreement(message: str, *, is_foreign: bool) -> InvalidMeasurementError:

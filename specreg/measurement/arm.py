@@ -157,10 +157,10 @@ class ArmReplay:
             counters = await self._read_counters()
             if counters is None:
                 return
-            moved = checks.check_counters(self._counted_until or self.before, counters)
+            rise = checks.check_counters(self._counted_until or self.before, counters)
             self._counted_until = counters
-            if moved.counts is not None:
-                self._counted.append(_round_acceptance(replayed, moved.counts))
+            if rise.counts is not None:
+                self._counted.append(_round_acceptance(replayed, rise.counts))
 
     async def count_in_batches(self, prompts: Sequence[Prompt]) -> None:
         """Replay prompts once more in small batches, if the counters were read after few rounds.
@@ -435,9 +435,9 @@ def read_acceptance(
         return None
     engine = engine_named(spec.engine)
     drafts_every_step = METHODS[spec.method].drafts_every_step
-    moved = None
+    rise = None
     if before is not None and after is not None:
-        moved = checks.check_counters(before, after)
+        rise = checks.check_counters(before, after)
     has_own_counts = any(trace.acceptance is not None for trace in traces)
     # Prefer the counts in the answers, because they are known for each request.
     if wire_format.request_source is not None and has_own_counts:
@@ -445,16 +445,16 @@ def read_acceptance(
         if not engine.counts_drafts_correctly(dict(spec.speculation)):
             counts = [dataclasses.replace(step_counts, proposed=None) for step_counts in counts]
         record = _record(wire_format.request_source, View.VERIFIER, traces, counts)
-        if moved is not None:
-            checks.check_reconciled(record.total, moved)
-    elif wire_format.counters_source is not None and moved is not None and moved.counts is not None:
-        checks.check_ended(len(traces), moved)
+        if rise is not None:
+            checks.check_reconciled(record.total, rise)
+    elif wire_format.counters_source is not None and rise is not None and rise.counts is not None:
+        checks.check_ended(len(traces), rise)
         record = AcceptanceRecord(
             source=wire_format.counters_source,
             view=View.VERIFIER,
-            total=moved.counts,
+            total=rise.counts,
             prompts=(),
-            undrafted_steps=undrafted_steps_of(traces, moved.counts),
+            undrafted_steps=undrafted_steps_of(traces, rise.counts),
             later_tokens=_later_tokens(traces),
         )
     elif wire_format.request_source is not None:
