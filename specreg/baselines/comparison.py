@@ -586,7 +586,9 @@ def without_num_prompts(settings: CaseSettings) -> CaseSettings:
     return dataclasses.replace(settings, num_prompts=None)
 
 
-def why_held_back(launches: Iterable[Measurement], baseline: Baseline | None) -> Invalidity | None:
+def clock_invalidity(
+    launches: Iterable[Measurement], baseline: Baseline | None
+) -> Invalidity | None:
     """Return why the speeds of launches are invalid if a GPU ran far below its recorded clock.
 
     Returns:

@@ -15,9 +15,9 @@ from specreg.baselines import schema
 from specreg.baselines.comparison import (
     NOTHING_ACCEPTED_ADVICE,
     change_of_acceptance,
+    clock_invalidity,
     describe_nothing_accepted,
     devices_of,
-    why_held_back,
 )
 from specreg.baselines.packages import record_packages
 from specreg.baselines.schema import Baseline, load_baseline
@@ -235,11 +235,11 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
     """Return, for each family that was invalid in any launch, why it isn't recorded."""
     invalid: dict[Family, Invalidity] = {}
-    held_back = why_held_back(measurements, old)
-    if held_back is not None:
+    low_clock = clock_invalidity(measurements, old)
+    if low_clock is not None:
         advice = "if the clock is to stay low, remove the baseline first"
-        invalidity = Invalidity(held_back.code, f"{held_back.text}; {advice}")
-        invalid.update(dict.fromkeys(SPOILS[held_back.code], invalidity))
+        invalidity = Invalidity(low_clock.code, f"{low_clock.text}; {advice}")
+        invalid.update(dict.fromkeys(SPOILS[low_clock.code], invalidity))
     for measurement in measurements:
         power = measurement.replay.power if measurement.replay else None
         if power is not None and power.invalid is not None:

@@ -10,9 +10,9 @@ from specreg.baselines.comparison import (
     NOTHING_ACCEPTED_ADVICE,
     BaselineComparison,
     CaseBaselines,
+    clock_invalidity,
     describe_nothing_accepted,
     differing_settings,
-    why_held_back,
     without_num_prompts,
 )
 from specreg.baselines.schema import load_acceptance
@@ -319,9 +319,9 @@ def _invalidity_of(metric: Metric, evidence: BaselineComparison) -> Invalidity |
     if metric.family in measurement.invalid:
         return measurement.invalid[metric.family]
     if metric.family in SPOILS["CLOCK_LOW"]:
-        held_back = why_held_back(evidence.launches, evidence.baselines.exact)
-        if held_back is not None:
-            return held_back
+        low_clock = clock_invalidity(evidence.launches, evidence.baselines.exact)
+        if low_clock is not None:
+            return low_clock
     if metric.family is Family.POWER and measurement.replay and measurement.replay.power:
         return measurement.replay.power.invalid
     return None
