@@ -169,7 +169,8 @@ async def replay_round(
     watching = asyncio.create_task(chat_client.watch())
     finishing = asyncio.create_task(_keep_finishing(ended, builder, clock))
     lagging = asyncio.create_task(_measure_lag(builder.lags, clock))
-    # A full garbage collection of all older objects would take a tenth of a second.
+    # Freezing exempts all older objects from garbage collection, which would take a tenth of a
+    # second for them.
     gc.freeze()
     try:
         # Watching and finishing end only by an error, such as a full disk.
@@ -368,8 +369,8 @@ class Clients:
     async def replay(self, prompts: Sequence[Prompt], record: Record | None = None) -> Round:
         """Replay one round, see `replay_round`.
 
-        If a request didn't end in its time, the server may hang. It then has to generate one more
-        token.
+        If a request didn't end in its time, the server may hang. The server is then asked for one
+        more token.
 
         Raises:
             HungError: the server generates no tokens.

@@ -46,7 +46,7 @@ class Look(Enum):
     FULL = "full"
     """After all prompts of the case."""
     EXTENDED = "extended"
-    """After the extension, which replays as many further prompts."""
+    """After the extension, which replays as many further prompts as the case has."""
     LAUNCH = "launch"
     """After the launches that the run planned. This look is for speeds."""
     FURTHER_LAUNCH = "further_launch"
@@ -159,9 +159,9 @@ def _change_to_nothing(expected_count: float, recorded_error: float, freedom: fl
     """Return the change of a ratio to 0, whose logarithm doesn't exist.
 
     The estimate uses half a count instead of 0. The error is chosen so that the change is as
-    significant as in the likelihood ratio test of two counts. If R was computed from T0 counts, the
-    count 0 instead of an expected T is √(2 T0 log(1 + T / T0)) standard errors away from no change.
-    If R is exact, it is √(2 T) standard errors away.
+    significant as in the likelihood ratio test of two counts. If R was computed from T0 counts, and
+    0 was counted where T was expected, the change is √(2 T0 log(1 + T / T0)) standard errors away
+    from 0. If R is exact, it is √(2 T) standard errors away.
 
     Args:
         expected_count: T, the Σx' that R would have given.
@@ -281,7 +281,7 @@ def change_of_pairs(
 
 
 def t_tail(t: float, freedom: float) -> float:
-    """Return P(T > t) of Student's t distribution.
+    """Return P(T > t) of Student's t distribution with n degrees of freedom.
 
     Substituting t = √n tan θ turns the tail into ∫ cos^(n-1) θ dθ from atan(t/√n) to π/2, divided
     by B(½, n/2). scipy has this function, but would double the size of an installation.

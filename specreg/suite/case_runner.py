@@ -57,7 +57,7 @@ from specreg.verdicts.confirmation import enough_for
 from specreg.verdicts.verdict import Verdict
 
 _ATTEMPTS = 2
-"""How many times a case is measured alone, or checked, at most, if its server dies meanwhile."""
+"""The most times that a case is measured alone, or checked, if its server dies meanwhile."""
 _ResultT = TypeVar("_ResultT")
 MeasureArms = Callable[[Sequence[Arm], Workload, Plan], Sequence[Measurement]]
 """Measures arms that take turns, as `measure` does."""
@@ -664,8 +664,8 @@ class CaseRunner:
         try:
             return check.check(running_case)
         except InvalidMeasurementError:
-            # A server that died explains the invalid answer. `check_alive` raises its error, with
-            # which the check is retried.
+            # If a server died, that explains the invalid answer. `check_alive` then raises
+            # ServerDiedError, for which the check is made again.
             for server in running:
                 server.check_alive()
             raise

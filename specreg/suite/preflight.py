@@ -42,7 +42,7 @@ _CLOCKS_SET_BY_APPLICATION = 0x2
 _ENVIRONMENT_GIB = 7.0
 """The size of the largest environment of an engine so far."""
 _RUN_GIB = 0.5
-"""Disk space for the logs, the journal and the power samples of a run. One on a CPU took 1.5 MB."""
+"""Disk space for the logs, the journal and the power samples of a run. A CPU run took 1.5 MB."""
 
 
 class State(enum.StrEnum):
@@ -210,7 +210,7 @@ def _facts_of(device: Device) -> str:
 
 
 def _oddities_of(device: Device) -> Iterator[tuple[str, str]]:
-    """Yield each difference from an idle GPU with its vendor's settings, and what to do about it.
+    """Yield how a GPU differs from an idle one with the vendor's settings, and what to do about it.
 
     Raises:
         SensorError: The GPU can't be read.
@@ -307,7 +307,7 @@ def _engines_needed(context: RunContext) -> Mapping[Requirement, bool]:
 
 
 def _models_gib(context: RunContext) -> Mapping[str, float | None]:
-    """Return the size of each model in GiB, by folder or hub id; None if the tier lacks it."""
+    """Return the size of each model in GiB, by folder or hub id; None if the tier states none."""
     sizes_gib: dict[str, float | None] = {}
     for spec in dict.fromkeys(case.server for case in _runnable_cases(context)):
         sizes_gib[spec.target] = spec.sizes.target_gib if spec.sizes else None
@@ -385,7 +385,7 @@ def _examine_engines(context: RunContext) -> Iterator[Finding]:
 
 
 def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
-    """Yield for each engine on a GPU which tools are missing that it compiles code with."""
+    """Yield, for each engine on a GPU, which of the tools for compiling its code are missing."""
     provision = context.provision
     if not provision.on_gpu or provision.url is not None:
         return

@@ -35,7 +35,7 @@ from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict
 
 _OTHER_CARD_FRAC = 0.2
 """How far the energy and power of two cards of one kind may be apart. Each sensor may be 5 % off,
-and one H200 took 15 % more energy for each token of the same server than another."""
+and one H200 took 15 % more energy per token than another H200 with the same server."""
 PUBLISHED = "published"
 """The origin of the expected value if a case is compared with a published figure."""
 _NEAR_ONE = 1.1
@@ -354,7 +354,8 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
         figure = metric.quantity if metric.by_launch else "what a drafter learns"
         num_prompts = baselines.settings.num_prompts
         reason = Reason(
-            text=f"{num_prompts} prompts were replayed, and {figure} depends on all of the case",
+            text=f"{num_prompts} prompts were replayed, and {figure} depends on all prompts of the"
+            " case",
             remedy="leave out --num-prompts to judge it",
         )
         return Obstacle(Outcome.NOT_COMPARABLE, reason)

@@ -73,8 +73,8 @@ _OWN_NIGHT_FRAC = {"cpu": 0.033, "gpu": 0.015}
 """The part of the spread between nights that cases don't share, from the speedups in the committed
 baselines of CPUs. The value for GPUs is an assumption."""
 _NO_LAUNCH_VARIANCE = Variance(value=0.0, freedom=1e6)
-"""The launch variance of acceptance, which one launch determines for the whole night, and of the
-common change, whose nights aren't divided into launches."""
+"""The launch variance of acceptance and of the common change. Acceptance is judged on one launch of
+a night, and the nights of the common change aren't divided into launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
