@@ -39,8 +39,8 @@ from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _MAX_LAUNCHES = 2
-"""On how many launches the answers of a pair may be compared before no further launch is made for
-the answers alone."""
+"""After the answers of a pair couldn't be compared on this many launches, no further launch is made
+for the answers alone."""
 _MAX_NAMED = 3
 """The most prompts that a message names."""
 _MAX_FILE_BYTES = 512 * MIB
@@ -61,7 +61,7 @@ class _SavedVerdict(msgspec.Struct, frozen=True):
         outcome: PASS or WRONG. Answers with any other outcome are compared again.
         value: the share of equal answers; None if the sides tokenize the prompts
             differently.
-        reason: why the verdict has its outcome; None if the answers were equal when timed.
+        reason: why the verdict has its outcome; None if the timed answers were equal.
     """
 
     outcome: Literal["PASS", "WRONG"]
@@ -307,6 +307,7 @@ def _were_all_equal(measured: Mapping[Side, Measurement], prompts: Sequence[Prom
         return False
     if measurement_of_a.replay is None or measurement_of_b.replay is None:
         return False
+    # `were_equal` compares a case with its control, and here side B with side A.
     timed = Replay(
         rounds=measurement_of_b.replay.rounds, control_rounds=measurement_of_a.replay.rounds
     )
@@ -369,7 +370,7 @@ def compare_answers(
         return list(itertools.islice(remaining_answers, len(texts)))
 
     turns = ask_each_turn(server.endpoint, case, prompts, next_answers_of_a)
-    # With other prompt tokens, the answers can't be compared.
+    # If the sides have different prompt tokens, their answers can't be compared.
     tokenized_otherwise = [f"'{turn.name}'" for turn in turns if turn.text != turn.answer.prompt]
     if tokenized_otherwise:
         examples = ", ".join(tokenized_otherwise[:_MAX_NAMED])

@@ -1,4 +1,6 @@
-"""The gate: measure two sides of an engine side by side, until it is decided whether B is worse.
+"""The gate: measure an engine on side A and on side B, until it is decided whether B is worse.
+
+The sides are two versions, builds or configurations of the engine.
 
 `open_gate` checks everything that can be checked before anything is measured.
 """
@@ -258,9 +260,9 @@ class Gate:
     def _unmeasured(self, group: Group, number: int, sides: tuple[Side, Side]) -> Group:
         """Return the pairs of a group that a launch hasn't measured on both sides.
 
-        If a pair was measured on one side only, that launch is removed, because it would be
-        compared with a launch at another hour. Failed launches remain, because the report shows
-        them.
+        If a pair was measured on one side only, the launch of this side is removed, because it
+        would be compared with a launch at another hour. Failed launches remain, because the report
+        shows them.
         """
         measured = [
             launch for launch in self.launches if launch.number == number and launch.failed is None
@@ -338,7 +340,7 @@ class Gate:
         )
 
     def _note_failure(self, error: SideError, group: Group, number: int) -> None:
-        """Record a failed launch for the pairs that have no launch of the side with this number."""
+        """Record a failed launch for each pair whose launch with this number isn't recorded yet."""
         of_side = [launch for launch in self.launches if launch.side is error.side]
         recorded_ids = {launch.pair_id for launch in of_side if launch.number == number}
         pair_ids = dict.fromkeys(pair.id for pair in group)
@@ -492,7 +494,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     _check_models_and_prompts(root, pairs)
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
 
-    # Open the journal, which another gate may not use at the same time.
+    # Open the journal, which must not be in use by another gate.
     journal = Journal(folder / JOURNAL)
     # `exists` is False for a link that leads nowhere, but the journal would be written behind it.
     has_journal = os.path.lexists(journal.path)
@@ -623,7 +625,8 @@ def _chosen_cases(
                 problem = f"case '{case.id}': {unmet[case.id]}"
                 raise UnsupportedError(f"{problem}; choose other cases with --case")
         return named
-    # A side may also be a Python or a wheel. Its engine is empty here, and may be any engine.
+    # A side may also be named by a Python interpreter or a wheel. Then `engine` is empty, and the
+    # side may have any engine.
     engines = {origin.engine for origin in origins}
     for case in tier.cases:
         if engines - {"", case.server.engine}:

@@ -53,12 +53,14 @@ _SPENT_EXPONENT = 2
 """After the share x of the launches, the looks at a speed have spent the part x² of the level,
 where 2 is this exponent. So most of the level is left for the late looks."""
 _OWN_LOSS_LEVEL = LEVEL / 10
-"""The probability that a pair's own launches show a loss of speed by chance."""
+"""The probability that a pair's launches alone, without those of the other pairs, show a loss of
+speed by chance."""
 _OWN_PASS_LEVEL = LEVEL / 2
-"""The probability that a pair's own launches show by chance that a loss is within the tolerance."""
+"""The probability that a pair's launches alone show by chance that a loss is within the
+tolerance."""
 _FIRST_LOOK_FRAC = 0.5
-"""The share of the level of acceptance that the first look gets in addition to its part of the
-rest."""
+"""The share of the level of significance that the first look at acceptance gets, in addition to its
+part of the rest."""
 _MAX_GROWTH_RATIO = 1000
 """The largest estimate of how many launches or prompts would decide, as a multiple of the present
 number."""
@@ -104,8 +106,8 @@ class Rules:
     Attributes:
         launches: the most launches of each side.
         figures: how many metrics decide, over all pairs. Chance may show a loss in each of them,
-            and a single loss stops the upgrade, so the level of a loss is divided by their number
-            (Bonferroni).
+            and a single loss stops the upgrade, so the level at which a loss is proven is divided
+            by their number (Bonferroni).
         tolerances: the tolerances that override those of the metrics, by the metric's name.
     """
 
@@ -213,8 +215,9 @@ class Decision:
         unclear: a sentence for each verdict that leaves the answer undecided; empty for any other
             answer.
         needed_launches: about how many launches of each side would decide all metrics that launches
-            can decide; 0 without such a metric, or if the answer isn't undecided.
-        verdicts: the verdicts on the metrics and the answers of all pairs.
+            can decide; 0 without such a metric, or if the answer is decided.
+        verdicts: the verdicts on the metrics of all pairs, and on the answers that both sides
+            generated.
         control: the verdicts on side A compared with itself.
     """
 
@@ -311,7 +314,7 @@ def plan_launches(
 
     Yields:
         The pairs to launch, the number of the launch, and the sides to launch. A launch of side A
-        next to itself may come again at later looks, and the caller leaves out those that it has.
+        next to itself may come again at later looks, and the caller leaves out measured ones.
     """
     open_groups = list(groups)
     for number in range(1, rules.launches + 1):
@@ -428,8 +431,8 @@ def _reasons(answer_verdicts: Iterable[Verdict], lost: Sequence[Verdict]) -> Ite
 def _causes(losses: Sequence[Verdict]) -> str:
     """Name what made a case worse.
 
-    If other metrics than output are lost, they are the causes. If output alone is lost, the cause
-    is the part that contributes most to its loss.
+    If other metrics than throughput are worse, they are the causes. If throughput alone is worse,
+    the cause is the part of its change that contributes most to the loss.
     """
     proven = [GATE_METRICS[loss.metric].cause for loss in losses if loss.metric != THROUGHPUT]
     if proven:
@@ -458,9 +461,9 @@ def is_settled(group: Group, decision: Decision) -> bool:
     """Return whether no further launch would change the answer on the pairs of a group.
 
     That is so if each undecided metric has an interval to show, and its pair can no longer lead to
-    an upgrade. There are two kinds of such pairs. One is lost already, by its answers or by a
-    metric other than output. The other compares two drafts, and its acceptance is undecided. No
-    number of launches would decide it, because each launch replays the same prompts.
+    an upgrade. A pair can no longer do so if B's answers are wrong, or if a metric other than
+    throughput is proven to be worse. The same holds for a pair that compares two drafts, if its
+    acceptance is undecided: each launch replays the same prompts, so none would decide it.
     """
     pair_ids = {pair.id for pair in group}
     draft_ids = {pair.id for pair in group if pair.compares_drafts}
@@ -472,8 +475,8 @@ def is_settled(group: Group, decision: Decision) -> bool:
         if verdict.outcome is Outcome.WRONG or is_lost_by_part:
             settled_ids.add(verdict.case_id)
     for verdict in unclear:
-        # An acceptance that was compared needs 0 launches, because they replay the same prompts. It
-        # needs 1 if a side has no valid launch yet.
+        # `needed_launches` is 0 for an acceptance that was compared, because further launches would
+        # replay the same prompts. It is 1 if a side has no valid launch yet.
         is_stuck = verdict.metric == ACCEPTANCE and verdict.needed_launches == 0
         if is_stuck and verdict.case_id in draft_ids:
             settled_ids.add(verdict.case_id)
@@ -488,7 +491,7 @@ def judge_pair(
 ) -> tuple[Verdict, ...]:
     """Judge each metric of a pair, at the look that decides it or else at the last look.
 
-    Metrics that don't decide only explain those that do, so they have no look: all launches count.
+    The metrics that aren't in `pair.deciding` have no looks: all launches count.
 
     Args:
         pair: the case as both sides run it.
@@ -517,15 +520,16 @@ def _last_number(launches: Sequence[SideLaunch]) -> int:
 
 def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
     """Judge a figure at each look, and return the verdict of the look that decides it."""
-    # A launch belongs to the look that came after it. That is the first one at or above the highest
-    # number of all launches until then. A launch that was repeated after a failure has a lower
-    # number. By that it would belong to an earlier look, and could change what that one decided.
+    # A launch belongs to the look that came after it: the first look at or above the highest number
+    # of this launch and all before it. The number of the launch itself would be too low if it was
+    # repeated after a failure. It would belong to an earlier look, and could change what that look
+    # decided.
     highest_numbers = list(itertools.accumulate((launch.number for launch in launches), max))
     last_number = _last_number(launches)
     earlier_looks = [number for number in rules.looks if number < last_number]
 
     def verdict_at(look: int) -> Verdict:
-        # The highest number never falls, so the launches of a look are a beginning of all launches.
+        # The highest number never falls, so the first launches of all are those until this look.
         launches_of_look = bisect.bisect_right(highest_numbers, look)
         return _look(figure, launches[:launches_of_look], rules, look)
 
@@ -775,8 +779,8 @@ def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
     Returns:
         None if there are too few launches to estimate the spread.
     """
-    # The differences of side A from itself only help to estimate the spread of that control. They
-    # are measured later, and would otherwise change what was decided about B before.
+    # The differences of side A from itself help only to judge side A against itself. They are
+    # measured later than B, and would change what was decided about B before.
     all_sides = dict.fromkeys((COMPARED, figure.sides))
     pair_ids = dict.fromkeys(launch.pair_id for launch in launches)
     other_differences = []
@@ -854,6 +858,7 @@ def _needed_count(
     # Within the tolerance, the metric is decided once the interval excludes a loss of that size.
     # Beyond the tolerance, it is decided once the interval excludes 0.
     is_within = estimate_frac > -tolerance_frac
+    # The reach is half of the width of the interval.
     needed_reach_frac = -estimate_frac
     if is_within:
         needed_reach_frac = estimate_frac + tolerance_frac

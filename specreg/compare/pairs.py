@@ -279,7 +279,8 @@ def pairs_of(
         UnknownNameError: as in `overridden`.
         MatrixError: as in `overridden`.
     """
-    # A gate has no control, because the sides are compared with each other.
+    # A gate needs no server without speculation as a control, because its sides are compared with
+    # each other.
     cases = [dataclasses.replace(case, control=None) for case in chosen]
     if prompts is not None:
         cases = [case.replaying(prompts) for case in cases]

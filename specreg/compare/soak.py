@@ -140,7 +140,7 @@ class Sight:
         if self.is_enough:
             return sentence
         if self.enough_minutes is None:
-            return f"{sentence}, and no longer soak finds {self.tolerance_frac:.1%}"
+            return f"{sentence}, and a longer one doesn't find {self.tolerance_frac:.1%}"
         return (
             f"{sentence}, and one of about {self.enough_minutes:.0f} min finds"
             f" {self.tolerance_frac:.1%}"

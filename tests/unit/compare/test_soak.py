@@ -208,7 +208,7 @@ def test_a_figure_is_judged_by_all_of_its_interval(
         (0.05, "one of about 300 min finds 5.0%", "soak longer"),
         (
             0.0,
-            "no longer soak finds 0.0%",
+            "a longer one doesn't find 0.0%",
             "raise --tolerance, or make the segments longer with --prompts",
         ),
     ],
@@ -290,8 +290,8 @@ def test_segments_that_move_together_find_nothing() -> None:
     sight = Sight(minutes=10, found_frac=None, tolerance_frac=0.05, enough_minutes=None)
     assert not sight.is_enough
     assert str(sight) == (
-        "a soak of 10 min finds no drift, because neighbouring segments move together, and no"
-        " longer soak finds 5.0%"
+        "a soak of 10 min finds no drift, because neighbouring segments move together, and a"
+        " longer one doesn't find 5.0%"
     )
 
 
