@@ -249,8 +249,8 @@ def decide(
     for pair in pairs:
         first_verdicts += judge_pair(pair, launches, rules)
     has_wrong_answers = any(verdict.outcome is Outcome.WRONG for verdict in answer_verdicts)
-    losses = [verdict for verdict in first_verdicts if _is_proven_loss(verdict)]
-    has_lost_acceptance = any(not _is_speed(loss) for loss in losses)
+    first_losses = [verdict for verdict in first_verdicts if _is_proven_loss(verdict)]
+    has_lost_acceptance = any(not _is_speed(loss) for loss in first_losses)
     is_worse_anyway = has_wrong_answers or has_lost_acceptance
     verdicts = [
         _against_control(verdict, launches, is_worse_anyway=is_worse_anyway)
@@ -258,7 +258,7 @@ def decide(
     ]
 
     # Derive the answer from all verdicts, and explain it.
-    lost = [verdict for verdict in verdicts if _is_proven_loss(verdict)]
+    losses = [verdict for verdict in verdicts if _is_proven_loss(verdict)]
     all_verdicts = (*verdicts, *answer_verdicts)
     answer = _ANSWERS[exit_status(all_verdicts)]
     # What is undecided matters only if the answer depends on it. A lost gate stays lost.
@@ -273,7 +273,7 @@ def decide(
         needed_launches = max(needed_launches, verdict.needed_launches or 0)
     return Decision(
         answer=answer,
-        reasons=(*_reasons(answer_verdicts, lost), *_bounds(unclear)),
+        reasons=(*_reasons(answer_verdicts, losses), *_bounds(unclear)),
         unclear=tuple(unclear_lines),
         needed_launches=needed_launches,
         verdicts=all_verdicts,
@@ -407,25 +407,25 @@ def _against_control(
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
 
-def _reasons(answer_verdicts: Iterable[Verdict], lost: Sequence[Verdict]) -> Iterator[str]:
+def _reasons(answer_verdicts: Iterable[Verdict], losses: Sequence[Verdict]) -> Iterator[str]:
     """Yield the reasons for a decision: the answers first, and then the proven losses.
 
     The answers of a pair are mentioned if they are wrong, mostly different, or not compared yet.
 
     Args:
         answer_verdicts: the verdicts on the answers that both sides of each pair generated.
-        lost: the verdicts that are proven losses.
+        losses: the verdicts that are proven losses.
     """
     for verdict in answer_verdicts:
         # Many answers that differ are mentioned even if rounding explains all of them.
         few_are_equal = verdict.value is not None and verdict.value < _FEW_EQUAL_FRAC
         if few_are_equal or verdict.outcome in {Outcome.WRONG, Outcome.INVALID}:
             yield f"{verdict.case_id}: {verdict.explanation}"
-    case_ids = dict.fromkeys(verdict.case_id for verdict in lost)
+    case_ids = dict.fromkeys(loss.case_id for loss in losses)
     for case_id in case_ids:
-        losses = [verdict for verdict in lost if verdict.case_id == case_id]
-        changes = [f"{loss.metric} {loss.comparison.change_frac:+.1%}" for loss in losses]
-        yield f"{case_id} is worse because of {_causes(losses)}: {', '.join(changes)}"
+        case_losses = [loss for loss in losses if loss.case_id == case_id]
+        changes = [f"{loss.metric} {loss.comparison.change_frac:+.1%}" for loss in case_losses]
+        yield f"{case_id} is worse because of {_causes(case_losses)}: {', '.join(changes)}"
 
 
 def _causes(losses: Sequence[Verdict]) -> str:
