@@ -499,7 +499,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     # `exists` is False for a link that leads nowhere, but the journal would be written behind it.
     has_journal = os.path.lexists(journal.path)
     if has_journal and options.resume:
-        _check_continued(folder)
+        _check_resumed_folder(folder)
     journal.hold()
     if has_journal and not options.resume:
         message = (
@@ -533,7 +533,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     return gate
 
 
-def _check_continued(folder: Path) -> None:
+def _check_resumed_folder(folder: Path) -> None:
     """Check that the folder of a resumed gate holds only folders and regular files.
 
     It may come from another machine. The gate would write its logs behind a link, and wait forever
