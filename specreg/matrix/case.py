@@ -29,10 +29,10 @@ BESIDE_GIB = 2.0
 activations and captured graphs. It is estimated, not measured."""
 _KIB_PER_GIB = 2**20
 _OPEN_ROUNDS = 4
-"""The rounds of a case whose load is a rate or has a duration."""
+"""The most rounds of a case whose load is a rate or has a duration."""
 _PROMPTS_PER_SLOT = 4
-"""The prompts of a round for each request in flight. A shorter round would mostly consist of its
-start and its end, in which fewer requests are in flight."""
+"""How many prompts a round has for each request in flight. A shorter round would mostly consist of
+its start and its end, in which fewer requests are in flight."""
 MAX_DRAFT_TOKENS = 128
 """The largest number of tokens drafted per step: vLLM's sampler has room for no more."""
 ROUNDING_NATS = 0.25
@@ -207,8 +207,8 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
         draft_tokens: the most drafts that a step can accept; 0 without speculation.
         target_sha256: the checksum of the target's files; empty for a hub id.
         target: the hub id of the target; empty for files.
-        prompts_sha256: the checksum of the prompts that the case and its extension replay without
-            `--num-prompts`.
+        prompts_sha256: the checksum of the prompts that the case replays without `--num-prompts`,
+            and of those that are added if they don't decide its acceptance.
         limits: the limits on TTFT and TPOT that a good request keeps.
         prompts: the number of prompts that the tier sets for the case.
         num_prompts: how many prompts `--num-prompts` sets instead; null without it.
@@ -302,8 +302,8 @@ class ServerSpec(LaunchSettings):
     def id(self) -> str:
         """The name, such as `vllm-eagle3-tiny`.
 
-        An unusual number of drafts adds `-k5`, a pinned acceptance length `-al2.5`, a model runner
-        that was chosen `-v1`, and a variant its name.
+        It ends with what is unusual: the number of drafts (`-k5`), a pinned acceptance length
+        (`-al2.5`), a chosen model runner (`-v1`) and a variant (its name).
         """
         name = f"{self.engine}-{self.method}-{self.models}"
         if self.draft_tokens not in {0, USUAL_DRAFT_TOKENS}:
@@ -323,7 +323,8 @@ class ServerSpec(LaunchSettings):
             draft: The folder or hub id of the draft as the engine gets it; None without one.
 
         Raises:
-            UnsupportedError: The engine doesn't have one of the further settings.
+            UnsupportedError: The engine doesn't have a setting in `speculation`, or another setting
+                sets the same.
         """
         engine = engine_named(self.engine)
         settings = engine.spelling_of(self.method).render(draft, self.draft_tokens, self.tree)

@@ -60,7 +60,7 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
         widen: the size to which tiny models are enlarged at set-up, so that a step costs as much as
             with a model of that size; without it they stay as they are.
         target_gib: the memory of the target's weights as they are served, in GiB; without it,
-            it isn't checked whether a GPU holds them.
+            specreg doesn't check whether a GPU holds them.
         drafts_gib: by method, the memory of the draft's weights, in GiB.
         token_kib: the memory of a token in the target's KV cache, in KiB.
         licence: the licences of its models as their publishers name them, and whether one has to be
@@ -158,7 +158,7 @@ class PairsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_toml(value: object) -> str:
-    """Return a value as a table of a matrix file has it."""
+    """Return a value in the form in which a matrix file has it."""
     part = msgspec.to_builtins(value)
     if isinstance(part, dict):
         entries = [f"{key} = {as_toml(entry)}" for key, entry in part.items()]
@@ -262,8 +262,8 @@ def pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]
         UnknownNameError: A pair has a key that doesn't exist, a draft for a method that takes none,
             or the memory or revision of a draft that it doesn't have.
         SpecregError: The name of a pair has other characters than a name may have, or too many.
-        MatrixError: The name of a pair ends like a launch, or its table can't be decoded or
-            contradicts itself.
+        MatrixError: The name of a pair ends like the name of a second launch, or its table can't be
+            decoded or contradicts itself.
     """
     pairs = {}
     for name, table in tables.items():
@@ -348,7 +348,7 @@ def check_table(table: CasesTable) -> None:
     for name in table.engine_env:
         if not name or "=" in name:
             message = f"engine_env: '{name}' isn't the name of a variable"
-            raise MatrixError(f"{message}, which isn't empty and has no '='; rename it")
+            raise MatrixError(f"{message}, because it is empty or has a '='; rename it")
     _check_load(table)
     _check_parallel(table.parallel)
     if table.variant:

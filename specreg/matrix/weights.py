@@ -342,8 +342,8 @@ def _check_widenable(config: Mapping[str, Any], narrow: Mapping[str, Bits], shap
     )
     if not all(conditions):
         raise ValueError(
-            f"to become {shape}, a model must have as many heads of keys as of queries, no number"
-            " that is larger, and this hidden size divided by 1, 4, 16 or another power of 4"
+            f"to become {shape}, a model must have as many heads of keys as of queries, no larger"
+            " numbers than these, and a hidden size that is this one divided by a power of 4"
         )
 
 
@@ -353,7 +353,7 @@ def _widened_tensor(
     """Return a widened tensor.
 
     Args:
-        projection: which one it is, such as `q_proj`.
+        projection: the projection whose tensor it is, such as `q_proj`.
         template: the narrow tensor whose axes are widened.
         narrow: the narrow tensor whose values the widened one contains; None in a layer that adds
             nothing.
@@ -464,7 +464,7 @@ def _names_by_file(narrow: Mapping[str, Bits], shape: Shape) -> Iterator[Mapping
     layer_tensors = {name: match for name, match in matches.items() if match is not None}
     first_layer = min(match["layer"] for match in layer_tensors.values())
     layers = 1
-    # The single layer of a head has another name, and stays the only one.
+    # The single layer of a draft head has another name, and stays the only one.
     if first_layer.startswith("model."):
         layers = shape.num_hidden_layers
     for layer in range(layers):

@@ -111,7 +111,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """Start the run: lock its folder, and write its plan there."""
     config = session.config
     if session.testsfailed and not config.option.continue_on_collection_errors:
-        # A test couldn't be collected, and pytest's own hook ends the session for it.
+        # A test couldn't be collected, so pytest's own hook ends the session.
         return
     context = config.stash[CONTEXT]
     shards = config.stash.get(SHARDS, ())

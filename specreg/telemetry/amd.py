@@ -73,7 +73,7 @@ class _Gpu(Probe):
             sm_clock_mhz=self._clock_mhz("GFX"),
             memory_clock_mhz=self._clock_mhz("MEM"),
             temperature_c=self._temperature_c(),
-            # It isn't read, because AMD SMI takes 100 ms to find out what slows a GPU down.
+            # The mask isn't read, because AMD SMI takes 100 ms to find out what slows a GPU down.
             throttle_mask=None,
             utilisation_frac=utilisation_frac,
             used_bytes=self._ask("amdsmi_get_gpu_memory_usage", self.smi.AmdSmiMemoryType.VRAM),
@@ -176,8 +176,8 @@ def visible(devices: Sequence[Device], variables: Mapping[str, str]) -> tuple[De
 def _selected_by_runtime(devices: Sequence[Device], entries: str | None) -> list[Device]:
     """Return the GPUs that ROCm's runtime shows; all of them without a list.
 
-    It ignores spaces and case, takes the beginning of a UUID that only one GPU has, and ends the
-    list at a GPU that is in it already (`RvdFilter` in ROCR-Runtime).
+    The runtime ignores spaces and case, takes the beginning of a UUID that only one GPU has, and
+    ends the list at a GPU that is in it already (`RvdFilter` in ROCR-Runtime).
     """
     if entries is None:
         return list(devices)

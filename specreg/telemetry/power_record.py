@@ -99,8 +99,8 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
     moments_ns = moments_ns[reads_around_span]
     energies_mj = energies_mj[reads_around_span]
     start_ns, end_ns = span
-    # Beyond the first and the last read, nothing could be interpolated. So two reads are needed at
-    # least.
+    # Nothing can be interpolated before the first or after the last read. After this check there
+    # are at least two reads, because the span has a length.
     if moments_ns[0] > start_ns or moments_ns[-1] < end_ns:
         raise SensorError(f"{name}: samples are missing at an end of the block; measure again")
     # Interpolate the counter at both ends.
@@ -131,7 +131,7 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
     if trace.lost_sample is not None and trace.lost_sample.at_ns < span[1]:
         raise SensorError(f"{name}: {trace.lost_sample.lost}")
     frac = missing_frac(trace, span)
-    # In a span that is shorter than a period no sample is due.
+    # In a span that is shorter than a period no sample is due, so none counts as missing.
     if not trace.samples:
         frac = 1.0
     if frac > _MAX_MISSING_FRAC:
@@ -203,9 +203,10 @@ def averaging_lag_ns(samples: Sequence[Sample]) -> int:
 
     On most cards NVML's average power covers the last second. GA100 and older chips answer the same
     question with the momentary power (nvml.h, `nvmlDeviceGetPowerUsage`). Which of the two a card
-    reports is measured instead of looked up: the power is integrated with either lag and compared
-    with the reads of the energy counter, and the lag with the smaller deviation is taken. A
-    constant load gives equal deviations, and then the lag doesn't matter.
+    reports is measured instead of looked up. The power is integrated with a lag of 0 and with one
+    of half a second, both integrals are compared with the reads of the energy counter, and the lag
+    with the smaller deviation is taken. A constant load gives equal deviations, and then the lag
+    doesn't matter.
 
     Args:
         samples: The samples of the device, from before the load to its end.
@@ -378,7 +379,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: the device.
         energy_j: the energy that it drew; null if it can't be computed from the readings.
-        mean_w: the energy over the time of the block.
+        mean_w: the energy divided by the length of the block.
         from_counter: true if the energy is from the device's counter.
         error_frac: the error of the energy that the ends of the block cause, as a share of it.
         idle_w: the mean power while the servers had nothing to do.
@@ -420,7 +421,7 @@ class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
         window_s: the length of the block.
         tokens: the number of tokens that were generated in it.
         energy_j: the energy that the devices drew.
-        mean_w: the energy over the length of the block.
+        mean_w: the energy divided by the length of the block.
         idle_w: the mean power while the servers had nothing to do.
         error_frac: the largest error of a device's energy, as a share of it; null if no energy
             is from a counter.
