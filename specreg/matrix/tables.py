@@ -286,13 +286,13 @@ def _pair_of(name: str, table: object) -> ModelsTable:
         check_name("method that takes a draft", method, methods_with_draft)
     for method in (*pair.drafts_gib, *pair.drafts_revision):
         check_name("draft", method, pair.drafts)
-    _check_pin(pair.target, pair.target_revision)
+    _check_revision(pair.target, pair.target_revision)
     for method, revision in pair.drafts_revision.items():
-        _check_pin(pair.drafts[method], revision)
+        _check_revision(pair.drafts[method], revision)
     return pair
 
 
-def _check_pin(reference: str, revision: str) -> None:
+def _check_revision(reference: str, revision: str) -> None:
     """Check that a model with a revision is on the hub.
 
     Raises:
