@@ -35,7 +35,7 @@ _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
 """NVML_VALUE_NOT_AVAILABLE in 32 and in 64 bits, which a driver returns for an unknown value."""
 _PERCENT = 100
 _SLICED = "NVML: MIG is on, and a slice reports no power of its own; use a GPU without MIG"
-_UNSLICED = (
+_WITHOUT_SLICE = (
     "NVML: MIG is on, and the GPU has no slice to compute on; make one (nvidia-smi mig), or switch"
     " MIG off"
 )
@@ -157,10 +157,10 @@ def find(variables: Mapping[str, str], control_node: Path = _CONTROL_NODE) -> Vi
         message = f"NVML: {_VISIBLE}={variables.get(_VISIBLE, '')} leaves none of {len(opened)}"
         raise NoGpuError(f"{message} GPU(s); unset it, or name one that is there")
     with _mapped_errors():
-        devices, unsliced = _with_slices(selected)
+        devices, without_slice = _with_slices(selected)
     if not devices:
-        raise SensorError(unsliced[0].reason)
-    return VisibleGpus(devices=devices, hidden=(*hidden, *unsliced))
+        raise SensorError(without_slice[0].reason)
+    return VisibleGpus(devices=devices, hidden=(*hidden, *without_slice))
 
 
 def _open_all(count: int) -> tuple[list[Device], list[HiddenGpu]]:
@@ -188,7 +188,7 @@ def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[Hi
         The devices, and the GPUs that have no slice to compute on.
     """
     usable_devices: list[Device] = []
-    unsliced: list[HiddenGpu] = []
+    without_slice: list[HiddenGpu] = []
     for device in devices:
         is_slice = device.id.startswith("MIG-")
         handle = None if is_slice else _ask(pynvml.nvmlDeviceGetHandleByUUID, device.id)
@@ -201,8 +201,8 @@ def _with_slices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], list[Hi
         if slices is None:
             usable_devices.append(msgspec.structs.replace(device, memory_bytes=None))
         else:
-            unsliced.append(HiddenGpu(number=device.number, reason=_UNSLICED))
-    return tuple(usable_devices), unsliced
+            without_slice.append(HiddenGpu(number=device.number, reason=_WITHOUT_SLICE))
+    return tuple(usable_devices), without_slice
 
 
 def _slices_of(handle: object, number: int) -> list[Device] | None:
