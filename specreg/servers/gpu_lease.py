@@ -120,8 +120,8 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
             raise SensorError(f"{message}; {advice}") from error
         tell(f"{message}; waiting until it is done")
         lock.acquire(poll_interval=_POLL_S)
-    # This process may hold the lock several times. Its first context writes down who holds the
-    # GPU, and its last one removes that file.
+    # This process may hold the lock several times. The first context writes a file that says who
+    # holds the GPU, and the last context to end removes the file.
     try:
         if lock.lock_counter == 1:
             since = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -178,7 +178,8 @@ class GpuClaim:
     """The GPUs that this process holds for its servers. Its child processes see no other GPUs.
 
     Attributes:
-        _held: Releases the GPUs, their variables and their cores when it is closed.
+        _held: When it is closed, it releases the GPUs, and this process gets back the variables
+            and the cores that it had before.
     """
 
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -254,8 +255,8 @@ def own_cores(
     """Return the cores that a process with some of the GPUs should use.
 
     GPUs that are near the same cores divide these into equal parts, and GPUs of other processes
-    count too. As in Linux's numbers, a core is a hardware thread. Both threads of a physical core
-    go to the same GPU if the parts are large enough, though Linux numbers them far apart.
+    count too. Here a core means a hardware thread, as in Linux. Both threads of a physical core go
+    to the same GPU if the parts are large enough, although Linux gives them numbers far apart.
 
     Args:
         devices: The GPUs whose share is returned.

@@ -143,7 +143,8 @@ class ServerStart:
         spec = self.spec
         provision = self.provision
         self._python, self._installed = provision.environment(spec)
-        # The models are fetched before a GPU is locked and before the time of the start runs.
+        # The models are fetched before a GPU is locked, and the time that this takes doesn't count
+        # towards `ready_within_s`.
         provision.fetch_models(spec, weights_log(self.log_path))
         gpus: Sequence[Device] = ()
         if provision.on_gpu:

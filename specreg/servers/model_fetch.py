@@ -1,7 +1,7 @@
 """Fetch a server's models from the hub before the server starts.
 
-If a model is missing, an engine fetches it while it starts. The time that a start may take would
-then depend on the network, and nobody would see how much is missing. So a program of our own,
+If a model is missing, an engine fetches it while it starts. The duration of a start would then
+depend on the network, and nobody would see how much is missing. So a program of our own,
 `specreg.datasets.hub_fetch`, fetches the models first with huggingface_hub.
 """
 
@@ -89,9 +89,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of the program: first its plan, then an empty one once all models are there.
+    """A message of the program that fetches models.
 
-    Either message may be replaced by a failure.
+    Its first message has its plan. Its second one comes once all models are there, and is empty.
+    Either message may be replaced by one with a failure.
 
     Attributes:
         plan: What the program will download; None in the second message and in a failure.
@@ -110,8 +111,8 @@ def forget() -> None:
 def hub_interpreters(python: str) -> tuple[str, ...]:
     """Return the interpreters that may have huggingface_hub, the preferred one first.
 
-    vLLM and SGLang bring huggingface_hub. Our own environment has it only with the extra
-    `datasets`. It is the only candidate if the engine has no environment.
+    vLLM and SGLang bring huggingface_hub, but our own environment has it only with the extra
+    `datasets`. If the engine has no environment, our own one is the only candidate.
 
     Args:
         python: The interpreter of the engine; empty if it has none.
@@ -214,7 +215,8 @@ def _answer_of(process: SupervisedProcess, output: Output) -> Answer:
             progress = _last_progress(process)
             if progress:
                 output.show(progress)
-        # A module that the interpreter imports at its start may have printed a line before.
+        # A line that isn't an answer is skipped. A module that the interpreter imports at its start
+        # may have printed it.
         with contextlib.suppress(*UNREADABLE):
             answer = process.receive(Answer)
             break

@@ -93,8 +93,7 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
         SpecregError: The cache can't be written.
     """
     python = interpreter_of(requirement)
-    # `cache_folder` makes the folder of all environments, and raises an error that names it if it
-    # can't.
+    # `cache_folder` makes the folder of all environments. If it can't, its error names the folder.
     folder = cache_folder(_ENVIRONMENTS) / python.parents[1].name
     failures = []
     # Another process may need the same environment at the same time.
@@ -356,7 +355,8 @@ class Provision:
                     " machine; choose other cases, or start this server yourself and measure it"
                     " with --specreg-attach=URL"
                 )
-        # Check each case against the version. That of a build isn't known before it is installed.
+        # Check each case against the version of its engine. The version of an engine that is built
+        # from a wheel or a checkout isn't known before the build is installed.
         for case in cases:
             version = ""
             if self.build is None:
@@ -369,7 +369,7 @@ class Provision:
             return ""
         packages = self.packages(spec)
         if not packages and self.python is None and self.url is None:
-            # The environment isn't made yet, but its lock lists the same packages.
+            # The environment isn't made yet, but its lock lists the packages that it will have.
             packages = locked_packages(self.requirement(spec))
         return cuda_release_of(packages)
 
@@ -706,8 +706,8 @@ def parse_origin(text: str) -> Origin:
 def build_of(source: str) -> Requirement:
     """Return the requirement that builds an engine from a wheel or a checkout.
 
-    Its version distinguishes it from other builds: it contains part of a wheel's checksum, or is a
-    checkout's commit.
+    The requirement's version distinguishes the build from others: for a wheel, the version contains
+    part of the file's checksum, and for a checkout, it is the commit.
 
     Raises:
         UnsupportedError: The file's name isn't a valid name of a wheel, or the folder isn't a git

@@ -53,7 +53,8 @@ _PROBE_TOKENS = 2
 _IDENTITY_TIMEOUT_S = 1.0
 _VERSION_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 10.0
-"""SGLang answers the health check once it has generated a token, which it looks for each second."""
+"""How long a health check may take. SGLang answers it by generating a token, and looks only once a
+second whether the token has come."""
 _BROKEN_ANSWER_S = 1.0
 """How long to wait for a server to say that it is broken. A busy one may answer later."""
 _DYING_S = 1.0
@@ -200,7 +201,8 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
         raise start_error(server, str(error)) from error
     end = server.wait_for_end()
     if end:
-        # This holds even if a token came: then another server at the same port generated it.
+        # The start has failed even if a token came, because then another server at the same port
+        # generated the token.
         raise start_error(server, end)
     if not probe:
         if time.monotonic() <= deadline_s:
@@ -260,7 +262,7 @@ def _revision_of(model: str | None, revision: str, variables: Mapping[str, str])
 def _check_port(server: StartedServer) -> None:
     """Check that no other server answers at the port.
 
-    It is noticed only if the engine serves its model under the name that specreg gives it.
+    Another server is noticed only if the engine serves its model under a name that specreg chose.
 
     Raises:
         ServerStartError: Another server answers.

@@ -21,8 +21,8 @@ _TAIL_LINES = 40
 """How many of the last lines are searched before the whole log. An early line may report a problem
 that the server got over."""
 _NEW_ENVIRONMENT = (
-    "delete the engine's environment in specreg's cache (usually ~/.cache/specreg), which builds it"
-    " anew, or repair it if you made it yourself"
+    "delete the engine's environment in specreg's cache (usually ~/.cache/specreg), so that it is"
+    " made anew, or repair it if you made it yourself"
 )
 _NEWER_ENGINE = (
     "use a newer version of the engine (--specreg-engine-version, or a side of a gate), or the"
@@ -36,7 +36,8 @@ class KnownCause:
     r"""A cause of failed starts, and the words by which a log shows it.
 
     Attributes:
-        says: What is wrong; `\1` stands for the first group of the pattern that matched.
+        says: What is wrong; `\1` stands for the text of the first group in `pattern` that has
+            matched.
         pattern: A regular expression for words that a log has for this cause only.
         advice: What to do.
         error: The class of the error that is raised for this cause.
@@ -129,7 +130,8 @@ _CAUSES = (
     ),
     KnownCause(
         says="max_model_len_tokens is more than the model's context",
-        # The level is part of the pattern, because SGLang only warns of it and goes on.
+        # The pattern begins with "error", because SGLang also writes the words after it in a mere
+        # warning, and goes on.
         pattern=r"rror[:,] (?:Warning: )?User-specified (?:max_model_len|context_length)",
         advice="lower max_model_len_tokens in the matrix",
     ),
