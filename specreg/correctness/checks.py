@@ -146,8 +146,8 @@ def check_answers(running: RunningCase) -> Verdict:
     batch = other_batch(case)
     if batch:
         regenerate_plain = functools.partial(ask_control, texts, batch)
-    # Compare the answers. If some differ, the control answers again, and reports how likely both
-    # tokens are.
+    # Compare the answers. If some differ, the control reports how likely it finds the token of each
+    # where they part, and then answers again at another batch size.
     speculative_answers = ask_greedy(case, running.server, texts)
     known_equal = sum(turns_of(case, prompt) for prompt in equal_prompts)
     losslessness = check_lossless(
@@ -223,10 +223,11 @@ def check_sampling(running: RunningCase) -> Verdict:
     texts = encode_prompts(control.endpoint, case, running.prompts[:_DRAWN_PROMPTS])
     drawn = _draw(case, running.server.endpoint, texts, first_seed=0)
     drawn_by_control = _draw(case, control.endpoint, texts, first_seed=_DRAWS)
-    # Compute how likely such a difference is by chance.
+    # Compare the first tokens of the answers, for several numbers of tokens. Compute how likely it
+    # is that they differ so much by chance.
     pairs = list(zip(drawn, drawn_by_control, strict=True))
     chances = [chance_of_difference(pairs, tokens=tokens) for tokens in BEGINNINGS_TOKENS]
-    # Bonferroni's bound: the smallest p-value is multiplied by the number of lengths.
+    # Bonferroni's bound: the smallest p-value is multiplied by how many p-values there are.
     bound = min(chances) * len(chances)
     chance = min(1.0, bound)
     if chance >= LEVEL:
@@ -278,7 +279,8 @@ def check_steps(running: RunningCase) -> Verdict:
     server = running.server
     texts = encode_prompts(server.endpoint, case, running.prompts)
     answers = ask_greedy(case, server, texts)
-    # The control continues the texts if there is one, because it has no drafter that may be faulty.
+    # The last step of an answer may draft beyond its end, so `walk_answers` lets a server continue
+    # the answers. If there is a control, it does so, because it has no drafter that may be faulty.
     endpoint = (running.control or server).endpoint
     expected, gaps_nats = walk_answers(
         _as_run(case, server), answers, endpoint, running.models, running.predict_drafts

@@ -101,10 +101,15 @@ _NO_ID = (b"null", b'""')
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     """The columns that published files have for a prompt.
 
-    `question_id` and `turns` are FastChat's, `prompt_id` and `prompt` HuggingFaceH4's, `task_id`
-    and `prompt` HumanEval's and MBPP's (the full MBPP has `text` instead of `prompt`), `question`
-    GSM8K's, `text` genai-perf's, `messages` NeMo-Skills' and `conversations` ShareGPT's. The `id`
-    of ShareGPT is optional, so it isn't read.
+    They come from these sets and tools:
+
+    - FastChat: `question_id` and `turns`
+    - HuggingFaceH4: `prompt_id` and `prompt`
+    - HumanEval and MBPP: `task_id` and `prompt`, but the full MBPP has `text` instead of `prompt`
+    - GSM8K: `question`
+    - genai-perf: `text`
+    - NeMo-Skills: `messages`
+    - ShareGPT: `conversations`. Its `id` is optional, so it isn't read.
 
     A row may have several columns with an id and several with a prompt. The first of each in the
     order of `_ID_COLUMNS` and `_PROMPT_COLUMNS` counts; see `decode_row`.
@@ -259,7 +264,8 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
 def load_published_rows(path: Path, prompt_set: PromptSet) -> tuple[tuple[Prompt, ...], int]:
     """Load the prompts of the file of a published set in this process.
 
-    A file from elsewhere may take all memory or crash a decoder; `read_published_file` is for that.
+    A file from elsewhere may take all memory or crash a decoder. `read_published_file` reads such a
+    file in a process of its own.
 
     Returns:
         The prompts in the order of the rows, and the number of rows without one.

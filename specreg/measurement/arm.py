@@ -49,7 +49,7 @@ from specreg.telemetry.sampler import PowerTrace, Span, Watch
 _PARSED_WITHIN_S = 10.0
 """How long a page of counters may take to parse; a page of many engines takes about a second."""
 _ENOUGH_ROUNDS = 2 * FEWEST_PROMPTS
-"""If the counters were read after fewer rounds than this, the prompts are replayed in batches."""
+"""If the counters gave counts for fewer rounds than this, the prompts are replayed in batches."""
 _NS_PER_S = 10**9
 
 StoppingRule = Callable[[AcceptanceRecord | None, Look], bool]
@@ -103,8 +103,9 @@ class ArmReplay:
         invalid: for each invalid family, the reason why its figures can't be used.
         parsed_within_s: how long a page of counters may take to parse, in seconds.
         _counted: the acceptance of each round and batch so far, according to the counters.
-        _counted_until: the counters after the last of these.
-        _first_compared: the index of the first of these that is compared with a baseline.
+        _counted_until: the counters after the last round or batch in `_counted`.
+        _first_compared: the index of the first entry of `_counted` that is compared with a
+            baseline.
     """
 
     arm: Arm
@@ -163,7 +164,7 @@ class ArmReplay:
                 self._counted.append(_round_acceptance(replayed, rise.counts))
 
     async def count_in_batches(self, prompts: Sequence[Prompt]) -> None:
-        """Replay prompts once more in small batches, if the counters were read after few rounds.
+        """Replay prompts once more in small batches, if the counters gave counts for few rounds.
 
         If only the counters provide acceptance, it is compared round by round. A load of many
         requests has too few rounds for that, because its rounds must be long to keep it full.
@@ -267,7 +268,8 @@ class ArmReplay:
                 acceptance = acceptance.to_depth(spec.draft_tokens)
             if acceptance is not None and spec.pinned_length_tokens:
                 checks.check_pinned(acceptance, spec.pinned_length_tokens, self.arm.case.in_flight)
-            # The counters may have been unreadable when the rounds began.
+            # The acceptance may have been invalid before this reading, for example because the
+            # counters were unreadable when the rounds began.
             if Family.ACCEPTANCE not in self.invalid:
                 self.acceptance = acceptance
 
@@ -474,8 +476,9 @@ def read_acceptance(
     checks.check_acceptance(
         record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens
     )
-    # A busy server may merge the chunk of a step without a draft into another chunk. If a case has
-    # such steps, too many tokens needn't come from drafts that the server didn't count.
+    # More tokens than the counted steps can emit show that the server didn't count some of its
+    # drafts. This doesn't hold if some steps have no draft: they aren't counted, and a busy server
+    # may merge their chunks into others, so that they aren't seen there either.
     if drafts_every_step and not engine.turns_drafting_off(dict(spec.speculation)):
         checks.check_emitted(record, traces, draft_tokens=spec.draft_tokens)
     return record.to_depth(spec.draft_tokens)
@@ -486,8 +489,9 @@ def counted_steps(spec: ServerSpec, record: AcceptanceRecord, model_runner: str)
 
     Args:
         spec: the specification of the server.
-        record: its acceptance. If the model runner is unknown, the counts decide: if every step has
-            as many drafts as it can have, steps without a draft are counted too.
+        record: its acceptance. It decides if the model runner is unknown: if every counted step
+            proposed the full number of drafts, and no other step was seen, the engine pads a step
+            that found no draft, and counts it.
         model_runner: the model runner of the server; empty if unknown.
     """
     engine = engine_named(spec.engine)
@@ -505,11 +509,11 @@ def counted_steps(spec: ServerSpec, record: AcceptanceRecord, model_runner: str)
 def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
     """Return the counts in each answer.
 
-    An answer without counts must have had no step with a draft: it has one token, or one token in
-    each chunk after the first.
+    An answer may lack counts only if none of its steps had a draft. It is taken for such an answer
+    if each of its chunks has one token, or if it has at most one token in all.
 
     Raises:
-        InvalidMeasurementError: an answer without counts must have had a step with a draft.
+        InvalidMeasurementError: an answer lacks counts, although a chunk of it has several tokens.
     """
     counts = []
     for trace in traces:

@@ -37,14 +37,16 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
             source only has the sum.
         acceptance_rate_frac: the acceptance rate, AR, also called draft efficiency.
         tokens_per_step: the client's view over all steps: (N - R) / (S + U), where N is the number
-            of tokens in the answers. Null where N or U isn't known.
+            of tokens in the answers, and U is `undrafted_steps`. Null where N or U isn't known.
         truncated_tokens: R + A + S + U - N, the tokens that were emitted and then cut off by the
             end of a text or by the output cap. Null in the emitted view, and where N or U isn't
             known.
         histogram: entry j counts the steps with j drafts accepted.
-        marginal_frac: by position, from the first: the share of the steps that accepted it.
-        conditional_frac: by position: the same among the steps that accepted the one before it.
-        joint_frac: by position: the product of the conditional shares up to it.
+        marginal_frac: for each draft position, from the first, the share of the steps that accepted
+            the draft there.
+        conditional_frac: for each position, the same share among only those steps that accepted the
+            draft at the position before.
+        joint_frac: for each position, the product of the conditional shares up to that position.
         undrafted_steps: at least this many steps drafted nothing, U; they aren't part of S. Null
             where their number isn't known.
     """
@@ -109,9 +111,9 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
         of_one_token: answers of a single token.
         looping: answers whose second half repeats itself.
         after_empty_replies: later turns with an empty reply among the turns before them.
-        prompts: how many prompts had a first turn.
-        distinct: how many different answers these prompts had; null where an answer isn't known in
-            full.
+        prompts: how many prompts had their first turn answered.
+        distinct: how many of the answers to first turns differ from each other; null where one of
+            them isn't known in full.
     """
 
     requests: int
@@ -207,7 +209,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         engine_version: the version that the server reports.
         facts: what the server ran with that neither its settings nor its version say.
         invalid: for each invalid family the reason why it has no figures; null if all are valid.
-        judged: the metrics that are compared with baselines.
+        judged: the values of the case's valid metrics, also of those that are only shown.
         acceptance: null without speculation, and where acceptance is invalid.
         timing: the timing of the case's server; null where a speed is invalid.
         control: the timing of the control; null without a control, and where speeds are invalid.

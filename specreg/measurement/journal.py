@@ -51,7 +51,7 @@ _MAX_PACKAGES = 10_000
 
 
 _LaunchNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
-"""The number of a launch. No run or gate takes as many launches as the limit."""
+"""The number of a launch. Every run and gate takes fewer launches than the limit."""
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +61,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         case: the whole case, as JSON.
         case_id: the id of the case, for readers.
         launch: the number of the server's launch, from 1.
-        asked: what the measurement is for: "all", "acceptance" only, or to "record". In a gate, the
-            side and how it is measured.
+        asked: the purpose of the measurement: "acceptance", "all", or "record" for a recording. In
+            a gate, the side and how it is measured.
         environment: the environment in which it is measured.
         engine: the engine's installed packages, or the interpreter that has them.
         files_sha256: the checksums of the prompts and of the models' files.
@@ -190,7 +190,9 @@ def _map_disk_errors(path: Path, remedy: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Journal:
-    """The journal of one run. A line is handed to the operating system before a call returns.
+    """The journal of one run.
+
+    Each method that writes hands its lines to the operating system before it returns.
 
     Attributes:
         path: the journal's file.
@@ -374,7 +376,7 @@ def _take(builders: _Builders, line: Replayed) -> None:
 
     Raises:
         msgspec.ValidationError: the round has that request already. Earlier versions gave an
-            extension the number of the next round, whose requests can't be told from its own.
+            extension the number of the next round, so the requests of the two can't be told apart.
     """
     if line.round is None:
         return
@@ -549,8 +551,8 @@ def _lines(
 
     Args:
         path: the journal's file.
-        strict: whether an unreadable line is an error, unless it is torn. A torn line isn't JSON,
-            because its writer was killed.
+        strict: whether an unreadable line is an error. A torn line never is: it isn't JSON, because
+            its writer was killed.
         kinds: the types of the lines.
 
     Raises:

@@ -463,7 +463,7 @@ class _ArmRotation:
             await self._replay_round(part, self.active)
             is_last = number == len(self.parts)
             look = Look.FULL if is_last else Look.EARLY
-            # The rounds of a case have one look, after all of them.
+            # Without `parts`, the acceptance is looked at only once, after the last round.
             if self.plan.parts is None and not is_last:
                 continue
             if is_last and self.plan.counts_apart:
@@ -690,12 +690,14 @@ def check_client(rounds: Sequence[Round]) -> None:
     The median lateness is checked, because medians are judged and short pauses of a shared machine
     don't affect them. A client that can't keep up is late all the time.
 
-    A request may be sent late by 5 ms, or by 5 % of the median TTFT if that is longer. For waking,
-    the shorter one of two times decides: the median TTFT, and the median time from the first to the
-    last chunk. The client may wake late by 5 ms, or by 5 % of that time if that is longer. It may
-    never wake late by more than 20 ms, because a client that is kept from running also makes both
-    times longer. Chunks less than 0.1 ms apart have waited for the client or for the server's front
-    end.
+    A request may be sent late by 5 ms, or by 5 % of the median TTFT if that is longer.
+
+    The client's event loop may wake late by 5 ms, or by 5 % of the shorter one of two times if that
+    is longer: the median TTFT, and the median time from the first to the last chunk. It may never
+    wake late by more than 20 ms, because a client that is kept from running also makes both times
+    longer.
+
+    Chunks less than 0.1 ms apart have waited for the client or for the server's front end.
 
     Raises:
         InvalidMeasurementError: `CLIENT_BEHIND`.
@@ -746,8 +748,8 @@ def _check_lateness(action: str, late_ns: float, tolerated_ns: float) -> None:
     limit_ns = max(_LATE_NS, tolerated_ns)
     if late_ns > limit_ns:
         message = (
-            f"the client {action} {late_ns / 1e6:.1f} ms late or later in half of all cases,"
-            f" more than the {limit_ns / 1e6:.1f} ms that the figures bear; raise"
+            f"the client {action} {late_ns / 1e6:.1f} ms late or later half of the time, more"
+            f" than the {limit_ns / 1e6:.1f} ms that the figures bear; raise"
             " client_processes in the matrix, or give the client a core of its own"
         )
         raise InvalidMeasurementError("CLIENT_BEHIND", message)

@@ -71,7 +71,7 @@ SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
         "DEVICE_SHARED": _TIMED,
         "THROTTLED": _TIMED,
         # These concern a part of what is timed. A slower machine slows the control as well, so the
-        # speedup stands.
+        # speedup stays valid.
         "MACHINE_MOVED": _TIMED - {Family.SPEEDUP},
         "RUNNERS_DIFFER": frozenset({Family.SPEEDUP}),
         POWER_INVALID: frozenset({Family.POWER}),
@@ -182,7 +182,8 @@ class Metric:
         cause: what got worse if a gate finds a loss in this metric, for people.
         origin: what is subtracted before a relative change is taken; AL is judged as AL - 1.
         position: the draft position that the metric is about, from 1; None for other metrics.
-        of_proposed: True if a ratio of counts is divided by the proposed drafts, not by the steps.
+        of_proposed: True if the metric is a ratio of counts whose denominator is the number of
+            proposed drafts; False if it is the number of steps.
         needs_limits: True if only a case with limits on TTFT and TPOT has a value.
         of_output: True for metrics that follow from the tokens per step and the time of a step:
             throughput, TPOT, and the speedup.
@@ -277,7 +278,7 @@ def e2e_ms(trace: RequestTrace) -> float | None:
 
 
 def tpot_ms(trace: RequestTrace) -> float | None:
-    """Return the time per output token: (last - first) / (N - tokens of the first chunk).
+    """Return the time per output token: (last - first chunk) / tokens after the first chunk.
 
     The time is divided by tokens, not by chunks, because with speculation a chunk holds several.
     """
@@ -436,9 +437,11 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def ratio_parts(metric: Metric, counts: Counts[_CountT]) -> tuple[_CountT, _CountT] | None:
-    """Return the numerator and the denominator of an acceptance metric: A/S, A/D or P_i/S.
+    """Return the numerator and the denominator of an acceptance metric.
 
-    The metric's value is its origin plus their quotient.
+    The numerator is the number of accepted drafts, or of the steps that accepted the draft at the
+    metric's position. The denominator is the number of steps, or of proposed drafts. The metric's
+    value is its origin plus the quotient of the two.
 
     Returns:
         None where the source doesn't provide one of the two counts.
