@@ -391,9 +391,9 @@ def read_speculation(
     draft = ""
     for key in _keys_of(spelling, DRAFT):
         draft = str(settings[key])
-    steps = None
+    draft_tokens = None
     for key in _keys_of(spelling, DRAFT_TOKENS):
-        steps = settings.get(key)
+        draft_tokens = settings.get(key)
     # SGLang's number of verified tokens is one more than the number of drafts, because it includes
     # the token that the drafts continue.
     verified = None
@@ -405,13 +405,13 @@ def read_speculation(
     # Without a tree, either number is enough, and both must agree.
     if verified is not None and tree is None:
         drafts_by_verified = _count(verified) - 1
-        if steps not in {None, drafts_by_verified}:
+        if draft_tokens not in {None, drafts_by_verified}:
             raise MatrixError(
-                f"command: the speculation drafts one branch of {steps} tokens and verifies"
-                f" {verified}, needed {_count(steps) + 1}; mend one of the two"
+                f"command: the speculation drafts one branch of {draft_tokens} tokens and verifies"
+                f" {verified}, needed {_count(draft_tokens) + 1}; mend one of the two"
             )
-        steps = drafts_by_verified
-    if steps is None:
+        draft_tokens = drafts_by_verified
+    if draft_tokens is None:
         needed_keys = [*_keys_of(spelling, DRAFT_TOKENS), *_keys_of(spelling, VERIFIED_TOKENS)]
         raise MatrixError(
             f"command: the speculation doesn't say how many tokens it drafts; give {needed_keys[0]}"
@@ -419,7 +419,7 @@ def read_speculation(
     return ReadSpeculation(
         method=method,
         draft=draft,
-        draft_tokens=_count(steps),
+        draft_tokens=_count(draft_tokens),
         tree=tree,
         further=_further(settings, spelling),
     )
