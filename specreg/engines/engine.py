@@ -65,9 +65,9 @@ ALONE = Parallel()
 
 
 # This class and `LaunchSettings` have no slots, because `CaseSettings` and `CasesTable` derive from
-# them and from further classes, and Python allows only one base class with slots. The derived two
-# do have slots: msgspec decodes texts into them, and without slots it wouldn't set the attributes
-# that a text leaves out.
+# them and from further classes, and Python allows only one base class with slots. Those two derived
+# classes do have slots: msgspec decodes texts into them, and without slots it wouldn't set the
+# attributes that a text leaves out.
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """The settings of a server that must be equal for two measurements to be compared.
@@ -112,8 +112,8 @@ class LaunchSettings(ServerSettings):
         gpu_memory_frac: the most of a GPU's memory that the server may take, 0..1; half or less if
             a control runs beside it. It isn't compared with a baseline.
         model_runner: `"v1"` or `"v2"`, which of vLLM's model runners the server has; without it
-            vLLM chooses by its version, the method and the model. One that is named is part of
-            the case's id.
+            vLLM chooses by its version, the method and the model. A model runner that is set here
+            is part of the case's id.
     """
 
     # These two aren't compared with a baseline. How large a share must be depends on the GPU, and
@@ -183,8 +183,8 @@ class LaunchOptions(LaunchSettings):
 
 
 LOCKS = Path(__file__).parent / "locks"
-"""The folder with a lock for each version of an engine that specreg is tested with. `nox -s lock`
-writes them."""
+"""The folder with a lock file, a list of pinned packages, for each version of an engine that
+specreg is tested with. `nox -s lock` writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ class Requirement:
     @property
     def lock(self) -> Path | None:
         """The file that pins all packages of the environment with checksums; None without one."""
-        # PyTorch's builds for CPUs and for CUDA need different packages, so they have locks each.
+        # PyTorch's builds for CPUs and for CUDA need different packages, so each has its own lock.
         device = "gpu" if self.local_torch is None else "cpu"
         path = self.locks / f"{self.package}-{self.version}-{device}.txt"
         # A lock is made for a release. An engine that is built from source may need other packages.
@@ -492,7 +492,7 @@ class Engine(ABC):
         return NOTHING_KNOWN
 
     def identify(self, fetch: Fetch) -> Identity:
-        """Return what a server reports about itself, by the first model in OpenAI's list of models.
+        """Return what a server reports about itself, and the first model in its `/v1/models`.
 
         Args:
             fetch: Asks the server.
@@ -515,7 +515,7 @@ class Engine(ABC):
         # A server of another engine needn't have this engine's path for the version.
         if first.owned_by == self.name:
             version = self.parse_version(fetch("GET", self.version_path))
-        # A server that doesn't report which model it has loaded is assumed to serve it by its name.
+        # If a server doesn't report which model it has loaded, `id` is assumed to be that model.
         target = first.root or first.id
         return Identity(engine=first.owned_by, version=version, model=first.id, target=target)
 

@@ -53,8 +53,8 @@ class ServeCommand:
             a flag whose value is the whole speculative configuration as JSON.
         speculation_flags: The beginnings of flags that set one key of the speculative
             configuration. The key has the name of the flag.
-        speculation_names: The key of the speculative configuration by flag, for flags of another
-            name.
+        speculation_names: The key of the speculative configuration by flag, for flags whose name
+            isn't the key.
         refused: The flags that a measured server can't have, each with the reason.
         preset: The flags that specreg itself sets for each server that takes them, each with its
             values.
@@ -225,7 +225,8 @@ def _split_program(
         begin = " ".join(words[:3])
         programs = ", ".join(known)
         raise MatrixError(f"command: '{begin} …' starts no server; needed one of {programs}")
-    # The longest beginning is the program: what follows a shorter one isn't a flag.
+    # If several programs fit, the longest was started: after `trtllm-serve` alone, the `serve` of
+    # `trtllm-serve serve` would be taken for the target.
     length, engine = max(starts)
     return engine, list(words[length:])
 
@@ -402,7 +403,7 @@ def read_speculation(
     tree = None
     for key in _keys_of(spelling, BRANCHES):
         tree = Tree(branches=_count(settings[key]), drafted_tokens=_count(verified) - 1)
-    # Without a tree, either number is enough, and both must agree.
+    # Without a tree, one of these two numbers is enough, and if both are given they must agree.
     if verified is not None and tree is None:
         drafts_by_verified = _count(verified) - 1
         if draft_tokens not in {None, drafts_by_verified}:
@@ -451,7 +452,7 @@ def _method_of(settings: Mapping[str, Setting], methods: Mapping[str, Spelling])
 def _fits(
     settings: Mapping[str, Setting], spelling: Spelling, methods: Mapping[str, Spelling]
 ) -> bool:
-    """Return whether a configuration may be one of a method.
+    """Return whether a configuration may belong to a method.
 
     It must have a draft and branches exactly if the method has them. Texts and switches must equal
     those of the method; numbers may differ.
@@ -459,7 +460,7 @@ def _fits(
     Raises:
         MatrixError: The number of branches isn't an integer from 1 on.
     """
-    # `none` has no settings, so no configuration is one of `none`.
+    # `none` has no settings, so no configuration belongs to it.
     if not spelling.settings:
         return False
     # The methods of an engine show which of its keys name a draft and which set branches.

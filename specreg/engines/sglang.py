@@ -120,7 +120,7 @@ class SglangWireFormat(WireFormat, TokenApi):
         return _GENERATE
 
     def body(self, ask: Ask) -> Body:
-        """Return a body that requests the usage in each chunk and the record of the answer.
+        """Return a body that requests the usage in each chunk, and the record of the drafts.
 
         `/generate` sends both without a request for them.
         """
@@ -149,7 +149,7 @@ class SglangWireFormat(WireFormat, TokenApi):
             if meta.finish_reason is not None:
                 finish_reason = meta.finish_reason.type
                 check_ended_well(finish_reason, event)
-            # An error of another form than `error` decodes as an event without any field.
+            # An error that isn't in a field `error` decodes as an event without any field.
             if parsed == _EMPTY_EVENT:
                 check_no_error(event)
                 return StreamEvent()
@@ -378,7 +378,7 @@ class Sglang(Engine):
         return super().further_speculation(flags)
 
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
-        """Return a speculative configuration with the algorithm in capitals, EAGLE for NEXTN."""
+        """Return a configuration with the algorithm in capitals, and EAGLE instead of NEXTN."""
         algorithm = str(speculation.get("speculative-algorithm", "")).upper()
         if algorithm == "NEXTN":
             algorithm = "EAGLE"

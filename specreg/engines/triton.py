@@ -70,7 +70,7 @@ class TritonWireFormat(WireFormat):
         return f"/v2/models/{quote(ask.model, safe='')}/generate_stream"
 
     def body(self, ask: Ask) -> Body:
-        """Return a body with the text as it is. It asks for the tokens of each response."""
+        """Return a body with the text as it is. It requests each response's number of tokens."""
         parameters = {
             "max_tokens": ask.output_cap_tokens,
             "temperature": ask.temperature,

@@ -218,7 +218,8 @@ def _drafter(method: str, **further: Setting) -> Spelling:
 # There are no methods with trees, because vLLM 0.21 and newer don't draft trees.
 _METHODS = {
     "none": Spelling(settings={}),
-    # The oracle looks up runs of the same lengths; see `LONGEST_RUN_TOKENS`.
+    # specreg's own n-gram lookup, with which the oracle predicts acceptance, has the same lengths;
+    # see `LONGEST_RUN_TOKENS`.
     "ngram": _drafter("ngram", prompt_lookup_max=4, prompt_lookup_min=2),
     "suffix": dataclasses.replace(
         _drafter("suffix"),
@@ -448,7 +449,7 @@ class Vllm(Engine):
         return speculation
 
     def turns_drafting_off(self, speculation: Mapping[str, Setting]) -> bool:
-        """Return True if nothing is drafted while some number of requests is in flight.
+        """Return True if drafting is off whenever a certain number of requests is in flight.
 
         The value of `num_speculative_tokens_per_batch_size` is a list of rows. Each row has the
         least and the most requests, and the number of drafts of a step.
@@ -503,8 +504,8 @@ class Vllm(Engine):
         identity = super().identify(fetch)
         if identity.engine != self.name:
             return identity
-        # A server without speculation lacks these counters. If it has no counters of vLLM at all,
-        # it isn't known whether it speculates.
+        # A server without speculation lacks the counter of drafts. If it has no counters of vLLM at
+        # all, it isn't known whether it speculates.
         page = fetch("GET", "/metrics")
         speculates = None
         if b"vllm:" in page:
@@ -550,7 +551,7 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
     if options.on_gpu:
         arguments["gpu_memory_utilization"] = share_frac
     else:
-        # Compiling takes longer than a run with small models could save by it.
+        # Compiling takes longer than the time that it could save in a run with small models.
         arguments["enforce_eager"] = True
         arguments["distributed_executor_backend"] = "uni" if parallel.gpus == 1 else "mp"
     if parallel.ray:

@@ -166,7 +166,8 @@ _FAILED = frozenset({"abort", "error", "cancelled"})
 def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     """Decode an event in a server's own form.
 
-    An error without a field `error` decodes as an empty event; see `check_no_error`.
+    An error without a field `error` isn't noticed here: it decodes as an empty event. So a caller
+    that gets an empty event has to call `check_no_error`.
 
     Raises:
         InvalidMeasurementError: `EVENT_UNREADABLE`.
@@ -207,7 +208,8 @@ def check_ended_well(finish_reason: str, event: bytes) -> None:
 
 
 Channels = tuple[str, str, str]
-"""What an event adds to the text, to the thought and to all else; see `StreamEvent`."""
+"""What an event adds to the text of the answer, to its thought (the model's reasoning), and to
+everything else that the server generates; see `StreamEvent`."""
 
 _THOUGHT_KEYS = frozenset({"reasoning", "reasoning_content", "thinking"})
 """vLLM uses `reasoning`, SGLang and older vLLM `reasoning_content`, and some servers use both."""
@@ -227,7 +229,7 @@ def channels_of(delta: Mapping[str, object]) -> Channels:
     thought = ""
     unknown_fields: dict[str, object] = {}
     for name, value in delta.items():
-        # Servers send empty fields and the role in each delta. They add nothing to the answer.
+        # Servers send empty fields and the role in each delta. Neither adds to the answer.
         if not value or name == "role":
             continue
         if name == "content" and isinstance(value, str):
@@ -302,11 +304,12 @@ class _Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpecTokensDetails(msgspec.Struct, frozen=True):
-    """SGLang's record of an answer, by the names of 0.5.13 and newer.
+    """SGLang's record of the drafts of an answer, by the names of 0.5.13 and newer.
 
-    The histogram ends at the most drafts that a step accepted. The acceptance length that SGLang
-    computes isn't used: it counts the prefill's token, and leaves out the tokens that the output
-    cap cuts off. The counts have neither fault.
+    Entry j of the histogram is the number of steps that accepted j drafts. It ends at the most
+    drafts that a step accepted. The acceptance length that SGLang computes isn't used: it counts
+    the prefill's token, and leaves out the tokens that the output cap cuts off. The counts have
+    neither fault.
     """
 
     spec_correct_drafts_histogram: Histogram = ()
@@ -500,7 +503,7 @@ class WireFormat:
         counters_source: the source of the acceptance in the counters; None if they have none.
         counters_path: the path of the counters; None if the server has none.
         counters_flag: what the server must be started with to have counters: a flag, a setting, or
-            a phrase.
+            a phrase that ends the sentence "start the server with …".
         accepts_only_text: True if each prompt must be a text, because the server takes neither a
             chat nor token ids.
         has_token_ids: True if chunks can have the ids of their tokens. If not, each chunk has the
@@ -531,7 +534,7 @@ class WireFormat:
             **ask.openai_prompt,
             **ask.openai,
         }
-        # A chunk's tokens are counted by their ids, or else by how far the usage has moved.
+        # A chunk's tokens are counted by their ids, or else by how much the usage has grown.
         if self.has_token_ids:
             body["return_token_ids"] = True
         else:
@@ -542,7 +545,7 @@ class WireFormat:
         """Return a parser for the answer to a request.
 
         By default it parses OpenAI's events and the fields that vLLM and SGLang add to them. The
-        tokens of a chunk are counted by their ids, or else by how far the usage has moved. One of
+        tokens of a chunk are counted by their ids, or else by how much the usage has grown. One of
         the last chunks has no choices, but the usage and the acceptance of the answer.
         """
         del ask
@@ -662,8 +665,8 @@ class TokenApi(ABC):
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
         """Return a call for the log-probabilities of candidates for the next token, in nats.
 
-        A server that only reports the likeliest tokens gives any other candidate an upper bound of
-        its log-probability.
+        If a server reports only the likeliest tokens, a candidate that isn't among them gets an
+        upper bound of its log-probability.
         """
 
 
@@ -760,19 +763,21 @@ class EventSplitter:
         """Take a line without data: an empty line, a field of the event, or stray text.
 
         Returns:
-            The data of an object that an empty line ends before it is whole; empty if there is no
-            such object.
+            The data of an object that isn't whole, if the line is empty and so ends the object;
+            otherwise nothing.
 
         Raises:
-            ServerAnswerError: the line calls the event before it an error; or it ends an object
-                before the object is whole, and the server calls the object's event an error.
+            ServerAnswerError: the line calls the current event an error, and the event's data has
+                come already; or the line ends an object that isn't whole, after an earlier line has
+                called this event an error.
         """
         if line.startswith(b"event:"):
             self._is_error = line.removeprefix(b"event:").strip().lower() == b"error"
             if self._is_error and self._last:
                 raise _error_event(self._last)
         elif line and not line.startswith(_OTHER_FIELDS):
-            # The beginning is enough to quote, and a server can send lines without end.
+            # Only the beginning is kept: a server can send such lines forever, and the beginning is
+            # enough to quote.
             if len(self._stray) < _MAX_STRAY_BYTES:
                 self._stray += line + b"\n"
         elif not line:
@@ -795,8 +800,8 @@ class EventSplitter:
 
         Raises:
             ServerAnswerError: what is left is an error.
-            InvalidMeasurementError: `EVENT_UNREADABLE`, the answer isn't finished, and there is
-                stray text instead.
+            InvalidMeasurementError: `EVENT_UNREADABLE`, the answer isn't finished, and stray text
+                is left.
         """
         # A line without its end is data if it begins as data, and otherwise stray text.
         begun = bytes(self._begun.strip())

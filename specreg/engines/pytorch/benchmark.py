@@ -44,7 +44,7 @@ _NO_POWER = (
 )
 
 Decode = Callable[[Sequence[Job]], Iterator[Mapping[int, DecodedStep]]]
-"""Decodes a batch: yields one step of each unfinished answer at a time, by the job's index."""
+"""Decodes a batch: yields the next step of all unfinished answers together, by the job's index."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -287,7 +287,8 @@ def _measure_method(
             seed=seed,
         )
         jobs.append(build_job(chat, models.tokenizer, engine_options.context_tokens))
-    # The first passes are slow. A prompt of one token teaches a store of n-grams next to nothing.
+    # Warm up, because the first passes are slow. The prompt has one token, so that a store of
+    # n-grams learns next to nothing from it.
     warm_up = Job(prompt=jobs[0].prompt[:1], output_cap_tokens=8)
     list(decode(models, [warm_up] * batch_requests))
     devices = engine_options.device or (default_device(),)

@@ -3,6 +3,8 @@
 The first step of an answer reads the prompt and has no drafts. In each later step the target reads
 the last token and the drafts after it, verifies the drafts, and rolls back those that it rejects.
 A drafter serves the rows of one batch from its start to its end.
+
+In the shapes of arrays, k is the number of drafts of a step, and V the size of the vocabulary.
 """
 
 import dataclasses
@@ -47,7 +49,8 @@ class Reader:
         """Read the next ids of each row, and return the logits after the last of them.
 
         Args:
-            texts: The ids of each row; empty for a row that waits. In the first call no row waits.
+            texts: The ids of each row; empty for a row that reads nothing in this call. In the
+                first call every row reads something.
             logits_wanted: The number of each row's last ids after which logits are returned.
 
         Returns:
@@ -100,7 +103,7 @@ class Reader:
         """
         for row, count in enumerate(tokens):
             columns = self._is_held[row].nonzero().flatten()
-            # Not `columns[-count:]`, which would be all of them for a row that forgets nothing.
+            # `columns[-count:]` would be all columns for a row that forgets nothing.
             forgotten = columns[len(columns) - count :]
             self._is_held[row, forgotten] = False
             self.lengths[row] -= count
@@ -284,7 +287,7 @@ class ModelDrafter(Drafter):
         for depth in range(max(limits)):
             for read_ids, ids in zip(self._read_ids, unread, strict=True):
                 read_ids.extend(ids)
-            # Only the logits after the last id are needed, and none of a row that waits.
+            # Only the logits after the last id are needed, and none of a row that reads nothing.
             logits_wanted = [min(1, len(ids)) for ids in unread]
             logits = self._reader.read(unread, logits_wanted)
             for index, row in enumerate(rows):
@@ -352,7 +355,7 @@ class Models:
 def decode(
     models: Models, jobs: Sequence[Job], clock: Callable[[], int] = time.monotonic_ns
 ) -> Iterator[Mapping[int, DecodedStep]]:
-    """Answer jobs as one batch, and yield one step of each unfinished answer at a time.
+    """Answer jobs as one batch, and yield the next step of all unfinished answers together.
 
     Args:
         models: The models that decode.
@@ -395,7 +398,7 @@ def decode(
             steps[row.index] = dataclasses.replace(step, draft_ns=draft_ns, target_ns=target_ns)
         yield steps
 
-        # The drafter learns from the step, and drafts the next one of the rows that go on.
+        # The drafter learns from the step, and drafts for the next step of the rows that go on.
         start_ns = clock()
         drafter.learn(rows, logits)
         unfinished = [number for number, row in enumerate(rows) if not row.is_finished]

@@ -208,7 +208,8 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A layer of a head, around its attention.
 
-    The head itself norms what the attention reads, with `input_layernorm` if it has one.
+    The layer doesn't norm what its attention reads. If a method has such a norm, its head applies
+    `input_layernorm` before it calls the layer.
     """
 
     def __init__(self, attention: Attention) -> None:
@@ -356,7 +357,7 @@ class EagleHead(Head):
         super().__init__()
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         layer = Layer(Attention(config))
-        # EAGLE's layer has no such norm, so its checkpoint has no tensor for one.
+        # EAGLE's layer has no norm before its attention, so a checkpoint has no tensor for it.
         layer.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([layer])
 

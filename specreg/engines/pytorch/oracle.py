@@ -36,7 +36,7 @@ from specreg.engines.pytorch.vocabularies import SharedVocabulary
 
 DraftNext = Callable[[Tensor, int], Tensor]
 """Takes the ids of texts, `[rows, tokens]`, and the number of drafts at their end. Returns the
-drafter's logits for the next token, `[rows, V]`."""
+drafter's logits for the next token, `[rows, V]`, where V is the size of the vocabulary."""
 Read = Callable[[Text, Tensor], tuple[Tensor, tuple[int, ...]]]
 """Takes a text and its ids, `[1, tokens]`. Returns the target's logits, `[1, tokens, V]`, and the
 number of right drafts of a step that begins at each position."""
@@ -261,8 +261,8 @@ def _accepted_by_position(hits: Sequence[bool], draft_tokens: int) -> tuple[int,
     """Return the number of accepted drafts of a step that begins at each position.
 
     Args:
-        hits: For each position of the text, whether the draft for it is right. It doesn't depend
-            on the step in which it is drafted.
+        hits: For each position of the text, whether the draft for it is right, in whichever step it
+            is drafted.
         draft_tokens: The number of tokens that a step drafts.
     """
     accepted = []
@@ -347,7 +347,7 @@ def load_head(question: Question, target: Model) -> Head:
     try:
         head.load_state_dict(renamed)
     except RuntimeError as error:
-        fault = "its tensors don't fit a head of this target with as many key heads as query heads,"
+        fault = "its tensors don't fit a head of this target with a key head for each query head:"
         details = " ".join(str(error).split())[:_ERROR_CHARACTERS]
         raise _misfit(name, f"{fault} {details}") from error
     head.to(target.device, target.dtype).eval()

@@ -110,7 +110,7 @@ class NGramStore:
             counts = self._counts_after(text)
             if counts is None:
                 break
-            # `max` returns the first of equal counts, and reversed, that is the last learnt.
+            # `max` returns the first of equal counts. In reversed order that is the last learnt.
             token_id = max(reversed(counts), key=counts.__getitem__)
             drafted.append(token_id)
             text.append(token_id)
