@@ -1,4 +1,4 @@
-"""`specreg doctor`, `merge` and `ray`: what is in the way of a run, and its shards as one run."""
+"""`specreg doctor`, `merge` and `ray`: check a machine, merge shards, or run them on a cluster."""
 
 import contextlib
 import io
@@ -235,7 +235,8 @@ def ray(
             num_gpus=max(group.gpus for group in shard.groups),
             memory=round(memory_gib * _BYTES_PER_GIB),
             resources=resources,
-            # Ray repeats a task only if its node or process is lost. A failed shard has a report.
+            # Ray repeats a task only if its node or process is lost. A shard that fails ends its
+            # task normally, because it has a report.
             max_retries=1,
         )
         result = shard_task.remote(shard.number, shards, arguments_given, folder)

@@ -233,7 +233,7 @@ def read_bounded(file: BinaryIO, most_bytes: int) -> bytes:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Read a file of this machine, and follow links to it.
+    """Read a regular file, and follow links to it.
 
     Raises:
         OSError: The file can't be read, isn't a regular file, or is longer than `most_bytes`.

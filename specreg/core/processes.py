@@ -53,9 +53,9 @@ from specreg.core.shared_memory import shared_files
 from specreg.core.supervisor import DONE, EXEC_S, MAIN, NESTED_S, SETTLE
 
 _GRACE_S = 5.0
-"""How long a process may take to end by itself before it is killed, unless a caller says so."""
+"""How long a process may take to end by itself before it is killed, if a caller sets no time."""
 _KILL_S = 10.0
-"""How long a killed process usually takes to end, at most."""
+"""How long to wait for killed processes to end; usually long enough."""
 _GONE_S = 20.0
 """How much longer a killed process may take to free its memory before it counts as unkillable."""
 _REAPED_S = 5.0
@@ -206,8 +206,9 @@ def start_process(
             _tell(supervisor, f"{session.leader} {session.started}")
         except BaseException as error:
             if not isinstance(error, Exception):
-                # An interrupt may come after the fork, when the child is known by its mark alone,
-                # which its environment has once it runs its own program.
+                # An interrupt may come after the fork, before the child's process id is known here.
+                # Then the child can be found only by its mark, and shows the mark only once it runs
+                # its own program.
                 time.sleep(EXEC_S)
                 end_all(Session(mark), signal.SIGKILL, _KILL_S)
             _dismiss(supervisor, temporary)
@@ -257,8 +258,8 @@ def child_process(
     Args:
         command: The program and its arguments.
         log_path: As in `start_process`.
-        environment: All of its variables. None for those of this process and the folders from
-            which this process imports.
+        environment: All of its variables. None for the variables of this process, with the folders
+            from which this process imports as `PYTHONPATH`.
         temporary: As in `start_process`.
         output: A file that keeps its messages. None if the caller receives them.
 
@@ -450,7 +451,7 @@ def _write(pipe: IO[bytes] | None, content: bytes) -> None:
 
 
 def _dismiss(supervisor: subprocess.Popen[bytes], temporary: Path | None) -> None:
-    """Remove a process's temporary folder, and end its supervisor, which writes the log first."""
+    """Remove a process's temporary folder, and end its supervisor, which completes the log."""
     # The folder goes first: whenever specreg is killed, the supervisor is there to remove it.
     if temporary is not None:
         shutil.rmtree(temporary, ignore_errors=True)

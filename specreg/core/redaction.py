@@ -112,7 +112,7 @@ _BEARER = re.compile(
 
 
 class NamedValue(NamedTuple):
-    """A value whose name, of a variable or an option, says that it is secret."""
+    """A secret value, with the name of its variable, option or parameter, or with what it is."""
 
     name: str
     value: str
@@ -173,8 +173,8 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
     if secrets is None:
         secrets = known_secrets()
     text = _hide_unstyled(text, secrets)
-    # A style in the middle of a secret would hide the secret from the search above. Looking for
-    # one in ASCII is much faster than the expression.
+    # A style in the middle of a secret would hide the secret from the search above. In an ASCII
+    # text a style begins with ESC, and looking for ESC is much faster than the expression.
     is_styled = "\x1b" in text if text.isascii() else _STYLE_START.search(text) is not None
     if is_styled:
         lines = text.split("\n")
@@ -418,10 +418,10 @@ def _go_escape(match: re.Match[str]) -> str:
 
 
 def _inside_base64(content: bytes, alphabet: Callable[[bytes], bytes]) -> Iterator[str]:
-    """Yield the parts that any base64 of a longer text with the content has.
+    """Yield three texts, one of which is in the base64 of any longer text with the content.
 
-    The longer text may be `user:password`. Base64 writes three bytes as four characters, so there
-    is one part for each number of bytes, modulo 3, before the content. The characters that also
+    The longer text may be `user:password`. Base64 writes three bytes as four characters, so the
+    content has one form for each number of bytes, modulo 3, before it. The characters that also
     depend on the neighbouring bytes are left out.
     """
     for before_bytes in range(3):
