@@ -441,7 +441,7 @@ def reproduce_command(case_id: str, options: tuple[str, ...], figures: Figures |
         # A build's local part after the "+" can't be installed from an index.
         version = figures.engine_version.partition("+")[0]
         if version:
-            # The version may come from another machine, so it is checked in the way of options.
+            # The version may come from another machine, so it has to pass the check of options.
             options += portable_options((f"--specreg-engine-version={version}",))
     return run_command((case_id,), options)
 
