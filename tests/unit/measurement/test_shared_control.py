@@ -27,6 +27,7 @@ from specreg.servers.server import Server
 from specreg.stats.intervals import Look
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
+from tests.unit.builders.busy_machines import duration_s, invalid_if_idle
 from tests.unit.builders.started_servers import start
 
 QUIET = Plan(show=lambda _: None, clock=lambda: time.monotonic_ns() // 3)
@@ -72,6 +73,18 @@ def rounds_of(measurement: Measurement) -> int:
     return len(measurement.replay.rounds)
 
 
+def needed_all_rounds(case: Measurement, control: Measurement) -> bool:
+    """Whether case or control lacked time before the prompts were replayed the last time."""
+    rounds_before = rounds_of(case) - CASE.rounds
+    assert case.replay is not None
+    assert control.replay is not None
+    durations_s = [
+        duration_s(arm_rounds[:rounds_before])
+        for arm_rounds in (case.replay.rounds, control.replay.rounds)
+    ]
+    return min(durations_s) < 0.5
+
+
 @pytest.mark.parametrize("arms", range(1, 8))
 def test_each_arm_has_each_place_and_follows_each_other_arm_equally_often(arms: int) -> None:
     orders = balanced_orders(arms)
@@ -105,12 +118,14 @@ def test_cases_beside_one_control_take_turns_and_have_its_rounds(
     speedups = {}
     for name, case in (("quick", quick), ("slow", slow)):
         combined = combine_with_control(case, control)
-        assert combined.invalid == {}
+        assert invalid_if_idle(combined) == {}
         assert combined.replay is not None
         assert control.replay is not None
         assert combined.replay.control_rounds == control.replay.rounds
-        speedups[name] = combined.values["speedup_ratio"]
-    assert speedups["quick"] > 1.5 * speedups["slow"]
+        if Family.SPEEDUP not in combined.invalid:
+            speedups[name] = combined.values["speedup_ratio"]
+    if len(speedups) == 2:
+        assert speedups["quick"] > 1.5 * speedups["slow"]
     truths = [builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS[: CASE.prompts]]
     assert quick.acceptance is not None
     assert quick.acceptance.total == builders.counts_of(truths)
@@ -120,31 +135,30 @@ def test_cases_beside_one_control_take_turns_and_have_its_rounds(
 def test_an_arm_that_had_its_time_leaves_and_the_control_stays_for_the_rest(
     servers: Mapping[str, Server],
 ) -> None:
-    """Each is asked for half a second, for which the quick one needs more rounds."""
+    """Each is asked for half a second, and leaves with the prompts that complete it."""
     quick, slow, control = measured(
         arm_of(servers["quick"], least_s=0.5),
         arm_of(servers["slow"], least_s=0.5),
         control_of(servers),
     )
 
-    assert rounds_of(slow) < rounds_of(quick) == rounds_of(control)
+    assert rounds_of(slow) <= rounds_of(quick) == rounds_of(control)
     combined = combine_with_control(slow, control)
     assert combined.replay is not None
     assert control.replay is not None
     assert combined.replay.control_rounds == control.replay.rounds[: rounds_of(slow)]
-    for part in (slow.replay, quick.replay):
-        assert part is not None
-        assert (
-            sum(round_of_part.ended_ns - round_of_part.started_ns for round_of_part in part.rounds)
-            >= 0.5e9 / 3
-        )
+    for arm in (slow, quick):
+        assert arm.replay is not None
+        assert duration_s(arm.replay.rounds) >= 0.5
+        assert needed_all_rounds(arm, control)
 
 
 def test_a_control_that_is_a_case_itself_has_its_time_too(servers: Mapping[str, Server]) -> None:
     quick, control = measured(arm_of(servers["quick"]), control_of(servers, least_s=0.5))
 
     assert rounds_of(quick) == CASE.rounds
-    assert rounds_of(control) > CASE.rounds
+    assert control.replay is not None
+    assert duration_s(control.replay.rounds) >= 0.5
 
 
 def test_a_case_that_fails_leaves_the_others_and_the_control(
@@ -157,8 +171,9 @@ def test_a_case_that_fails_leaves_the_others_and_the_control(
 
     assert failing.invalid.keys() == set(Family)
     assert failing.replay is None
-    assert (quick.invalid, control.invalid) == ({}, {})
-    assert combine_with_control(quick, control).values["speedup_ratio"] > 0
+    assert (invalid_if_idle(quick), invalid_if_idle(control)) == ({}, {})
+    combined = combine_with_control(quick, control)
+    assert Family.SPEEDUP in combined.invalid or combined.values["speedup_ratio"] > 0
 
 
 def test_a_case_whose_server_dies_is_named_and_nothing_is_measured(
