@@ -88,7 +88,7 @@ _ASSIGNED = re.compile(
     r"(?=\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|([^\s\"',;&{}\[\]()]+))"
 )
 """`name=value`, `--name=value` and `"name": "value"`."""
-# These expressions search megabytes of text from other programs, and must not go back over all of
+# These expressions search megabytes of text from other programs, and must not backtrack over all of
 # it. So their repetitions are bounded, except those of digits and those at an expression's end.
 _PASSWORD = re.compile(
     r"(://[^\s/:@'\"]{0,256}:)(?:[^\s/'\"]{1,512}|(?!\d+/)[^\s'\"]{1,128}?)(?=@)"
@@ -313,7 +313,7 @@ def _decoded(text: str) -> str:
     """Return the text that a string of JSON stands for, or the text itself if it isn't one."""
     try:
         decoded = str(json.loads(f'"{text}"'))
-        # JSON may escape half a character, which no program can print.
+        # JSON may escape one half of a surrogate pair, which no program can print.
         decoded.encode(errors="surrogateescape")
     except ValueError:
         return text

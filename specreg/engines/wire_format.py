@@ -507,7 +507,7 @@ class WireFormat:
         accepts_only_text: True if each prompt must be a text, because the server takes neither a
             chat nor token ids.
         has_token_ids: True if chunks can have the ids of their tokens. If not, each chunk has the
-            usage up to its end.
+            usage so far, its own tokens included.
     """
 
     request_source: ClassVar[Source | None] = None

@@ -177,7 +177,7 @@ class Row:
                 finish_reason = "stop"
                 break
         # The end of the answer cuts the delivered tokens only. The step counts all accepted drafts,
-        # as in vLLM, so that both have the verifier's view of acceptance.
+        # as in vLLM, because acceptance is what the verifier accepts.
         self.context.extend(new_ids)
         self.is_finished = finish_reason is not None
         logprobs: tuple[Mapping[int, float], ...] = ()

@@ -44,7 +44,7 @@ number of right drafts of a step that begins at each position."""
 _HEADS = frozenset({"eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash"})
 _DRAFT_MODELS = frozenset({"draft_model", "pard"})
 _ERROR_CHARACTERS = 200
-"""The length at which torch's message about tensors that don't fit is cut: it lists all tensors."""
+"""The length to which torch's message about tensors that don't fit is cut. It names them all."""
 
 
 def answer_question(question: Question, device: str) -> OracleAnswer:
