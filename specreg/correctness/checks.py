@@ -289,7 +289,7 @@ def check_steps(running: RunningCase) -> Verdict:
         message = "no answer reports its steps, so there is nothing to compare with the oracle"
         raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
     # Count the steps of the engine, and the expected ones. SGLang's histograms end with the largest
-    # number of drafts that a step accepted, so they are extended to the same length.
+    # number of drafts that a step accepted, so they are extended to the case's number of drafts.
     depth = case.server.draft_tokens
     counted = [(answer.counts or NO_STEPS).to_depth(depth) for answer in answers]
     total = sum(counted, NO_STEPS)

