@@ -194,37 +194,37 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
     return tuple(measurements)
 
 
-def combine_with_control(case: Measurement, control: Measurement) -> Measurement:
+def combine_with_control(measurement: Measurement, control: Measurement) -> Measurement:
     """Add the rounds and the power of the control to the measurement of a case, for its speedup.
 
     A control that serves several cases continues after a case has ended. Only the rounds in which
     both took part count for the case.
     """
-    invalid = dict(case.invalid)
+    invalid = dict(measurement.invalid)
     if Family.SPEEDUP in control.invalid:
         invalid.setdefault(Family.SPEEDUP, control.invalid[Family.SPEEDUP])
-    if changes_runner(case.facts, control.facts):
-        invalid.setdefault(Family.SPEEDUP, _runners_differ(case, control))
-    if case.replay is None:
-        return dataclasses.replace(case, invalid=invalid)
+    if changes_runner(measurement.facts, control.facts):
+        invalid.setdefault(Family.SPEEDUP, _runners_differ(measurement, control))
+    if measurement.replay is None:
+        return dataclasses.replace(measurement, invalid=invalid)
     control_replay = control.replay or Replay()
-    power = _combine_power(case.replay.power, control_replay.power)
+    power = _combine_power(measurement.replay.power, control_replay.power)
     # The energy ratio compares the two servers as the speedup does, so different model runners
     # spoil it too.
-    if power is not None and changes_runner(case.facts, control.facts):
+    if power is not None and changes_runner(measurement.facts, control.facts):
         power = msgspec.structs.replace(power, energy_ratio=None)
-    control_rounds = control_replay.rounds[: len(case.replay.rounds)]
-    replay = dataclasses.replace(case.replay, control_rounds=control_rounds, power=power)
-    values = values_of(case.case, replay, invalid)
-    return dataclasses.replace(case, replay=replay, values=values, invalid=invalid)
+    control_rounds = control_replay.rounds[: len(measurement.replay.rounds)]
+    replay = dataclasses.replace(measurement.replay, control_rounds=control_rounds, power=power)
+    values = values_of(measurement.case, replay, invalid)
+    return dataclasses.replace(measurement, replay=replay, values=values, invalid=invalid)
 
 
-def _runners_differ(case: Measurement, control: Measurement) -> Invalidity:
+def _runners_differ(measurement: Measurement, control: Measurement) -> Invalidity:
     """Return why the speedup is invalid: part of it would come from different model runners."""
-    runner = case.facts.model_runner
+    runner = measurement.facts.model_runner
     return Invalidity(
         "RUNNERS_DIFFER",
-        f"the server of '{case.case.id}' has model runner {runner}, and its control"
+        f"the server of '{measurement.case.id}' has model runner {runner}, and its control"
         f" {control.facts.model_runner}, so a speedup would include their difference; set"
         f' model_runner = "{runner}" in the matrix for both',
     )
