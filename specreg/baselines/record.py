@@ -155,10 +155,12 @@ def _check_recordable(
     first = measurements[0]
     # Without acceptance, the speeds are all there is to record. Power may be missing, because it is
     # recorded separately.
-    has_invalid_speed = bool(invalid.keys() - {Family.POWER})
-    lacks_acceptance = first.acceptance is None
-    if Family.ACCEPTANCE in invalid or (lacks_acceptance and has_invalid_speed):
-        raise _refusal(first.case, str(next(iter(invalid.values()))))
+    indispensable = {Family.ACCEPTANCE}
+    if first.acceptance is None:
+        indispensable = set(Family) - {Family.POWER}
+    for family, invalidity in invalid.items():
+        if family in indispensable:
+            raise _refusal(first.case, str(invalidity))
     device_names = [device.name for device in devices_of(measurements)]
     for name in (*environment.gpus, *device_names):
         if name.startswith(SCRIPTED):

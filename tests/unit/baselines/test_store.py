@@ -207,6 +207,26 @@ def test_launches_that_cannot_be_trusted_are_not_recorded(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("of", "family"),
+    [(COUNTS, Family.ACCEPTANCE), (None, Family.SPEEDUP)],
+    ids=["acceptance", "speed"],
+)
+def test_a_refusal_names_what_has_to_be_mended_and_not_the_power(
+    tmp_path: Path, of: StepCounts | None, family: Family
+) -> None:
+    """Power is recorded separately, so it forbids no recording."""
+    measurement = builders.measurement({"speedup_ratio": 1.5}, of=of)
+    power = PowerRecord(invalid=Invalidity("POWER_INVALID", "the sensor was too slow"))
+    measurement = dataclasses.replace(
+        measurement,
+        replay=Replay(acceptance=measurement.acceptance, power=power),
+        invalid={family: Invalidity("COUNTS_DISAGREE", "7 of 8 steps")},
+    )
+    with pytest.raises(BaselineError, match="not written, COUNTS_DISAGREE: 7 of 8 steps"):
+        record(tmp_path, measurement, measurement)
+
+
 THROTTLED: Invalid = dict.fromkeys(SPOILS["THROTTLED"], Invalidity("THROTTLED", "92 °C"))
 
 
