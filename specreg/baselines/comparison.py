@@ -21,6 +21,7 @@ from specreg.baselines.schema import (
     RecordedDevice,
     load_acceptance,
 )
+from specreg.core.counted import counted
 from specreg.core.reasons import Invalidity, Reason
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.measure import Measurement
@@ -370,7 +371,7 @@ def describe_nothing_accepted(counts: StepCounts) -> str:
     if counts.accepted:
         return ""
     if counts.proposed is None:
-        return f"no draft in {counts.steps} steps"
+        return f"no draft in {counted(counts.steps, 'step')}"
     return f"none of {counts.proposed} drafts"
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.pairs import Pair, Side
+from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError, SpecregError
 from specreg.core.files import MIB, UNREADABLE, cause_of, read_regular, replace_file
 from specreg.core.reasons import Reason
@@ -252,7 +253,7 @@ def _problems(pair: Pair, root: Path, saved: _SavedAnswers) -> Iterator[str]:
     prompts = load_case_prompts(root, case)[: case.prompts]
     turns = sum(turns_of(case, prompt) for prompt in prompts)
     if len(answers) != turns:
-        yield f"it has {len(answers)} answers, needed {turns}"
+        yield f"it has {counted(len(answers), 'answer')}, needed {turns}"
     has_later_turns = turns > len(prompts)
     for answer in answers:
         yield from _answer_problems(case, answer, needs_text=has_later_turns)
@@ -287,7 +288,7 @@ def _answer_problems(case: Case, answer: Transcript, *, needs_text: bool) -> Ite
         yield "an answer has no text, which later turns need"
     characters = len(answer.text or "")
     if characters > _MAX_TOKEN_CHARACTERS * max(tokens, 1):
-        yield f"an answer of {tokens} tokens has {characters} characters"
+        yield f"an answer of {counted(tokens, 'token')} has {characters} characters"
 
 
 def _verdict_on(
@@ -374,8 +375,9 @@ def compare_answers(
     tokenized_otherwise = [f"'{turn.name}'" for turn in turns if turn.text != turn.answer.prompt]
     if tokenized_otherwise:
         examples = ", ".join(tokenized_otherwise[:_MAX_NAMED])
+        amount = counted(len(tokenized_otherwise), "prompt")
         reason = Reason(
-            text=f"{len(tokenized_otherwise)} prompts have other tokens on B than on A: {examples}",
+            text=f"B has other tokens than A in {amount}: {examples}",
             remedy="look at the tokenizer and the chat template",
         )
         return _verdict_on(pair, Outcome.WRONG, reason=reason)

@@ -9,6 +9,7 @@ from specreg.compare.gate import Gate
 from specreg.compare.judging import Decision, Rules
 from specreg.compare.options import MAX_LAUNCHES, TOLERANCE
 from specreg.compare.pairs import COMPARED, Pair, Side
+from specreg.core.counted import counted
 from specreg.core.errors import ReportError
 from specreg.engines.launch_facts import changed_facts
 from specreg.measurement.figures import Figures, figures_of
@@ -260,7 +261,7 @@ def _looks_remark(rules: Rules) -> str:
 
 def _launches(number: int) -> str:
     """Return a number of launches in words."""
-    return "1 launch" if number == 1 else f"{number} launches"
+    return counted(number, "launch")
 
 
 def _remarks(gate: Gate) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from specreg.compare.judging import Decision
 from specreg.compare.pairs import Pair
+from specreg.core.counted import counted
 from specreg.report.tables import label_of
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
@@ -22,10 +23,8 @@ def render_progress(decision: Decision, pairs: Iterable[Pair]) -> Iterator[str]:
         ]
         parts = [_state_of(verdict) for verdict in deciding]
         missing = max((_missing_launches(verdict) for verdict in deciding), default=0)
-        if missing == 1:
-            parts.append("about 1 more launch")
-        elif missing:
-            parts.append(f"about {missing} more launches")
+        if missing:
+            parts.append(f"about {counted(missing, 'more launch')}")
         if parts:
             yield f"{pair.id}: {', '.join(parts)}"
 

@@ -18,6 +18,7 @@ from specreg.compare.drift import (
     times_to_find,
 )
 from specreg.compare.options import SoakOptions
+from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.files import append_lines
 from specreg.core.processes import resident_bytes
@@ -207,7 +208,8 @@ class Soak:
         usual_prompts = min(_BATCHES * batch_size_of(arm.case), self.case.prompts)
         segment_prompts = self.options.prompts or usual_prompts
         workload = Workload(prompts=prompts[:segment_prompts], warm_up=prompts)
-        self.options.show(f"{self.case.id}: {len(workload.prompts)} prompts in each segment")
+        segment_size = counted(len(workload.prompts), "prompt")
+        self.options.show(f"{self.case.id}: {segment_size} in each segment")
         remaining_looks = list(LOOKS)
         started_ns = 0
         length_s = 60 * self.options.minutes
@@ -382,8 +384,9 @@ class Soak:
         # Without enough segments, or without anything to lose, no change can be estimated.
         points = self._points(figure, from_s=LEAD_IN_FRAC * 60 * self.options.minutes)
         if len(points) < SEGMENT_PARTS:
+            segments = counted(len(points), "segment")
             reason = Reason(
-                text=f"{len(points)} segments can be judged, and {SEGMENT_PARTS} are needed",
+                text=f"{segments} can be judged, and {SEGMENT_PARTS} are needed",
                 remedy="soak longer, or with fewer --prompts",
             )
             return self._undecided(figure, reason)
@@ -523,5 +526,5 @@ def render_soak(soak: Soak, verdicts: Sequence[Verdict], *, color: bool) -> str:
         for verdict in verdicts
         if verdict.reason is not None
     ]
-    segments = f"{len(soak.segments)} segments; changes are per hour: {soak.path}"
+    segments = f"{counted(len(soak.segments), 'segment')}; changes are per hour: {soak.path}"
     return "\n".join((table, *reasons, segments))

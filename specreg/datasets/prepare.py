@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from specreg.core.commands import specreg_command
+from specreg.core.counted import counted
 from specreg.core.errors import DatasetError
 from specreg.core.files import (
     MIB,
@@ -70,7 +71,7 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
     def __str__(self) -> str:
-        return f"{self.prompts} prompts (categories: {len(self.categories)})"
+        return f"{counted(self.prompts, 'prompt')} (categories: {len(self.categories)})"
 
 
 def load_prompts(
@@ -178,7 +179,7 @@ def prepare(
     show(f"reading {source_file.path}")
     prompts, left_out_rows = read_published_file(source_file.path, prompt_set)
     if left_out_rows:
-        show(f"{left_out_rows} rows left out, because they have no prompt")
+        show(f"{counted(left_out_rows, 'row')} without a prompt left out")
     if prompt_set.rows not in {None, len(prompts)}:
         show(f"{len(prompts)} of {prompt_set.rows} published prompts: only these will be replayed")
     with _naming_file(prompts_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specreg.core.commands import install_command
+from specreg.core.counted import counted
 from specreg.core.errors import DatasetError, ModelError
 from specreg.datasets.prepare import load_prompts
 from specreg.datasets.prompts import Prompt
@@ -44,7 +45,7 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
         reason = ": its drafter learns, so its warm-up needs prompts that aren't measured"
     if len(prompts) < needed_prompts:
         raise DatasetError(
-            f"dataset '{case.dataset}': has {len(prompts)} prompts, '{case.id}' needs"
+            f"dataset '{case.dataset}': has {counted(len(prompts), 'prompt')}, '{case.id}' needs"
             f" {needed_prompts}{reason}; lower prompts in the matrix, or ask for fewer"
         )
     check_form(case, prompts)

@@ -16,6 +16,7 @@ import msgspec
 
 from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord
+from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.processes import our_ids
 from specreg.core.reasons import Invalidity
@@ -512,7 +513,7 @@ class _ArmRotation:
         """Replay the extension on these arms, for their acceptance."""
         extension = self.workload.extension
         if arm_replays:
-            self.plan.show(f"undecided, replaying {len(extension)} more prompts")
+            self.plan.show(f"undecided, replaying {counted(len(extension), 'more prompt')}")
         for arm_replay in arm_replays:
             arm_replay.look = Look.EXTENDED
             # An extension has no number. With the number of the next round, its requests would be

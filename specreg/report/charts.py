@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specreg.baselines.comparison import differing_settings
+from specreg.core.counted import counted
 from specreg.matrix.case import CaseSettings, Load
 from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import CaseReport, Report, began_at, last_verdicts
@@ -352,7 +353,7 @@ def _figure_history(
     # Explain the bad lines, the band, and where the engine's version changed.
     notes = list(_bad_notes(bad_runs))
     if band_lines:
-        notes.insert(0, f"The band holds {len(band_lines)} cases that are not proven worse.")
+        notes.insert(0, f"The band holds {counted(len(band_lines), 'case')} not proven worse.")
     versions_by_night = []
     for history in histories:
         engine = history.case.engine

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import filelock
 
+from specreg.core.counted import counted
 from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_folder, replace_file
 from specreg.core.interrupts import check_signalled
@@ -207,7 +208,7 @@ class GpuClaim:
             reason = visible_gpus.why_none
             if not reason:
                 reason = f"this process sees {len(visible_devices)}; use a machine that has enough"
-            raise SensorError(f"{gpus} GPUs: {reason}")
+            raise SensorError(f"{counted(gpus, 'GPU')}: {reason}")
         line_path = cache_folder("gpus") / "line.lock"
         with filelock.FileLock(line_path, thread_local=False):
             devices = self._take_free(visible_devices, gpus)

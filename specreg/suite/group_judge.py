@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specreg.baselines.schema import Baseline
+from specreg.core.counted import counted
 from specreg.core.errors import MemoryHeldError, SpecregError
 from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase, Timeline
@@ -289,8 +290,8 @@ def render_changes(changes: Sequence[VerdictChange]) -> str:
         f" {change.before.outcome} -> {change.after.outcome}"
         for change in changes
     ]
-    noun = "verdict" if len(changes) == 1 else "verdicts"
-    return f"{len(changes)} {noun} changed when the whole run was judged: {', '.join(parts)}"
+    verdicts = counted(len(changes), "verdict")
+    return f"{verdicts} changed when the whole run was judged: {', '.join(parts)}"
 
 
 def properties_of(changes: Sequence[VerdictChange]) -> Mapping[str, str]:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from specreg.baselines.schema import baseline_files, read_baselines
 from specreg.core.commands import install_command, record_command
+from specreg.core.counted import counted
 from specreg.core.errors import ModelError, SensorError, SpecregError, UnsupportedError
 from specreg.core.files import cache_dir, cause_and_path_of, real_path
 from specreg.datasets.hub import hub_cache_dir, is_cached, is_installed, is_offline, why_unfetchable
@@ -456,7 +457,7 @@ def _examine_datasets(context: RunContext) -> Iterator[Finding]:
         says = "made when a case needs it"
         try:
             if dataset_named(name).tokens is None:
-                says = f"{len(load_case_prompts(context.root, case))} prompts"
+                says = counted(len(load_case_prompts(context.root, case)), "prompt")
             yield Finding("dataset", f"{name}: {says}")
         except ModelError:
             # `_examine_models` yields a finding about the model.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from specreg.acceptance.record import Source
 from specreg.baselines.packages import package_remarks
+from specreg.core.counted import counted
 from specreg.core.errors import SpecregError
 from specreg.engines.launch_facts import changed_facts
 from specreg.matrix.case import Case
@@ -64,9 +65,10 @@ def _other_prompts(cases: Sequence[Case]) -> Iterator[str]:
     if not prompts:
         return
     # Show one number if all cases have the same.
-    ends = sorted({min(prompts), max(prompts)})
-    counts = " to ".join(map(str, ends))
-    replayed = f"--num-prompts replayed {counts} prompts of each case"
+    amount = counted(max(prompts), "prompt")
+    if min(prompts) != max(prompts):
+        amount = f"{min(prompts)} to {amount}"
+    replayed = f"--num-prompts replayed {amount} of each case"
     compared = "acceptance was compared on the prompts that the baseline has too, speed not at all"
     yield f"{replayed}: {compared}"
 

@@ -7,6 +7,7 @@ loss has lasted for many nights. And it may look bad although the whole machine 
 import dataclasses
 
 from specreg.baselines.comparison import BaselineComparison
+from specreg.core.counted import counted
 from specreg.core.reasons import Reason
 from specreg.measurement.metrics import Family, Metric
 from specreg.stats.intervals import LEVEL, LEVELS, Look
@@ -91,7 +92,9 @@ def _describe_lasting(metric: Metric, lasting: LastingLoss) -> str:
     """Describe a lasting loss: `-6.1% since the night of 2026-11-21, over 4 nights`."""
     changed_frac = metric.sign * to_frac(metric, lasting.effect.estimate_frac)
     since = _date_of(lasting.since)
-    text = f"{changed_frac:+.1%} since the night of {since}, over {lasting.nights} nights"
+    text = (
+        f"{changed_frac:+.1%} since the night of {since}, over {counted(lasting.nights, 'night')}"
+    )
     before, after = lasting.versions
     if before and after and before != after:
         text = f"{text}; the engine went from {before} to {after} on that night"

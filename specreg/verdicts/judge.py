@@ -17,6 +17,7 @@ from specreg.baselines.comparison import (
 )
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
+from specreg.core.counted import counted
 from specreg.core.reasons import Invalidity, Reason
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
@@ -352,10 +353,9 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
     takes_all_prompts = metric.by_launch or case.needs_fresh_server
     if baselines.settings.num_prompts is not None and takes_all_prompts:
         figure = metric.quantity if metric.by_launch else "what a drafter learns"
-        num_prompts = baselines.settings.num_prompts
+        replayed = counted(baselines.settings.num_prompts, "prompt")
         reason = Reason(
-            text=f"{num_prompts} prompts were replayed, and {figure} depends on all prompts of the"
-            " case",
+            text=f"the run replayed {replayed}, and {figure} depends on all prompts of the case",
             remedy="leave out --num-prompts to judge it",
         )
         return Obstacle(Outcome.NOT_COMPARABLE, reason)
@@ -538,7 +538,7 @@ def _undecided_acceptance(
     # at least, because a smaller change would hardly help.
     needed_prompts = max(2.0, ratio**2) * prompts
     reason = Reason(
-        text=_describe_resolution(comparison, f"{prompts} prompts"),
+        text=_describe_resolution(comparison, counted(prompts, "prompt")),
         remedy=f"raise {evidence.baselines.prompts_setting} to about {needed_prompts:.0f}",
     )
     # Further launches replay the same prompts, so no number of them would decide.
@@ -657,8 +657,7 @@ def _describe_resolution(comparison: Comparison, amount: str) -> str:
 def _undecided_speed(metric: Metric, verdict: Verdict, nights: NightEvidence) -> Verdict:
     """Add to an undecided verdict how many launches, or how many nights, would decide it."""
     launches = verdict.launches
-    plural = "" if launches == 1 else "es"
-    resolution = _describe_resolution(verdict.comparison, f"{launches} launch{plural}")
+    resolution = _describe_resolution(verdict.comparison, counted(launches, "launch"))
     reason = Reason(text=resolution)
     tolerance_frac = verdict.comparison.tolerance_frac or 0.0
     needed = launches_to_hold(metric, tolerance_frac, nights, launches=launches)

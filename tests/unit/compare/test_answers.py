@@ -176,7 +176,7 @@ def test_a_verdict_that_fits_its_pair_is_taken_over(tmp_path: Path) -> None:
         ),
         pytest.param(
             saved_answers({"text": "x" * 2000}),
-            "an answer of 1 tokens has 2000 characters",
+            "an answer of 1 token has 2000 characters",
             id="long text",
         ),
     ],
@@ -384,4 +384,4 @@ def test_a_prompt_that_b_tokenizes_otherwise_is_wrong(
     rendered = (dataclasses.replace(answers_of_a[0], prompt=(1, 2)), *answers_of_a[1:])
     verdict = compare(rendered, B=server)
     assert verdict.outcome is Outcome.WRONG
-    assert verdict.explanation.startswith("1 prompts have other tokens on B than on A: 'chat-0'")
+    assert verdict.explanation.startswith("B has other tokens than A in 1 prompt: 'chat-0'")

@@ -181,4 +181,4 @@ def test_rows_that_are_left_out_are_counted_in_the_output(folder: Folder) -> Non
     folder.file.write_text(json.dumps([row_left_out, silent, silent]))
     record = folder.prepare("sharegpt", folder.file)
     assert (record.rows, record.left_out, record.prompts) == (3, 2, 1)
-    assert "2 rows left out, because they have no prompt" in folder.shown
+    assert "2 rows without a prompt left out" in folder.shown

@@ -381,7 +381,7 @@ def test_of_many_cases_the_fine_ones_are_a_band_behind_those_that_are_not() -> N
     (picture,) = history_by_figure(cases)
     assert [(curve.name, curve.color) for curve in picture.curves] == [("case-7", "bad")]
     assert picture.band
-    assert "The band holds 7 cases that are not proven worse." in picture.note
+    assert "The band holds 7 cases not proven worse." in picture.note
 
 
 def test_an_undecided_case_in_the_band_is_not_called_fine() -> None:
@@ -392,7 +392,7 @@ def test_an_undecided_case_in_the_band_is_not_called_fine() -> None:
         for number in range(7)
     ]
     (picture,) = history_by_figure(cases)
-    assert picture.note == "The band holds 7 cases that are not proven worse."
+    assert picture.note == "The band holds 7 cases not proven worse."
 
 
 def test_a_page_of_seventy_two_cases_and_thirty_nights_fits_into_a_megabyte(tmp_path: Path) -> None:

@@ -235,14 +235,15 @@ def test_a_tier_of_which_some_servers_have_a_realistic_speed_says_how_many(tmp_p
     assert "the servers of 1 of 2 cases of this tier have no realistic speed" in text
 
 
-def test_a_run_of_more_prompts_than_the_tier_has_is_not_said_to_have_only_so_many(
-    tmp_path: Path,
+@pytest.mark.parametrize(("prompts", "amount"), [(8, "8 prompts"), (1, "1 prompt")])
+def test_a_run_of_another_number_of_prompts_names_that_number(
+    tmp_path: Path, prompts: int, amount: str
 ) -> None:
-    case = builders.CASE.replaying(2 * builders.CASE.prompts)
+    case = builders.CASE.replaying(prompts)
     launch = dataclasses.replace(MEASURED, case=case)
     run = runs.measured_run(runs.context(tmp_path), launch)
 
     remarks = [remark for remark in remarks_of(run.result()) if "--num-prompts" in remark]
 
     (remark,) = remarks
-    assert remark.startswith(f"--num-prompts replayed {case.prompts} prompts of each case: ")
+    assert remark.startswith(f"--num-prompts replayed {amount} of each case: ")
