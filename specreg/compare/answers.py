@@ -301,7 +301,7 @@ def _verdict_on(
 
 
 def _were_all_equal(measured: Mapping[Side, Measurement], prompts: Sequence[Prompt]) -> bool:
-    """Return whether both sides were timed on this launch and gave equal answers everywhere."""
+    """Return whether both sides were timed on this launch, with equal answers to every prompt."""
     measurement_of_a = measured.get(Side.A)
     measurement_of_b = measured.get(Side.B)
     if measurement_of_a is None or measurement_of_b is None:

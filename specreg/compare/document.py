@@ -1,4 +1,4 @@
-"""Build the report document of a gate. The renderers of a run's document show it."""
+"""Build the report document of a gate. It has the form of a run's, so the same code renders it."""
 
 import datetime as dt
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Judge the launches of both sides of a gate: return a verdict on each metric, and the answer.
 
-The gate judges after 1, 2, 4, 8, … launches. Each of these looks gets a part of one level of
-significance, so that all looks together are wrong no more often than a single one would be. If a
-look decides a metric, the metric stays decided.
+The gate looks at the launches after 1, 2, 4, 8, … of them, and judges each metric. Each look gets a
+part of one level of significance, so that all looks together are wrong no more often than a single
+one would be. If a look decides a metric, the metric stays decided.
 """
 
 import bisect
@@ -702,7 +702,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
 
 
 def _why_missing(launches: Iterable[SideLaunch], side: Side, metric: Metric) -> Reason:
-    """Return why a side has no valid value of a metric yet: what its last launch says of that."""
+    """Return why a side has no valid value of a metric yet, by its last launch."""
     text = f"side {side} has no launch yet"
     for launch in launches:
         invalid = launch.why_invalid(metric)
@@ -716,8 +716,8 @@ def _own_launches_confirm(verdict: Verdict, own_change: Effect | None, sides: _S
 
     The spread of all pairs is too small for a load that is noisier than the rest. In simulations of
     six pairs, one of them three times noisier, 6 % of the losses as large as the tolerance passed
-    without this check, and 0.8 % with it. Of the gates between identical sides, 3 % found a loss
-    without it, and 0.5 % with it.
+    without this check, and 0.8 % with it. Without the check, 3 % of the gates between identical
+    sides found a loss; with the check, 0.5 % did.
 
     Args:
         verdict: the verdict that used the spread of all pairs.

@@ -208,7 +208,7 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
         target_sha256: the checksum of the target's files; empty for a hub id.
         target: the hub id of the target; empty for files.
         prompts_sha256: the checksum of the prompts that the case replays without `--num-prompts`,
-            and of those that are added if they don't decide its acceptance.
+            and of the further prompts that it replays if its acceptance is undecided.
         limits: the limits on TTFT and TPOT that a good request keeps.
         prompts: the number of prompts that the tier sets for the case.
         num_prompts: how many prompts `--num-prompts` sets instead; null without it.

@@ -90,7 +90,7 @@ def _options_of(config: pytest.Config) -> Options:
     options = read_options(config)
     if has_workers(config) and options.shard:
         raise SpecregError(
-            "--specreg-shard with -n: a shard is measured by one process; leave one out"
+            "--specreg-shard with -n: a shard is measured by one process; leave out one option"
         )
     if is_worker(config):
         # The controller has chosen the run that is resumed, and gives its folder to the worker.

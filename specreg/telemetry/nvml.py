@@ -52,7 +52,7 @@ _REMEDIES: Mapping[int, str] = MappingProxyType(
         ),
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: _RELOAD,
         pynvml.NVML_ERROR_NO_PERMISSION: (
-            "run as a user who may use it, or where it was given to the job or container"
+            "run as a user who may use the GPU, or in a job or container that has it"
         ),
         pynvml.NVML_ERROR_OPERATING_SYSTEM: (
             "look at the rights of /dev/nvidia* and at the job's or container's cgroup"

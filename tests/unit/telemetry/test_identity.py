@@ -273,7 +273,7 @@ def test_a_gpu_that_cannot_be_opened_hides_itself_alone(
             "the loaded driver and NVIDIA's library are of different versions, as after an upgrade",
         ),
         (9, "Driver Not Loaded; load the driver (modprobe nvidia) or reboot"),
-        (NO_PERMISSION, "Insufficient Permissions; run as a user who may use it"),
+        (NO_PERMISSION, "Insufficient Permissions; run as a user who may use the GPU"),
         (15, "GPU is lost; look at the kernel's log (dmesg) for Xid"),
         (17, "The operating system has blocked the request; look at the rights of /dev/nvidia*"),
         (16, "GPU requires restart; reset the GPU"),
