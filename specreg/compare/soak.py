@@ -105,7 +105,7 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Sensitivity:
     """Which drift of a figure a soak can find.
 
     Attributes:
@@ -291,13 +291,13 @@ class Soak:
             points = self._points(figure, from_s=0.0)
             if len(points) < SEGMENT_PARTS:
                 continue
-            sight = self._sight_of(figure, points, LAST_LEVEL / len(figures))
-            if sight is not None:
-                yield f"{figure.name}: {sight}"
+            sensitivity = self._sensitivity_of(figure, points, LAST_LEVEL / len(figures))
+            if sensitivity is not None:
+                yield f"{figure.name}: {sensitivity}"
 
-    def _sight_of(
+    def _sensitivity_of(
         self, figure: Figure, points: Sequence[tuple[float, float]], level: float
-    ) -> Sight | None:
+    ) -> Sensitivity | None:
         """Estimate which drift of a figure the whole soak can find.
 
         Args:
@@ -321,7 +321,7 @@ class Soak:
             enough_minutes = times * part_minutes
         # The last segment may end after the planned time.
         growth_ratio = max(minutes / part_minutes, 1.0)
-        return Sight(
+        return Sensitivity(
             minutes=minutes,
             found_frac=detectable_frac(trend, level, growth_ratio),
             tolerance_frac=tolerance_frac,
@@ -406,7 +406,7 @@ class Soak:
         low, high = change.bounds(level)
         outcome = outcome_of(change.estimate_frac, low, high, tolerance_frac)
         drift_reason: Reason | None = None
-        sight: Sight | None = None
+        sensitivity: Sensitivity | None = None
         if outcome is Outcome.REGRESSED:
             drift_reason = Reason(
                 text=f"worse by {-change.estimate_frac:.1%} in an hour",
@@ -414,14 +414,14 @@ class Soak:
             )
         elif outcome is Outcome.INCONCLUSIVE:
             drift_reason = Reason(text="the interval doesn't decide yet", remedy="soak longer")
-            sight = self._sight_of(figure, points, level)
+            sensitivity = self._sensitivity_of(figure, points, level)
         # A soak that is too short to find a loss as small as the tolerance could never pass, so it
         # doesn't fail either.
         is_too_short = False
-        if sight is not None and not sight.is_enough:
+        if sensitivity is not None and not sensitivity.is_enough:
             is_too_short = True
             most_loss = f"the figure is no more than {-low:.1%} worse in an hour"
-            drift_reason = Reason(text=f"{sight}; {most_loss}", remedy=sight.remedy)
+            drift_reason = Reason(text=f"{sensitivity}; {most_loss}", remedy=sensitivity.remedy)
         return Verdict(
             case_id=self.case.id,
             metric=figure.name,

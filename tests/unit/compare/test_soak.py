@@ -24,7 +24,7 @@ from specreg.compare.soak import (
     LEVEL,
     LOOKS,
     Segment,
-    Sight,
+    Sensitivity,
     Soak,
     open_soak,
     render_soak,
@@ -287,9 +287,9 @@ def test_a_soak_says_beforehand_what_it_can_find() -> None:
 
 
 def test_segments_that_move_together_find_nothing() -> None:
-    sight = Sight(minutes=10, found_frac=None, tolerance_frac=0.05, enough_minutes=None)
-    assert not sight.is_enough
-    assert str(sight) == (
+    sensitivity = Sensitivity(minutes=10, found_frac=None, tolerance_frac=0.05, enough_minutes=None)
+    assert not sensitivity.is_enough
+    assert str(sensitivity) == (
         "a soak of 10 min finds no drift, because neighbouring segments move together, and a"
         " longer one doesn't find 5.0%"
     )
