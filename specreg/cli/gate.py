@@ -110,13 +110,15 @@ def gate(options: GateOptions) -> int:
         cut_short_status = ended.exit_code
     # Write the report first: printing fails on a terminal that was closed.
     command = specreg_command(*sys.argv[1:])
-    again = shlex.join(("--resume", "--out", str(running_gate.folder)))
-    report = record_gate(running_gate, command=command, again=again, status=cut_short_status)
+    resume_options = shlex.join(("--resume", "--out", str(running_gate.folder)))
+    report = record_gate(
+        running_gate, command=command, resume_options=resume_options, status=cut_short_status
+    )
     color = sys.stdout.isatty()
     say(render_report(report, color=color), styled=color)
     say(f"report: {running_gate.folder / 'report.html'}")
     if not report.run.complete:
-        say(f"to continue, type the same command with {again}")
+        say(f"to continue, type the same command with {resume_options}")
     return report.run.exit_status
 
 

@@ -47,13 +47,15 @@ def set_report_aside(folder: Path) -> None:
         path.replace(path.with_name(f"earlier-{path.name}"))
 
 
-def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None = None) -> Report:
+def record_gate(
+    gate: Gate, *, command: str, resume_options: str = "", status: int | None = None
+) -> Report:
     """Write the report of a gate and its pages, even if the gate isn't finished, and return it.
 
     Args:
         gate: the gate.
         command: the command that was typed.
-        again: the options with which the command resumes the gate; empty if it needs none.
+        resume_options: the options with which the command resumes the gate; empty if it needs none.
         status: the exit status if the gate was interrupted; None for the status that follows from
             the verdicts.
     """
@@ -87,7 +89,7 @@ def record_gate(gate: Gate, *, command: str, again: str = "", status: int | None
         answers=(answer,),
         arms=tuple(_arm_report(gate, side) for side in COMPARED),
         control=decision.control,
-        hints=tuple(_hints(gate, decision, again)),
+        hints=tuple(_hints(gate, decision, resume_options)),
     )
     # A page that can't be written must not end a gate that is measuring.
     try:
@@ -209,13 +211,13 @@ def _last_measurement(gate: Gate, pair: Pair, side: Side) -> Measurement | None:
     return None
 
 
-def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
+def _hints(gate: Gate, decision: Decision, resume_options: str) -> Iterator[str]:
     """Yield a hint with the command that would decide the gate, and then what is unclear.
 
     Args:
         gate: the gate.
         decision: its decision so far.
-        again: the options with which the command resumes the gate; empty if it needs none.
+        resume_options: the options with which the command resumes the gate; empty if it needs none.
     """
     needed = decision.needed_launches
     if needed > MAX_LAUNCHES:
@@ -224,9 +226,9 @@ def _hints(gate: Gate, decision: Decision, again: str) -> Iterator[str]:
             f" {MAX_LAUNCHES} at most; quieten the machine, or tolerate more with {TOLERANCE}"
         )
     elif needed:
-        options = again
+        options = resume_options
         if needed > gate.options.launches:
-            options = f"{again} --launches {needed}".lstrip()
+            options = f"{resume_options} --launches {needed}".lstrip()
         command = "type the same command"
         if options:
             command = f"type the same command with {options}"

@@ -81,7 +81,7 @@ def resumed(gate: Gate, folder: Path, name: str, content: bytes) -> tuple[Gate, 
 
 def check_reported(gate: Gate) -> None:
     """Decide a gate, and write its report, none of which a terminal or a log would obey."""
-    report = record_gate(gate, command="specreg gate a b", again="--resume")
+    report = record_gate(gate, command="specreg gate a b", resume_options="--resume")
     written = load_report(gate.folder / "report.json")
     assert written.run.exit_status == report.run.exit_status
     texts = [(gate.folder / name).read_text() for name in PAGES]

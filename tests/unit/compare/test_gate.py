@@ -346,7 +346,7 @@ def test_no_hint_asks_for_more_launches_than_the_option_takes(here: GateOptions)
     gate = opened(here)
     [pair] = gate.pairs
     gate.launches += launches(0.0, noise=80, count=4, pair=pair)
-    hint, *_ = record_gate(gate, command="", again="--resume").hints
+    hint, *_ = record_gate(gate, command="", resume_options="--resume").hints
     assert hint.endswith(
         " launches of each side would decide, and --launches takes 1000 at most; quieten the"
         " machine, or tolerate more with --tolerance"
@@ -411,13 +411,15 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     gate.launches += [failed(Side.A2, 1, pair=pair)]
     gate.launches += [launch(side, 1, pair=pair) for side in COMPARED]
     command = "specreg gate vllm vllm"
-    again = "--resume --out here"
-    report = record_gate(gate, command=command, again=again, status=130)
+    resume_options = "--resume --out here"
+    report = record_gate(gate, command=command, resume_options=resume_options, status=130)
     (answer,) = report.answers
     run = report.run
     assert (answer.subject, run.exit_status, run.complete) == ("UNDECIDED", 130, False)
     assert f"side A2, launch 1, {pair.id}: it died" in report.remarks
-    needed = f"about 4 launches of each side would decide: type the same command with {again};"
+    needed = (
+        f"about 4 launches of each side would decide: type the same command with {resume_options};"
+    )
     assert report.hints[0].startswith(needed)
     gate.options = dataclasses.replace(gate.options, launches=1)
     assert (
