@@ -32,8 +32,8 @@ class Reply(StrEnum):
 
     TEXT = "text"
     UNFINISHED_THOUGHT = "unfinished_thought"
-    """The answer is a thought alone. If the server doesn't separate thoughts, only a thought
-    without an end counts."""
+    """The answer is a thought alone. If the server doesn't separate thoughts, this is seen only
+    where the text lacks the mark that ends a thought."""
     NOTHING = "nothing"
     """The answer has neither a thought nor a text, or its text consists of blanks."""
 
@@ -105,7 +105,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.chunk_sizes)
 
     def hidden_steps(self, draft_tokens: int) -> int:
-        """Return how many steps merged chunks can hide at most.
+        """Return the most steps that can be hidden in merged chunks.
 
         A chunk with more tokens than a step can emit, k + 1, holds several steps, each with at
         least one token.
@@ -124,8 +124,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         """Estimate the counts from the chunks, for servers that count nothing.
 
         Each chunk after the first is taken for one step, which emitted its accepted drafts and one
-        token. The estimate is in the emitted view: drafts that were cut off at the end aren't seen.
-        Chunks that merged unnoticed make fewer, longer steps.
+        token. Only the tokens that reached the client are seen (`View.EMITTED`), and not the drafts
+        that were cut off at the end. Chunks that merged unnoticed make fewer, longer steps.
 
         Args:
             draft_tokens: the most drafts that a step can accept, k.

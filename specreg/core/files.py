@@ -108,7 +108,7 @@ def _check_writable(folder: Path) -> None:
     """Check that files can be made in a folder.
 
     Raises:
-        OSError: The folder isn't writable, or is something else.
+        OSError: The path isn't a folder, or the folder isn't writable.
     """
     error_number = 0
     if not folder.is_dir():
@@ -139,8 +139,8 @@ def data_dir() -> Path:
 def real_path(path: Path) -> Path:
     """Return an absolute path without links.
 
-    `Path.resolve` raises a RuntimeError for a loop of links. This function returns a path in the
-    loop, so that opening it raises an OSError, as for any other bad path.
+    Before Python 3.13, `Path.resolve` raises a RuntimeError for a loop of links. This function
+    returns a path in the loop, so that opening it raises an OSError, as for any other bad path.
     """
     return Path(os.path.realpath(path))
 

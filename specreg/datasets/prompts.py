@@ -77,10 +77,10 @@ REPLIES: Mapping[str, Callable[[str], str]] = MappingProxyType(
 """The functions that turn a reply into history. A case names its function in `history_reply`."""
 
 
-def deal(prompts: Sequence[Prompt], rounds: int) -> tuple[Sequence[Prompt], ...]:
-    """Cut prompts, in order, into at most `rounds` parts of nearly equal size; none is empty."""
+def cut_evenly(prompts: Sequence[Prompt], parts: int) -> tuple[Sequence[Prompt], ...]:
+    """Cut prompts, in order, into at most `parts` parts of nearly equal size; none is empty."""
     if not prompts:
         return ()
-    count = min(rounds, len(prompts))
+    count = min(parts, len(prompts))
     ends = [len(prompts) * part // count for part in range(count + 1)]
     return tuple(prompts[start:end] for start, end in itertools.pairwise(ends))

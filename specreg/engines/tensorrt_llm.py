@@ -63,7 +63,7 @@ class TensorrtLlmWireFormat(WireFormat):
 _VERSION = "1.3.0rc29"
 """The release of September 29, 2026.
 
-It must have TensorRT-LLM#17082, because by TensorRT-LLM#19311 the source had it on September 17.
+It surely has TensorRT-LLM#17082: TensorRT-LLM#19311 shows that the source had it on September 17.
 """
 _OPTIONS = "options.yaml"
 _SECTION = "speculative_config"

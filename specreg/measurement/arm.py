@@ -27,7 +27,7 @@ from specreg.acceptance.record import (
 from specreg.acceptance.trace import RequestTrace, undrafted_steps_of
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Invalidity
-from specreg.datasets.prompts import Prompt, deal
+from specreg.datasets.prompts import Prompt, cut_evenly
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import WireFormat
@@ -184,7 +184,7 @@ class ArmReplay:
         full_batches = math.ceil(len(prompts) / in_flight)
         batches = max(full_batches, _ENOUGH_ROUNDS)
         load = Load(concurrency=in_flight)
-        for batch in deal(prompts, batches):
+        for batch in cut_evenly(prompts, batches):
             replayed = await self.clients.replay_under(load, batch)
             checks.check_requests(replayed.traces)
             self.batches.append(replayed)

@@ -44,9 +44,9 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
         histogram: entry j counts the steps with j drafts accepted.
         marginal_frac: for each draft position, from the first, the share of the steps that accepted
             the draft there.
-        conditional_frac: for each position, the same share among only those steps that accepted the
-            draft at the position before.
-        joint_frac: for each position, the product of the conditional shares up to that position.
+        conditional_frac: for each position that a step reached, the same share among only those
+            steps that accepted the draft at the position before.
+        joint_frac: for each of these positions, the product of the conditional shares up to it.
         undrafted_steps: at least this many steps drafted nothing, U; they aren't part of S. Null
             where their number isn't known.
     """
@@ -104,7 +104,8 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         requests: all requests.
         thinking: whether the case switches thinking on or off; null where the template decides.
-        with_thought: answers with a thought, even if they never left it.
+        with_thought: answers with a thought, even if they never left it. A thought that ended
+            within the first chunk isn't counted.
         unfinished_thoughts: answers that never left the thought.
         without_text: answers with neither a thought nor a text, or whose text consists of blanks.
         without_tokens: answers without a token.
@@ -130,7 +131,7 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the tokens of some requests came; a spread without values is null.
+    """How fast the tokens of some requests came; a summary without values is null.
 
     Attributes:
         requests: the number of requests.
@@ -146,7 +147,7 @@ class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmFigures(PaceFigures, frozen=True, kw_only=True):
-    """The timing of one server's requests; a spread without values is null.
+    """The timing of one server's requests; a summary without values is null.
 
     Attributes:
         good_requests: how many requests kept the case's limits.
@@ -304,7 +305,7 @@ def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> Answer
 
 
 def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, PartFigures]:
-    """Return the acceptance of thoughts and of answers, with each later chunk taken for a step.
+    """Return the acceptance of thoughts and answers; each chunk after the first counts as a step.
 
     Args:
         traces: the requests.

@@ -21,7 +21,7 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.core.processes import our_ids
 from specreg.core.reasons import Invalidity
 from specreg.core.timeline import Phase
-from specreg.datasets.prompts import Prompt, deal
+from specreg.datasets.prompts import Prompt, cut_evenly
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts, changes_runner
 from specreg.engines.methods import SCHEDULED
 from specreg.load.chat_client import Clock, Record
@@ -411,7 +411,7 @@ class _ArmRotation:
         self.workload = workload
         self.plan = plan
         # The cases differ in their servers alone, so all of them have the same rounds.
-        self.parts = deal(workload.prompts, plan.parts or arm_replays[0].arm.case.rounds)
+        self.parts = cut_evenly(workload.prompts, plan.parts or arm_replays[0].arm.case.rounds)
         self.orders = itertools.cycle(balanced_orders(len(arm_replays)))
         self.rounds_replayed = 0
 

@@ -223,7 +223,7 @@ class Metric:
         return "speed"
 
     def render_ratio(self, value: float, digits: int = 4) -> str:
-        """Return the value of a ratio with so many significant digits, and a share in percent."""
+        """Return the value of a ratio with `digits` significant digits, and a share in percent."""
         if self.name.endswith("_frac"):
             return f"{100 * value:.{digits}g}%"
         return f"{value:.{digits}g}"

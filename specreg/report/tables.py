@@ -149,18 +149,19 @@ def render_rows(
     )
     console.print(table)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    # A cell that wraps may break a word in front of something that a CI system takes for a command.
+    # Wrapping a cell may move something to the start of a line where a CI system takes it for a
+    # command.
     return without_ci_commands("\n".join(lines))
 
 
 def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
     """Render tables of the figures of one launch of each case. Tables without rows are left out.
 
-    TPOT is the median over requests, and throughput is all tokens divided by all time. `A/D` is the
-    acceptance rate, and a position shows the share of the steps that accepted at least that many
-    drafts. J/token is all energy divided by all tokens, `alone` is the same without speculation,
-    and `saved` is the share that speculation saves. The remark gives the error of the energy, says
-    why the energy isn't judged, and notes a power cap.
+    TPOT is the median over requests, and throughput is the tokens per second while the load was
+    full. `A/D` is the acceptance rate, and the share at position i is that of the steps that
+    accepted i drafts or more. J/token is all energy divided by all tokens, `alone` is the same
+    without speculation, and `saved` is the share that speculation saves. The remark gives the error
+    of the energy, says why the energy isn't judged, and notes a power cap.
 
     Args:
         figures: the figures of one launch of each case.

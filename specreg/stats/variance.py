@@ -66,7 +66,8 @@ def shrunk(
     Args:
         case_variance: the case's own variance; None if it isn't known yet.
         variances_of_others: the variances of other cases on the same machine.
-        prior: the usual variance on machines of this kind.
+        prior: the variance that is assumed where other cases show too little; `NOTHING_KNOWN` to
+            assume none.
     """
     usable_of_others = [variance for variance in variances_of_others if variance.freedom > 0]
     # The case's own variance, or nothing.
@@ -94,7 +95,9 @@ def shrunk(
         return Variance(value=typical.value, freedom=round(shrinking_freedom, 1))
 
     # The mean of an F distribution with d0 degrees of freedom in its denominator is d0 / (d0 - 2),
-    # so the mean of the variances overestimates v0 by this factor, which is limited to 2.
+    # so the mean of the variances overestimates v0 by this factor, which is limited to 2. If d0 is
+    # only the typical variance's own freedom, it doesn't say how much the cases differ, and v0
+    # isn't corrected.
     location = typical.value
     if shrinking_freedom < typical.freedom:
         location *= max((shrinking_freedom - 2) / shrinking_freedom, 0.5)

@@ -283,7 +283,7 @@ class EngineAnswer:
                 f" {self._measured(verdict, compared)}"
             )
             return with_remark(verdict, text)
-        # The engine isn't worse. A verdict that doesn't blame the machine yet keeps its outcome.
+        # The engine isn't worse. Without the code MACHINE_MOVED, a verdict keeps its outcome.
         text = (
             f"the engine lost no more than {compared.comparison.tolerated}, so it is the machine:"
             f" {self._measured(verdict, compared)}"

@@ -146,7 +146,7 @@ def _devices(context: RunContext) -> tuple[Device, ...]:
 
 
 def _examine_processor(context: RunContext) -> Iterator[Finding]:
-    """Yield the environment, the processor, and a note if other programs use the processor."""
+    """Yield the kind of machine, the processor, and a note if other programs use the processor."""
     here = current_environment(gpus=0)
     yield Finding("environment", context.environment.name)
     yield Finding("processor", f"{here.cpu}, {here.instruction_set}, {here.cores} core(s) to use")
@@ -376,7 +376,7 @@ def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> Finding
 
 
 def _examine_engines(context: RunContext) -> Iterator[Finding]:
-    """Yield which engines are installed, and which of them the first run will install."""
+    """Yield which engines are installed already, and which the first run will install."""
     for requirement, is_installed_already in _engines_needed(context).items():
         if is_installed_already:
             yield Finding("engine", f"{requirement.pin} is installed")

@@ -24,7 +24,8 @@ THROTTLE_REASONS = {
 }
 """The meaning of each bit of NVML's mask of throttle reasons."""
 _HELD_BACK_MASK = 0x8 | 0x20 | 0x40 | 0x80
-"""The bits that mean that heat or a lack of power slows the device down."""
+"""The bits that mean that heat or a lack of power slows the device down. A power cap doesn't count,
+because a GPU under full load usually runs at its cap."""
 _FREE_WITHIN_S = 10.0
 """How long to wait for the processes of an earlier run to end, and for a hot device to cool."""
 _POLL_S = 0.5
@@ -127,9 +128,9 @@ def check_free(
     """
     for device in devices:
         pids = set(open_probe(device).processes() or ())
-        # In a container the driver may list processes by the ids that they have on the host. If a
-        # server of this run is on the device and isn't in the list, the driver does so. Then the
-        # processes of this run can't be recognised, so the device isn't checked.
+        # In a container the driver may list processes by the ids that they have on the host. This
+        # is so if a server of this run is on the device and isn't in the list. Then the processes
+        # of this run can't be recognised, so the device isn't checked.
         our_server_is_unseen = device.id in our_device_ids and not pids & our_pids
         if our_server_is_unseen:
             continue

@@ -19,9 +19,9 @@ _UNCHANGED_SHARE = 0.5
 def confirm(first: Verdict, second: Verdict) -> Verdict:
     """Return the final verdict on an acceptance that looked worse on a first launch.
 
-    Greedy answers usually repeat. If the fresh launch shows no loss, something other than the
-    drafter differed, and the verdict is INCONCLUSIVE. If the fresh launch fails for another reason,
-    such as INVALID, it keeps its outcome.
+    Greedy answers are usually the same on each launch. If the fresh launch shows no loss, something
+    other than the drafter differed, and the verdict is INCONCLUSIVE. If the fresh launch fails for
+    another reason, such as INVALID, it keeps its outcome.
 
     Args:
         first: the verdict on the first launch, which is REGRESSED.
@@ -38,7 +38,7 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
 
 
 def seen_on(verdict: Verdict, alone: Sequence[Verdict]) -> Verdict:
-    """Revise the verdict on all launches of a speed by how many single launches show a loss.
+    """Revise the verdict on a speed over all launches by how many single launches show a loss.
 
     A loss on one launch may come from another program on the machine. And a server may be slow on
     only some of its launches, which the mean hides. Either makes the verdict INCONCLUSIVE, and the

@@ -132,8 +132,8 @@ class Verdict:
         cause: how much of a changed speed comes from acceptance, and how much from the cost of a
             step; None if unknown.
         reason: why the metric has this outcome; None if the figures explain it.
-        lacks: what is missing for a comparison; None if the metric was compared, or if a recording
-            wouldn't help.
+        lacks: what is missing for a comparison; None if the metric was compared, or if neither a
+            recording nor a repaired file would help.
         launches: how many launches were judged.
         needed_launches: how many launches would decide an undecided metric; 0 if no number would,
             None if unknown.

@@ -21,7 +21,7 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
-from specreg.datasets.prompts import Prompt, deal
+from specreg.datasets.prompts import Prompt, cut_evenly
 from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round, open_clients
@@ -354,7 +354,7 @@ def test_an_acceptance_that_is_not_the_pinned_one_spoils_all(
 def test_prompts_are_dealt_into_parts_as_even_as_can_be(
     prompts: int, rounds: int, sizes: list[int]
 ) -> None:
-    parts = deal(builders.PROMPTS[:prompts], rounds)
+    parts = cut_evenly(builders.PROMPTS[:prompts], rounds)
     assert [len(part) for part in parts] == sizes
     assert tuple(prompt for part in parts for prompt in part) == builders.PROMPTS[:prompts]
 
