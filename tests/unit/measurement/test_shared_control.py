@@ -135,10 +135,10 @@ def test_cases_beside_one_control_take_turns_and_have_its_rounds(
 def test_an_arm_that_had_its_time_leaves_and_the_control_stays_for_the_rest(
     servers: Mapping[str, Server],
 ) -> None:
-    """Each is asked for half a second, and leaves with the prompts that complete it."""
+    """Each is asked for a quarter of a second, and leaves with the prompts that complete it."""
     quick, slow, control = measured(
-        arm_of(servers["quick"], least_s=0.5),
-        arm_of(servers["slow"], least_s=0.5),
+        arm_of(servers["quick"], least_s=0.25),
+        arm_of(servers["slow"], least_s=0.25),
         control_of(servers),
     )
 
@@ -149,7 +149,7 @@ def test_an_arm_that_had_its_time_leaves_and_the_control_stays_for_the_rest(
     assert combined.replay.control_rounds == control.replay.rounds[: rounds_of(slow)]
     for arm in (slow, quick):
         assert arm.replay is not None
-        assert duration_s(arm.replay.rounds) >= 0.5
+        assert duration_s(arm.replay.rounds) >= 0.25
         assert needed_all_rounds(arm, control)
 
 
