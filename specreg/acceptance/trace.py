@@ -64,7 +64,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
             server counts them; None if the server doesn't report it.
         thought_chunk_sizes: like `chunk_sizes`, for the later chunks that carried only a thought,
             whether the server separated it or the text marks its end.
-        reply: what the answer consists of; None in a journal that doesn't record it.
+        reply: what the answer consists of; None in a ledger that doesn't record it.
         loops: true if the second half of the answer repeats itself.
         empty_replies: how many of the earlier replies that this request sent along were empty.
     """

@@ -15,7 +15,7 @@ from enum import StrEnum
 from packaging.version import InvalidVersion, Version
 
 from specreg.compare.document import record_gate, set_report_aside
-from specreg.compare.gate import JOURNAL, Gate, SideError, open_gate
+from specreg.compare.gate import LEDGER, Gate, SideError, open_gate
 from specreg.compare.judging import Decision, GateAnswer, why_broken
 from specreg.compare.options import TOLERANCE, BisectOptions, ComparisonOptions, GateOptions
 from specreg.compare.pairs import Side
@@ -273,7 +273,7 @@ class _Search:
             case_ids=[self.case.id],
             # A gate that ends undecided would leave its version out of the search.
             minutes=math.inf,
-            resume=os.path.lexists(folder / JOURNAL),
+            resume=os.path.lexists(folder / LEDGER),
         )
         gate = self.open_gate(gate_options, self.tier)
         try:
@@ -285,7 +285,7 @@ class _Search:
                 status = _CUT_SHORT_STATUS
             command = specreg_command("bisect", self.case.id)
             record_gate(gate, command=command, status=status)
-            gate.journal.close()
+            gate.ledger.close()
         broken = why_broken(gate.launches, Side.A)
         if broken is not None and state_of(decision, self.worse_metrics) is VersionState.UNKNOWN:
             message = (

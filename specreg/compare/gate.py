@@ -58,7 +58,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model, served_models
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
-from specreg.measurement.journal import Journal, Key, load_journal
+from specreg.measurement.ledger import Key, Ledger, load_ledger
 from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.installer import packages_sha256
@@ -67,7 +67,7 @@ from specreg.servers.provision import Origin, Provision, parse_origin, provision
 from specreg.servers.server import StartedServer
 from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
-JOURNAL = "journal.jsonl"
+LEDGER = "ledger.jsonl"
 _MINUTES_WITHOUT_GPU = 20.0
 """How long all launches may take without a GPU, unless --minutes gives another limit."""
 _MAX_TIMES_THE_PROMPTS = 10
@@ -103,7 +103,7 @@ class Gate:
         together: whether the servers of both sides run at the same time.
         environment: the environment of the machine.
         rules: how many launches there may be, and how strictly they are judged.
-        journal: the file that records each launch.
+        ledger: the file that records each launch.
         answers: the comparison of both sides' answers.
         launches: all launches in the order in which they were made.
         finished: whether the gate has ended. False if it was interrupted, or if its time was up.
@@ -120,7 +120,7 @@ class Gate:
     together: bool
     environment: Environment
     rules: Rules
-    journal: Journal
+    ledger: Ledger
     answers: AnswerComparison
     launches: list[SideLaunch] = field(default_factory=list)
     finished: bool = False
@@ -146,20 +146,20 @@ class Gate:
 
         Raises:
             UnsupportedError: the folder belongs to another gate.
-            SpecregError: the journal can't be read, or the path of the answers is a folder.
+            SpecregError: the ledger can't be read, or the path of the answers is a folder.
         """
-        # All launches in the journal must be of this gate's pairs. The keys have the number 0 here,
+        # All launches in the ledger must be of this gate's pairs. The keys have the number 0 here,
         # because a pair may have launches of any number.
         arms = {}
         for pair, side in itertools.product(self.pairs, Side):
             arms[self._key(pair, side, 0)] = (pair.id, side)
         # If a launch was repeated, the last one counts.
-        recorded = load_journal(self.journal.path, last=True)
+        recorded = load_ledger(self.ledger.path, last=True)
         for key, measurement in recorded.items():
             arm = arms.get(msgspec.structs.replace(key, launch=0))
             if arm is None or not 1 <= key.launch <= MAX_LAUNCHES:
                 message = (
-                    f"'{self.journal.path}': is of another gate; name the same sides, cases and"
+                    f"'{self.ledger.path}': is of another gate; name the same sides, cases and"
                     " options as that gate had, or another --out"
                 )
                 raise UnsupportedError(message)
@@ -187,7 +187,7 @@ class Gate:
                 further launches can't lead to an upgrade.
 
         Raises:
-            SpecregError: a side can't start at all, or the journal can't be written.
+            SpecregError: a side can't start at all, or the ledger can't be written.
             OSError: the answers can't be saved.
         """
         minutes = self.options.minutes
@@ -399,10 +399,10 @@ class Gate:
             self.answers.ask(pair, servers, number, by_side)
         for side, measurement, arm_requests in measured:
             self.launches.append(SideLaunch(pair.id, side, number, measurement))
-            self.journal.begin(self._key(pair, side, number))
+            self.ledger.begin(self._key(pair, side, number))
             for part, finished in arm_requests:
-                self.journal.record_round(0, part)(finished)
-            self.journal.end(measurement)
+                self.ledger.record_round(0, part)(finished)
+            self.ledger.end(measurement)
 
     def _key(self, pair: Pair, side: Side, number: int) -> Key:
         """Return what must be equal for a resumed gate to take over a launch."""
@@ -494,16 +494,16 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     _check_models_and_prompts(root, pairs)
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
 
-    # Open the journal, which must not be in use by another gate.
-    journal = Journal(folder / JOURNAL)
-    # `exists` is False for a link that leads nowhere, but the journal would be written behind it.
-    has_journal = os.path.lexists(journal.path)
-    if has_journal and options.resume:
+    # Open the ledger, which must not be in use by another gate.
+    ledger = Ledger(folder / LEDGER)
+    # `exists` is False for a link that leads nowhere, but the ledger would be written behind it.
+    has_ledger = os.path.lexists(ledger.path)
+    if has_ledger and options.resume:
         _check_resumed_folder(folder)
-    journal.hold()
-    if has_journal and not options.resume:
+    ledger.hold()
+    if has_ledger and not options.resume:
         message = (
-            f"'{journal.path}': holds a gate already; add --resume to continue it, or name another"
+            f"'{ledger.path}': holds a gate already; add --resume to continue it, or name another"
             " --out"
         )
         raise SpecregError(message)
@@ -525,10 +525,10 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         together=together,
         environment=current_environment(gpus=gpus_used),
         rules=rules,
-        journal=journal,
+        ledger=ledger,
         answers=answers,
     )
-    if has_journal:
+    if has_ledger:
         gate.take_over()
     return gate
 

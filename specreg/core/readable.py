@@ -70,7 +70,7 @@ def without_ci_commands(text: str) -> str:
     return _AZURE_COMMAND.sub("# #", text)
 
 
-# A journal has the same names a million times.
+# A ledger has the same names a million times.
 @functools.lru_cache(maxsize=4096)
 def is_plain(text: str) -> bool:
     """Return whether a text is one line that can be shown as it is."""

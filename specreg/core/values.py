@@ -243,7 +243,7 @@ def _encodable(text: str) -> str:
 def _fields_with_text(kind: type) -> tuple[str, ...]:
     """Return the names of a type's fields that may hold a text that isn't a name.
 
-    The other fields are skipped to save time: a request in a journal has thousands of timestamps.
+    The other fields are skipped to save time: a request in a ledger has thousands of timestamps.
     """
     info = msgspec.inspect.type_info(kind)
     if not isinstance(info, _TYPES_WITH_FIELDS):

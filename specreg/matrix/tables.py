@@ -211,7 +211,7 @@ def _learn_secrets(value: object) -> None:
 def _check_values(value: object, key: str = "$") -> None:
     """Check that no text has a NUL character, and that each number is finite.
 
-    No path, argument or variable can have a NUL, and JSON has no infinity: a journal with one could
+    No path, argument or variable can have a NUL, and JSON has no infinity: a ledger with one could
     not be read again.
 
     Args:

@@ -1,6 +1,6 @@
-"""Check that the contents of a journal are possible.
+"""Check that the contents of a ledger are possible.
 
-A journal may come from another machine. The calculations rely on moments in the right order and on
+A ledger may come from another machine. The calculations rely on moments in the right order and on
 possible counts, so both are checked before anything is calculated.
 """
 
@@ -18,11 +18,11 @@ from specreg.telemetry.power_record import PowerRecord
 _MAX_COUNT = 2**53
 """The largest count that a float holds exactly."""
 _LAST_MOMENT_NS = 2**62
-"""The latest moment that a journal may contain, about 146 years."""
+"""The latest moment that a ledger may contain, about 146 years."""
 _MAX_BUCKET = math.ceil(PER_E * math.log(_LAST_MOMENT_NS))
 """The bucket of a histogram for the longest duration."""
 _MAX_NUMBER = 1e30
-"""The largest number in a journal. Its square is still finite."""
+"""The largest number in a ledger. Its square is still finite."""
 _MAX_CHUNK_TOKENS = 2**24
 """The most tokens of a chunk."""
 _MAX_POSITIONS = 1024
@@ -136,7 +136,7 @@ def check_numbers(value: object) -> None:
 def _check_steps(counts: StepCounts) -> None:
     """Check that counts of steps aren't too large.
 
-    They may contradict each other. This isn't an error of the journal: the figure is then INVALID.
+    They may contradict each other. This isn't an error of the ledger: the figure is then INVALID.
     """
     numbers = (counts.steps, counts.accepted, counts.proposed or 0, *counts.position_counts)
     if len(counts.position_counts) > _MAX_POSITIONS:
@@ -146,7 +146,7 @@ def _check_steps(counts: StepCounts) -> None:
 
 
 def _check_counts(counts: Iterable[int], subject: str) -> None:
-    # A journal may have a million requests, so this uses the fast loops of `min` and `max`.
+    # A ledger may have a million requests, so this uses the fast loops of `min` and `max`.
     numbers = tuple(counts)
     if numbers and not 0 <= min(numbers) <= max(numbers) <= _MAX_COUNT:
         raise msgspec.ValidationError(f"a count of {subject} that can't be")

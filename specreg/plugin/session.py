@@ -99,11 +99,11 @@ def _options_of(config: pytest.Config) -> Options:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Restore the terminal, and close the journal so that another process can resume the run."""
+    """Restore the terminal, and close the ledger so that another process can resume the run."""
     if PROGRESS in config.stash:
         config.stash[PROGRESS].close()
     if RUN in config.stash:
-        config.stash[RUN].cases.journal.close()
+        config.stash[RUN].cases.ledger.close()
 
 
 @pytest.hookimpl(tryfirst=True)

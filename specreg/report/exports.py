@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from specreg.core.errors import ReportError
 from specreg.core.values import readable_values
-from specreg.measurement.journal import load_journal
+from specreg.measurement.ledger import load_ledger
 from specreg.measurement.measure import Measurement
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import BENCHMARKS, render_benchmarks
@@ -37,13 +37,13 @@ class Form:
         path: its file, or the folder of its files, below the report's folder.
         render: returns the contents of its files, by their paths, from the report and the run's
             measurements.
-        takes_journal: whether it needs the measurements. Otherwise it gets none.
+        takes_ledger: whether it needs the measurements. Otherwise it gets none.
     """
 
     description: str
     path: str
     render: Callable[[Report, _Measured], Mapping[str, str]]
-    takes_journal: bool = False
+    takes_ledger: bool = False
 
 
 def write_outputs(
@@ -54,20 +54,20 @@ def write_outputs(
     Args:
         names: the names of the formats in `FORMS`.
         report: the report of the run.
-        run_folder: the folder with the run's journal.
+        run_folder: the folder with the run's ledger.
         folder: the folder that the files are written to.
 
     Returns:
         The files that were written.
 
     Raises:
-        SpecregError: the journal can't be read, no case has what a format needs, or a file can't be
+        SpecregError: the ledger can't be read, no case has what a format needs, or a file can't be
             written.
     """
     written: list[Path] = []
     for name in names:
         form = FORMS[name]
-        measured = _shown_measurements(report, run_folder) if form.takes_journal else {}
+        measured = _shown_measurements(report, run_folder) if form.takes_ledger else {}
         files = form.render(report, measured)
         if not files:
             lack = f"no case of run '{report.run.run}' has the measurements that it needs"
@@ -84,7 +84,7 @@ def _shown_measurements(report: Report, run_folder: Path) -> _Measured:
     For a case without figures it is the measurement on the last launch.
     """
     shown_launches = {case.case_id: case.figures.launch for case in report.cases if case.figures}
-    launches = load_journal(run_folder / "journal.jsonl").items()
+    launches = load_ledger(run_folder / "ledger.jsonl").items()
     measured = {}
     for key, measurement in sorted(launches, key=lambda launch: launch[0].launch):
         # Without figures, each launch replaces the one before it.
@@ -139,13 +139,13 @@ FORMS: Mapping[str, Form] = {
         description="what pytest --benchmark-json writes",
         path=BENCHMARKS,
         render=render_benchmarks,
-        takes_journal=True,
+        takes_ledger=True,
     ),
     "aiperf": Form(
         description="aiperf's records of each request",
         path="aiperf",
         render=render_aiperf,
-        takes_journal=True,
+        takes_ledger=True,
     ),
 }
 """The forms by the names that users give."""

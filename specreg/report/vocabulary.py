@@ -11,7 +11,7 @@ from specreg.correctness.checks import CHECKS
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
 from specreg.matrix.case import Case
-from specreg.measurement.journal import Line
+from specreg.measurement.ledger import Line
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import Report
 from specreg.verdicts.history import RunRecord

@@ -32,7 +32,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
-from specreg.measurement.journal import Journal, Key
+from specreg.measurement.ledger import Key, Ledger
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -48,7 +48,7 @@ from specreg.stats.intervals import PARTS, Look
 from specreg.suite.companions import Companions, Member
 from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
-from specreg.suite.resumed import Resumed, journal_key
+from specreg.suite.resumed import Resumed, ledger_key
 from specreg.suite.selection import Selection, least_time_s
 from specreg.suite.server_set import ServerSet
 from specreg.telemetry.identity import find_gpus
@@ -120,7 +120,7 @@ class CaseRunner:
         context: What is fixed for the run.
         selection: The metrics and checks that the tests need.
         servers: Starts and stops the servers.
-        journal: Records what is measured.
+        ledger: Records what is measured.
         timeline: Records how long each phase takes.
         resumed: The measurements and verdicts of the run that is resumed.
         progress: Shows the current case, and counts its requests.
@@ -138,7 +138,7 @@ class CaseRunner:
     context: RunContext
     selection: Selection
     servers: Servers
-    journal: Journal
+    ledger: Ledger
     timeline: Timeline
     resumed: Resumed = field(default_factory=Resumed)
     progress: RunProgress = field(default_factory=RunProgress)
@@ -301,7 +301,7 @@ class CaseRunner:
             return False
 
     def _key(self, case: Case, number: int) -> Key:
-        return journal_key(case, number, self.selection, self.context)
+        return ledger_key(case, number, self.selection, self.context)
 
     def _begin(self, name: str) -> None:
         """Show which case is measured or checked now, and call `on_new_case` if it is new."""
@@ -343,7 +343,7 @@ class CaseRunner:
     def _measure_once(
         self, members: Sequence[Member], control: LazyServer | None
     ) -> list[Measurement]:
-        """Measure cases side by side, and record them in the journal. Their servers must be ready.
+        """Measure cases side by side, and record them in the ledger. Their servers must be ready.
 
         Args:
             members: The cases.
@@ -369,9 +369,9 @@ class CaseRunner:
                     warm=(case.dataset, case.load) in control.warm_for,
                 )
             )
-        # The key in the journal has the packages of the engines' environments. In a first run these
+        # The key in the ledger has the packages of the engines' environments. In a first run these
         # exist only once the servers have been started, so the entry can't begin any earlier.
-        self.journal.begin(*(self._key(member.case, launch.number) for member in members))
+        self.ledger.begin(*(self._key(member.case, launch.number) for member in members))
         # A server and its control are a pair, which has the id of the server's launch.
         pair_ids = [member.lazy_server.launch.id for member in members]
         with (
@@ -398,7 +398,7 @@ class CaseRunner:
         measurements: Sequence[Measurement],
         control: LazyServer | None,
     ) -> list[Measurement]:
-        """Record in the journal that measurements ended, and return them with their speedups.
+        """Record in the ledger that measurements ended, and return them with their speedups.
 
         Args:
             arms: The arm of each case.
@@ -416,7 +416,7 @@ class CaseRunner:
             case_control_index = None if arm.is_control else control_index
             if case_control_index is not None:
                 measurement = combine_with_control(measurement, measurements[case_control_index])
-            self.journal.end(measurement, arm=index, control=case_control_index)
+            self.ledger.end(measurement, arm=index, control=case_control_index)
             ended.append(measurement)
         return ended
 
@@ -476,7 +476,7 @@ class CaseRunner:
             show=self._show_or_stop,
             parts=PARTS if looks_early else None,
             turn_to=self.timeline.turn_to,
-            record=self.progress.count(case.load.concurrency, self.journal.record_round),
+            record=self.progress.count(case.load.concurrency, self.ledger.record_round),
             power_s=case.power_s if needs_power else 0.0,
             watching=watching,
         )
@@ -630,7 +630,7 @@ class CaseRunner:
             )
             # The key has the packages of the engine's environment, which a first run installs only
             # during the check. So the key is made again.
-            self.journal.note_check(self._key(case, launch.number), check.name, verdict)
+            self.ledger.note_check(self._key(case, launch.number), check.name, verdict)
             return verdict
 
     def _check_once(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:

@@ -12,7 +12,7 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts
 from specreg.matrix.tier import load_tier
-from specreg.measurement.journal import last_run
+from specreg.measurement.ledger import last_run
 from specreg.measurement.metrics import check_allowed
 from specreg.report.progress import Progress
 from specreg.report.vocabulary import declare_vocabulary

@@ -83,7 +83,7 @@ class RunContext:
         tier: The cases that the run may measure.
         environment: The machine, whose name is the folder of its baselines.
         options: The options that the user gave.
-        run_folder: The folder of the run's journal, logs and reports.
+        run_folder: The folder of the run's ledger, logs and reports.
         provision: Where the engines come from.
         store: The baselines that apply to this machine.
         clock: The time of day.

@@ -18,7 +18,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from specreg.compare.document import record_gate, set_report_aside
-from specreg.compare.gate import JOURNAL, open_gate
+from specreg.compare.gate import LEDGER, open_gate
 from specreg.compare.judging import Decision
 from specreg.compare.options import TOLERANCE, GateOptions
 from specreg.core.commands import specreg_command
@@ -401,7 +401,7 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
 
     set_report_aside(_folder_of(check, context))
     gate = open_gate(options, context.tier)
-    with contextlib.closing(gate.journal):
+    with contextlib.closing(gate.ledger):
         try:
             decision = gate.measure(is_decided, goes_on_until_done=True)
         finally:
@@ -427,7 +427,7 @@ def _gate_options(check: EngineCheck, context: RunContext) -> GateOptions:
         least_s=max(check.case.least_s, _SHORTEST_S),
         tolerances=[f"{name}={frac:g}" for name, frac in check.tolerances.items()],
         # A run that is resumed continues the gate that it had begun.
-        resume=os.path.lexists(folder / JOURNAL),
+        resume=os.path.lexists(folder / LEDGER),
         out=folder,
         tier=context.tier.name,
         root=context.root,

@@ -22,7 +22,7 @@ from specreg.core.received import copy_received
 from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import Journal
+from specreg.measurement.ledger import Ledger
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import LazyServer, Poll
@@ -31,12 +31,12 @@ from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of
 from specreg.suite.group_judge import GroupJudge
 from specreg.suite.merged_cases import MergedCases
 from specreg.suite.options import FLAGS, Options
-from specreg.suite.plan import COPIED, JOURNAL, RunPlan, matrix_sha256
+from specreg.suite.plan import COPIED, LEDGER, RunPlan, matrix_sha256
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.result import Run
 from specreg.suite.selection import Selection, covers_tier
 from specreg.suite.server_set import ServerSet
-from specreg.suite.shard_runs import ShardRun, has_plan, load_shard, with_journal
+from specreg.suite.shard_runs import ShardRun, has_plan, load_shard, with_ledger
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.detection import MAX_LAUNCHES
 
@@ -79,10 +79,10 @@ def merge_shards(
         The run, and remarks on its shards.
 
     Raises:
-        SpecregError: A journal can't be read, or the files of a shard can't be copied.
+        SpecregError: A ledger can't be read, or the files of a shard can't be copied.
     """
-    # Read the journals.
-    shards = [with_journal(shard, context.tier.cases, is_ours=are_workers) for shard in shards]
+    # Read the ledgers.
+    shards = [with_ledger(shard, context.tier.cases, is_ours=are_workers) for shard in shards]
     cases = MergedCases(shards=shards, root=context.root)
     selection = _selection_of(cases, context)
     judge = GroupJudge(
@@ -103,9 +103,9 @@ def merge_shards(
                 judge.note_failure(case, name, error.reason)
     if selection.is_recording:
         _read_further_launches(cases, selection.cases_of(context.tier), context.launches)
-    # Copy logs and journals to the folder of the merged run.
+    # Copy logs and ledgers to the folder of the merged run.
     _copy_files(shards, context.run_folder)
-    _join_journals(shards, context.run_folder)
+    _join_ledgers(shards, context.run_folder)
     run = Run(
         context=context,
         selection=selection,
@@ -167,9 +167,9 @@ def merge_workers(
     shards = [load_shard(path) for path in sorted(folder.glob("*")) if has_plan(path)]
     if not shards:
         return None
-    if (context.run_folder / JOURNAL).exists():
+    if (context.run_folder / LEDGER).exists():
         # A process without workers measured the first cases, and then the run was resumed with
-        # workers. The journal of that process is in the folder of the run.
+        # workers. The ledger of that process is in the folder of the run.
         earlier = ShardRun(folder=context.run_folder, plan=shards[0].plan, report=shards[0].report)
         shards = [earlier, *shards]
     merged = merge_shards(context, shards, missing_is_invalid=missing_is_invalid, are_workers=True)
@@ -212,12 +212,12 @@ def _copied_names(shard: ShardRun, into: Path) -> Iterator[PurePosixPath]:
             yield name
 
 
-def _join_journals(shards: Sequence[ShardRun], into: Path) -> None:
-    """Append the journals of all shards to the journal of the merged run."""
-    journal = Journal(into / JOURNAL)
+def _join_ledgers(shards: Sequence[ShardRun], into: Path) -> None:
+    """Append the ledgers of all shards to the ledger of the merged run."""
+    ledger = Ledger(into / LEDGER)
     for shard in shards:
         if shard.folder != into:
-            journal.take(shard.folder / JOURNAL)
+            ledger.take(shard.folder / LEDGER)
 
 
 def _check_equal(shards: Sequence[ShardRun]) -> None:
@@ -365,7 +365,7 @@ def _empty(into: Path) -> None:
                 folder.unlink()
             elif folder.exists():
                 shutil.rmtree(folder)
-        (into / JOURNAL).unlink(missing_ok=True)
+        (into / LEDGER).unlink(missing_ok=True)
     except OSError as error:
         message = f"--into '{into}': can't be emptied, {error.strerror}"
         raise SpecregError(f"{message}; name another folder") from error

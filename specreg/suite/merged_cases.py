@@ -26,7 +26,7 @@ class MergedCases:
     """The `CaseSource` of a merged run, which reads the measurements and checks of its shards.
 
     Attributes:
-        shards: The shards with their journals.
+        shards: The shards with their ledgers.
         root: The root of this machine's repository, whose models are used.
         launches: The launches read so far.
         retried: Always empty, because the shards' own reports say which cases they measured twice.

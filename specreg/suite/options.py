@@ -121,7 +121,7 @@ class Options:
     matrix: str = _option("the folder of the tiers, relative to the root", "fixtures/matrix")
     baselines: str = _option("the folder of the baselines, relative to the root", "baselines")
     runs: str = _option(
-        "the folder of the runs' logs, journals and reports, relative to the root", ".specreg/runs"
+        "the folder of the runs' logs, ledgers and reports, relative to the root", ".specreg/runs"
     )
     history: str | None = _option(
         "the folder of the history, which has a line for each case and run, relative to the root"

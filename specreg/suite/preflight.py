@@ -43,7 +43,7 @@ _CLOCKS_SET_BY_APPLICATION = 0x2
 _ENVIRONMENT_GIB = 7.0
 """The size of the largest environment of an engine so far."""
 _RUN_GIB = 0.5
-"""Disk space for the logs, the journal and the power samples of a run. A CPU run took 1.5 MB."""
+"""Disk space for the logs, the ledger and the power samples of a run. A CPU run took 1.5 MB."""
 
 
 class State(enum.StrEnum):

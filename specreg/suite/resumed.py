@@ -9,7 +9,7 @@ from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.journal import Key, load_checks, load_journal
+from specreg.measurement.ledger import Key, load_checks, load_ledger
 from specreg.measurement.measure import Measurement
 from specreg.servers.installer import packages_sha256
 from specreg.suite.context import RunContext
@@ -18,7 +18,7 @@ from specreg.suite.selection import Selection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """The contents of an interrupted run's journals.
+    """The contents of an interrupted run's ledgers.
 
     Attributes:
         measurements: The complete measurements. The key holds all settings that must be equal for
@@ -30,25 +30,25 @@ class Resumed:
     checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
 
 
-def load_resumed(journals: Iterable[Path]) -> Resumed:
-    """Load the contents of journals.
+def load_resumed(ledgers: Iterable[Path]) -> Resumed:
+    """Load the contents of ledgers.
 
     Args:
-        journals: Their paths. A later journal takes precedence, and a missing one counts as empty.
+        ledgers: Their paths. A later ledger takes precedence, and a missing one counts as empty.
 
     Raises:
-        SpecregError: A journal can't be read.
+        SpecregError: A ledger can't be read.
     """
     measurements: dict[Key, Measurement] = {}
     checks: dict[tuple[Key, str], Mapping[str, Any]] = {}
-    for path in journals:
+    for path in ledgers:
         if path.exists():
-            measurements |= load_journal(path)
+            measurements |= load_ledger(path)
             checks |= load_checks(path)
     return Resumed(measurements=measurements, checks=checks)
 
 
-def journal_key(case: Case, number: int, selection: Selection, context: RunContext) -> Key:
+def ledger_key(case: Case, number: int, selection: Selection, context: RunContext) -> Key:
     """Return the settings that must be equal for an earlier measurement to be taken over.
 
     Args:

@@ -1,6 +1,6 @@
 """Read the run folders of shards, which a merge joins.
 
-A shard writes `plan.json` before it starts anything, and its journal while it measures. Therefore
+A shard writes `plan.json` before it starts anything, and its ledger while it measures. Therefore
 the measurements of a shard that died can be merged too.
 """
 
@@ -17,10 +17,10 @@ from specreg.core.files import UNREADABLE
 from specreg.core.received import check_below, read_received, received_files
 from specreg.core.values import check_plain_names
 from specreg.matrix.case import Case
-from specreg.measurement.journal import load_checks, load_journal
+from specreg.measurement.ledger import load_checks, load_ledger
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, exit_status, load_report
-from specreg.suite.plan import COPIED, JOURNAL, PLAN, PLAN_VERSION, RunPlan
+from specreg.suite.plan import COPIED, LEDGER, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.verdict import Verdict
 
 _MAX_PLAN_BYTES = 16 * 2**20
@@ -35,8 +35,8 @@ class ShardRun:
         folder: The folder.
         plan: The plan of the shard.
         files: All files of the folder, relative to it.
-        measured: The measurements by case id and launch. They are empty until `with_journal` reads
-            the journal, for which it needs the cases of this repository.
+        measured: The measurements by case id and launch. They are empty until `with_ledger` reads
+            the ledger, for which it needs the cases of this repository.
         checked: The verdicts of checks by case id and check, read with `measured`.
         report: The report; None if the shard died before it wrote one.
     """
@@ -112,28 +112,28 @@ def _decode_plan(path: Path, content: bytes) -> RunPlan:
         raise SpecregError(f"'{path}': {error}; {_AGAIN}") from error
 
 
-def with_journal(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> ShardRun:
-    """Return a shard with the measurements and verdicts of its journal.
+def with_ledger(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> ShardRun:
+    """Return a shard with the measurements and verdicts of its ledger.
 
     Args:
         shard: The shard.
         cases: The cases of the tier in this repository. Entries of other cases are left out.
-        is_ours: True if this machine wrote the journal. Then entries that can't be read are left
+        is_ours: True if this machine wrote the ledger. Then entries that can't be read are left
             out too, because an earlier version of the cases or of specreg may have written them.
 
     Raises:
-        SpecregError: The journal can't be read, or it comes from another machine and has values
+        SpecregError: The ledger can't be read, or it comes from another machine and has values
             that can't have been measured.
     """
-    path = shard.folder / JOURNAL
+    path = shard.folder / LEDGER
     if not os.path.lexists(path):
         return shard
     cases_by_key = {case.key: case for case in cases}
-    # A journal from another machine is checked line by line against the cases here.
+    # A ledger from another machine is checked line by line against the cases here.
     trusted = None if is_ours else cases_by_key
     measured = {
         (key.case_id, key.launch): measurement
-        for key, measurement in load_journal(path, known=trusted).items()
+        for key, measurement in load_ledger(path, known=trusted).items()
         if key.case in cases_by_key
     }
     try:
@@ -143,5 +143,5 @@ def with_journal(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> Sh
             if key.case in cases_by_key
         }
     except msgspec.ValidationError as error:
-        raise SpecregError(f"journal '{path}': {error}; {_AGAIN}") from error
+        raise SpecregError(f"ledger '{path}': {error}; {_AGAIN}") from error
     return dataclasses.replace(shard, measured=measured, checked=checked)

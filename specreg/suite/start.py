@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from specreg.core.timeline import Timeline
-from specreg.measurement.journal import Journal
+from specreg.measurement.ledger import Ledger
 from specreg.report.document import record_document
 from specreg.report.progress import Progress
 from specreg.servers.gpu_lease import GpuClaim
@@ -13,7 +13,7 @@ from specreg.suite.context import RunContext
 from specreg.suite.document import LOGS_FOLDER
 from specreg.suite.group_judge import GroupJudge
 from specreg.suite.live_page import LivePage
-from specreg.suite.plan import JOURNAL, PLAN, plan_of
+from specreg.suite.plan import LEDGER, PLAN, plan_of
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.result import Run
 from specreg.suite.resumed import load_resumed
@@ -37,19 +37,19 @@ def start_run(
         SpecregError: Another process still writes the run that is resumed, or a file can't be read
             or written.
     """
-    # Lock the journal before anything is read, because another process may still write it.
-    journal = Journal(context.run_folder / JOURNAL)
-    journal.hold()
+    # Lock the ledger before anything is read, because another process may still write it.
+    ledger = Ledger(context.run_folder / LEDGER)
+    ledger.hold()
     record_document(context.run_folder / PLAN, plan_of(context, selection, shards))
-    # Load the journals of all workers of the run: a worker may have died, and then its cases are
+    # Load the ledgers of all workers of the run: a worker may have died, and then its cases are
     # now those of other workers.
     whole_run_folder = context.run_folder
     claim = None
     if context.is_worker:
         whole_run_folder = context.run_folder.parents[1]
         claim = GpuClaim()
-    worker_journals = whole_run_folder.glob(f"shards/*/{JOURNAL}")
-    resumed = load_resumed([*worker_journals, whole_run_folder / JOURNAL])
+    worker_ledgers = whole_run_folder.glob(f"shards/*/{LEDGER}")
+    resumed = load_resumed([*worker_ledgers, whole_run_folder / LEDGER])
     timeline = Timeline(listener=progress.watch)
     page = LivePage(progress=progress.run)
 
@@ -70,7 +70,7 @@ def start_run(
             timeline=timeline,
             claim=claim,
         ),
-        journal=journal,
+        ledger=ledger,
         timeline=timeline,
         resumed=resumed,
         progress=progress.run,

@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 from specreg.core.shared_memory import shared_files, used_by
-from specreg.measurement.journal import load_journal
+from specreg.measurement.ledger import load_ledger
 from specreg.measurement.metrics import Replay
 from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
@@ -201,41 +201,41 @@ class Hurt:
         return addresses
 
     def finished(self, case_id: str, attempt: int = -1) -> int:
-        """How many requests of an attempt at a case are in the journal; of the last one, or from 0.
+        """How many requests of an attempt at a case are in the ledger; of the last one, or from 0.
 
         Those of the control, if there is one, and of the case itself.
         """
-        lines = self.journal()
+        lines = self.ledger()
         begun = [at for at, line in enumerate(lines) if _begins(line, case_id)]
         after = lines[begun[attempt] + 1 :] if begun else []
         of_it = itertools.takewhile(lambda line: line["type"] != "Begun", after)
         return sum(line["type"] == "Replayed" for line in of_it)
 
     def attempts(self, case_id: str) -> int:
-        return sum(_begins(line, case_id) for line in self.journal())
+        return sum(_begins(line, case_id) for line in self.ledger())
 
-    def journal(self) -> list[dict[str, object]]:
-        """The whole lines of all its runs' journals."""
+    def ledger(self) -> list[dict[str, object]]:
+        """The whole lines of all its runs' ledgers."""
         texts = []
-        for path in self._journals():
+        for path in self._ledgers():
             with contextlib.suppress(FileNotFoundError):  # a run has just taken it
                 texts.append(path.read_bytes())
         lines = [line for text in texts for line in text.splitlines(keepends=True)]
         return [msgspec.json.decode(line) for line in lines if line.endswith(b"\n")]
 
-    def _journals(self) -> Iterator[Path]:
+    def _ledgers(self) -> Iterator[Path]:
         """The runs' own, each with those of its workers that it hasn't taken yet, in order."""
         for run in sorted(self.runs.glob("*")):
-            yield run / "journal.jsonl"
-            yield from sorted(run.glob("shards/*/journal.jsonl"))
+            yield run / "ledger.jsonl"
+            yield from sorted(run.glob("shards/*/ledger.jsonl"))
 
     def replays(self) -> dict[str, Replay]:
         """By case what was measured, of the one run that there was."""
-        (journal,) = self.runs.glob("*/journal.jsonl")
+        (ledger,) = self.runs.glob("*/ledger.jsonl")
         return {
-            key.case_id: journal_entry.replay
-            for key, journal_entry in load_journal(journal).items()
-            if journal_entry.replay
+            key.case_id: ledger_entry.replay
+            for key, ledger_entry in load_ledger(ledger).items()
+            if ledger_entry.replay
         }
 
     def verdict(self) -> RunVerdict:

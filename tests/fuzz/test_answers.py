@@ -33,7 +33,7 @@ ONE = dataclasses.replace(builders.with_concurrency(1), output_cap_tokens=64)
 
 
 def read_stream(protocol: str, form: Form, _: Path, content: bytes) -> None:
-    """Asks, keeps what came as a journal does, and makes figures of it."""
+    """Asks, keeps what came as a ledger does, and makes figures of it."""
     case = dataclasses.replace(ONE, form=form, request_timeout_s=10.0)
     events: list[bytes] = []
 

@@ -17,13 +17,13 @@ import pytest
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.answers import AnswerComparison, why_not_compared
 from specreg.compare.document import record_gate
-from specreg.compare.gate import JOURNAL, Gate, open_gate
+from specreg.compare.gate import LEDGER, Gate, open_gate
 from specreg.compare.options import MAX_LAUNCHES, GateOptions
 from specreg.compare.pairs import COMPARED
 from specreg.correctness.turns import turns_of
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
-from specreg.measurement.journal import Journal
+from specreg.measurement.ledger import Ledger
 from specreg.report.document import load_report
 from specreg.report.terminal import render_report
 from specreg.verdicts.verdict import Outcome
@@ -55,8 +55,8 @@ def finished_gate(folder: Path) -> Gate:
     (pair,) = gate.pairs
     for number, side in itertools.product((1, 2), COMPARED):
         key = gate._key(pair, side, number)  # noqa: SLF001 - as it does itself
-        record_measurement(gate.journal, pair.of(side), number, key)
-    gate.journal.close()
+        record_measurement(gate.ledger, pair.of(side), number, key)
+    gate.ledger.close()
     return gate
 
 
@@ -71,9 +71,9 @@ def resumed(gate: Gate, folder: Path, name: str, content: bytes) -> tuple[Gate, 
         pairs=gate.pairs, root=builders.ROOT, path=copy / "answers.json", show=said.append
     )
     options = dataclasses.replace(gate.options, out=copy, show=said.append)
-    journal = Journal(copy / JOURNAL)
+    ledger = Ledger(copy / LEDGER)
     again = dataclasses.replace(
-        gate, options=options, folder=copy, journal=journal, answers=answers, launches=[]
+        gate, options=options, folder=copy, ledger=ledger, answers=answers, launches=[]
     )
     again.take_over()
     return again, said
@@ -108,9 +108,9 @@ def read_answers(gate: Gate, folder: Path, content: bytes) -> None:
     check_reported(again)
 
 
-def read_journal(gate: Gate, folder: Path, content: bytes) -> None:
-    """What a journal says, judged, and written again as a report."""
-    again, _ = resumed(gate, folder, JOURNAL, content)
+def read_ledger(gate: Gate, folder: Path, content: bytes) -> None:
+    """What a ledger says, judged, and written again as a report."""
+    again, _ = resumed(gate, folder, LEDGER, content)
     assert all(1 <= launched.number <= MAX_LAUNCHES for launched in again.launches)
     assert {launched.pair_id for launched in again.launches} <= {pair.id for pair in again.pairs}
     check_reported(again)
@@ -141,8 +141,8 @@ def kinds(gate: Gate) -> Kinds:
     answers = tuple(
         Sample(content=content, wrong=json_of, read=reading) for content in answers_files(gate)
     )
-    journal = (gate.folder / JOURNAL).read_bytes()
-    rows = Sample(content=journal, wrong=rows_of, read=functools.partial(read_journal, gate))
+    ledger = (gate.folder / LEDGER).read_bytes()
+    rows = Sample(content=ledger, wrong=rows_of, read=functools.partial(read_ledger, gate))
     return answers, (rows,)
 
 

@@ -1,6 +1,6 @@
 """Run folders with something wrong in them are merged and rendered in words, or validly.
 
-Plans, journals and reports may come from other machines. A history is of this one.
+Plans, ledgers and reports may come from other machines. A history is of this one.
 """
 
 import functools
@@ -14,7 +14,7 @@ import pytest
 
 from specreg.core.errors import SpecregError
 from specreg.measurement.figures import figures_of
-from specreg.measurement.journal import Journal, load_checks, load_journal
+from specreg.measurement.ledger import Ledger, load_checks, load_ledger
 from specreg.measurement.metrics import METRICS
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import render_benchmarks
@@ -26,8 +26,8 @@ from specreg.stats.intervals import Spread
 from specreg.suite.document import run_verdict
 from specreg.suite.merge import last_end, merge_shards, open_merged
 from specreg.suite.options import Options
-from specreg.suite.plan import JOURNAL, PLAN
-from specreg.suite.shard_runs import load_shard, with_journal
+from specreg.suite.plan import LEDGER, PLAN
+from specreg.suite.shard_runs import load_shard, with_ledger
 from specreg.verdicts.history import comparable, load_history, noise_of
 from specreg.verdicts.nights import MachineNights
 from tests.fuzz.mutations import json_of, rows_of
@@ -59,10 +59,10 @@ def read_plan(machine: MergingMachine, shard: Path, folder: Path, content: bytes
     assert context.environment.name == context.store.path("x").parent.name
 
 
-def read_journal(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
-    """What a journal says, calculated with as a merge and a report do."""
-    copy = shard_with(shard, folder, JOURNAL, content)
-    loaded = with_journal(load_shard(copy), machine.tier.cases, is_ours=False)
+def read_ledger(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
+    """What a ledger says, calculated with as a merge and a report do."""
+    copy = shard_with(shard, folder, LEDGER, content)
+    loaded = with_ledger(load_shard(copy), machine.tier.cases, is_ours=False)
     for (case_id, launch), measurement in loaded.measured.items():
         assert measurement.case.id == case_id
         msgspec.json.encode(figures_of(measurement, launch))
@@ -71,23 +71,23 @@ def read_journal(machine: MergingMachine, shard: Path, folder: Path, content: by
         render_benchmarks(reports.REPORT, measured)
 
 
-def read_own_journal(_: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
-    """What is left of a journal of this machine, which is continued and added to another."""
-    copy = shard_with(shard, folder, JOURNAL, content)
-    measured = load_journal(copy / JOURNAL)
-    load_checks(copy / JOURNAL)
+def read_own_ledger(_: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
+    """What is left of a ledger of this machine, which is continued and added to another."""
+    copy = shard_with(shard, folder, LEDGER, content)
+    measured = load_ledger(copy / LEDGER)
+    load_checks(copy / LEDGER)
     for key, measurement in measured.items():
         msgspec.json.encode(figures_of(measurement, key.launch))
-    journal = Journal(folder / "whole.jsonl")
-    journal.path.unlink(missing_ok=True)
-    journal.take(copy / JOURNAL)
+    ledger = Ledger(folder / "whole.jsonl")
+    ledger.path.unlink(missing_ok=True)
+    ledger.take(copy / LEDGER)
     if content:
-        assert load_journal(journal.path) == measured
+        assert load_ledger(ledger.path) == measured
 
 
-def read_merged_journal(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
-    """What a journal says, judged."""
-    copy = shard_with(shard, folder, JOURNAL, content)
+def read_merged_ledger(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
+    """What a ledger says, judged."""
+    copy = shard_with(shard, folder, LEDGER, content)
     shards = [load_shard(copy)]
     context = open_merged(machine.root, Options(), shards, folder / "merged")
     run, _ = merge_shards(context, shards, missing_is_invalid=True)
@@ -110,7 +110,7 @@ def read_report(folder: Path, content: bytes) -> None:
     report = load_report(folder / FILE_NAME)
     render_report(report, color=True)
     for form in FORMS.values():
-        if not form.takes_journal:
+        if not form.takes_ledger:
             form.render(report, {})
     with_words = [(report, reports.REPORT), (reports.REPORT, report)]
     for a, b in with_words:
@@ -143,14 +143,14 @@ def read_history(folder: Path, content: bytes) -> None:
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
     machine = merging_machine(tmp_path_factory.mktemp("merging"))
     shard = machine.shard(launches=2)
-    plan, journal = ((shard / name).read_bytes() for name in (PLAN, JOURNAL))
+    plan, ledger = ((shard / name).read_bytes() for name in (PLAN, LEDGER))
     reading = functools.partial(read_plan, machine, shard)
     plans = (Sample(content=plan, wrong=json_of, read=reading),)
     readings = [
         functools.partial(read, machine, shard)
-        for read in (read_journal, read_own_journal, read_merged_journal)
+        for read in (read_ledger, read_own_ledger, read_merged_ledger)
     ]
-    journals = tuple(Sample(content=journal, wrong=rows_of, read=read) for read in readings)
+    ledgers = tuple(Sample(content=ledger, wrong=rows_of, read=read) for read in readings)
     past = [
         msgspec.structs.replace(reports.past_run(number, **{SPEED: 100.0}), case_id=reports.CASE.id)
         for number in range(6)
@@ -162,7 +162,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
         wrong=json_of,
         read=functools.partial(read_merged_report, machine, shard),
     )
-    return plans, journals, (*rendered_reports(), report), histories
+    return plans, ledgers, (*rendered_reports(), report), histories
 
 
 def rendered_reports() -> Iterable[Sample]:

@@ -39,7 +39,7 @@ def test_a_side_that_cant_start_is_said_before_anything_is_measured(
     _, stderr = gate.run(preloaded, status=10, b=planted)
     assert f"side B ('{sys.executable}'): SERVER_NOT_STARTED: server 'vllm-none-tiny'" in stderr
     assert "unknown or refused argument" in stderr
-    assert not (gate.out / "journal.jsonl").exists()
+    assert not (gate.out / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

@@ -1,4 +1,4 @@
-"""Each measured case is a benchmark of pytest-benchmark, whose rounds are those of the journal."""
+"""Each measured case is a benchmark of pytest-benchmark, whose rounds are those of the ledger."""
 
 import json
 import statistics
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specreg.measurement.journal import load_journal
+from specreg.measurement.ledger import load_ledger
 from specreg.measurement.metrics import METRICS, tpot_ms
 from tests.plugin.conftest import WITHOUT_TOLERANCES, Suite
 
@@ -43,9 +43,9 @@ def entries(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def rounds_s(folder: Path) -> dict[str, list[float]]:
-    """By case the median TPOT of each round of its last launch, by the requests of the journal."""
+    """By case the median TPOT of each round of its last launch, by the requests of the ledger."""
     launches = sorted(
-        load_journal(folder / "journal.jsonl").items(), key=lambda launch: launch[0].launch
+        load_ledger(folder / "ledger.jsonl").items(), key=lambda launch: launch[0].launch
     )
     return {
         key.case_id: [
@@ -59,7 +59,7 @@ def rounds_s(folder: Path) -> dict[str, list[float]]:
     }
 
 
-def test_the_statistics_are_of_the_rounds_in_the_journal(benched: Suite) -> None:
+def test_the_statistics_are_of_the_rounds_in_the_ledger(benched: Suite) -> None:
     (folder,) = benched.runs.iterdir()
     benchmarks = entries(benched.folder / "first.json")
     times_s = rounds_s(folder)

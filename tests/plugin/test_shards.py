@@ -99,7 +99,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     itself = suite.merge(*shards, into=shards[0])
     assert itself.returncode == 1
     assert "is one of the shards; name another folder" in itself.stderr
-    assert (shards[0] / "journal.jsonl").stat().st_size
+    assert (shards[0] / "ledger.jsonl").stat().st_size
 
     plan = json.loads((shards[1] / "plan.json").read_text())
     for name, value in (("commit", "other"), ("shards", plan["shards"][:1])):
@@ -122,7 +122,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
     (run,) = suite.runs.iterdir()
     names = {path.name for path in run.iterdir()}
     assert "shards" not in names
-    assert {"report.html", "journal.jsonl", "verdict.json", "logs"} <= names
+    assert {"report.html", "ledger.jsonl", "verdict.json", "logs"} <= names
     assert {outcome for outcome, _ in words(decided(run)).values()} == {"PASS"}
     time = load_report(run / FILE_NAME).time
     assert time is not None
@@ -131,7 +131,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
     assert again.returncode == 0, again.stdout
     assert words(suite.verdict()) == words(decided(run))
     assert len(list(suite.runs.iterdir())) == 1
-    assert (run / "journal.jsonl").read_text().count('"Begun"') == 4, "nothing is measured again"
+    assert (run / "ledger.jsonl").read_text().count('"Begun"') == 4, "nothing is measured again"
 
 
 @pytest.mark.parametrize(

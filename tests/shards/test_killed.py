@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.measurement.journal import load_journal
+from specreg.measurement.ledger import load_ledger
 from tests.doubles.vllm.script import Script
 from tests.faults.running import MARK, lives, marked, wait_until
 from tests.plugin.conftest import Suite, decided
@@ -34,10 +34,10 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Suite:
 
 
 def finished(folder: Path) -> set[str]:
-    """The cases whose measurements have ended, by the journals in a folder."""
+    """The cases whose measurements have ended, by the ledgers in a folder."""
     finished_cases: set[str] = set()
-    for path in folder.rglob("journal.jsonl"):
-        finished_cases |= {key.case_id for key in load_journal(path)}
+    for path in folder.rglob("ledger.jsonl"):
+        finished_cases |= {key.case_id for key in load_ledger(path)}
     return finished_cases
 
 

@@ -95,5 +95,5 @@ class Gate:
 
     def launches(self) -> int:
         """How many servers were measured."""
-        lines = (self.out / "journal.jsonl").read_bytes().splitlines()
+        lines = (self.out / "ledger.jsonl").read_bytes().splitlines()
         return sum(b'"Ended"' in line for line in lines)

@@ -12,7 +12,7 @@ from specreg.baselines.schema import Baseline
 from specreg.baselines.store import load_settings
 from specreg.core.timeline import Timeline
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import Journal, Key
+from specreg.measurement.ledger import Key, Ledger
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.servers.launch import Launch, LazyServer, Poll, Servers
@@ -23,7 +23,7 @@ from specreg.suite.group_judge import GroupJudge
 from specreg.suite.options import Options
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.result import Run
-from specreg.suite.resumed import Resumed, journal_key
+from specreg.suite.resumed import Resumed, ledger_key
 from specreg.suite.selection import Selection, covers_tier
 from specreg.suite.server_set import ServerSet
 from specreg.telemetry.identity import Environment
@@ -101,7 +101,7 @@ def run(
         context=run_context,
         selection=chosen,
         servers=servers or all_servers(run_context),
-        journal=Journal(run_context.run_folder / "journal.jsonl"),
+        ledger=Ledger(run_context.run_folder / "ledger.jsonl"),
         timeline=timeline,
         resumed=resumed or Resumed(),
         **runner,
@@ -132,7 +132,7 @@ def resumed_from(
     """What an interrupted run had measured: launches of their cases, numbered from `first`."""
     measurements: dict[Key, Measurement] = {}
     for number, launch in enumerate(launches, start=first):
-        measurements[journal_key(launch.case, number, selected, run_context)] = launch
+        measurements[ledger_key(launch.case, number, selected, run_context)] = launch
     return Resumed(measurements=measurements)
 
 

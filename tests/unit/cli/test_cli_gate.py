@@ -77,7 +77,7 @@ def test_nothing_of_it_is_refused(command: tuple[str, ...], option: str) -> None
 def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
     tmp_path: Path, refused: tuple[str, ...]
 ) -> None:
-    for name in ("report.json", "report.md", "report.html", "journal.jsonl"):
+    for name in ("report.json", "report.md", "report.html", "ledger.jsonl"):
         (tmp_path / name).write_text(name)
     done = CliRunner().invoke(
         app, ("gate", "vllm", "vllm", *IN_ROOT, "--out", str(tmp_path), *refused)
@@ -85,7 +85,7 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
     assert done.exit_code == 10
     files = {path.name: path.read_text() for path in tmp_path.iterdir()}
     aside = {f"earlier-report.{kind}": f"report.{kind}" for kind in ("json", "md", "html")}
-    assert files == {**aside, "journal.jsonl": "journal.jsonl"}
+    assert files == {**aside, "ledger.jsonl": "ledger.jsonl"}
 
 
 @pytest.mark.parametrize(

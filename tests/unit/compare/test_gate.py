@@ -31,7 +31,7 @@ CASE = "vllm-eagle3-tiny-toy-c1"
 
 def opened(options: GateOptions) -> Gate:
     gate = open_gate(options, load_tier(options.matrix, options.tier or "cpu"))
-    gate.journal.close()  # of which a process holds one at a time
+    gate.ledger.close()  # of which a process holds one at a time
     return gate
 
 
@@ -130,9 +130,9 @@ def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> No
     pair = gate.pairs[0]
     measurement = launch(side, number, pair=pair, version=version).measurement
     assert measurement is not None
-    gate.journal.begin(gate._key(pair, side, number))  # noqa: SLF001 - as it does itself
-    gate.journal.end(measurement)
-    gate.journal.close()
+    gate.ledger.begin(gate._key(pair, side, number))  # noqa: SLF001 - as it does itself
+    gate.ledger.end(measurement)
+    gate.ledger.close()
 
 
 def test_a_pinned_case_is_compared_beside_the_real_one(here: GateOptions) -> None:
@@ -174,7 +174,7 @@ def planted_link(path: Path) -> None:
     [
         ("logs", planted_link, "'logs' is a symbolic link, needed"),
         ("answers.json", planted_link, "'answers.json' is a symbolic link"),
-        ("journal.lock", planted_link, "'journal.lock' is a symbolic link"),
+        ("ledger.lock", planted_link, "'ledger.lock' is a symbolic link"),
         ("answers.json", os.mkfifo, "'answers.json' is a FIFO"),
         ("report.json", os.mkfifo, "'report.json' is a FIFO"),
     ],
@@ -193,19 +193,19 @@ def test_a_resumed_gate_writes_and_reads_nothing_behind_a_link_or_a_fifo(
     assert not (gate.folder.parent / "elsewhere").exists()
 
 
-def test_a_gate_whose_journal_is_a_link_to_nowhere_is_not_started_anew(here: GateOptions) -> None:
+def test_a_gate_whose_ledger_is_a_link_to_nowhere_is_not_started_anew(here: GateOptions) -> None:
     assert here.out is not None
     here.out.mkdir()
-    planted_link(here.out / "journal.jsonl")
+    planted_link(here.out / "ledger.jsonl")
     with pytest.raises(SpecregError, match="holds a gate already"):
         opened(here)
-    with pytest.raises(UnsupportedError, match=r"journal\.jsonl' is a symbolic link"):
+    with pytest.raises(UnsupportedError, match=r"ledger\.jsonl' is a symbolic link"):
         opened(dataclasses.replace(here, resume=True))
 
 
 @pytest.mark.parametrize("number", [0, 1001, 10_000])
 def test_launches_that_no_gate_makes_are_of_another_gate(here: GateOptions, number: int) -> None:
-    """A resumed gate would otherwise plan as many launches as the journal says."""
+    """A resumed gate would otherwise plan as many launches as the ledger says."""
     measured(opened(here), Side.A, number)
     with pytest.raises(UnsupportedError, match="is of another gate"):
         opened(dataclasses.replace(here, resume=True))
@@ -215,7 +215,7 @@ def test_two_gates_at_once_dont_share_a_folder(here: GateOptions) -> None:
     assert here.out is not None
     here.out.mkdir()
     with (
-        filelock.FileLock(here.out / "journal.lock"),
+        filelock.FileLock(here.out / "ledger.lock"),
         pytest.raises(SpecregError, match="gate': is still running; wait for its end"),
     ):
         opened(here)
@@ -227,7 +227,7 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
     measured(opened(short), Side.A, 1, version="of another hour")
     gate = opened(dataclasses.replace(short, resume=True))
     gate.measure()
-    gate.journal.close()
+    gate.ledger.close()
     assert gate.finished
     again = opened(dataclasses.replace(short, resume=True))
     for each_gate in (gate, again):
@@ -246,7 +246,7 @@ def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> N
         measured(opened(dataclasses.replace(short, resume=side.is_b)), side, 1)
     gate = opened(dataclasses.replace(short, resume=True))
     gate.measure()
-    gate.journal.close()
+    gate.ledger.close()
     places = [(launch.pair_id, launch.side) for launch in gate.launches]
     assert places == [(pair.id, side) for pair in gate.pairs for side in COMPARED]
 

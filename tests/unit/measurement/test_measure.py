@@ -27,7 +27,7 @@ from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round, open_clients
 from specreg.matrix.case import Arrivals, Case, Load
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
-from specreg.measurement.journal import Journal, load_journal
+from specreg.measurement.ledger import Ledger, load_ledger
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -46,7 +46,7 @@ from specreg.telemetry.sampler import PowerTrace, Sample, Watch
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script
 from tests.unit import builders
 from tests.unit.builders.busy_machines import duration_s, invalid_if_idle
-from tests.unit.builders.journals import key_of
+from tests.unit.builders.ledgers import key_of
 from tests.unit.builders.processes import lives
 from tests.unit.builders.started_servers import at_most, start
 
@@ -409,14 +409,14 @@ EXTENDED = dataclasses.replace(ONE_AT_A_TIME, control=builders.PLAIN_SPEC)
 """A case of four rounds with a prompt each, which an extension of two prompts follows."""
 
 
-def extended_and_journaled(servers: tuple[Server, Server], path: Path) -> Measurement:
+def extended_and_ledgered(servers: tuple[Server, Server], path: Path) -> Measurement:
     """A measurement that was extended, and then replayed its prompts again for the speeds."""
-    journal = Journal(path)
-    journal.begin(key_of(EXTENDED))
-    plan = dataclasses.replace(QUIET, record=journal.record_round)
+    ledger = Ledger(path)
+    ledger.begin(key_of(EXTENDED))
+    plan = dataclasses.replace(QUIET, record=ledger.record_round)
     measurement = measured(*servers, EXTENDED, plan, enough=lambda *_: False, least_s=0.5)
-    journal.end(measurement, control=1)
-    journal.close()
+    ledger.end(measurement, control=1)
+    ledger.close()
     assert measurement.look is Look.EXTENDED
     assert measurement.replay is not None
     rounds = measurement.replay.rounds
@@ -427,9 +427,9 @@ def extended_and_journaled(servers: tuple[Server, Server], path: Path) -> Measur
 def test_a_run_that_is_resumed_after_an_extension_has_the_measured_figures(
     servers: tuple[Server, Server], tmp_path: Path
 ) -> None:
-    path = tmp_path / "journal.jsonl"
-    measurement = extended_and_journaled(servers, path)
-    (resumed,) = load_journal(path).values()
+    path = tmp_path / "ledger.jsonl"
+    measurement = extended_and_ledgered(servers, path)
+    (resumed,) = load_ledger(path).values()
     assert resumed.values == measurement.values
     assert resumed == measurement
 
@@ -437,16 +437,16 @@ def test_a_run_that_is_resumed_after_an_extension_has_the_measured_figures(
 def test_a_run_that_is_cut_off_within_an_extension_measures_the_case_again(
     servers: tuple[Server, Server], tmp_path: Path
 ) -> None:
-    path = tmp_path / "journal.jsonl"
-    extended_and_journaled(servers, path)
+    path = tmp_path / "ledger.jsonl"
+    extended_and_ledgered(servers, path)
     lines = path.read_bytes().splitlines(keepends=True)
     first_of_extension = 1 + 2 * 4
     assert json.loads(lines[first_of_extension])["round"] is None
     path.write_bytes(b"".join(lines[: first_of_extension + 1]) + lines[first_of_extension + 1][:99])
-    assert dict(load_journal(path)) == {}
+    assert dict(load_ledger(path)) == {}
 
-    again = extended_and_journaled(servers, path)
-    assert dict(load_journal(path)) == {key_of(EXTENDED): again}
+    again = extended_and_ledgered(servers, path)
+    assert dict(load_ledger(path)) == {key_of(EXTENDED): again}
 
 
 def test_a_measurement_stops_when_it_is_enough(servers: tuple[Server, Server]) -> None:

@@ -30,7 +30,7 @@ from specreg.report.page import render_markdown
 from specreg.verdicts.verdict import Outcome
 from tests.unit import builders
 from tests.unit.builders import reports
-from tests.unit.builders.journals import KEY, journaled
+from tests.unit.builders.ledgers import KEY, recorded
 from tests.unit.builders.reports import CASE, MS, measured
 
 HOSTILE = "<script>alert(1)</script> | `x` @all\n```\n# head"
@@ -156,12 +156,12 @@ def test_each_replay_of_a_prompt_has_its_own_record_of_aiperf() -> None:
 
 @pytest.mark.parametrize("output", FORMS)
 def test_every_form_is_written_for_any_run_or_that_it_is_not(tmp_path: Path, output: str) -> None:
-    journaled(tmp_path / "journal.jsonl")
+    recorded(tmp_path / "ledger.jsonl")
     for report in (reports.with_case(figures=None), reports.REPORT):
         written = write_outputs([output], report, tmp_path, tmp_path / "out")
         assert written
         assert all(path.is_file() for path in written)
-    if FORMS[output].takes_journal:
+    if FORMS[output].takes_ledger:
         with pytest.raises(ReportError, match=rf"as {output}: no case of run '.*' has the meas"):
             write_outputs([output], reports.EMPTY, tmp_path, tmp_path / "empty")
     else:
@@ -219,12 +219,12 @@ ODD_IDS = ("../../x", "/etc/x", "..", "a/b", "", "a\n", "x" * 300, "a\0b", "$(to
 
 @pytest.mark.parametrize("case_id", ODD_IDS)
 def test_a_report_names_no_file_by_its_cases(tmp_path: Path, case_id: str) -> None:
-    """A report and a journal of another machine may say so together."""
+    """A report and a ledger of another machine may say so together."""
     run = tmp_path / "run"
     into = tmp_path / "into"
     (case,) = reports.with_case(case_id=case_id).cases
     report = msgspec.structs.replace(reports.REPORT, cases=(case,))
-    journaled(run / "journal.jsonl", msgspec.structs.replace(KEY, case_id=case_id), CASE)
+    recorded(run / "ledger.jsonl", msgspec.structs.replace(KEY, case_id=case_id), CASE)
     before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(into)}
     with pytest.raises(SpecregError):
         write_outputs(["aiperf"], report, run, into)
@@ -238,7 +238,7 @@ def test_a_form_is_written_through_no_link(tmp_path: Path) -> None:
     run = tmp_path / "run"
     outside = tmp_path / "outside"
     outside.mkdir()
-    journaled(run / "journal.jsonl", case=CASE)
+    recorded(run / "ledger.jsonl", case=CASE)
     (run / "aiperf").symlink_to(outside)
     with pytest.raises(ReportError, match="is a link, or no folder"):
         write_outputs(["aiperf"], reports.REPORT, run, run)
@@ -249,7 +249,7 @@ EIGHT_BIT = "\x9b31m\x9d0;title\x9c\x84\x85"
 CONTROLS = f"{EIGHT_BIT}\x1b[31mred\x1b[0m\0\u202e\u2028\ud800\ufffe\n::error::x ##[error]y"
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if not form.takes_journal])
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if not form.takes_ledger])
 def test_no_form_has_what_a_terminal_or_a_ci_obeys(tmp_path: Path, name: str) -> None:
     report = with_reason(f"a server said {CONTROLS}")
     controlled = msgspec.structs.replace(report, remarks=(CONTROLS,), title=CONTROLS)

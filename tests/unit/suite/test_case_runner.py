@@ -19,7 +19,7 @@ from specreg.core.errors import (
 from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.measurement.arm import Arm, StoppingRule
-from specreg.measurement.journal import load_checks
+from specreg.measurement.ledger import load_checks
 from specreg.measurement.measure import Measurement, Plan, Workload
 from specreg.servers.launch import Launch, LazyServer, Poll
 from specreg.servers.server import Server
@@ -98,7 +98,7 @@ def test_a_check_whose_server_died_is_made_once_more_on_a_fresh_one(tmp_path: Pa
     assert remark.startswith(f"{builders.CASE.id}: lossless_frac checked again, SERVER_DIED: ")
     assert "ended with status 1" in remark
 
-    resumed = Resumed(checks=load_checks(run.cases.journal.path))
+    resumed = Resumed(checks=load_checks(run.cases.ledger.path))
     again = runs.run(context, resumed=resumed)
     assert again.cases.check(check_of(), builders.CASE, runs.servers()) == EQUAL
 

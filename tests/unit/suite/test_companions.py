@@ -11,7 +11,7 @@ import pytest
 from specreg.core.errors import ServerDiedError, ServerStartError, SpecregError
 from specreg.matrix.case import Case, ServerSpec, companions_of
 from specreg.measurement.arm import Arm
-from specreg.measurement.journal import load_journal
+from specreg.measurement.ledger import load_ledger
 from specreg.measurement.measure import Measurement
 from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.suite.case_runner import CaseRunner
@@ -157,7 +157,7 @@ def scripted(
         **servers,
     )
     arms = ScriptedArms(dying)
-    resumed = load_resumed([folder / "journal.jsonl"]) if resumes else None
+    resumed = load_resumed([folder / "ledger.jsonl"]) if resumes else None
     run = runs.run(context, selection, resumed=resumed, servers=scripted_servers, measure_arms=arms)
     return ScriptedRun(scripted_servers, arms, run)
 
@@ -170,7 +170,7 @@ def test_all_methods_and_their_control_are_measured_in_one_go(tmp_path: Path) ->
     assert here.arms.groups == [["none*", "draft_model", "eagle3", "ngram"]]
     assert [measurement.case for measurement in measurements] == list(ALL)
     assert [launch.case for launch in here.run.cases.launches] == list(ALL)
-    keys = load_journal(tmp_path / "journal.jsonl")
+    keys = load_ledger(tmp_path / "ledger.jsonl")
     assert [key.case_id for key in keys] == [case.id for case in ALL]
     pairs = [pair.pair for pair in here.run.cases.time.pairs if "measuring" in pair.phases_s]
     assert pairs == [case.server.id for case in ALL]

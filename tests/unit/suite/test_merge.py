@@ -181,10 +181,10 @@ def linked_plan(shard: Path, secret: Path) -> None:
     (shard / "plan.json").symlink_to(secret)
 
 
-def linked_journal(shard: Path, secret: Path) -> None:
-    secret.write_bytes((shard / "journal.jsonl").read_bytes())
-    (shard / "journal.jsonl").unlink()
-    (shard / "journal.jsonl").symlink_to(secret)
+def linked_ledger(shard: Path, secret: Path) -> None:
+    secret.write_bytes((shard / "ledger.jsonl").read_bytes())
+    (shard / "ledger.jsonl").unlink()
+    (shard / "ledger.jsonl").symlink_to(secret)
 
 
 def linked_report(shard: Path, secret: Path) -> None:
@@ -201,7 +201,7 @@ def fifo_for_a_log(shard: Path, _: Path) -> None:
 
 LINKS = (
     *(linked_log, linked_logs, linked_power, linked_deeper, hard_linked, linked_plan),
-    *(linked_journal, linked_report, link_to_nothing, fifo_for_a_log),
+    *(linked_ledger, linked_report, link_to_nothing, fifo_for_a_log),
 )
 
 
@@ -243,15 +243,15 @@ def test_a_merge_writes_through_no_link_in_the_folder_that_it_fills(
 def test_a_measurement_counts_for_the_case_here_alone(machine: MergingMachine) -> None:
     """Its settings, its models and its files are those of the repository."""
     shard = machine.shard(names={machine.case.id: (LENGTH, TPOT)})
-    journal = shard / "journal.jsonl"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    ledger = shard / "ledger.jsonl"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     for line in lines:
         if line["type"] == "Begun":
             (key,) = line["keys"]
             case = json.loads(key["case"])
             case["server"]["target"] = "/etc"
             key["case"] = json.dumps(case)
-    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    ledger.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     done = machine.merge(shard)
     assert "with other settings than the case has here" in str(done.exception)
 
@@ -320,7 +320,7 @@ def test_a_plan_of_another_form_is_refused(
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
-@pytest.mark.parametrize("name", [PLAN, "journal.jsonl", "report.json"])
+@pytest.mark.parametrize("name", [PLAN, "ledger.jsonl", "report.json"])
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe", b"null", DEEP, b"1" * 10_000, b'{"a": ' * 50_000]
 )
@@ -334,7 +334,7 @@ def test_a_document_that_is_none_ends_in_words(
     assert isinstance(done.exception, SpecregError | SystemExit), done.output
 
 
-@pytest.mark.parametrize("name", [PLAN, "journal.jsonl", "report.json"])
+@pytest.mark.parametrize("name", [PLAN, "ledger.jsonl", "report.json"])
 def test_a_fifo_keeps_nobody_waiting(machine: MergingMachine, name: str) -> None:
     shard = machine.shard()
     (shard / name).unlink(missing_ok=True)
@@ -370,30 +370,30 @@ MISFIT_LINES = (
 
 
 @pytest.mark.parametrize(("kind", "changes"), MISFIT_LINES, ids=repr)
-def test_a_journal_that_says_what_cannot_be_is_refused(
+def test_a_ledger_that_says_what_cannot_be_is_refused(
     machine: MergingMachine, kind: str, changes: Mapping[str, Any]
 ) -> None:
     shard = machine.shard()
-    journal = shard / "journal.jsonl"
-    lines = journal.read_text().splitlines()
+    ledger = shard / "ledger.jsonl"
+    lines = ledger.read_text().splitlines()
     index = next(n for n, line in enumerate(lines) if json.loads(line)["type"] == kind)
     (shard / "line.json").write_text(lines[index])
     change_json(shard / "line.json", changes)
     lines[index] = (shard / "line.json").read_text()
-    journal.write_text("\n".join(lines) + "\n")
+    ledger.write_text("\n".join(lines) + "\n")
     with at_most(5.0):
         done = machine.merge(shard)
     assert isinstance(done.exception, SpecregError), done.output
-    assert "journal" in str(done.exception)
+    assert "ledger" in str(done.exception)
 
 
 def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None:
     shard = machine.shard()
-    with (shard / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"type":"Begun","keys":[{"case":"')
+    with (shard / "ledger.jsonl").open("ab") as ledger:
+        ledger.write(b'{"type":"Begun","keys":[{"case":"')
     done = machine.merge(shard)
     assert done.exit_code == 11, done.output
-    assert b"null\n" in (machine.into / "journal.jsonl").read_bytes()
+    assert b"null\n" in (machine.into / "ledger.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None
 )
 def test_the_verdict_of_a_check_is_one(machine: MergingMachine, verdict: Mapping[str, Any]) -> None:
     shard = machine.shard(names={machine.case.id: ("lossless_frac",)})
-    lines = (shard / "journal.jsonl").read_text().splitlines()
+    lines = (shard / "ledger.jsonl").read_text().splitlines()
     checked = {
         "type": "Checked",
         "key": json.loads(lines[0])["keys"][0],
@@ -416,8 +416,8 @@ def test_the_verdict_of_a_check_is_one(machine: MergingMachine, verdict: Mapping
         "verdict": {"case_id": machine.case.id, "metric": "x", "outcome": "PASS", **verdict},
         "digest": ANSWER_DIGEST_VERSION,
     }
-    with (shard / "journal.jsonl").open("a") as journal:
-        journal.write(f"{json.dumps(checked)}\n")
+    with (shard / "ledger.jsonl").open("a") as ledger:
+        ledger.write(f"{json.dumps(checked)}\n")
     assert isinstance(machine.merge(shard).exception, SpecregError)
 
 
@@ -440,7 +440,7 @@ def test_a_folder_that_cannot_be_made_is_named(machine: MergingMachine) -> None:
     machine.into.write_text("a file")
     assert "name a folder" in str(machine.merge(shard).exception)
     machine.into.unlink()
-    (machine.into / "journal.jsonl").mkdir(parents=True)
+    (machine.into / "ledger.jsonl").mkdir(parents=True)
     assert "name another folder" in str(machine.merge(shard).exception)
 
 
@@ -454,12 +454,12 @@ def test_a_log_of_an_odd_name_is_named_before_anything_is_judged(
     assert not list(machine.into.iterdir())
 
 
-def test_a_long_journal_is_read_in_a_time_that_its_lines_take(machine: MergingMachine) -> None:
+def test_a_long_ledger_is_read_in_a_time_that_its_lines_take(machine: MergingMachine) -> None:
     shard = machine.shard()
-    journal = shard / "journal.jsonl"
-    lines = journal.read_text().splitlines()
+    ledger = shard / "ledger.jsonl"
+    lines = ledger.read_text().splitlines()
     request = next(line for line in lines if json.loads(line)["type"] == "Replayed")
-    with journal.open("a") as file:
+    with ledger.open("a") as file:
         file.writelines([f"{request}\n"] * 20_000)
     with at_most(60.0):
         assert machine.merge(shard).exit_code == 11

@@ -9,7 +9,7 @@ import pytest
 from specreg.core.reasons import Reason
 from specreg.core.timeline import Timeline
 from specreg.matrix.case import Case
-from specreg.measurement.journal import Journal
+from specreg.measurement.ledger import Ledger
 from specreg.measurement.measure import Measurement
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
@@ -64,7 +64,7 @@ def record(
         context=context,
         selection=selection,
         servers=runs.all_servers(context),
-        journal=Journal(context.run_folder / "journal.jsonl"),
+        ledger=Ledger(context.run_folder / "ledger.jsonl"),
         timeline=timeline,
         speeds=speeds,
     )

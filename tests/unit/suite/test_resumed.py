@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from specreg.matrix.case import ServerSpec
-from specreg.measurement.journal import Key
+from specreg.measurement.ledger import Key
 from specreg.servers.provision import Provision
-from specreg.suite.resumed import journal_key, load_resumed
+from specreg.suite.resumed import ledger_key, load_resumed
 from tests.unit import builders
 from tests.unit.builders import runs
 from tests.unit.builders.runs import LENGTH
@@ -27,11 +27,11 @@ def test_a_measurement_in_other_circumstances_is_another_one(tmp_path: Path) -> 
     ]
 
     keys = [
-        journal_key(case, 1, everything, context),
-        journal_key(case, 2, everything, context),
-        journal_key(dataclasses.replace(case, turns=1), 1, everything, context),
-        journal_key(case, 1, acceptance, context),
-        *(journal_key(case, 1, everything, circumstances) for circumstances in other_circumstances),
+        ledger_key(case, 1, everything, context),
+        ledger_key(case, 2, everything, context),
+        ledger_key(dataclasses.replace(case, turns=1), 1, everything, context),
+        ledger_key(case, 1, acceptance, context),
+        *(ledger_key(case, 1, everything, circumstances) for circumstances in other_circumstances),
     ]
 
     assert len(set(keys)) == len(keys)
@@ -49,11 +49,11 @@ def test_a_measurement_in_another_environment_is_not_taken_over(tmp_path: Path) 
 
         provision = OtherProvision(on_gpu=False, show=lambda _: None)
         with_packages = dataclasses.replace(context, provision=provision)
-        return journal_key(builders.CASE, 1, everything, with_packages)
+        return ledger_key(builders.CASE, 1, everything, with_packages)
 
     assert key_with("numpy==2.4.6") == key_with("numpy==2.4.6")
     assert key_with("numpy==2.4.6") != key_with("numpy==2.4.5")
-    assert key_with() == journal_key(builders.CASE, 1, everything, context)
+    assert key_with() == ledger_key(builders.CASE, 1, everything, context)
 
 
 def key_in(folder: Path, *, target: str, draft: str, prompts: str, weights: str) -> Key:
@@ -69,7 +69,7 @@ def key_in(folder: Path, *, target: str, draft: str, prompts: str, weights: str)
         (folder / path).write_text(content)
     case = builders.on_server(target=target, draft=draft)
     context = runs.context(folder, root=folder, cases=(case,))
-    return journal_key(case, 1, runs.everything(context), context)
+    return ledger_key(case, 1, runs.everything(context), context)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
     assert trained != first
 
 
-def test_a_journal_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
-    resumed = load_resumed([tmp_path / "journal.jsonl"])
+def test_a_ledger_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    resumed = load_resumed([tmp_path / "ledger.jsonl"])
     assert resumed.measurements == {}
     assert resumed.checks == {}

@@ -1,4 +1,4 @@
-"""The journal: what was measured comes back as it was, and a cut-off run loses nothing else."""
+"""The ledger: what was measured comes back as it was, and a cut-off run loses nothing else."""
 
 import contextlib
 import dataclasses
@@ -22,11 +22,11 @@ from specreg.engines.methods import Tree
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Arrivals, Case, Limits, Load
-from specreg.measurement.journal import Journal, Key, last_run, load_checks, load_journal
+from specreg.measurement.ledger import Key, Ledger, last_run, load_checks, load_ledger
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
 from tests.unit import builders
-from tests.unit.builders.journals import ACCEPTANCE, CASE, COUNTS, KEY, finished, journaled, key_of
+from tests.unit.builders.ledgers import ACCEPTANCE, CASE, COUNTS, KEY, finished, key_of, recorded
 
 ACCEPTANCE_ALONE = msgspec.structs.replace(KEY, asked="acceptance")
 SECOND_LAUNCH = msgspec.structs.replace(KEY, launch=2)
@@ -34,7 +34,7 @@ SECOND_LAUNCH = msgspec.structs.replace(KEY, launch=2)
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "run" / "journal.jsonl"
+    return tmp_path / "run" / "ledger.jsonl"
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -42,9 +42,9 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_measurement_is_read_back_unchanged(path: Path) -> None:
-    measured = journaled(path)
+    measured = recorded(path)
     assert [line["type"] for line in lines_of(path)] == ["Begun", *["Replayed"] * 12, "Ended"]
-    (again,) = load_journal(path).values()
+    (again,) = load_ledger(path).values()
     assert again == measured
     assert again.values["throughput_tokens_per_s"] > 0
     assert again.values["speedup_ratio"] > 0
@@ -55,22 +55,22 @@ def test_a_measurement_is_read_back_unchanged(path: Path) -> None:
         assert part.gaps.size == 3
 
 
-def journaled_together(path: Path, keys: Sequence[Key]) -> list[Measurement]:
+def ledgered_together(path: Path, keys: Sequence[Key]) -> list[Measurement]:
     """Two cases that were measured beside one control of three rounds, of which the first had two.
 
     The control is the arm after them, unless it is a case of its own with the last key.
     """
     control_arm = 2
     rounds_of_arms = (2, 3, 3)
-    journal = Journal(path)
-    journal.begin(*keys)
+    ledger = Ledger(path)
+    ledger.begin(*keys)
     rounds: dict[int, list[Round]] = {0: [], 1: [], 2: []}
     for number, arm in itertools.product(range(3), range(3)):
         if number >= rounds_of_arms[arm]:
             continue
         builder = RoundBuilder()
         request = finished(f"prompt-{number}")
-        journal.record_round(arm, number)(request)
+        ledger.record_round(arm, number)(request)
         builder.take(request)
         builder.lags.add_all((3, 4))
         rounds[arm].append(builder.as_round())
@@ -87,9 +87,9 @@ def journaled_together(path: Path, keys: Sequence[Key]) -> list[Measurement]:
         )
         measured = builders.measurement(values_of(case, replay), case=case)
         measurement = dataclasses.replace(measured, replay=replay)
-        journal.end(measurement, arm=arm, control=None if is_control else control_arm)
+        ledger.end(measurement, arm=arm, control=None if is_control else control_arm)
         measurements.append(measurement)
-    journal.close()
+    ledger.close()
     return measurements
 
 
@@ -99,46 +99,46 @@ TOGETHER = (KEY, key_of(NGRAM), key_of(builders.PLAIN_CASE))
 
 @pytest.mark.parametrize("keys", [TOGETHER[:2], TOGETHER], ids=["control", "control-is-a-case"])
 def test_cases_beside_one_control_come_back_one_by_one(path: Path, keys: Sequence[Key]) -> None:
-    measured = journaled_together(path, keys)
+    measured = ledgered_together(path, keys)
 
     requests = [line for line in lines_of(path) if line["type"] == "Replayed"]
     assert len(requests) == 8, "those of the control stand once"
-    assert dict(load_journal(path)) == dict(zip(keys, measured, strict=True))
+    assert dict(load_ledger(path)) == dict(zip(keys, measured, strict=True))
 
 
 def test_of_cases_that_were_measured_together_those_that_ended_come_back(path: Path) -> None:
-    first, *_ = journaled_together(path, TOGETHER)
+    first, *_ = ledgered_together(path, TOGETHER)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-2]) + lines[-2][:50])
 
-    assert dict(load_journal(path)) == {KEY: first}
-    after = journaled(path, SECOND_LAUNCH)
-    assert dict(load_journal(path)) == {KEY: first, SECOND_LAUNCH: after}
+    assert dict(load_ledger(path)) == {KEY: first}
+    after = recorded(path, SECOND_LAUNCH)
+    assert dict(load_ledger(path)) == {KEY: first, SECOND_LAUNCH: after}
 
 
 def test_a_request_that_cannot_be_read_costs_all_that_were_measured_with_it(path: Path) -> None:
-    journaled_together(path, TOGETHER)
+    ledgered_together(path, TOGETHER)
     lines = path.read_bytes().splitlines(keepends=True)
     lines[3] = lines[3][:50] + b"\xff\n"
     path.write_bytes(b"".join(lines))
 
-    assert dict(load_journal(path)) == {}
+    assert dict(load_ledger(path)) == {}
 
 
 def test_a_round_that_has_a_request_twice_is_left_out(path: Path) -> None:
     """An extension once had the number of the round after it, in which prompts were replayed."""
-    journaled(path)
+    recorded(path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join((lines[0], lines[1], *lines[1:])))
 
-    assert dict(load_journal(path)) == {}
+    assert dict(load_ledger(path)) == {}
     with pytest.raises(SpecregError, match="round 0 has a request twice; leave that run out"):
-        load_journal(path, known={KEY.case: CASE})
+        load_ledger(path, known={KEY.case: CASE})
 
 
-def test_a_journal_of_an_earlier_form_is_left_out(path: Path) -> None:
+def test_a_ledger_of_an_earlier_form_is_left_out(path: Path) -> None:
     """Its requests said whether the control was asked, and not which arm."""
-    journaled(path)
+    recorded(path)
     lines = lines_of(path)
     for line in lines:
         if line["type"] == "Begun":
@@ -147,7 +147,7 @@ def test_a_journal_of_an_earlier_form_is_left_out(path: Path) -> None:
             line["control"] = bool(line.pop("arm"))
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
-    assert dict(load_journal(path)) == {}
+    assert dict(load_ledger(path)) == {}
 
 
 A_SUM = dataclasses.replace(builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=())
@@ -174,97 +174,97 @@ ALL_SETTINGS = dataclasses.replace(
 def test_any_measurement_is_read_back(
     path: Path, case: Case, acceptance: AcceptanceRecord | None
 ) -> None:
-    measured = journaled(path, key_of(case), case, acceptance)
-    assert dict(load_journal(path)) == {key_of(case): measured}
+    measured = recorded(path, key_of(case), case, acceptance)
+    assert dict(load_ledger(path)) == {key_of(case): measured}
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_measurement_is_read_back_whichever_word_is_secret(
     path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Any part of the journal, as a variable may have it."""
-    journaled(path)
+    """Any part of the ledger, as a variable may have it."""
+    recorded(path)
     content = path.read_text()
     path.unlink()
     begin = random.Random(seed).randrange(len(content) - 20)  # noqa: S311 - a case, no secret
     monkeypatch.setenv("X_TOKEN", content[begin : begin + 8 + seed % 12])
-    measured = journaled(path)
-    assert load_journal(path) == {KEY: measured}
+    measured = recorded(path)
+    assert load_ledger(path) == {KEY: measured}
 
 
 def test_a_request_is_on_disk_as_soon_as_it_has_ended(path: Path) -> None:
-    journal = Journal(path)
-    journal.begin(KEY)
+    ledger = Ledger(path)
+    ledger.begin(KEY)
     for request in map(finished, ("one", "two")):
-        journal.record_round(arm=1, number=3)(request)
+        ledger.record_round(arm=1, number=3)(request)
         line = lines_of(path)[-1]
         assert path.read_bytes().endswith(b"\n")
         assert (line["arm"], line["round"]) == (1, 3)
         assert msgspec.convert(line["finished"], FinishedRequest) == request
-    journal.close()
+    ledger.close()
 
 
 def test_the_first_of_two_measurements_with_one_key_counts(path: Path) -> None:
     """A worker that was given up may come to its end after the one that took its place."""
-    first, second = journaled(path), journaled(path)
+    first, second = recorded(path), recorded(path)
     assert first != second
-    assert dict(load_journal(path)) == {KEY: first}
-    assert dict(load_journal(path, last=True)) == {KEY: second}
+    assert dict(load_ledger(path)) == {KEY: first}
+    assert dict(load_ledger(path, last=True)) == {KEY: second}
 
 
 @pytest.mark.parametrize("value", [0.3, 0.999], ids=["in-a-request", "in-the-last-line"])
 def test_a_measurement_that_was_cut_off_is_absent_and_harms_no_other(
     path: Path, value: float
 ) -> None:
-    first = journaled(path)
+    first = recorded(path)
     content = path.read_bytes()
-    journaled(path, ACCEPTANCE_ALONE)
+    recorded(path, ACCEPTANCE_ALONE)
     both = path.read_bytes()
     path.write_bytes(both[: len(content) + int((len(both) - len(content)) * value)])
-    assert dict(load_journal(path)) == {KEY: first}
-    again = journaled(path, ACCEPTANCE_ALONE)
-    assert dict(load_journal(path)) == {KEY: first, ACCEPTANCE_ALONE: again}
+    assert dict(load_ledger(path)) == {KEY: first}
+    again = recorded(path, ACCEPTANCE_ALONE)
+    assert dict(load_ledger(path)) == {KEY: first, ACCEPTANCE_ALONE: again}
 
 
 @pytest.mark.parametrize("broken", [0, 1, 13], ids=["begun", "a-request", "ended"])
 def test_an_unreadable_line_loses_only_its_own_measurement(path: Path, broken: int) -> None:
-    before = journaled(path, SECOND_LAUNCH)
+    before = recorded(path, SECOND_LAUNCH)
     content_before = path.read_bytes()
-    journaled(path)
+    recorded(path)
     lines = path.read_bytes().removeprefix(content_before).splitlines(keepends=True)
     lines[broken] = lines[broken][:50] + b"\xff\n"
     path.write_bytes(content_before + b"".join(lines))
-    after = journaled(path, ACCEPTANCE_ALONE)
-    assert dict(load_journal(path)) == {SECOND_LAUNCH: before, ACCEPTANCE_ALONE: after}
+    after = recorded(path, ACCEPTANCE_ALONE)
+    assert dict(load_ledger(path)) == {SECOND_LAUNCH: before, ACCEPTANCE_ALONE: after}
 
 
 @pytest.mark.parametrize("launch", [-1, 10**5, 10**9, 10**30])
 def test_a_launch_that_no_run_has_is_left_out(path: Path, launch: int) -> None:
-    """A resumed gate would plan as many launches as the highest number in its journal."""
-    journaled(path, msgspec.structs.replace(KEY, launch=7_777))
+    """A resumed gate would plan as many launches as the highest number in its ledger."""
+    recorded(path, msgspec.structs.replace(KEY, launch=7_777))
     path.write_bytes(path.read_bytes().replace(b"7777", str(launch).encode()))
-    measured = journaled(path, SECOND_LAUNCH)
-    assert dict(load_journal(path)) == {SECOND_LAUNCH: measured}
+    measured = recorded(path, SECOND_LAUNCH)
+    assert dict(load_ledger(path)) == {SECOND_LAUNCH: measured}
 
 
 def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(path: Path) -> None:
-    measured = journaled(path)
+    measured = recorded(path)
     lines = lines_of(path)
     assert lines[-1].pop("invalid") == {}
     changed_lines = [json.dumps(line | {"weather": "fair"}) for line in lines]
     pause = '{"type": "Paused", "at_s": 1.5}'
     path.write_text("\n".join((pause, *changed_lines, pause, "")))
-    journal = journaled(path, ACCEPTANCE_ALONE)
-    assert dict(load_journal(path)) == {KEY: measured, ACCEPTANCE_ALONE: journal}
+    ledger = recorded(path, ACCEPTANCE_ALONE)
+    assert dict(load_ledger(path)) == {KEY: measured, ACCEPTANCE_ALONE: ledger}
 
 
 def test_a_case_or_a_look_of_another_version_is_not_taken_over(path: Path) -> None:
     """Written by a version whose cases had other fields: nobody can ask for it."""
-    journaled(path, SECOND_LAUNCH)
+    recorded(path, SECOND_LAUNCH)
     path.write_bytes(path.read_bytes().replace(b'"look":"FULL"', b'"look":"SIXTH"'))
-    journaled(path, msgspec.structs.replace(KEY, case='{"server": "vllm"}'))
-    measured = journaled(path)
-    assert dict(load_journal(path)) == {KEY: measured}
+    recorded(path, msgspec.structs.replace(KEY, case='{"server": "vllm"}'))
+    measured = recorded(path)
+    assert dict(load_ledger(path)) == {KEY: measured}
 
 
 @pytest.mark.parametrize(("field", "name"), [("method", "eagle4"), ("engine", "vlln")])
@@ -272,7 +272,7 @@ def test_a_case_of_an_unknown_engine_or_method_is_left_out(
     path: Path, field: str, name: str
 ) -> None:
     """Another version may have had it, or a bit of the disk is wrong."""
-    journaled(path)
+    recorded(path)
     lines = lines_of(path)
     for line in lines:
         for key in line.get("keys", ()):
@@ -280,22 +280,22 @@ def test_a_case_of_an_unknown_engine_or_method_is_left_out(
             case["server"][field] = name
             key["case"] = json.dumps(case)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert load_journal(path) == {}
+    assert load_ledger(path) == {}
 
 
 def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
-    journal = Journal(path)
-    journal.begin(KEY)
-    journal.record_round(arm=0, number=0)(finished("one"))
+    ledger = Ledger(path)
+    ledger.begin(KEY)
+    ledger.record_round(arm=0, number=0)(finished("one"))
     invalid = dict.fromkeys(Family, Invalidity("X", "y"))
-    journal.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
-    journal.close()
-    assert dict(load_journal(path)) == {}
+    ledger.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
+    ledger.close()
+    assert dict(load_ledger(path)) == {}
     assert [line["type"] for line in lines_of(path)] == ["Begun", "Replayed"]
 
 
 def test_invalid_families_and_an_empty_round_are_read_back_unchanged(path: Path) -> None:
-    measured = journaled(path)
+    measured = recorded(path)
     assert measured.replay is not None
     invalid = dict.fromkeys((Family.LATENCY, Family.POWER), Invalidity("THROTTLED", "92 °C"))
     rounds = (*measured.replay.rounds, RoundBuilder().as_round())
@@ -305,16 +305,16 @@ def test_invalid_families_and_an_empty_round_are_read_back_unchanged(path: Path)
     part = dataclasses.replace(measured, invalid=invalid, replay=replay, values=values)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
-    Journal(path).end(part, control=1)
-    assert dict(load_journal(path)) == {KEY: part}
+    Ledger(path).end(part, control=1)
+    assert dict(load_ledger(path)) == {KEY: part}
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    journal = Journal(tmp_path / "file" / "journal.jsonl")
-    for attempt in (functools.partial(journal.begin, KEY), journal.hold):
+    ledger = Ledger(tmp_path / "file" / "ledger.jsonl")
+    for attempt in (functools.partial(ledger.begin, KEY), ledger.hold):
         with pytest.raises(
-            SpecregError, match=r"journal '.*; make room or repair its righ"
+            SpecregError, match=r"ledger '.*; make room or repair its righ"
         ) as error:
             attempt()
         assert isinstance(error.value.__cause__, OSError)
@@ -332,24 +332,24 @@ def full_after(path: Path, size_bytes: int) -> Iterator[None]:
 
 
 def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path) -> None:
-    journal = Journal(path)
-    journal.begin(ACCEPTANCE_ALONE)
-    record = journal.record_round(arm=0, number=0)
+    ledger = Ledger(path)
+    ledger.begin(ACCEPTANCE_ALONE)
+    record = ledger.record_round(arm=0, number=0)
     with full_after(path, 100), pytest.raises(SpecregError, match="File too large; make room"):
         record(finished("one"))
-    measured = journaled(path)
-    assert dict(load_journal(path)) == {KEY: measured}
+    measured = recorded(path)
+    assert dict(load_ledger(path)) == {KEY: measured}
 
 
-def test_a_journal_that_cannot_be_read_is_named(path: Path) -> None:
+def test_a_ledger_that_cannot_be_read_is_named(path: Path) -> None:
     path.mkdir(parents=True)
     with pytest.raises(
-        SpecregError, match=r"journal '.*': is a folder, needed a regular file; name a run"
+        SpecregError, match=r"ledger '.*': is a folder, needed a regular file; name a run"
     ):
-        load_journal(path)
+        load_ledger(path)
 
 
-def write(folder: Path, *, at_s: float, name: str = "journal.jsonl") -> None:
+def write(folder: Path, *, at_s: float, name: str = "ledger.jsonl") -> None:
     """A file of a run, as if all of the run had been written then."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).touch()
@@ -364,7 +364,7 @@ def test_the_last_run_is_the_one_that_was_written_last(tmp_path: Path) -> None:
     write(tmp_path / "a", at_s=2000.0)
     (tmp_path / "notes.txt").touch()
     assert last_run(tmp_path) == tmp_path / "a"
-    os.utime(tmp_path / "b" / "journal.jsonl", (3000.0, 3000.0))  # it was continued
+    os.utime(tmp_path / "b" / "ledger.jsonl", (3000.0, 3000.0))  # it was continued
     assert last_run(tmp_path) == tmp_path / "b"
     write(tmp_path / "c" / "shards" / "gw0", at_s=4000.0)  # its workers alone wrote
     for at, shard in enumerate(("d-1of2", "e-2of2")):
@@ -374,7 +374,7 @@ def test_the_last_run_is_the_one_that_was_written_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["../precious", "/nowhere/at/all", "x"])
-@pytest.mark.parametrize("name", ["x", "journal.lock", "journal.jsonl", "logs"])
+@pytest.mark.parametrize("name", ["x", "ledger.lock", "ledger.jsonl", "logs"])
 def test_a_run_folder_with_a_link_in_it_is_not_continued(
     tmp_path: Path, name: str, target: str
 ) -> None:
@@ -391,33 +391,33 @@ def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: P
     """Otherwise a start that was cut off would pass off last week's figures as today's."""
     write(tmp_path / "old", at_s=1000.0)
     write(tmp_path / "new" / "logs", at_s=2000.0, name="server.log")
-    with pytest.raises(SpecregError, match=r"the last run, '.*/new', has no journal: .* run with"):
+    with pytest.raises(SpecregError, match=r"the last run, '.*/new', has no ledger: .* run with"):
         last_run(tmp_path)
 
 
-def test_a_journal_takes_the_lines_of_another_and_a_check_hides_no_measurement(path: Path) -> None:
+def test_a_ledger_takes_the_lines_of_another_and_a_check_hides_no_measurement(path: Path) -> None:
     measured = builders.measurement({})
-    part = path.parent / "shards" / "gw0" / "journal.jsonl"
-    worker = Journal(part)
+    part = path.parent / "shards" / "gw0" / "ledger.jsonl"
+    worker = Ledger(part)
     worker.begin(KEY)
     worker.note_check(KEY, "lossless_frac", {"outcome": "PASS"})
     worker.end(measured)
     worker.close()
     with part.open("ab") as file:
         file.write(b'{"type": "Repl')  # it was killed in the midst of a line
-    journal = Journal(path)
-    journal.take(part)
-    journal.take(part.with_name("of-nobody"))
-    journal.begin(SECOND_LAUNCH)
-    journal.end(measured)
-    journal.close()
-    assert list(load_journal(path)) == [KEY, SECOND_LAUNCH]
+    ledger = Ledger(path)
+    ledger.take(part)
+    ledger.take(part.with_name("of-nobody"))
+    ledger.begin(SECOND_LAUNCH)
+    ledger.end(measured)
+    ledger.close()
+    assert list(load_ledger(path)) == [KEY, SECOND_LAUNCH]
     assert load_checks(path) == {(KEY, "lossless_frac"): {"outcome": "PASS"}}
 
 
 def test_a_check_by_an_earlier_definition_of_equal_answers_is_left_out(tmp_path: Path) -> None:
     """The first definition left thoughts out, so that it called answers equal that weren't."""
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / "ledger.jsonl"
     line = {"type": "Checked", "key": msgspec.to_builtins(KEY), "check": "lossless_frac"}
     for digest in ({}, {"digest": 1}):
         path.write_bytes(msgspec.json.encode(line | {"verdict": {"outcome": "PASS"}} | digest))
@@ -427,7 +427,7 @@ def test_a_check_by_an_earlier_definition_of_equal_answers_is_left_out(tmp_path:
 
 
 def test_a_run_that_still_goes_on_cannot_be_continued(path: Path) -> None:
-    living, dead = Journal(path), Journal(path)
+    living, dead = Ledger(path), Ledger(path)
     living.hold()
     words = r"'.*': is still running; wait for its end, or end"
     for ask in (dead.hold, lambda: last_run(path.parent.parent)):

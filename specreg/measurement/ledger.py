@@ -1,7 +1,7 @@
 """Write each measured request to disk when it ends, and read what an interrupted run measured.
 
 The requests of the warm-up, and those sent only for the server's counters or power, aren't written.
-Each line of `.specreg/runs/<run>/journal.jsonl` is an `Attempt`, a `Replayed`, an `Ended` or a
+Each line of `.specreg/runs/<run>/ledger.jsonl` is an `Attempt`, a `Replayed`, an `Ended` or a
 `Checked`.
 """
 
@@ -152,7 +152,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         check: the name of the check.
         verdict: the verdict, as in `verdict.json`.
         digest: the version of the checksum by which the check tells whether answers are equal.
-            Journals without it are of the first version.
+            Ledgers without it are of the first version.
     """
 
     key: Key
@@ -175,34 +175,34 @@ _MAX_LINES = 2_000_000
 _WRITTEN_AT_ONCE_BYTES = _MIB
 _UNREADABLE_LINE = b"null\n"
 _AGAIN = "leave that run out, and run it again"
-_LOCK = "journal.lock"
-"""The name of the lock next to the journal; the process that writes the journal holds it."""
+_LOCK = "ledger.lock"
+"""The name of the lock next to the ledger; the process that writes the ledger holds it."""
 
 
 @contextlib.contextmanager
 def _map_disk_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Turn an OSError into a SpecregError that names the journal and the remedy."""
+    """Turn an OSError into a SpecregError that names the ledger and the remedy."""
     try:
         yield
     except OSError as error:
-        raise SpecregError(f"journal '{path}': {error.strerror}; {remedy}") from error
+        raise SpecregError(f"ledger '{path}': {error.strerror}; {remedy}") from error
 
 
 @dataclass(slots=True)
-class Journal:
-    """The journal of one run.
+class Ledger:
+    """The ledger of one run.
 
     Each method that writes hands its lines to the operating system before it returns.
 
     Attributes:
-        path: the journal's file.
+        path: the ledger's file.
     """
 
     path: Path
     _lock: filelock.BaseFileLock | None = None
 
     def hold(self) -> None:
-        """Lock the run against other processes, until the journal is closed or this process ends.
+        """Lock the run against other processes, until the ledger is closed or this process ends.
 
         Raises:
             SpecregError: another process has locked the run, or the lock can't be written.
@@ -223,7 +223,7 @@ class Journal:
         """Record the start of measurements side by side, with one key for each case's arm.
 
         Raises:
-            SpecregError: the journal can't be written.
+            SpecregError: the ledger can't be written.
         """
         self._write(Attempt(keys=keys, at_s=time.time()))
 
@@ -235,7 +235,7 @@ class Journal:
             number: the number of the round, from 0; None for an extension.
 
         Returns:
-            The recorder, which raises a SpecregError if the journal can't be written.
+            The recorder, which raises a SpecregError if the ledger can't be written.
         """
 
         def record(finished: FinishedRequest) -> None:
@@ -252,7 +252,7 @@ class Journal:
             control: the index of the arm that was its control; None without one.
 
         Raises:
-            SpecregError: the journal can't be written.
+            SpecregError: the ledger can't be written.
         """
         replay = measurement.replay
         if replay is None:
@@ -279,7 +279,7 @@ class Journal:
         """Record a correctness check's verdict.
 
         Raises:
-            SpecregError: the journal can't be written.
+            SpecregError: the ledger can't be written.
         """
         verdict_json = msgspec.to_builtins(hide_values(verdict))
         self._write(
@@ -287,13 +287,13 @@ class Journal:
         )
 
     def take(self, part: Path) -> None:
-        """Append the lines of another journal, if it exists.
+        """Append the lines of another ledger, if it exists.
 
         A line that can't be read is replaced by a short unreadable line, so that its measurement is
-        left out of this journal, too.
+        left out of this ledger, too.
 
         Raises:
-            SpecregError: a journal can't be read or written, or the other one is a link.
+            SpecregError: a ledger can't be read or written, or the other one is a link.
         """
         if not os.path.lexists(part):
             return
@@ -320,25 +320,25 @@ class Journal:
             append_lines(self.path, content)
 
 
-def load_journal(
+def load_ledger(
     path: Path, *, last: bool = False, known: Mapping[str, Case] | None = None
 ) -> Mapping[Key, Measurement]:
-    """Return the complete measurements of a journal.
+    """Return the complete measurements of a ledger.
 
     Measurements with a torn or unreadable line are left out.
 
     Args:
-        path: the journal's file.
+        path: the ledger's file.
         last: whether the last of several measurements with one key is returned, instead of the
-            first. If several processes write the journal, the first is the right one, because a
+            first. If several processes write the ledger, the first is the right one, because a
             worker that was given up may end after its replacement. With `last`, the measurements
             are returned in the order in which they were made.
-        known: the cases of this checkout by `Case.key`, for a journal from another machine. Only
+        known: the cases of this checkout by `Case.key`, for a ledger from another machine. Only
             these cases count, and an unreadable line is an error unless it is torn. None for a
-            journal of this machine.
+            ledger of this machine.
 
     Raises:
-        SpecregError: the file can't be read, or a journal from another machine is invalid.
+        SpecregError: the file can't be read, or a ledger from another machine is invalid.
     """
     measurements: dict[Key, Measurement] = {}
     # The cases that have begun and not ended, by their arms. An unreadable line clears them, so
@@ -364,7 +364,7 @@ def load_journal(
         except UNREADABLE as error:
             if known is not None and keys:
                 case_ids = ", ".join(f"'{key.case_id}'" for key in keys.values())
-                message = f"journal '{path}': measurement of {case_ids}: {error}"
+                message = f"ledger '{path}': measurement of {case_ids}: {error}"
                 raise SpecregError(f"{message}; {_AGAIN}") from error
             # Another version of specreg may have written the case in another form.
             keys = {}
@@ -396,7 +396,7 @@ def _measurement(
         key: the key of the measurement.
         line: its last line.
         builders: the rounds with the requests of all arms.
-        known: as for `load_journal`.
+        known: as for `load_ledger`.
 
     Raises:
         msgspec.ValidationError: the lines contain something impossible.
@@ -414,7 +414,7 @@ def _measurement(
         check_record(line.acceptance)
     if line.power is not None:
         check_power(line.power)
-    # The journal contains no values of metrics, so they are calculated again.
+    # The ledger contains no values of metrics, so they are calculated again.
     replay = Replay(
         rounds=rounds,
         control_rounds=control_rounds,
@@ -456,7 +456,7 @@ def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
 
     Args:
         key: the key.
-        known: as for `load_journal`. If it is set, the case must be one of these.
+        known: as for `load_ledger`. If it is set, the case must be one of these.
 
     Raises:
         msgspec.ValidationError: the case, its engine or its method is unknown here.
@@ -476,16 +476,16 @@ def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
 def load_checks(
     path: Path, *, known: Mapping[str, Case] | None = None
 ) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
-    """Return the verdicts of the correctness checks in a journal, by the key and the check's name.
+    """Return the verdicts of the correctness checks in a ledger, by the key and the check's name.
 
     A check that used another rule for equal answers is left out, so that it is made again.
 
     Args:
-        path: the journal's file.
-        known: as for `load_journal`. Here it only decides which unreadable lines are errors.
+        path: the ledger's file.
+        known: as for `load_ledger`. Here it only decides which unreadable lines are errors.
 
     Raises:
-        SpecregError: the file, or a line of a journal from another machine, can't be read.
+        SpecregError: the file, or a line of a ledger from another machine, can't be read.
     """
     verdicts = {}
     kinds = Attempt | _PassedOver | Ended | Checked
@@ -504,7 +504,7 @@ def last_run(runs: Path, part: str = "") -> Path:
 
     Raises:
         SpecregError: there is no run, the last one is still running, its folder holds a link or
-            can't be read, or it has no journal.
+            can't be read, or it has no ledger.
     """
     folders = [
         path
@@ -521,14 +521,14 @@ def last_run(runs: Path, part: str = "") -> Path:
         # outside the folder.
         message = f"--specreg-resume: the last run, '{folder}': {error.strerror}"
         raise SpecregError(f"{message}; remove that folder, or run without it") from error
-    # A worker may have locked its part of the run, so each journal below the folder is tried.
+    # A worker may have locked its part of the run, so each ledger below the folder is tried.
     for lock_path in folder.rglob(_LOCK):
-        journal = Journal(lock_path.with_name("journal.jsonl"))
-        journal.hold()
-        journal.close()
-    if not any(folder.rglob("journal.jsonl")):
+        ledger = Ledger(lock_path.with_name("ledger.jsonl"))
+        ledger.hold()
+        ledger.close()
+    if not any(folder.rglob("ledger.jsonl")):
         raise SpecregError(
-            f"--specreg-resume: the last run, '{folder}', has no journal: it was cut off before it"
+            f"--specreg-resume: the last run, '{folder}', has no ledger: it was cut off before it"
             " measured anything; run without it, or remove that folder to go on with the one before"
         )
     return folder
@@ -550,7 +550,7 @@ def _lines(
     """Yield each line with a newline, and its decoded value, which is None if it can't be read.
 
     Args:
-        path: the journal's file.
+        path: the ledger's file.
         strict: whether an unreadable line is an error. A torn line never is: it isn't JSON, because
             its writer was killed.
         kinds: the types of the lines.
@@ -569,7 +569,7 @@ def _lines(
                 return
             if number > _MAX_LINES or len(content) == _MAX_LINE_BYTES:
                 limits = f"{_MAX_LINES} lines of {_MAX_LINE_BYTES // _MIB} MiB"
-                raise SpecregError(f"journal '{path}': is longer than {limits}; {_AGAIN}")
+                raise SpecregError(f"ledger '{path}': is longer than {limits}; {_AGAIN}")
             line = None
             try:
                 line = decoder.decode(content)
@@ -579,6 +579,6 @@ def _lines(
             except UNREADABLE as error:
                 is_torn = not isinstance(error, (msgspec.ValidationError, RecursionError))
                 if strict and not is_torn:
-                    message = f"journal '{path}', line {number}: {error}"
+                    message = f"ledger '{path}', line {number}: {error}"
                     raise SpecregError(f"{message}; {_AGAIN}") from error
             yield content if content.endswith(b"\n") else content + b"\n", line

@@ -1,4 +1,4 @@
-"""Measurements that were journaled."""
+"""Measurements that a ledger has."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ from specreg.engines.launch_facts import LaunchFacts
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
-from specreg.measurement.journal import Journal, Key
+from specreg.measurement.ledger import Key, Ledger
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
 from tests.unit import builders
@@ -46,19 +46,19 @@ def finished(prompt_id: str, index: int = 0, turn: int = 1) -> FinishedRequest:
     return FinishedRequest(conversation_index=index, trace=trace, chunks=chunks, text="a text")
 
 
-def journaled(
+def recorded(
     path: Path, key: Key = KEY, case: Case = CASE, acceptance: AcceptanceRecord | None = ACCEPTANCE
 ) -> Measurement:
-    """A measurement of two rounds, and two of its control, that was journaled.
+    """A measurement of two rounds, and two of its control, that was recorded.
 
     In each the second request ends before the first, and has a second turn.
     """
-    journal = Journal(path)
-    journal.begin(key)
+    ledger = Ledger(path)
+    ledger.begin(key)
     sides = list[Round](), list[Round]()
     for arm, number in itertools.product((0, 1), repeat=2):
         builder = RoundBuilder()
-        record = journal.record_round(arm, number)
+        record = ledger.record_round(arm, number)
         for prompt_id, index, turn in (("two", 1, 1), ("one", 0, 1), ("two", 1, 2)):
             request = finished(prompt_id, index, turn)
             builder.take(request)
@@ -77,6 +77,6 @@ def journaled(
     packages = ("numpy==2.4.6", "vllm @ file:///wheels/vllm.whl")
     facts = LaunchFacts(model_runner="v2", target_revision="0123abcd")
     measurement = dataclasses.replace(measured, replay=replay, packages=packages, facts=facts)
-    journal.end(measurement, control=1)
-    journal.close()
+    ledger.end(measurement, control=1)
+    ledger.close()
     return measurement
