@@ -17,7 +17,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import msgspec
 import platformdirs
@@ -220,7 +220,14 @@ def open_checked(name: str | Path, folder: int | None = None) -> Iterator[Binary
         yield file
 
 
-def read_bounded(file: BinaryIO, most_bytes: int) -> bytes:
+class Readable(Protocol):
+    """An open file, or what unpacks one as it is read."""
+
+    def read(self, size: int, /) -> bytes:
+        """Read at most so many bytes."""
+
+
+def read_bounded(file: Readable, most_bytes: int) -> bytes:
     """Read all of an open file.
 
     Raises:

@@ -7,7 +7,7 @@ them.
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from specreg.core.files import (
 )
 from specreg.core.files import data_dir as usual_data_dir
 from specreg.datasets.hub import fetch_dataset_file
-from specreg.datasets.prompt_files import load_prompt_file
+from specreg.datasets.prompt_files import PublishedPrompts, load_prompt_file
 from specreg.datasets.prompts import Prompt, interleaved
 from specreg.datasets.published_file import read_published_file
 from specreg.datasets.table import PromptSet
@@ -53,6 +53,7 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
         licence: the licence of the set.
         rows: the number of rows of the source.
         left_out: the number of rows without a prompt.
+        unused: see `PublishedPrompts`; empty if the set was prepared before this was recorded.
         prompts: the number of prompts.
         categories: the number of prompts of each category.
         source_sha256: the checksum of the source's file.
@@ -69,6 +70,7 @@ class PreparedSet(msgspec.Struct, frozen=True, kw_only=True):
     categories: dict[str, int]
     source_sha256: str
     sha256: str
+    unused: dict[str, int] = {}
 
     def __str__(self) -> str:
         return f"{counted(self.prompts, 'prompt')} (categories: {len(self.categories)})"
@@ -177,13 +179,17 @@ def prepare(
     show(f"{name}: {prompt_set.url}\nlicence: {prompt_set.licence}")
     source_file = _source_file(prompt_set, user_file, show)
     show(f"reading {source_file.path}")
-    prompts, left_out_rows = read_published_file(source_file.path, prompt_set)
-    if left_out_rows:
-        show(f"{counted(left_out_rows, 'row')} without a prompt left out")
-    if prompt_set.rows not in {None, len(prompts)}:
-        show(f"{len(prompts)} of {prompt_set.rows} published prompts: only these will be replayed")
+    published = read_published_file(source_file.path, prompt_set)
+    if published.left_out_rows:
+        show(f"{counted(published.left_out_rows, 'row')} without a prompt left out")
+    if published.unused:
+        columns = (f"{name} ({counted(rows, 'row')})" for name, rows in published.unused.items())
+        show(f"only the user's prompts are replayed, without: {', '.join(columns)}")
+    read_prompts = len(published.prompts)
+    if prompt_set.rows not in {None, read_prompts}:
+        show(f"{read_prompts} of {prompt_set.rows} published prompts: only these will be replayed")
     with _naming_file(prompts_path):
-        record = _write(prompt_set, source_file, prompts, left_out_rows, data_dir)
+        record = _write(prompt_set, source_file, published, data_dir)
     show(f"wrote {record} to {prompts_path}")
     return record
 
@@ -234,27 +240,24 @@ def _source_file(
 
 
 def _write(
-    prompt_set: PromptSet,
-    source_file: _SourceFile,
-    prompts: Sequence[Prompt],
-    left_out_rows: int,
-    data_dir: Path,
+    prompt_set: PromptSet, source_file: _SourceFile, published: PublishedPrompts, data_dir: Path
 ) -> PreparedSet:
     """Write the prompts of a set, with the categories interleaved, and then its record.
 
     The record comes last, because a set without a record counts as not prepared.
     """
     prompts_path, record_path = paths_of(data_dir, prompt_set.name)
-    ordered = interleaved(prompts)
+    ordered = interleaved(published.prompts)
     replace_file(prompts_path, b"".join(msgspec.json.encode(prompt) + b"\n" for prompt in ordered))
     record = PreparedSet(
         dataset=prompt_set.name,
         source=source_file.source,
         revision=source_file.revision,
         licence=prompt_set.licence,
-        rows=len(prompts) + left_out_rows,
-        left_out=left_out_rows,
-        prompts=len(prompts),
+        rows=len(ordered) + published.left_out_rows,
+        left_out=published.left_out_rows,
+        unused=published.unused,
+        prompts=len(ordered),
         categories=dict(collections.Counter(prompt.category for prompt in ordered)),
         source_sha256=file_sha256(source_file.path),
         sha256=file_sha256(prompts_path),

@@ -1,23 +1,27 @@
 """Read prompt files.
 
-A prompt file holds JSON lines, one JSON array, or Parquet. Its rows are prompts in specreg's own
-format, or the rows of a published set.
+A prompt file holds JSON lines, one JSON array, or Parquet, and may be packed. Its rows are prompts
+in specreg's own format, or the rows of a published set.
 """
 
 import codecs
+import contextlib
 import importlib
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 import msgspec
 
 from specreg.core.commands import install_command
 from specreg.core.errors import DatasetError
 from specreg.core.files import UNREADABLE, cause_of, open_checked, read_bounded
-from specreg.core.readable import is_plain
+from specreg.core.readable import is_plain, readable_line
+from specreg.datasets.packed_files import PACKED_FORMS, unpacked
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import FILLING, PromptSet
 
@@ -28,6 +32,10 @@ _MAX_ROWS = 1_000_000
 """The most rows of a file; ShareGPT, the longest published set, has 94,145."""
 _MAX_BYTES = 2**30
 """The most bytes of a file, or of what it unpacks to; ShareGPT has 673 MB."""
+_PARQUET_MARK = b"PAR1"
+_JSON_DECODER = json.JSONDecoder()
+_JSON_SPACE = " \t\r\n"
+_BETWEEN_ROWS = re.compile(r"[ \t\r\n]*(?:,[ \t\r\n]*|(?=\]))")
 _BATCH_ROWS = 32
 """How many rows of Parquet are unpacked before their size is added up."""
 _PROMPT_ADVICE = "a prompt needs an id, a category and either turns or token_ids"
@@ -36,6 +44,13 @@ _ROW_ADVICE = (
     "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
 )
 """What to do about a wrong row of a published set."""
+_BROKEN_ADVICE = "correct the row, or remove it"
+"""What to do about a row that can't be decoded."""
+_NEEDED_FORMS = f"JSON lines, a JSON array or Parquet, also packed with {PACKED_FORMS}"
+_MAX_UNUSED = 50
+"""How many names of columns that aren't replayed are kept: those that most rows have."""
+_SHOWN_CHARACTERS = 40
+"""How much is shown of a name of others, and of the beginning of a file in an unknown form."""
 # About half of the published rows of SPEED-Bench only refer to their source, and begin like this.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 _REMEDY = (
@@ -68,6 +83,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"})
         """True if the user wrote the message."""
         return bool({self.role, self.who} & {"user", "human"})
 
+    @property
+    def speaker(self) -> str:
+        """Who wrote the message."""
+        return self.role or self.who or "nobody"
+
+    @property
+    def says_something(self) -> bool:
+        """True if the message has a content."""
+        return bool(self.content) or bool(self.value)
+
     def text(self, path: str) -> str:
         """Return the text of the message, with a line for each part, as vLLM joins them.
 
@@ -94,8 +119,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, rename={"who": "from"})
 
 _ID_COLUMNS = ("question_id", "prompt_id", "task_id")
 _PROMPT_COLUMNS = ("messages", "conversations", "turns", "prompt", "question", "text")
+_IDS = ("id", *_ID_COLUMNS)
+"""The columns that only name a row, so that nothing is missing where they aren't replayed."""
 _NO_ID = (b"null", b'""')
 """The values of a column that count as no id."""
+_NO_VALUE = (*_NO_ID, b"[]", b"{}")
+"""The values of a column that has nothing which could be replayed."""
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +190,15 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
         return Prompt(id=prompt_id, category=category, turns=turns)
 
     @property
+    def other_speakers(self) -> frozenset[str]:
+        """Who else says something in the conversation, such as `system`; none of it is replayed."""
+        return frozenset(
+            message.speaker
+            for message in self.messages or self.conversations or ()
+            if message.says_something and not message.is_by_user
+        )
+
+    @property
     def _id(self) -> str:
         """The id of the row; empty if it has none."""
         for column in _ID_COLUMNS:
@@ -206,12 +244,16 @@ def _whole_id(value: float, column: str) -> int:
     return int(value)
 
 
-def decode_row(content: bytes) -> PublishedRow:
+def decode_row(content: bytes) -> tuple[PublishedRow, set[str]]:
     """Decode the columns of a published row from which its prompt is made.
 
     The other columns may have any type, and may be null.
 
+    Returns:
+        The row, and the names of its other columns that hold something.
+
     Raises:
+        DatasetError: The row holds half of a surrogate pair.
         msgspec.DecodeError: The row isn't a JSON object, or one of these columns has another type.
     """
     columns = decode_json(content, dict[str, msgspec.Raw])
@@ -223,7 +265,11 @@ def decode_row(content: bytes) -> PublishedRow:
     if "category" in columns:
         used.append("category")
     used_columns = {name: columns[name] for name in used}
-    return decode_json(msgspec.json.encode(used_columns), PublishedRow)
+    row = decode_json(msgspec.json.encode(used_columns), PublishedRow)
+
+    unused = {name for name, value in values.items() if value not in _NO_VALUE}
+    unused.difference_update(used, _IDS)
+    return row, unused
 
 
 def decode_json(content: bytes, kind: type[_T]) -> _T:
@@ -232,6 +278,7 @@ def decode_json(content: bytes, kind: type[_T]) -> _T:
     pandas and Python's own json write a missing number as NaN, which isn't JSON.
 
     Raises:
+        DatasetError: A text holds half of a surrogate pair.
         msgspec.DecodeError: The content isn't JSON, or not of this type.
     """
     try:
@@ -242,6 +289,11 @@ def decode_json(content: bytes, kind: type[_T]) -> _T:
         try:
             lenient = json.loads(content, parse_constant=lambda _: None)
             repaired = msgspec.json.encode(lenient)
+        except UnicodeEncodeError as half:
+            # Python reads such a half as a character of its own, which no server can be sent.
+            written = ascii(half.object[half.start])
+            message = f"holds {written}, which is half of a character"
+            raise DatasetError(f"{message} (a surrogate pair); {_BROKEN_ADVICE}") from error
         except (ValueError, RecursionError):
             raise error from None
         return msgspec.json.decode(repaired, type=kind)
@@ -261,24 +313,47 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
     return prompts
 
 
-def load_published_rows(path: Path, prompt_set: PromptSet) -> tuple[tuple[Prompt, ...], int]:
+class PublishedPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file of a published set holds.
+
+    Attributes:
+        prompts: the prompts, in the order of the rows.
+        left_out_rows: the number of rows without a prompt.
+        unused: what isn't replayed although rows have it, with the number of these rows: columns
+            by their name, and the messages of anybody but the user as `messages by system`.
+    """
+
+    prompts: tuple[Prompt, ...]
+    left_out_rows: int
+    unused: dict[str, int]
+
+
+def load_published_rows(path: Path, prompt_set: PromptSet) -> PublishedPrompts:
     """Load the prompts of the file of a published set in this process.
 
     A file from elsewhere may take all memory or crash a decoder. `read_published_file` reads such a
     file in a process of its own.
 
-    Returns:
-        The prompts in the order of the rows, and the number of rows without one.
-
     Raises:
         DatasetError: The file can't be read, is empty, or a row is wrong. The message names the
             file, the row and the field.
     """
+    unused = Counter[str]()
 
     def prompt_of(content: bytes, number: int) -> Prompt | None:
-        return decode_row(content).prompt_of(number, prompt_set)
+        row, unused_columns = decode_row(content)
+        prompt = row.prompt_of(number, prompt_set)
+        if prompt is not None:
+            unused.update(unused_columns)
+            unused.update(f"messages by {speaker}" for speaker in row.other_speakers)
+        return prompt
 
-    return _load(path, PublishedRow, prompt_of, _ROW_ADVICE)
+    prompts, left_out_rows = _load(path, PublishedRow, prompt_of, _ROW_ADVICE)
+    shown_unused = {
+        readable_line(name, _SHOWN_CHARACTERS): rows
+        for name, rows in unused.most_common(_MAX_UNUSED)
+    }
+    return PublishedPrompts(prompts=prompts, left_out_rows=left_out_rows, unused=shown_unused)
 
 
 def _load(
@@ -306,7 +381,7 @@ def _load(
     # Where the row of each prompt is, by the id of the prompt.
     locations: dict[str, str] = {}
     left_out_rows = 0
-    rows = _read_rows(path, kind.__struct_fields__, advice)
+    rows = _read_rows(path, kind.__struct_fields__)
     for number, (location, content) in enumerate(rows):
         try:
             prompt = prompt_of(content, number)
@@ -314,8 +389,10 @@ def _load(
                 left_out_rows += 1
                 continue
             _check_prompt(prompt)
-        except UNREADABLE as error:
+        except msgspec.ValidationError as error:
             raise DatasetError(f"{location}: {error}; {advice}") from error
+        except UNREADABLE as error:
+            raise DatasetError(f"{location}: {error}; {_BROKEN_ADVICE}") from error
         except DatasetError as error:
             raise DatasetError(f"{location}: {error}") from error
         if prompt.id in locations:
@@ -353,7 +430,7 @@ def _check_prompt(prompt: Prompt) -> None:
         raise DatasetError(f"{message}; remove the row, or correct it")
 
 
-def _read_rows(path: Path, columns: Sequence[str], advice: str) -> Iterator[tuple[str, bytes]]:
+def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the location of each row of a file, such as `prompts.jsonl:3`, and the row as JSON.
 
     The number in the location is that of the line in JSON lines, and otherwise that of the row. It
@@ -362,17 +439,20 @@ def _read_rows(path: Path, columns: Sequence[str], advice: str) -> Iterator[tupl
     Raises:
         DatasetError: The file can't be read, or is too large.
     """
-    subject = f"prompt file '{path}'"
     try:
-        if path.suffix == ".parquet":
-            yield from _parquet_rows(path, set(columns))
-        else:
-            yield from _json_rows(path)
-    except UNREADABLE as error:
-        raise DatasetError(f"{subject}: {error}; {advice}") from error
-    except (OSError, ValueError) as error:
+        with open_checked(path) as packed_file:
+            _check_size(path, os.fstat(packed_file.fileno()).st_size, _MAX_BYTES, "bytes")
+            file = unpacked(packed_file, _MAX_BYTES)
+            # The file of a hub's cache may have a checksum for a name, so the content decides.
+            is_parquet = file.read(len(_PARQUET_MARK)) == _PARQUET_MARK
+            file.seek(0)
+            if is_parquet:
+                yield from _parquet_rows(path, file, set(columns))
+            else:
+                yield from _json_rows(path, file)
+    except (OSError, ValueError, NotImplementedError) as error:
         # Arrow reports a broken file as a ValueError.
-        message = f"{subject}: {cause_of(error)}"
+        message = f"prompt file '{path}': {cause_of(error)}"
         raise DatasetError(f"{message}; fetch it again, or name another") from error
 
 
@@ -395,36 +475,66 @@ def _check_size(path: Path, size: int, limit: int, unit: str) -> None:
         )
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, bytes]]:
+def _json_rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, bytes]]:
     """Yield the location and the content of each row of JSON lines or of a JSON array."""
-    with open_checked(path) as file:
-        _check_size(path, os.fstat(file.fileno()).st_size, _MAX_BYTES, "bytes")
-        content = read_bounded(file, _MAX_BYTES).removeprefix(codecs.BOM_UTF8)
+    content = read_bounded(file, _MAX_BYTES).removeprefix(codecs.BOM_UTF8)
     text = content.strip()
-    rows: Sequence[bytes | msgspec.Raw]
     if text.startswith(b"["):
         first = 1
-        rows = decode_json(text, list[msgspec.Raw])
-    else:
+        rows = _rows_of_array(path, text)
+    elif text.startswith(b"{") or not text:
         # A row is numbered like its line, so blank lines at the beginning count.
         blank_bytes = len(content) - len(content.lstrip())
         leading_blanks = content[:blank_bytes]
         first = 1 + len(leading_blanks.splitlines())
         rows = text.splitlines()
+    else:
+        beginning = ascii(text[:_SHOWN_CHARACTERS].decode(errors="replace"))
+        raise DatasetError(
+            f"prompt file '{path}': begins with {beginning}, needed {_NEEDED_FORMS};"
+            " convert it, or fetch it again"
+        )
     _check_size(path, len(rows), _MAX_ROWS, "rows")
     for number, row in enumerate(rows, first):
         yield f"{path}:{number}", bytes(row)
 
 
-def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
+def _rows_of_array(path: Path, text: bytes) -> Sequence[bytes | msgspec.Raw]:
+    """Return the rows of a JSON array.
+
+    Raises:
+        DatasetError: A row isn't JSON, or something is wrong between two rows.
+    """
+    with contextlib.suppress(*UNREADABLE):
+        return msgspec.json.decode(text, type=list[msgspec.Raw])
+    # Find the row. Python's own decoder passes what `decode_json` repairs, or refuses by its row.
+    scanned = text.decode(errors="surrogateescape")
+    rows: list[bytes] = []
+    position = len(scanned) - len(scanned[1:].lstrip(_JSON_SPACE))
+    while not scanned.startswith("]", position):
+        location = f"{path}:{len(rows) + 1}"
+        try:
+            _, end = _JSON_DECODER.raw_decode(scanned, position)
+        except (ValueError, RecursionError) as error:
+            raise DatasetError(f"{location}: {error}; {_BROKEN_ADVICE}") from error
+        rows.append(scanned[position:end].encode(errors="surrogateescape"))
+        between = _BETWEEN_ROWS.match(scanned, end)
+        if between is None:
+            raise DatasetError(f"{location}: no comma and no end follows it; {_BROKEN_ADVICE}")
+        position = between.end()
+    return rows
+
+
+def _parquet_rows(path: Path, file: BinaryIO, columns: set[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the location and the content of each row of a Parquet file, as JSON.
 
     Parquet stores equal values once, so a small file may hold millions of rows, or gigabytes of
     text.
 
     Args:
-        path: The file.
-        columns: The columns to read. A row has only those with a value.
+        path: The path of the file, for locations and messages.
+        file: The file, open at its beginning.
+        columns: The columns to read. Any other column with a value has `true` instead.
     """
     try:
         parquet = importlib.import_module("pyarrow.parquet")
@@ -433,17 +543,23 @@ def _parquet_rows(path: Path, columns: set[str]) -> Iterator[tuple[str, bytes]]:
             f"prompt file '{path}': reading Parquet needs pyarrow, which isn't installed;"
             f" {install_command('datasets')}"
         ) from error
-    with open_checked(path) as source:
-        file = parquet.ParquetFile(source)
-        _check_size(path, file.metadata.num_rows, _MAX_ROWS, "rows")
-        names = [name for name in file.schema_arrow.names if name in columns]
-        number = 0
-        read_bytes = 0
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=names):
-            for row in batch.to_pylist():
-                number += 1
-                filled = {name: value for name, value in row.items() if value is not None}
-                content = msgspec.json.encode(filled)
-                read_bytes += len(content)
-                _check_size(path, read_bytes, _MAX_BYTES, "bytes of text")
-                yield f"{path}:{number}", content
+    table = parquet.ParquetFile(file)
+    _check_size(path, table.metadata.num_rows, _MAX_ROWS, "rows")
+    number = 0
+    read_bytes = 0
+    for batch in table.iter_batches(batch_size=_BATCH_ROWS):
+        # Of the other columns it only counts whether a row has a value.
+        unused_columns = {
+            name: column.is_valid().to_pylist()
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            if name not in columns
+        }
+        used_names = [name for name in batch.schema.names if name in columns]
+        for index, row in enumerate(batch.select(used_names).to_pylist()):
+            number += 1
+            filled = {name: value for name, value in row.items() if value is not None}
+            filled |= {name: True for name, is_valid in unused_columns.items() if is_valid[index]}
+            content = msgspec.json.encode(filled)
+            read_bytes += len(content)
+            _check_size(path, read_bytes, _MAX_BYTES, "bytes of text")
+            yield f"{path}:{number}", content

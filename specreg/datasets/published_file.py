@@ -17,8 +17,7 @@ import psutil
 
 from specreg.core.errors import DatasetError, SpecregError
 from specreg.core.processes import child_process, new_temporary
-from specreg.datasets.prompt_files import load_published_rows
-from specreg.datasets.prompts import Prompt
+from specreg.datasets.prompt_files import PublishedPrompts, load_published_rows
 from specreg.datasets.table import PromptSet
 
 _MAX_MEMORY_BYTES = 6 * 2**30
@@ -43,17 +42,15 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     most_memory_bytes: int
 
 
-class _Rows(msgspec.Struct, frozen=True, kw_only=True):
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of the reader.
 
     Attributes:
-        prompts: The prompts in the order of the rows.
-        left_out_rows: The number of rows without a prompt.
+        published: What the file holds; None if it was refused.
         refusal: Why the file was refused; empty if it wasn't.
     """
 
-    prompts: tuple[Prompt, ...] = ()
-    left_out_rows: int = 0
+    published: PublishedPrompts | None = None
     refusal: str = ""
 
 
@@ -63,7 +60,7 @@ def read_published_file(
     *,
     most_memory_bytes: int = _MAX_MEMORY_BYTES,
     command: Sequence[str] = _READER,
-) -> tuple[tuple[Prompt, ...], int]:
+) -> PublishedPrompts:
     """Load the prompts of the file of a published set; see `load_published_rows`.
 
     Args:
@@ -81,14 +78,14 @@ def read_published_file(
     temporary = new_temporary()
     with child_process(command, log_path=temporary / "log", temporary=temporary) as reader:
         reader.send(order)
-        rows = reader.receive(_Rows)
-        if rows is None:
+        answer = reader.receive(_Answer)
+        if answer is None:
             # The reader has ended without an answer.
             status = reader.popen.wait()
             raise DatasetError(_why_broken_off(path, status, most_memory_bytes))
-    if rows.refusal:
-        raise DatasetError(rows.refusal)
-    return rows.prompts, rows.left_out_rows
+    if answer.published is None:
+        raise DatasetError(answer.refusal)
+    return answer.published
 
 
 def _why_broken_off(path: Path, status: int, most_memory_bytes: int) -> str:
@@ -121,11 +118,10 @@ def _main() -> None:
         limit_bytes = min(limit_bytes, highest_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, highest_bytes))
     try:
-        prompts, left_out_rows = load_published_rows(Path(order.path), order.prompt_set)
-        rows = _Rows(prompts=prompts, left_out_rows=left_out_rows)
+        answer = _Answer(published=load_published_rows(Path(order.path), order.prompt_set))
     except SpecregError as error:
-        rows = _Rows(refusal=str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(rows) + b"\n")
+        answer = _Answer(refusal=str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 
 

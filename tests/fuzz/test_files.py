@@ -73,8 +73,8 @@ def load_rows(dataset: str, path: Path) -> tuple[Prompt, ...]:
     prompt_set = dataset_named(dataset)
     if path.suffix == ".parquet":
         # A broken file may crash Arrow.
-        return read_published_file(path, prompt_set)[0]
-    return load_published_rows(path, prompt_set)[0]
+        return read_published_file(path, prompt_set).prompts
+    return load_published_rows(path, prompt_set).prompts
 
 
 def read_prompts(

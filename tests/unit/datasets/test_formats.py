@@ -1,7 +1,13 @@
 """Prompt files as they are published: read, and refused with their place."""
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specreg.core.errors import DatasetError
+from specreg.datasets.packed_files import unpacked
 from specreg.datasets.prompt_files import load_prompt_file, load_published_rows
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
@@ -121,7 +128,7 @@ EXAMPLES: list[tuple[str, dict[str, object], Prompt]] = [
 def load(name: str, path: Path) -> tuple[Prompt, ...]:
     if name == OWN:
         return load_prompt_file(path)
-    return load_published_rows(path, dataset_named(name))[0]
+    return load_published_rows(path, dataset_named(name)).prompts
 
 
 @pytest.mark.parametrize(("name", "row", "prompt"), EXAMPLES)
@@ -315,7 +322,13 @@ def test_a_wrong_row_of_parquet_is_refused_with_its_place(
         ("a.jsonl", b"", "holds no prompts; a row needs"),
         ("a.jsonl", b"\xef\xbb\xbf\n", "holds no prompts; a row needs"),
         ("a.jsonl", b"[]", "holds no prompts; a row needs"),
-        ("a.jsonl", b"[1", "truncated; a row needs"),
+        ("a.jsonl", b"[1", "a.jsonl:1: no comma and no end follows it"),
+        ("a.json", b'[{"text": "a"}, {"text" "b"}]', "a.json:2: "),
+        ("a.json", b'[{"text": "a"}, {"text": NaN}, {"text": "b"}, }]', "a.json:4: "),
+        ("a.jsonl", "a,b\n1,2".encode("utf-16"), r"begins with '.*a.*, needed JSON lines"),
+        ("a.jsonl", b"version https://git-lfs.github.com/spec/v1", "begins with 'version https"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08 and no more", "can't be unpacked: .*; fetch it again"),
+        ("a.parquet", gzip.compress(b'{"text": "a"}', mtime=0)[:-9], "can't be unpacked: .*ended"),
         ("a.parquet", b"PAR1 but not really", "fetch it again"),
         ("a.jsonl", b'{"text": "a"}\n{"text', "a.jsonl:2: "),
         ("a.jsonl", b'{"text": "\xff"}', "a.jsonl:1: "),
@@ -378,7 +391,8 @@ def test_a_conversation_without_a_word_of_the_user_is_left_out_and_counted(tmp_p
     blank: dict[str, object] = {"id": "b", "conversations": [{"from": "human", "value": "\n"}]}
     path = write_lines(tmp_path / "sharegpt.jsonl", [silent, SHARED, {"conversations": []}, blank])
     prompt = Prompt(id="sharegpt-1", category="chat", turns=("Hello.", "Again."))
-    assert load_published_rows(path, dataset_named("sharegpt")) == ((prompt,), 3)
+    published = load_published_rows(path, dataset_named("sharegpt"))
+    assert (published.prompts, published.left_out_rows) == ((prompt,), 3)
 
 
 @pytest.mark.parametrize("name", ["mt-bench", "humaneval", "gsm8k", "sharegpt", "genai-perf"])
@@ -392,8 +406,120 @@ def test_any_text_is_read_as_it_is_written(name: str, text: str, tmp_path: Path)
     assert load(name, path)[0].turns == (f"x{text}",)
 
 
-def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("a.jsonl", '{"text": "a"}\n{"text": "x %s y"}'),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b", "reply": ["%s"]}'),
+        ("a.json", '[{"text": "a"},\n {"text": "x %s y"}, {"text": "b"}]'),
+        ("a.json", '[{"text": "a"}, {"te%sxt": "b"}]'),
+    ],
+)
+@pytest.mark.parametrize("half", [r"\ud83d", r"\ude00", r"\ud83dA"])
+def test_half_of_a_surrogate_pair_is_refused_with_its_row(
+    name: str, written: str, half: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(written % half)
+    with pytest.raises(DatasetError) as error:
+        load("genai-perf", path)
+    assert str(error.value).startswith(f"{path}:2: ")
+    assert str(error.value).endswith("; correct the row, or remove it")
+
+
+def zipped(content: bytes, *, files: int = 1) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.mkdir("data")
+        archive.writestr("__MACOSX/._a.jsonl", "resources")
+        for number in range(files):
+            archive.writestr(f"data/{number}.jsonl", content)
+    return file.getvalue()
+
+
+def packed_by_zstandard(content: bytes) -> bytes:
+    packed: bytes = pa.compress(content, codec="zstd", asbytes=True)
+    return packed
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [gzip.compress, bz2.compress, lzma.compress, zipped, packed_by_zstandard],
+    ids=["gzip", "bzip2", "xz", "zip", "zstandard"],
+)
+@pytest.mark.parametrize("name", ["HumanEval.jsonl.gz", "5b2f6c"])
+def test_a_packed_file_is_read_whatever_its_name(
+    pack: Callable[[bytes], bytes], name: str, tmp_path: Path
+) -> None:
+    """OpenAI publishes HumanEval with gzip; a hub's cache names files by their checksum."""
+    path = tmp_path / name
+    prompt = Prompt(id="HumanEval/0", category="coding", turns=("def add(a, b):\n",))
+    path.write_bytes(pack(json.dumps(TASK).encode()))
+    assert load("humaneval", path) == (prompt,)
+    table = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([TASK]), table)
+    path.write_bytes(pack(table.getvalue()))
+    assert load("humaneval", path) == (prompt,)
+
+
+def test_an_archive_of_several_files_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sets.zip"
+    path.write_bytes(zipped(b'{"text": "a"}', files=2))
+    with pytest.raises(DatasetError, match="is an archive of 2 files, needed one file"):
+        load("genai-perf", path)
+
+
+def test_a_packed_file_that_unpacks_to_too_much_is_refused() -> None:
+    with pytest.raises(OSError, match="is longer than 1 MiB"):
+        unpacked(io.BytesIO(gzip.compress(bytes(2**20 + 1))), 2**20)
+
+
+CONTEXT: dict[str, object] = {"task_id": 1, "prompt": "When?", "context": "It closed in 1931."}
+MEANT: list[tuple[str, list[dict[str, object]], dict[str, int]]] = [
+    ("humaneval", [CONTEXT, {**CONTEXT, "task_id": 2}], {"context": 2}),
+    ("humaneval", [CONTEXT, {"task_id": 2, "prompt": "Why?", "context": None}], {"context": 1}),
+    ("humaneval", [{**CONTEXT, "id": 7, "question_id": "q", "context": "", "tools": []}], {}),
+    (SPEED_BENCH, [AGENT], {"messages by system": 1, "messages by tool": 1}),
+    ("sharegpt", [{**SHARED, "system": "Be brief."}, SHARED], {"messages by gpt": 2, "system": 1}),
+    ("gsm8k", [{"question": "How many?", "answer": "#### 2"}], {"answer": 1}),
+    ("mbpp", [{"text": "Add.", "prompt": "Add, please."}], {"text": 1}),
+]
+"""By set, rows that hold more than what is replayed, and how many rows hold it."""
+
+
+@pytest.mark.parametrize(("name", "rows", "unused"), MEANT)
+def test_what_is_not_replayed_is_counted(
+    name: str, rows: list[dict[str, object]], unused: dict[str, int], tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    assert load_published_rows(path, dataset_named(name)).unused == unused
+
+
+def test_what_is_not_replayed_is_counted_in_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    rows = [{**CONTEXT, "choices": ["a"]}, {**CONTEXT, "task_id": 2, "context": None}]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    unused = load_published_rows(path, dataset_named("humaneval")).unused
+    assert unused == {"choices": 1, "context": 1}
+
+
+def test_a_file_with_thousands_of_odd_columns_names_some_of_them(tmp_path: Path) -> None:
+    rows: list[object] = [
+        {"text": "Hi.", "common": 1, f"\x1b[31m{number}{'x' * 99}": 1} for number in range(1000)
+    ]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    unused = load_published_rows(path, dataset_named("genai-perf")).unused
+    assert unused["common"] == 1000
+    assert len(unused) == 50
+    assert all(name.isprintable() and len(name) <= 40 for name in unused)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    path = tmp_path / "test.parquet"
+    path.write_bytes(b"PAR1")
     words = r'needs pyarrow, which isn.t installed; uv pip install -e "\.\[datasets\]"'
     with pytest.raises(DatasetError, match=words):
-        load("gsm8k", Path("test.parquet"))
+        load("gsm8k", path)

@@ -71,6 +71,7 @@ def test_the_record_says_what_was_prepared_of_what(folder: Folder) -> None:
         licence="Apache-2.0. Cite Zheng et al. 2023 (arXiv:2306.05685).",
         rows=80,
         left_out=0,
+        unused={},
         prompts=80,
         categories=dict.fromkeys(CATEGORIES, 10),
         source_sha256=hashlib.sha256(folder.file.read_bytes()).hexdigest(),
@@ -182,3 +183,16 @@ def test_rows_that_are_left_out_are_counted_in_the_output(folder: Folder) -> Non
     record = folder.prepare("sharegpt", folder.file)
     assert (record.rows, record.left_out, record.prompts) == (3, 2, 1)
     assert "2 rows without a prompt left out" in folder.shown
+
+
+def test_what_is_not_replayed_is_in_the_output_and_in_the_record(folder: Folder) -> None:
+    system = {"role": "system", "content": "The mill closed in 1931."}
+    rows = [
+        {"question_id": name, "category": "rag", "messages": [system, {"role": "user", **asked}]}
+        for name, asked in (("s1", {"content": "When?"}), ("s2", {"content": "Why?"}))
+    ]
+    folder.file.write_text(json.dumps(rows))
+    record = folder.prepare("speed-bench-qualitative", folder.file)
+    assert record.unused == {"messages by system": 2}
+    shown = "only the user's prompts are replayed, without: messages by system (2 rows)"
+    assert shown in folder.shown

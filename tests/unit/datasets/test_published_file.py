@@ -22,7 +22,8 @@ def test_rows_are_read_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "test.parquet"
     pq.write_table(pa.Table.from_pylist([ROW]), path)
     prompt = Prompt(id="gsm8k-0", category="math", turns=("How many?",))
-    assert read_published_file(path, dataset_named("gsm8k")) == ((prompt,), 0)
+    published = read_published_file(path, dataset_named("gsm8k"))
+    assert (published.prompts, published.left_out_rows) == ((prompt,), 0)
 
 
 def test_a_wrong_row_is_named(tmp_path: Path) -> None:
