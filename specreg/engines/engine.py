@@ -298,6 +298,8 @@ class Engine(ABC):
         compiles: True if its servers compile kernels with nvcc on a GPU.
         has_model_runners: True if its model runner can be chosen.
         pins_revisions: True if the revision of a model can be chosen.
+        sampling_flags: The flags that set the defaults of sampling, which have no effect because
+            each request sets its own.
         serve_command: How a command line of its users is read; None if it can't be turned into a
             case.
         reserved_speculation_keys: The keys of its speculative configuration that `speculation` may
@@ -323,6 +325,7 @@ class Engine(ABC):
     compiles: ClassVar[bool] = False
     has_model_runners: ClassVar[bool] = False
     pins_revisions: ClassVar[bool] = False
+    sampling_flags: ClassVar[tuple[str, ...]] = ()
     serve_command: ClassVar[ServeCommand | None] = None
     reserved_speculation_keys: ClassVar[Mapping[str, str]] = {}
 
@@ -430,8 +433,15 @@ class Engine(ABC):
 
         Raises:
             UnsupportedError: The engine doesn't support the parallelism, the speculation or the
-                choice of a model runner.
+                choice of a model runner, or an argument sets defaults of sampling.
         """
+        for argument in settings.engine_args:
+            if argument.replace("_", "-").startswith(self.sampling_flags):
+                raise UnsupportedError(
+                    f"engine_args {argument}: sets defaults of sampling, which have no effect"
+                    " because each request sets its own; set temperature, top_p and top_k of the"
+                    " case, and leave it out"
+                )
         if settings.model_runner is not None and not self.has_model_runners:
             raise UnsupportedError(
                 f"model_runner = {settings.model_runner}: engine '{self.name}' has only one model"

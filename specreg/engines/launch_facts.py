@@ -27,6 +27,8 @@ class LaunchFacts(
         cuda_toolkit: the release of the CUDA compiler that the server finds; "none" without one.
         target_revision: the commit of the target on the hub; empty for a folder.
         draft_revision: the commit of the draft on the hub; empty for a folder and without a draft.
+        refused_sampling: the sampling parameters that the server refuses, so that its own defaults
+            for them apply; empty if it takes them all.
     """
 
     model_runner: Fact = ""
@@ -35,6 +37,7 @@ class LaunchFacts(
     cuda_toolkit: Fact = ""
     target_revision: Fact = ""
     draft_revision: Fact = ""
+    refused_sampling: Fact = ""
 
 
 NOTHING_KNOWN = LaunchFacts()
@@ -46,6 +49,7 @@ _TITLES = {
     "cuda_toolkit": "CUDA toolkit",
     "target_revision": "revision of the target",
     "draft_revision": "revision of the draft",
+    "refused_sampling": "refused sampling parameters",
 }
 """The name of each fact in reports, in the order in which changes are listed."""
 

@@ -21,6 +21,8 @@ class ReferenceWireFormat(VllmWireFormat):
     request_source: ClassVar[Source | None] = Source.REFERENCE
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
+    # The reference engine has no defaults but the neutral values.
+    neutral_sampling: ClassVar[Mapping[str, float]] = {}
 
 
 _VERSION = "5.19.0"

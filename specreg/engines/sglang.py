@@ -92,25 +92,14 @@ class _Answer(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
-def _sampling(settings: AnswerSettings) -> dict[str, object]:
-    """Return the parameters of sampling by SGLang's names."""
-    parameters: dict[str, object] = {
-        "max_new_tokens": settings.output_cap_tokens,
-        "temperature": settings.temperature,
-        **settings.truncated_sampling,
-        "ignore_eos": settings.ignore_eos,
-    }
-    if settings.seed is not None:
-        parameters["sampling_seed"] = settings.seed
-    return parameters
-
-
 class SglangWireFormat(WireFormat, TokenApi):
     """The wire format of SGLang: `/generate`, and OpenAI's endpoint for a chat."""
 
     request_source: ClassVar[Source | None] = Source.SGLANG_REQUEST
     counters_path: ClassVar[str | None] = "/metrics"
     counters_flag: ClassVar = "--enable-metrics"
+    # SGLang refuses a top_k of 0.
+    neutral_sampling: ClassVar[Mapping[str, float]] = {**WireFormat.neutral_sampling, "top_k": -1}
 
     def path(self, ask: Ask) -> str:
         """Return OpenAI's path for a chat, and SGLang's own for any other prompt."""
@@ -126,7 +115,7 @@ class SglangWireFormat(WireFormat, TokenApi):
         """
         if ask.form is Form.CHAT:
             return {**super().body(ask), "return_spec_tokens_details": True}
-        body: dict[str, object] = {"sampling_params": _sampling(ask), "stream": True}
+        body: dict[str, object] = {"sampling_params": self._sampling_params(ask), "stream": True}
         if ask.token_ids:
             body["input_ids"] = ask.token_ids
         else:
@@ -206,7 +195,7 @@ class SglangWireFormat(WireFormat, TokenApi):
             counts = parsed.meta_info.counts
             return Transcript(prompt=tuple(ids), output=output, counts=counts, text=parsed.text)
 
-        body = {"input_ids": ids, "sampling_params": _sampling(settings)}
+        body = {"input_ids": ids, "sampling_params": self._sampling_params(settings)}
         return Call(path=_GENERATE, body=body, parse=parse)
 
     def score(self, model: str, ids: Sequence[int], candidates: Sequence[int]) -> Call[Scores]:
@@ -225,12 +214,23 @@ class SglangWireFormat(WireFormat, TokenApi):
 
         body = {
             "input_ids": ids,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "sampling_params": self._sampling_params(AnswerSettings(output_cap_tokens=1)),
             "return_logprob": True,
             # Unlike vLLM, SGLang reports any token that it is asked for, likely or not.
             "token_ids_logprob": candidates,
         }
         return Call(path=_GENERATE, body=body, parse=parse)
+
+    def _sampling_params(self, settings: AnswerSettings) -> dict[str, object]:
+        """Return the settings of an answer by the names of `/generate`."""
+        parameters: dict[str, object] = {
+            "max_new_tokens": settings.output_cap_tokens,
+            **self.sampling(settings),
+            "ignore_eos": settings.ignore_eos,
+        }
+        if settings.seed is not None:
+            parameters["sampling_seed"] = settings.seed
+        return parameters
 
 
 _VERSION = "0.5.23"
@@ -345,6 +345,7 @@ class Sglang(Engine):
     compiles: ClassVar = True
     pins_revisions: ClassVar = True
 
+    sampling_flags: ClassVar = ("--sampling-defaults", "--preferred-sampling-params")
     serve_command: ClassVar = _SERVE_COMMAND
     reserved_speculation_keys: ClassVar = {
         "speculative-algorithm": "methods",

@@ -64,6 +64,8 @@ class TritonWireFormat(WireFormat):
     """The wire format of Triton with the vLLM backend."""
 
     accepts_only_text: ClassVar[bool] = True
+    # The vLLM inside Triton 2.51 refuses a top_k of 0.
+    neutral_sampling: ClassVar[Mapping[str, float]] = {**WireFormat.neutral_sampling, "top_k": -1}
 
     def path(self, ask: Ask) -> str:
         """Return the path of the model's own endpoint."""
@@ -73,8 +75,7 @@ class TritonWireFormat(WireFormat):
         """Return a body with the text as it is. It requests each response's number of tokens."""
         parameters = {
             "max_tokens": ask.output_cap_tokens,
-            "temperature": ask.temperature,
-            **ask.truncated_sampling,
+            **self.sampling(ask),
             "ignore_eos": ask.ignore_eos,
         }
         if ask.seed is not None:

@@ -135,14 +135,25 @@ class VllmWireFormat(WireFormat, TokenApi):
                 raise unreadable(fault, answer)
             return prompt_ids
 
-        wanted = {"model": ask.model, "max_tokens": 1, "return_token_ids": True}
-        return Call(path=ask.openai_path, body=wanted | ask.openai_prompt, parse=parse)
+        one_token = dataclasses.replace(ask, output_cap_tokens=1)
+        body = {
+            "model": ask.model,
+            "return_token_ids": True,
+            **ask.openai_prompt,
+            **self.openai_settings(one_token),
+        }
+        return Call(path=ask.openai_path, body=body, parse=parse)
 
     def complete(
         self, model: str, ids: Sequence[int], settings: AnswerSettings
     ) -> Call[Transcript]:
         """Return a call that continues a text."""
-        body = {"model": model, "prompt": ids, "return_token_ids": True, **settings.openai}
+        body = {
+            "model": model,
+            "prompt": ids,
+            "return_token_ids": True,
+            **self.openai_settings(settings),
+        }
 
         def parse(answer: bytes) -> Transcript:
             parsed = decode_answer(answer, _Answer)
@@ -164,8 +175,7 @@ class VllmWireFormat(WireFormat, TokenApi):
         body = {
             "model": model,
             "prompt": ids,
-            "max_tokens": 1,
-            "temperature": 0.0,
+            **self.openai_settings(AnswerSettings(output_cap_tokens=1)),
             # vLLM refuses more than 20 unless it is started with `--max-logprobs`.
             "logprobs": 20,
             "return_tokens_as_token_ids": True,
@@ -347,6 +357,7 @@ class Vllm(Engine):
     pinned_on_cpu: ClassVar = {SCHEDULED}
     has_model_runners: ClassVar = True
     pins_revisions: ClassVar = True
+    sampling_flags: ClassVar = ("--generation-config", "--override-generation-config")
     serve_command: ClassVar = _SERVE_COMMAND
     reserved_speculation_keys: ClassVar = {
         "method": "methods",

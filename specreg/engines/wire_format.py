@@ -61,30 +61,6 @@ class AnswerSettings:
     ignore_eos: bool = False
     seed: int | None = None
 
-    @property
-    def truncated_sampling(self) -> dict[str, object]:
-        """The fields that cut off unlikely tokens. All servers have the same names for them."""
-        fields: dict[str, object] = {}
-        if self.top_p < 1:
-            fields["top_p"] = self.top_p
-        if self.top_k is not None:
-            fields["top_k"] = self.top_k
-        return fields
-
-    @property
-    def openai(self) -> dict[str, object]:
-        """The fields of a request to an OpenAI-like server."""
-        fields: dict[str, object] = {
-            "max_tokens": self.output_cap_tokens,
-            "temperature": self.temperature,
-            **self.truncated_sampling,
-        }
-        if self.ignore_eos:
-            fields["ignore_eos"] = True
-        if self.seed is not None:
-            fields["seed"] = self.seed
-        return fields
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask(AnswerSettings):
@@ -137,6 +113,10 @@ the events before it (`STREAM_UNRECOGNISED`).
 """
 
 
+NeutralValues = tuple[tuple[str, float], ...]
+"""Names of sampling parameters, each with the value that changes nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """What a client has to know about a server. It can be sent to a client in another process.
@@ -145,11 +125,22 @@ class Endpoint:
         base_url: the address, as `http://127.0.0.1:PORT`.
         model: the name that the model is served under.
         engine: the name of the engine, one of `ENGINES`.
+        refused: the neutral values that the server refuses, so that they aren't sent.
     """
 
     base_url: str
     model: str
     engine: str
+    refused: NeutralValues = ()
+
+    def without_refused(self, body: Body) -> Body:
+        """Return a body without the neutral values that the server refuses.
+
+        A value that the case sets is sent, so that the server's refusal of it shows.
+        """
+        if not self.refused:
+            return body
+        return {name: value for name, value in body.items() if (name, value) not in self.refused}
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -508,6 +499,9 @@ class WireFormat:
             chat nor token ids.
         has_token_ids: True if chunks can have the ids of their tokens. If not, each chunk has the
             usage so far, its own tokens included.
+        neutral_sampling: the sampling parameters for which the server may have defaults of its own,
+            such as those of the model's generation_config.json, each with the value that changes
+            nothing. They are sent with each request, so that only the case decides.
     """
 
     request_source: ClassVar[Source | None] = None
@@ -516,10 +510,36 @@ class WireFormat:
     counters_flag: ClassVar[str] = "its counters enabled"
     accepts_only_text: ClassVar[bool] = False
     has_token_ids: ClassVar[bool] = False
+    neutral_sampling: ClassVar[Mapping[str, float]] = {
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
 
     def path(self, ask: Ask) -> str:
         """Return the path to POST a request to."""
         return ask.openai_path
+
+    def sampling(self, settings: AnswerSettings) -> dict[str, object]:
+        """Return the parameters of sampling. All servers have the same names for them."""
+        fields: dict[str, object] = {"temperature": settings.temperature, **self.neutral_sampling}
+        if settings.top_p < 1:
+            fields["top_p"] = settings.top_p
+        if settings.top_k is not None:
+            fields["top_k"] = settings.top_k
+        return fields
+
+    def openai_settings(self, settings: AnswerSettings) -> dict[str, object]:
+        """Return the settings of an answer by the names of OpenAI-like servers."""
+        fields = {"max_tokens": settings.output_cap_tokens, **self.sampling(settings)}
+        if settings.ignore_eos:
+            fields["ignore_eos"] = True
+        if settings.seed is not None:
+            fields["seed"] = settings.seed
+        return fields
 
     def body(self, ask: Ask) -> Body:
         """Return the body of a request whose answer has token counts and usage.
@@ -532,7 +552,7 @@ class WireFormat:
             "stream": True,
             "stream_options": stream_options,
             **ask.openai_prompt,
-            **ask.openai,
+            **self.openai_settings(ask),
         }
         # A chunk's tokens are counted by their ids, or else by how much the usage has grown.
         if self.has_token_ids:

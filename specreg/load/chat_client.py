@@ -293,7 +293,7 @@ class ChatClient:
         ask = self._build_request(prompt, turn, messages)
         wire_format = ENGINES[self.endpoint.engine].wire_format
         path = wire_format.path(ask)
-        body = msgspec.json.encode(wire_format.body(ask))
+        body = msgspec.json.encode(self.endpoint.without_refused(wire_format.body(ask)))
         sent_ns = self.clock()
         most_tokens = self.case.output_cap_tokens + _MORE_TOKENS
         stream = _StreamState(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)

@@ -163,7 +163,7 @@ def _post_all(
                 nonlocal heard_s
                 async with slots:
                     sent_s = time.monotonic()
-                    body = msgspec.json.encode(call.body)
+                    body = msgspec.json.encode(endpoint.without_refused(call.body))
                     try:
                         answer = await read(client, "POST", call.path, within_s=within_s, body=body)
                     except AnswerError as error:

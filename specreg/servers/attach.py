@@ -1,5 +1,6 @@
 """Attach to a server that somebody else runs, and check that it is the one that a case needs."""
 
+import contextlib
 import dataclasses
 import ipaddress
 import re
@@ -19,10 +20,11 @@ from specreg.core.errors import (
 from specreg.core.http import ask
 from specreg.engines.engine import Identity
 from specreg.engines.registry import engine_named
+from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, ServerSpec, Tier
 from specreg.matrix.models import served_models
 from specreg.servers.provision import check_version
-from specreg.servers.server import Server, facts_of, identify, send_probe
+from specreg.servers.server import Probe, Server, facts_of, identify, send_probe
 
 _TIMEOUT_S = 10.0
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]+")
@@ -160,7 +162,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
         engine_version=identity.version,
     )
     try:
-        probe = send_probe(server, timeout_s=ready_within_s)
+        server, probe = _first_probe(server, Form.COMPLETIONS, ready_within_s)
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
     if not probe:
@@ -168,8 +170,44 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
         if probe.server_message:
             message += f", its last message: {probe.server_message}"
         raise AttachError(f"{message}; look at its log")
+    if not server.engine.wire_format.accepts_only_text:
+        # A model without a chat template refuses every chat, whatever is sent with it.
+        with contextlib.suppress(ServerRefusedError):
+            server, _ = _first_probe(server, Form.CHAT, ready_within_s)
     _check_counters(server)
     return dataclasses.replace(server, facts=facts_of(server, log=""))
+
+
+def _first_probe(server: Server, form: Form, timeout_s: float) -> tuple[Server, Probe]:
+    """Send a first prompt, and find out which neutral values of sampling the server refuses.
+
+    vLLM, SGLang, TensorRT-LLM and Triton take them all, but gateways refuse parameters that OpenAI
+    doesn't have.
+
+    Returns:
+        The server without the values that it refuses, and whether it generated a token.
+
+    Raises:
+        ServerRefusedError: It refuses the prompt for another reason.
+    """
+    try:
+        return server, send_probe(server, timeout_s=timeout_s, form=form)
+    except ServerRefusedError:
+        # Send each value in a request of its own.
+        neutral = tuple(server.engine.wire_format.neutral_sampling.items())
+        refused = server.refused
+        for value in neutral:
+            others = tuple(other for other in neutral if other != value)
+            try:
+                send_probe(
+                    dataclasses.replace(server, refused=others), timeout_s=timeout_s, form=form
+                )
+            except ServerRefusedError:
+                refused += (value,)
+        if refused == server.refused:
+            raise
+        server = dataclasses.replace(server, refused=refused)
+        return server, send_probe(server, timeout_s=timeout_s, form=form)
 
 
 def _check_counters(server: Server) -> None:

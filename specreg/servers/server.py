@@ -38,6 +38,7 @@ from specreg.engines.wire_format import (
     EventSplitter,
     Form,
     Message,
+    NeutralValues,
     ParseEvent,
 )
 from specreg.matrix.case import ServerSpec
@@ -78,6 +79,7 @@ class Server:
         packages: The packages of its environment, as `uv pip freeze` lists them; empty if they
             aren't known.
         facts: What else decides its speed, such as the attention backend that the engine chose.
+        refused: The neutral values of sampling that it refuses, so that they aren't sent.
     """
 
     spec: ServerSpec
@@ -89,11 +91,14 @@ class Server:
     engine_version: str
     packages: tuple[str, ...] = ()
     facts: LaunchFacts = NOTHING_KNOWN
+    refused: NeutralValues = ()
 
     @property
     def endpoint(self) -> Endpoint:
-        """The URL, model and engine that a request to the server needs."""
-        return Endpoint(base_url=self.base_url, model=self.model, engine=self.engine.name)
+        """What a request to the server needs."""
+        return Endpoint(
+            base_url=self.base_url, model=self.model, engine=self.engine.name, refused=self.refused
+        )
 
     def pids(self) -> frozenset[int]:
         """Return the ids of the server's processes; empty if specreg didn't start it."""
@@ -247,6 +252,7 @@ def facts_of(server: Server, log: str) -> LaunchFacts:
         server.facts,
         model_runner=facts.model_runner,
         attention_backend=facts.attention_backend,
+        refused_sampling=", ".join(name for name, _ in server.refused),
         target_revision=_revision_of(server.target, server.spec.target_revision, variables),
         draft_revision=_revision_of(server.draft, server.spec.draft_revision, variables),
     )
@@ -311,11 +317,12 @@ class Probe:
         return self.generated
 
 
-def send_probe(server: Server, *, timeout_s: float) -> Probe:
+def send_probe(server: Server, *, timeout_s: float, form: Form = Form.COMPLETIONS) -> Probe:
     """Request two tokens from a server, and return whether it generated any.
 
     Args:
         server: The server.
+        form: How the prompt reaches the model. Each model takes a text, and not each takes a chat.
         timeout_s: How long the health check and the answer may each take, in seconds. Less than 0.2
             counts as 0.2, and more than 60 as 60. The health check gets at most 10.
 
@@ -324,7 +331,7 @@ def send_probe(server: Server, *, timeout_s: float) -> Probe:
     """
     request = Ask(
         model=server.model,
-        form=Form.COMPLETIONS,
+        form=form,
         messages=(Message("user", "Hello"),),
         output_cap_tokens=_PROBE_TOKENS,
         temperature=0.0,
@@ -332,7 +339,7 @@ def send_probe(server: Server, *, timeout_s: float) -> Probe:
     url = server.base_url
     wire_format = server.engine.wire_format
     path = wire_format.path(request)
-    body = msgspec.json.encode(wire_format.body(request))
+    body = msgspec.json.encode(server.endpoint.without_refused(wire_format.body(request)))
     within_s = min(_PROBE_TIMEOUT_S, max(POLL_S, timeout_s))
     health_within_s = min(_HEALTH_TIMEOUT_S, within_s)
     # Ask for the server's health first, because an engine that isn't ready may queue the request.

@@ -31,6 +31,7 @@ def remarks_of(result: RunResult) -> Iterator[str]:
     if not_hidden:
         yield not_hidden
     yield from _estimate(result)
+    yield from _refused_sampling(result)
     for figures in last_launches(result.figures):
         yield from workload_remarks(figures)
     # A recording compares with the earlier nights, and takes the noise of identical runs from them.
@@ -56,6 +57,18 @@ def _estimate(result: RunResult) -> Iterator[str]:
     if Source.STREAM_CHUNKS in sources:
         chunks = "each chunk of an answer is taken for a step, because the server counts no steps"
         yield f"acceptance is an estimate: {chunks}"
+
+
+def _refused_sampling(result: RunResult) -> Iterator[str]:
+    """Say which parameters of sampling an attached server refuses."""
+    refused = dict.fromkeys(
+        measurement.facts.refused_sampling for measurement in result.measurements
+    )
+    for names in filter(None, refused):
+        yield (
+            f"the server refuses {names}, so they weren't sent: it may have defaults of its own"
+            " for them, which change acceptance; attach to the engine itself, and not to a gateway"
+        )
 
 
 def _other_prompts(cases: Sequence[Case]) -> Iterator[str]:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from specreg.matrix.tier import load_tier
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import ROOT, Suite
+from tests.unit.builders.http_servers import gateway
 from tests.unit.builders.started_servers import start
 
 EAGLE3 = ("tests/perf", "-q", "-k", "eagle3")
+LENGTHS = ("tests/perf", "-q", "-k", "eagle3 and acceptance_length")
 
 
 @contextlib.contextmanager
@@ -35,11 +37,33 @@ def test_its_acceptance_is_judged_and_no_server_is_started(recorded_suite: Suite
     assert not list(recorded_suite.runs.parent.glob("history/unknown*"))
 
 
+def test_defaults_of_the_server_for_sampling_have_no_effect(recorded_suite: Suite) -> None:
+    """Those of a model's generation_config.json, which apply to what a request leaves out."""
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    script = Script(sampling_defaults=("top_p", "top_k", "min_p", *penalties))
+    with running(recorded_suite, script) as url:
+        done = recorded_suite.run(*EAGLE3, f"--specreg-attach={url}")
+
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("  PASS") == 10
+
+
+def test_a_run_names_the_parameters_that_a_gateway_refuses(recorded_suite: Suite) -> None:
+    with (
+        running(recorded_suite, Script()) as server_url,
+        gateway(server_url, refuses=["top_k", "min_p"]) as url,
+    ):
+        done = recorded_suite.run(*LENGTHS, f"--specreg-attach={url}")
+
+    assert done.returncode == 0, done.stdout
+    remarks = [line for line in done.stdout.splitlines() if "the server refuses" in line]
+    assert ["top_k, min_p" in remark for remark in remarks] == [True]
+
+
 def test_a_worse_drafter_is_asked_again_on_the_same_server(recorded_suite: Suite) -> None:
     worse = Script(acceptance_probs=(0.6, 0.5, 0.4))
     with running(recorded_suite, worse) as url:
-        chosen = (*EAGLE3[:3], "eagle3 and acceptance_length")
-        done = recorded_suite.run(*chosen, f"--specreg-attach={url}")
+        done = recorded_suite.run(*LENGTHS, f"--specreg-attach={url}")
 
     assert done.returncode == 1, done.stdout
     assert "\n2 failed, 32 deselected in " in done.stdout

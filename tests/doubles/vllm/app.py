@@ -127,7 +127,10 @@ class ScriptedServer:
             return _error(400, "BadRequestError", str(problem))
         if body.model not in {None, self._launch.name}:
             return _error(404, "NotFoundError", f"The model `{body.model}` does not exist.")
+        given = msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
         script = self._script.aged(self._life_s)
+        if not given.keys() >= set(script.sampling_defaults):
+            script = msgspec.structs.replace(script, acceptance_probs=(1.0,))
         job = job_of(body, self._launch, script, shape=shape, fault=fault)
         job.stretch = script.stretch(number)
         if script.leak_bytes:

@@ -99,6 +99,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         otherwise_from_token: with speculation each answer has other tokens from this one on, which
             counts from 1; 0 for the same tokens as without.
         undrafted_frac: of the steps, how many draft nothing; they emit one token and count nowhere.
+        sampling_defaults: the parameters for which the server has defaults; it accepts each draft
+            of a request that leaves one out.
         leak_bytes: what each generation request leaves behind.
         ready_after_s: from the start to listening, or to `exit_at_start`.
         fault: what goes wrong.
@@ -124,6 +126,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     thought_tokens: int = 0
     otherwise_from_token: int = 0
     undrafted_frac: float = 0.0
+    sampling_defaults: tuple[str, ...] = ()
     leak_bytes: int = 0
     ready_after_s: float = 0.0
     fault: Fault | None = None

@@ -2,10 +2,11 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import msgspec
 
 Json = dict[str, Any]
@@ -45,3 +46,31 @@ def answering(answer: Answer) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def gateway(
+    url: str,
+    *,
+    refuses: Collection[str] = (),
+    only_at: str = "/",
+    change: Callable[[bytes], bytes] = lambda answer: answer,
+) -> contextlib.AbstractContextManager[str]:
+    """The URL of a gateway to a server, which sends each answer in one piece.
+
+    Args:
+        url: the server.
+        refuses: the fields for which it refuses a request.
+        only_at: the beginning of the paths at which it refuses any.
+        change: what it makes of an answer.
+    """
+
+    def forward(path: str, body: Json) -> bytes | int:
+        if path.startswith(only_at) and not body.keys().isdisjoint(refuses):
+            return 400
+        method = "POST" if body else "GET"
+        answer = httpx.request(method, url + path, json=body or None, timeout=60.0)
+        if answer.status_code != httpx.codes.OK:
+            return answer.status_code
+        return change(answer.content)
+
+    return answering(forward)

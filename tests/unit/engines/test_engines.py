@@ -274,6 +274,24 @@ def test_what_an_engine_cannot_spread_is_refused(
         ENGINES[engine].check(dataclasses.replace(builders.PLAIN_SPEC, parallel=parallel))
 
 
+@pytest.mark.parametrize(
+    ("engine", "argument"),
+    [
+        ("vllm", "--generation-config=auto"),
+        ("vllm", '--override_generation_config={"top_k": 20}'),
+        ("vllm", "--override-generation-config.top_k=20"),
+        ("sglang", "--sampling-defaults"),
+        ("sglang", '--preferred-sampling-params={"min_p": 0.1}'),
+    ],
+)
+def test_defaults_of_sampling_are_refused_because_each_request_sets_its_own(
+    engine: str, argument: str
+) -> None:
+    settings = dataclasses.replace(builders.PLAIN_SPEC, engine_args=("--seed=7", argument))
+    with pytest.raises(UnsupportedError, match="set temperature, top_p and top_k of the case"):
+        ENGINES[engine].check(settings)
+
+
 @pytest.mark.parametrize("engine", ["sglang", "tensorrt_llm", "vllm"])
 def test_a_draft_may_be_split_as_its_target(engine: str) -> None:
     as_target = Parallel(tensor=2, draft_tensor=2)

@@ -273,8 +273,17 @@ def test_a_thought_that_the_server_tells_apart_counts_and_is_no_text(engine: str
 
 
 TURNS = (*HELLO, Message("assistant", " two"), Message("user", " 3"))
-SAMPLING = {"max_new_tokens": 7, "temperature": 0.0, "ignore_eos": True}
-OPENAI = {"model": "toy", "max_tokens": 7, "temperature": 0.0, "stream": True}
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+OTHER_NEUTRAL = NEUTRAL | {"top_k": -1}
+SAMPLING = {"max_new_tokens": 7, "temperature": 0.0, "ignore_eos": True} | OTHER_NEUTRAL
+OPENAI = {"model": "toy", "max_tokens": 7, "temperature": 0.0, "stream": True} | NEUTRAL
 OF_CHAT = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}}
 TO_THE_CAP = {"ignore_eos": True}
 WITH_IDS = {"stream_options": {"include_usage": True}, "return_token_ids": True}
@@ -285,7 +294,7 @@ OF_TRITON = {
     "exclude_input_in_output": True,
     "return_finish_reason": True,
     "return_num_output_tokens": True,
-    "parameters": {"max_tokens": 7, "temperature": 0.0, "ignore_eos": True},
+    "parameters": {"max_tokens": 7, "temperature": 0.0, "ignore_eos": True} | OTHER_NEUTRAL,
 }
 
 
@@ -299,7 +308,7 @@ OF_TRITON = {
         ),
         (
             *("sglang", CHAT, "/v1/chat/completions"),
-            OPENAI | OF_CHAT | WITH_USAGE | {"return_spec_tokens_details": True},
+            OPENAI | OF_CHAT | WITH_USAGE | OTHER_NEUTRAL | {"return_spec_tokens_details": True},
         ),
         ("sglang", TEXT, "/generate", {"text": "Hello"} | GENERATE),
         ("sglang", IDS, "/generate", {"input_ids": (5, 6)} | GENERATE),
@@ -382,9 +391,17 @@ def test_a_completion_is_requested_with_its_settings() -> None:
     body = {"prompt": [1, 2], "max_tokens": 3, "temperature": 0.7, "ignore_eos": True, "seed": 11}
     assert body.items() <= vllm.body.items()
     sampling = {"max_new_tokens": 3, "temperature": 0.7, "ignore_eos": True, "sampling_seed": 11}
-    assert sglang.body == {"input_ids": [1, 2], "sampling_params": sampling}
+    assert sglang.body == {"input_ids": [1, 2], "sampling_params": sampling | OTHER_NEUTRAL}
     for api in (VLLM, SGLANG):
         assert "seed" not in str(api.complete("toy", [1], GREEDY).body)
+
+
+def test_a_request_for_a_token_leaves_no_parameter_to_the_defaults_of_the_server() -> None:
+    for call in (VLLM.encode(CHAT), VLLM.encode(TEXT), VLLM.score("toy", [1], [2])):
+        assert NEUTRAL.items() <= call.body.items()
+    scoring = SGLANG.score("toy", [1], [2]).body["sampling_params"]
+    assert isinstance(scoring, dict)
+    assert OTHER_NEUTRAL.items() <= scoring.items()
 
 
 @pytest.mark.parametrize(

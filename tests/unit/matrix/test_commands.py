@@ -126,9 +126,9 @@ def test_a_command_may_be_quoted_broken_and_begun_as_a_shell_allows(
 
 
 def test_an_argument_may_have_what_a_shell_would_read_in_quotes(tmp_path: Path) -> None:
-    command = 'vllm serve a/b --override-generation-config \'{"a": "<b> & $c"}\''
+    command = 'vllm serve a/b --hf-overrides \'{"a": "<b> & $c"}\''
     (case,) = load(tmp_path, command).cases
-    assert case.server.engine_args == ("--override-generation-config", '{"a": "<b> & $c"}')
+    assert case.server.engine_args == ("--hf-overrides", '{"a": "<b> & $c"}')
 
 
 def test_branches_are_a_tree(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from specreg.servers.attach import attach_server, check_attached, without_contro
 from specreg.servers.server import Server
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
-from tests.unit.builders.http_servers import answering
+from tests.unit.builders.http_servers import answering, gateway
 from tests.unit.builders.identities import RECORDED_SGLANG, answers
 from tests.unit.builders.started_servers import start
 
@@ -77,6 +77,28 @@ def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -
     model_list = b'{"object": "error", "message": "not yet"}'
     with serving({"/v1/models": model_list}) as url:
         refuse(builders.SPEC, url, tmp_path, "doesn't answer as vllm does, HTTP 200 .*: not yet")
+
+
+@pytest.mark.parametrize("only_at", ["/", "/v1/chat"])
+@pytest.mark.parametrize("refused", [("top_k",), ("top_k", "min_p", "repetition_penalty")])
+def test_the_neutral_values_that_a_gateway_refuses_are_not_sent(
+    tmp_path: Path, refused: tuple[str, ...], only_at: str
+) -> None:
+    with (
+        start(tmp_path, Script()) as running,
+        gateway(running.base_url, refuses=refused, only_at=only_at) as url,
+    ):
+        server = attached(builders.SPEC, url, tmp_path)
+    assert tuple(name for name, _ in server.refused) == refused
+    assert server.facts.refused_sampling == ", ".join(refused)
+
+
+def test_a_gateway_that_refuses_more_than_neutral_values_is_refused(tmp_path: Path) -> None:
+    with (
+        start(tmp_path, Script()) as running,
+        gateway(running.base_url, refuses=["return_token_ids"]) as url,
+    ):
+        refuse(builders.SPEC, url, tmp_path, "refused to generate")
 
 
 ODD_HOSTS = (
