@@ -1,10 +1,11 @@
 """The command `specreg`. Each group of its commands is a module, imported when one is typed."""
 
 import ast
+import contextlib
 import importlib
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,9 @@ TierOption = Annotated[
 HERE = Path()
 DEFAULT_OPTIONS = Options()
 """The default options of a run. They say where in a repository the commands find its folders."""
+FAILED_STATUS = 10
+"""The status of a command that couldn't measure or decide. It isn't 1, which says that something is
+worse."""
 _COMMANDS: Mapping[str, str] = {
     "init": "init",
     "gate": "gate",
@@ -124,8 +128,22 @@ def say(text: object, *, err: bool = False, styled: bool = False) -> None:
     typer.echo(readable_block(str(text), styled=styled), err=err)
 
 
+@contextlib.contextmanager
+def naming(*paths: Path) -> Iterator[None]:
+    """Name the files that a command reads in the traceback of a bug that it meets with them."""
+    try:
+        yield
+    except Exception as error:
+        names = ", ".join(f"'{path}'" for path in paths)
+        error.add_note(f"a bug in specreg, met with {names}; report it with this file")
+        raise
+
+
 def main() -> None:
-    """Run the command line. An error of specreg shows only its message, and ends with status 1."""
+    """Run the command line. An error of specreg shows only its message, and ends with status 1.
+
+    A bug ends with status 10, because 1 may be a verdict.
+    """
     try:
         # The values of options such as tokens are hidden in all output from here on.
         hide_secrets_of({}, sys.argv[1:])
@@ -136,4 +154,4 @@ def main() -> None:
     except Exception:  # noqa: BLE001 - a bug in specreg, whatever it is
         # `say` prints the traceback, because Python would print it with secrets.
         say(traceback.format_exc(), err=True)
-        raise SystemExit(1) from None
+        raise SystemExit(FAILED_STATUS) from None

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import typer
 
-from specreg.cli import say
+from specreg.cli import FAILED_STATUS, say
 from specreg.cli.cases import tier_of
 from specreg.compare.bisect import find_change
 from specreg.compare.document import record_gate, set_report_aside
@@ -27,9 +27,6 @@ from specreg.report.document import exit_status
 from specreg.report.terminal import render_report
 from specreg.verdicts.verdict import Verdict
 
-FAILED_STATUS = 10
-"""The status of a command that couldn't measure or decide. It isn't 1, which says that something is
-worse."""
 INTERRUPTED_STATUS = 130
 """The status by which shells report a program that SIGINT ended: 128 and the signal's number, 2."""
 

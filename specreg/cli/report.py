@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specreg.baselines.schema import read_baselines
-from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, say
+from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, naming, say
 from specreg.core.errors import ReportError, check_name
 from specreg.core.names import check_spelling
 from specreg.measurement.metrics import METRICS
@@ -86,10 +86,12 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
     run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, first_name)
     document = load_report(run_folder / FILE_NAME)
     declare_report_vocabulary(document, *FLAGS)
+    read_paths = [run_folder / FILE_NAME]
     target = folder or run_folder
     if len(names) == _MAX_RUNS:
         first = document
         run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, names[1])
+        read_paths.append(run_folder / FILE_NAME)
         document = side_by_side(first, load_report(run_folder / FILE_NAME))
         # The name becomes part of a folder's name, and a report may come from another machine.
         check_spelling("run", first.run.run)
@@ -98,8 +100,9 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
             message = f"'{target}': is a symbolic link; remove it, or name another --folder"
             raise ReportError(message)
         record_document(target / FILE_NAME, document)
-    for path in write_outputs(to or ALWAYS, document, run_folder, target):
-        say(path)
+    with naming(*read_paths):
+        for path in write_outputs(to or ALWAYS, document, run_folder, target):
+            say(path)
 
 
 def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None:

@@ -19,7 +19,7 @@ import msgspec
 import typer
 
 from specreg.baselines.record import COMMIT, commit_of
-from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, say
+from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, naming, say
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
 from specreg.core.files import real_path
@@ -34,7 +34,7 @@ from specreg.suite.finish import record_run
 from specreg.suite.merge import last_end, merge_shards, open_merged
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Inconclusive, Options, options_typed
-from specreg.suite.plan import PLAN
+from specreg.suite.plan import LEDGER, PLAN
 from specreg.suite.preflight import State, examine, render_findings
 from specreg.suite.shard_runs import has_plan, load_shard
 from specreg.suite.shards import SHARDS, Shard
@@ -148,12 +148,13 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         remarks.append(f"the shards ran with --specreg-inconclusive={shards_inconclusive}, {rule}")
 
     # Judge their measurements together.
-    run, shard_remarks = merge_shards(
-        context, shards, missing_is_invalid=True, ended_at=last_end(shards)
-    )
-    remarks += shard_remarks
-    run.judge.conclude()
-    result = run.result()
+    with naming(*(shard.folder / LEDGER for shard in shards)):
+        run, shard_remarks = merge_shards(
+            context, shards, missing_is_invalid=True, ended_at=last_end(shards)
+        )
+        remarks += shard_remarks
+        run.judge.conclude()
+        result = run.result()
     failed_otherwise = any(shard.failed_otherwise for shard in shards)
     status = exit_status(result.verdicts) or int(failed_otherwise)
 

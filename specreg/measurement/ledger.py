@@ -361,7 +361,8 @@ def load_ledger(
                 measurements.setdefault(key, measurement)
             elif not isinstance(line, Checked):
                 keys = {}
-        except UNREADABLE as error:
+        except Exception as error:
+            # The calculations may not be prepared for everything that the lines can contain.
             if known is not None and keys:
                 case_ids = ", ".join(f"'{key.case_id}'" for key in keys.values())
                 message = f"ledger '{path}': measurement of {case_ids}: {error}"

@@ -53,6 +53,7 @@ def check_request(finished: FinishedRequest) -> None:
         trace.usage_tokens or 0,
         trace.prompt_tokens or 0,
         trace.turn - 1,
+        trace.empty_replies,
         *chunk_tokens,
     ]
     _check_counts(counts, "a request")
@@ -98,9 +99,11 @@ def check_record(record: AcceptanceRecord) -> None:
         msgspec.ValidationError: a count is impossible.
     """
     _check_steps(record.total)
+    _check_counts((record.undrafted_steps or 0, record.later_tokens or 0), "all requests")
     for prompt in record.prompts:
         _check_steps(prompt.counts)
-        _check_counts((prompt.completion_tokens, prompt.turn - 1), "a prompt")
+        counts = (prompt.completion_tokens, prompt.turn - 1, prompt.undrafted_steps or 0)
+        _check_counts(counts, "a prompt")
     for round_acceptance in record.rounds:
         _check_steps(round_acceptance.counts)
         tokens_and_requests = (round_acceptance.completion_tokens, round_acceptance.requests)
@@ -134,15 +137,14 @@ def check_numbers(value: object) -> None:
 
 
 def _check_steps(counts: StepCounts) -> None:
-    """Check that counts of steps aren't too large.
+    """Check that counts of steps are possible.
 
     They may contradict each other. This isn't an error of the ledger: the figure is then INVALID.
     """
-    numbers = (counts.steps, counts.accepted, counts.proposed or 0, *counts.position_counts)
     if len(counts.position_counts) > _MAX_POSITIONS:
         raise msgspec.ValidationError(f"{len(counts.position_counts)} positions of drafts")
-    if not all(-_MAX_COUNT <= number <= _MAX_COUNT for number in numbers):
-        raise msgspec.ValidationError("counts of steps that are too large")
+    numbers = (counts.steps, counts.accepted, counts.proposed or 0, *counts.position_counts)
+    _check_counts(numbers, "steps")
 
 
 def _check_counts(counts: Iterable[int], subject: str) -> None:

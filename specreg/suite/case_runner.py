@@ -10,6 +10,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -92,6 +93,13 @@ class CaseSource(Protocol):
         self, cases: Sequence[Case], number: int
     ) -> Mapping[str, Measurement | Reason]:
         """Return the measurement of each case on a further launch, or why there is none."""
+
+    def ledger_of(self, case: Case, number: int) -> Path | None:
+        """Return the ledger from which a case's measurement on a launch was read.
+
+        Returns:
+            None if this process measured the case on that launch.
+        """
 
     @property
     def hosts(self) -> Mapping[str, str]:
@@ -193,6 +201,11 @@ class CaseRunner:
             launch = self._at_most_once(name, lambda: self._measure(case, servers))
             self.launches.add(launch)
         return launch.measurement
+
+    def ledger_of(self, case: Case, number: int) -> Path | None:
+        """Return the ledger of the resumed run if a measurement was taken over from it."""
+        launch = self.launches.find(case, number)
+        return self.ledger.path if launch is not None and launch.is_resumed else None
 
     def _at_most_once(self, name: str, attempt: Callable[[], _ResultT]) -> _ResultT:
         """Make an attempt and return its result, or raise the error of an earlier attempt again."""

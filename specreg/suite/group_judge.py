@@ -188,7 +188,24 @@ class GroupJudge:
         valid_earlier = [
             earlier for earlier in measurements[:-1] if metric.family not in earlier.invalid
         ]
-        return self.confirmation.judge(metric, [*valid_earlier, measurement])
+        try:
+            return self.confirmation.judge(metric, [*valid_earlier, measurement])
+        except SpecregError:
+            raise
+        except Exception as error:
+            # What another process wrote may be something that no calculation is prepared for. The
+            # verdicts on the other metrics and cases must not be lost with it.
+            ledger = self.cases.ledger_of(case, number)
+            if ledger is None:
+                raise
+            reason = Reason(
+                text=f"ledger '{ledger}': a bug in specreg, {type(error).__name__}: {error}",
+                remedy="measure the case anew, and report the bug with this file",
+            )
+            verdict = Verdict(
+                case_id=case.id, metric=metric.name, outcome=Outcome.INVALID, reason=reason
+            )
+            return self.confirmation.add(verdict)
 
     def _record_further_launches(self, launch: Launch) -> None:
         """Measure further launches of a server, as long as they let later runs detect more.

@@ -13,7 +13,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import served_models
 from specreg.measurement.measure import Measurement
 from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
-from specreg.suite.plan import RunPlan
+from specreg.suite.plan import LEDGER, RunPlan
 from specreg.suite.server_set import ServerSet
 from specreg.suite.shard_runs import ShardRun
 from specreg.verdicts.verdict import Verdict
@@ -84,6 +84,10 @@ class MergedCases:
         """
         return self._read(case, servers.launch.number)
 
+    def ledger_of(self, case: Case, number: int) -> Path:
+        """Return the ledger from which a case's measurement on a launch was read."""
+        return self._shard_with(case, number).folder / LEDGER
+
     def _read(self, case: Case, number: int) -> Measurement:
         """Return the measurement of a case on a launch, and keep it in `launches`."""
         launch = self.launches.find(case, number)
@@ -100,11 +104,19 @@ class MergedCases:
         Raises:
             SpecregError: No shard has measured it, or its models can't be read here.
         """
+        measurement = self._shard_with(case, number).measured[case.id, number]
+        target, draft = served_models(self.root, case.server)
+        return dataclasses.replace(measurement, target=target, draft=draft)
+
+    def _shard_with(self, case: Case, number: int) -> ShardRun:
+        """Return the first shard that measured a case on a launch.
+
+        Raises:
+            SpecregError: No shard has measured it.
+        """
         for shard in self.shards:
-            measurement = shard.measured.get((case.id, number))
-            if measurement is not None:
-                target, draft = served_models(self.root, case.server)
-                return dataclasses.replace(measurement, target=target, draft=draft)
+            if (case.id, number) in shard.measured:
+                return shard
         raise self._error(case.id)
 
     def measure_afresh(

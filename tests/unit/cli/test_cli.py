@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -14,6 +15,7 @@ from specreg.cli import app, main
 from tests.plugin.conftest import run_here
 from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
+from tests.unit.builders import reports
 from tests.unit.builders.command_line import specreg
 
 CASE_ID = "a-case"
@@ -91,6 +93,22 @@ def test_what_only_reads_imports_nothing_that_asks_a_server(arguments: tuple[str
     done = run_here(sys.executable, "-c", IMPORTED.format(slow=slow), *arguments)
     assert done.stdout
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+BUG = """
+import sys
+import specreg.cli
+import specreg.cli.report
+specreg.cli.report.write_outputs = lambda *_: 1 / 0
+specreg.cli.main()
+"""
+
+
+def test_a_bug_is_no_verdict_and_names_the_file_that_was_read(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_bytes(msgspec.json.encode(reports.REPORT))
+    done = run_here(sys.executable, "-c", BUG, "report", str(tmp_path))
+    assert done.returncode == 10, done.stderr
+    assert str(tmp_path / "report.json") in done.stderr.strip().splitlines()[-1]
 
 
 def test_every_command_is_listed_with_its_first_line() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from specreg.acceptance.record import StepCounts
 from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS
 from specreg.suite.group_judge import changes_between, properties_of, render_changes
@@ -70,6 +71,21 @@ def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> N
     sentence = f"1 verdict changed when the whole run was judged: {change}"
     assert render_changes(changes) == sentence
     assert [*properties_of(changes)] == [f"specreg.final.{builders.CASE.id}.{LENGTH.name}"]
+
+
+def test_a_measurement_that_cannot_be_calculated_with_names_its_ledger(tmp_path: Path) -> None:
+    context = runs.context(tmp_path)
+    runs.record(context)
+    impossible = StepCounts(steps=4, accepted=-6, proposed=12, position_counts=(-2, -2, -2))
+    resumed = builders.measurement({LENGTH.name: 1.5, SPEED.name: 100.0}, of=impossible)
+    run = runs.measured_run(context, resumed)
+
+    length = runs.judge(run, LENGTH)
+    speed = runs.judge(run, SPEED)
+
+    assert length.outcome is Outcome.INVALID
+    assert str(run.cases.ledger.path) in length.explanation
+    assert speed.outcome is not Outcome.INVALID
 
 
 def test_the_first_error_of_a_case_is_kept_in_full(tmp_path: Path) -> None:
