@@ -269,7 +269,7 @@ def _power_cells(power: PowerRecord) -> Sequence[str]:
 
 
 def _power_remarks(power: PowerRecord, arm: ArmPower) -> list[str]:
-    """Return remarks about the error of the energy, why it isn't judged, and a power cap."""
+    """Return remarks about the error of the energy, what isn't judged and why, and a power cap."""
     remarks = []
     if arm.error_frac is not None:
         remarks.append(f"±{arm.error_frac:.1%}")
@@ -277,6 +277,8 @@ def _power_remarks(power: PowerRecord, arm: ArmPower) -> list[str]:
         remarks.append(power.too_short)
     if any("power cap" in (device.throttled or ()) for device in arm.devices):
         remarks.append("at its power cap")
+    idle_problems = dict.fromkeys(device.idle_invalid for device in arm.devices)
+    remarks += [f"no idle power: {problem}" for problem in idle_problems if problem]
     return remarks
 
 

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from specreg.core.errors import NoGpuError, SensorError
-from specreg.telemetry.sensor import Device, HiddenGpu, Probe, Scope, State, number_in
+from specreg.telemetry.sensor import (
+    Device,
+    HiddenGpu,
+    Probe,
+    Scope,
+    State,
+    changed_limit,
+    number_in,
+)
 
 SENSOR = "amdsmi"
 _RUNTIME_VISIBLE = "ROCR_VISIBLE_DEVICES"
@@ -328,6 +336,7 @@ def _device(smi: Any, handle: object, index: int) -> Device:  # noqa: ANN401 - a
     probe = _Gpu(smi, handle)
     state = probe.state()
     readings = (state.average_mw, state.instant_mw, probe.energy_mj())
+    limits_w = _limits_w(smi, handle)
     why_not = ""
     if all(reading is None for reading in readings):
         why_not = NO_POWER
@@ -337,7 +346,8 @@ def _device(smi: Any, handle: object, index: int) -> Device:  # noqa: ANN401 - a
         name=name,
         number=number,
         scope=scope,
-        limit_w=_own_limit_w(smi, handle),
+        limit_w=changed_limit(limits_w),
+        highest_limit_w=max(limits_w, default=None),
         memory_bytes=_number(
             _ask(smi, "amdsmi_get_gpu_memory_total", handle, smi.AmdSmiMemoryType.VRAM)
         ),
@@ -356,22 +366,16 @@ def _id_of(smi: Any, handle: object) -> str:  # noqa: ANN401 - as above
     return str(smi.amdsmi_get_gpu_device_uuid(handle))
 
 
-def _own_limit_w(smi: Any, handle: object) -> float | None:  # noqa: ANN401 - as above
-    """Return the power limit of a GPU if somebody has changed it.
-
-    Returns:
-        The limit in W; 0 if the vendor's default holds, None if it isn't known.
-    """
+def _limits_w(smi: Any, handle: object) -> tuple[float, ...]:  # noqa: ANN401 - as above
+    """Return the power limit of a GPU and the vendor's default, in W; empty if one isn't known."""
     limits = _ask(smi, "amdsmi_get_power_cap_info", handle)
     if limits is None:
-        return None
+        return ()
     limit_uw = _number(limits["power_cap"])
     vendor_limit_uw = _number(limits["default_power_cap"])
     if not limit_uw or not vendor_limit_uw:
-        return None
-    if limit_uw == vendor_limit_uw:
-        return 0.0
-    return limit_uw / _UW_PER_W
+        return ()
+    return limit_uw / _UW_PER_W, vendor_limit_uw / _UW_PER_W
 
 
 def _power_mw(power_w: object) -> int | None:

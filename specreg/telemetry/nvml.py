@@ -20,6 +20,7 @@ from specreg.telemetry.sensor import (
     Scope,
     State,
     VisibleGpus,
+    changed_limit,
     number_in,
 )
 
@@ -35,6 +36,10 @@ _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
 """NVML_VALUE_NOT_AVAILABLE in 32 and in 64 bits, which a driver returns for an unknown value."""
 _PERCENT = 100
 _SLICED = "NVML: MIG is on, and a slice reports no power of its own; use a GPU without MIG"
+_VIRTUAL = (
+    "NVML: a virtual GPU (vGPU) reports no power to its guest; use a GPU that is passed through to"
+    " it, or a machine of its own"
+)
 _WITHOUT_SLICE = (
     "NVML: MIG is on, and the GPU has no slice to compute on; make one (nvidia-smi mig), or switch"
     " MIG off"
@@ -237,6 +242,7 @@ def open_probe(device: Device) -> Probe:
 
 def _device(handle: object, number: int) -> Device:
     scope, why_not = _power_scope(handle)
+    limits_w = _limits_w(handle)
     memory_bytes, shares_memory = _memory(handle)
     bus_id = ""
     pci = _ask(pynvml.nvmlDeviceGetPciInfo, handle)
@@ -249,7 +255,9 @@ def _device(handle: object, number: int) -> Device:
         name=readable_line(_ask(pynvml.nvmlDeviceGetName, handle) or ""),
         number=number,
         scope=scope,
-        limit_w=_own_limit_w(handle),
+        limit_w=changed_limit(limits_w),
+        # The limit covers the GPU alone.
+        highest_limit_w=max(limits_w, default=None) if scope is Scope.GPU else None,
         memory_bytes=memory_bytes,
         shares_memory=shares_memory,
         driver_version=readable_line(_ask(pynvml.nvmlSystemGetDriverVersion) or ""),
@@ -279,17 +287,13 @@ def _memory(handle: object) -> tuple[int | None, bool]:
     return (memory.total if is_known else None), False
 
 
-def _own_limit_w(handle: object) -> float | None:
-    """Return the power limit of a GPU if somebody has changed it.
-
-    Returns:
-        The limit in W; 0 if the vendor's default holds, None if it isn't known.
-    """
+def _limits_w(handle: object) -> tuple[float, ...]:
+    """Return the power limit of a GPU and the vendor's default, in W; empty if one isn't known."""
     limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     vendor_limit_mw = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     if not limit_mw or not vendor_limit_mw:
-        return None
-    return 0.0 if limit_mw == vendor_limit_mw else limit_mw / _MW_PER_W
+        return ()
+    return limit_mw / _MW_PER_W, vendor_limit_mw / _MW_PER_W
 
 
 def _slice(uuid: str) -> Device | None:
@@ -423,6 +427,9 @@ def _power_scope(handle: object) -> tuple[Scope, str]:
         remedy = _REMEDIES.get(error.value, _USUAL_REMEDY)
         message = f"NVML: the GPU's power can't be read, {_described(error)}"
         return Scope.GPU, f"{message}; {remedy}"
+    mode = _ask(pynvml.nvmlDeviceGetVirtualizationMode, handle)
+    if mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
+        return Scope.GPU, _VIRTUAL
     return Scope.GPU, "NVML: the GPU reports no power; use a newer driver, or another GPU"
 
 

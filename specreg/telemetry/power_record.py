@@ -7,7 +7,6 @@ error of up to 1 % for a span of 10 s, and of up to 0.3 % for one of 30 s.
 """
 
 import bisect
-import contextlib
 import dataclasses
 import functools
 import operator
@@ -42,6 +41,18 @@ _AVERAGED_NS = 10**9
 _LEAST_READS = 30
 """How many reads are needed to measure the lag of a power: as many as there are in three seconds,
 because the reads of the last second can't be compared."""
+_MOST_OF_LIMIT = 1.5
+"""How many times its power limit a device may be read to draw. Spikes of milliseconds do exceed the
+limit, and a sensor that glitches shows a multiple of it."""
+_MOST_OF_USUAL = 8.0
+"""The same for a device whose limit isn't known, as a multiple of its usual power under load. An
+H100 whose load pauses for 90 % of the time draws up to 5 times its usual power."""
+_USUAL_PERCENTILE = 80
+"""Which percentile of the readings is the usual power: it is the load's even if that pauses for
+most of the time, and a glitch in one of five readings doesn't change it."""
+_LEAST_OF_USUAL = 1 / 50
+"""How much of its usual power a device draws at least, even at rest between two requests."""
+_CHECK_SENSOR = "check with the vendor's tool, such as nvidia-smi or amd-smi, that it shows power"
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
 _MW_PER_W = 1000
@@ -75,9 +86,11 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
 
     Raises:
         SensorError: The span has no length, the device was lost, samples are missing, the counter
-            stood still or went back, or the device reports neither energy nor power.
+            stood still, went back or jumped, the device can't have drawn a power that was read, or
+            it reports neither energy nor power.
     """
     _check_sampled(trace, span)
+    _check_powers(trace, span)
     name = trace.device.name
     # Integrate the power of the samples. The averaged power is preferred, because ten samples a
     # second of the momentary power are too few if the power swings.
@@ -89,7 +102,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
         (sample.at_ns, sample.energy_mj) for sample in trace.samples if sample.energy_mj is not None
     ]
     if not reads:
-        if summed_j is None:
+        if not summed_j:
             raise SensorError(f"{name}: reports neither power nor energy; measure another device")
         return Energy(energy_j=summed_j)
     # Take the reads of the counter in the span, with the nearest one outside at each end.
@@ -105,6 +118,7 @@ def energy_of(trace: PowerTrace, span: Span) -> Energy:
         raise SensorError(f"{name}: samples are missing at an end of the block; measure again")
     # Interpolate the counter at both ends.
     uncertain_ns = _uncertain_ns(name, moments_ns, energies_mj)
+    _check_jumps(trace.device, moments_ns, energies_mj)
     start_mj, end_mj = np.interp(span, moments_ns, energies_mj)
     energy_j = float(end_mj - start_mj) / _MJ_PER_J
     counter_ratio = None
@@ -141,6 +155,67 @@ def _check_sampled(trace: PowerTrace, span: Span) -> None:
         )
 
 
+def _check_powers(trace: PowerTrace, span: Span) -> None:
+    """Check that a device can have drawn each power that was read in a span.
+
+    Raises:
+        SensorError: It can't have drawn one of them: its sensor glitches.
+    """
+    states = [sample.state for sample in trace.within(span)]
+    for field in ("average_mw", "instant_mw"):
+        powers = [getattr(state, field) for state in states]
+        powers_w = np.array([power_mw for power_mw in powers if power_mw is not None]) / _MW_PER_W
+        # A card without such a sensor may answer 0 each time.
+        if not powers_w.any():
+            continue
+        usual_w = _usual(powers_w)
+        highest_w = _highest_w(trace.device, usual_w)
+        is_odd = (powers_w > highest_w) | (powers_w < usual_w * _LEAST_OF_USUAL)
+        if is_odd.any():
+            raise SensorError(
+                f"{trace.device.name}: its sensor read {powers_w[is_odd][0]:.0f} W in"
+                f" {is_odd.sum()} of {len(powers_w)} samples, usually {usual_w:.0f} W, and at most"
+                f" {highest_w:.0f} W can be true; {_CHECK_SENSOR}"
+            )
+
+
+def _check_jumps(device: Device, moments_ns: np.ndarray, energies_mj: np.ndarray) -> None:
+    """Check that a device can have drawn what its counter rose by at once.
+
+    Args:
+        device: The device.
+        moments_ns: When the counter was read, of shape (n,).
+        energies_mj: The values of the counter, of shape (n,). It never falls.
+
+    Raises:
+        SensorError: The counter jumped.
+    """
+    values_mj, first_reads = np.unique(energies_mj, return_index=True)
+    # A change may have come just after the read before it, so each has one period more.
+    changes_ns = np.diff(moments_ns[first_reads]) + np.median(np.diff(moments_ns))
+    if not len(changes_ns):
+        return
+    powers_w = np.diff(values_mj) / changes_ns * (_NS_PER_S / _MJ_PER_J)
+    highest_w = _highest_w(device, _usual(powers_w))
+    if powers_w.max() > highest_w:
+        raise SensorError(
+            f"the energy counter of {device.name} jumped, as if {powers_w.max():.0f} W were drawn,"
+            f" and at most {highest_w:.0f} W can be true; {_CHECK_SENSOR}"
+        )
+
+
+def _usual(powers_w: np.ndarray) -> float:
+    """Return the power of a load from some readings, whether or not it pauses or some are odd."""
+    return float(np.percentile(powers_w, _USUAL_PERCENTILE, method="lower"))
+
+
+def _highest_w(device: Device, usual_w: float) -> float:
+    """Return the highest power that is believed of a device, in W."""
+    if device.highest_limit_w is not None:
+        return _MOST_OF_LIMIT * device.highest_limit_w
+    return _MOST_OF_USUAL * usual_w
+
+
 def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) -> float:
     """Return the uncertainty of a span in nanoseconds, summed over its two ends.
 
@@ -165,8 +240,7 @@ def _uncertain_ns(name: str, moments_ns: np.ndarray, energies_mj: np.ndarray) ->
     still_ns = unchanged_ns.max()
     if still_ns > _STUCK_NS:
         message = f"the energy counter of {name} stood still for {still_ns / _NS_PER_S:.1f} s"
-        advice = "check with the vendor's tool, such as nvidia-smi or amd-smi, that it shows power"
-        raise SensorError(f"{message}; {advice}")
+        raise SensorError(f"{message}; {_CHECK_SENSOR}")
     changes = len(first_reads) - 1
     watched_ns = moments_ns[-1] - moments_ns[0]
     change_period_ns = watched_ns / max(changes, 1)
@@ -382,7 +456,9 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
         mean_w: the energy divided by the length of the block.
         from_counter: true if the energy is from the device's counter.
         error_frac: the error of the energy that the ends of the block cause, as a share of it.
-        idle_w: the mean power while the servers had nothing to do.
+        idle_w: the mean power while the servers had nothing to do; null if it can't be computed
+            from the readings.
+        idle_invalid: why its idle power means nothing; empty if it is valid, or wasn't measured.
         peak_w: the highest power of a sample.
         sm_clock_mhz: the median of the clock of its processors.
         memory_clock_mhz: the median of the clock of its memory.
@@ -402,6 +478,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     from_counter: bool = False
     error_frac: float | None = None
     idle_w: float | None = None
+    idle_invalid: str = ""
     peak_w: float | None = None
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
@@ -551,18 +628,14 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
 
     If its energy isn't valid, the record has the reason, and the state of the device nevertheless.
     """
-    # Compute the energy, under load and without requests.
-    energy: Energy | None = None
-    invalid = ""
-    try:
-        energy = energy_of(trace, span)
-        check_counter(trace.device.name, energy)
-    except SensorError as error:
-        invalid = str(error)
+    energy, invalid = _checked_energy(trace, span)
     idle_w: float | None = None
-    # The idle power is only reported and never judged, so it may stay unknown.
-    with contextlib.suppress(SensorError):
-        idle_w = _mean_w(energy_of(trace, idle).energy_j, idle)
+    idle_invalid = ""
+    was_idle = idle[1] > idle[0]
+    if was_idle:
+        idle_energy, idle_invalid = _checked_energy(trace, idle)
+        if idle_energy is not None and not idle_invalid:
+            idle_w = _mean_w(idle_energy.energy_j, idle)
     # Summarise the state. What no sample has stays unknown.
     states = trace.states(span)
 
@@ -593,6 +666,7 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
         **energy_fields,
         mean_w=mean_w,
         idle_w=idle_w,
+        idle_invalid=idle_invalid,
         peak_w=peak_w,
         sm_clock_mhz=summarised("sm_clock_mhz", statistics.median),
         memory_clock_mhz=summarised("memory_clock_mhz", statistics.median),
@@ -603,6 +677,20 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
         missing_frac=missing_frac(trace, span),
         invalid=invalid,
     )
+
+
+def _checked_energy(trace: PowerTrace, span: Span) -> tuple[Energy | None, str]:
+    """Return the energy of a device in a span, and why it means nothing; empty if it is valid.
+
+    The energy is None if it can't be computed.
+    """
+    energy: Energy | None = None
+    try:
+        energy = energy_of(trace, span)
+        check_counter(trace.device.name, energy)
+    except SensorError as error:
+        return energy, str(error)
+    return energy, ""
 
 
 def _union(masks: Sequence[int]) -> int:

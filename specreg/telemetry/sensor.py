@@ -50,6 +50,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         number: Its index, from 0, in the order of NVML, HIP or RAPL.
         scope: What its power covers.
         limit_w: The power limit, in W, if somebody has changed it; 0 if it is the vendor's default.
+        highest_limit_w: The power limit or the vendor's, in W, whichever is higher. It is of the
+            same scope as the power.
         memory_bytes: The size of its memory.
         shares_memory: True if it has no memory of its own and uses that of the machine.
         driver_version: The version of its driver.
@@ -63,6 +65,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     scope: Scope
     limit_w: float | None = None
+    highest_limit_w: float | None = None
     memory_bytes: int | None = None
     shares_memory: bool = False
     driver_version: str = ""
@@ -80,6 +83,21 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         if self.sensor == "amdsmi":
             return "amd-smi reset --power-cap"
         return "nvidia-smi -pl WATTS, with the default that nvidia-smi -q -d POWER shows"
+
+
+def changed_limit(limits_w: tuple[float, ...]) -> float | None:
+    """Return the power limit of a GPU if somebody has changed it.
+
+    Args:
+        limits_w: Its limit and the vendor's default; empty if one of them isn't known.
+
+    Returns:
+        The limit in W; 0 if the vendor's default holds, None if it isn't known.
+    """
+    if not limits_w:
+        return None
+    limit_w, vendor_limit_w = limits_w
+    return 0.0 if limit_w == vendor_limit_w else limit_w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

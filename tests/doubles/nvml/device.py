@@ -97,6 +97,7 @@ class ScriptedGpu:
         counter_factor: times the truth; `counter_sticks_after_s`: its last tick;
             `counter_resets_at_s`: where it begins at 0 again, as when a driver is loaded anew.
         default_power_limit_w: the vendor's, power_limit_w: what it is set to.
+        virtualization_mode: 2 in a guest with a virtual GPU, nvml.h's number.
         mig: whether the GPU is cut into slices; slices: how many there are then, each with
             `slice_memory_bytes`.
         answers: what functions answer of this GPU; `nvmlDeviceGetHandleByIndex` too.
@@ -128,6 +129,7 @@ class ScriptedGpu:
     temperature_c: int = 61
     power_limit_w: float = 700.0
     default_power_limit_w: float = 700.0
+    virtualization_mode: int = 0
     mig: bool = False
     slices: int = 1
     slice_memory_bytes: int = 10_200_547_328

@@ -41,7 +41,7 @@ enum { MAX_GPUS = 16, MAX_ROWS = 32, LONGEST = 96, MAX_SLICES = 7 };
     X(counter_sticks_after_s) X(counter_resets_at_s) X(read_ms) X(slow_read_ms)                    \
     X(sm_clock_mhz) X(memory_clock_mhz)                                                            \
     X(memory_total_bytes) X(memory_used_bytes) X(utilisation_percent) X(temperature_c)             \
-    X(power_limit_w) X(default_power_limit_w) X(mig) X(slices) X(slice_memory_bytes)
+    X(power_limit_w) X(default_power_limit_w) X(virtualization_mode) X(mig) X(slices) X(slice_memory_bytes)
 
 struct process { double pid, memory_bytes, from_s; };
 struct throttle { double mask, from_s, to_s; };
@@ -370,6 +370,7 @@ TWO(nvmlDeviceGetMigMode, unsigned, gpu.mig, gpu.mig)
 ONE(nvmlDeviceGetCurrentClocksEventReasons, u64, throttle_mask(&gpu))
 ONE(nvmlDeviceGetCurrentClocksThrottleReasons, u64, throttle_mask(&gpu))
 
+ONE(nvmlDeviceGetVirtualizationMode, unsigned, gpu.virtualization_mode)
 ONE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, gpu.default_power_limit_w * 1e3)
 ONE(nvmlDeviceGetEnforcedPowerLimit, unsigned, gpu.power_limit_w * 1e3)
 ASKED(nvmlDeviceGetPowerUsage, power_mw(&gpu, 0, 0, out), unsigned *out)

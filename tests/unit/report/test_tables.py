@@ -54,13 +54,21 @@ def test_an_invalid_power_has_its_reason_and_no_figures() -> None:
     alone = builders.power(energy_j=4000, window_s=10.0, tokens=1000)
     both = msgspec.structs.replace(power, control=alone.case, energy_ratio=4 / 3)
     invalid = msgspec.structs.replace(both, invalid=Invalidity("POWER_INVALID", "it was shared"))
+    assert alone.case is not None
+    devices = tuple(
+        msgspec.structs.replace(device, idle_w=None, idle_invalid="the counter disagrees")
+        for device in alone.case.devices
+    )
+    arm = msgspec.structs.replace(alone.case, idle_w=None, devices=devices * 2)
+    contradictory = msgspec.structs.replace(alone, case=arm)
     shown = [
         lines(msgspec.structs.replace(called("case"), power=record))[-3]
-        for record in (both, invalid)
+        for record in (both, invalid, contradictory)
     ]
     assert shown == [
         "case 3 4 +25% 300 100 ±0.1%; at its power cap",
         "case – – – – – POWER_INVALID: it was shared",
+        "case 4 – – 400 – ±0.1%; at its power cap; no idle power: the counter disagrees",
     ]
 
 

@@ -363,5 +363,6 @@ def test_a_power_limit_that_somebody_set_is_part_of_the_environment(
     (line,) = run(gpu_python, STATE, [gpu(0, power_cap_w=550)])
     device, _, _ = json.loads(line)
     assert device["limit_w"] == 550
+    assert device["highest_limit_w"] == 750
     environment = Environment(kind="gpu", gpus=(device["name"],), power_limit_w=device["limit_w"])
     assert environment.name.endswith("-550w-x1")

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -22,7 +23,7 @@ from specreg.telemetry.identity import (
     find_gpus,
 )
 from specreg.telemetry.sensor import State
-from tests.doubles.nvml.device import Answer, ScriptedDriver, ScriptedGpu, Throttle
+from tests.doubles.nvml.device import Answer, Scope, ScriptedDriver, ScriptedGpu, Throttle
 from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
 from tests.unit.builders.scripted_gpus import run_python
@@ -213,6 +214,25 @@ def test_a_power_limit_that_is_not_known_is_not_the_vendors(
     _, _, environment = seen(gpu_python, answering(code, function))
     assert environment.power_limit_w is None
     assert environment.name == "scripted-h200-141gb-x1"
+
+
+@pytest.mark.parametrize(
+    ("change", "highest_w"),
+    [
+        ({}, 700.0),
+        ({"power_limit_w": 300.0}, 700.0),
+        ({"power_limit_w": 800.0}, 800.0),
+        ({"module_extra_w": 200.0}, None),
+        ({"scope": Scope.MODULE}, None),
+    ],
+    ids=["default", "lowered", "raised", "both scopes", "module"],
+)
+def test_the_highest_limit_is_that_of_what_the_power_covers(
+    gpu_python: PreloadedPython, change: dict[str, Any], highest_w: float | None
+) -> None:
+    gpus, _, _ = seen(gpu_python, dataclasses.replace(H200, **change))
+    (device,) = gpus.devices
+    assert device.highest_limit_w == highest_w
 
 
 def test_what_a_driver_cannot_know_is_unknown_and_makes_no_environment_that_nobody_reads(

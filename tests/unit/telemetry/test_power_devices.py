@@ -10,7 +10,7 @@ from specreg.core.errors import InvalidMeasurementError
 from specreg.telemetry.power_record import arm_power, check_alone, check_not_throttled, record_power
 from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
-from tests.doubles.nvml.device import Process, ScriptedGpu, Throttle, constant
+from tests.doubles.nvml.device import Answer, Process, ScriptedGpu, Throttle, constant
 from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
 from tests.unit.builders.scripted_gpus import run_python, running
@@ -210,6 +210,16 @@ def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> N
     check_alone([listed(*pids)], [(1_600_000_000, 1_800_000_000)], our_pids={1})
 
 
+NO_POWER = tuple(
+    Answer(function, 3)  # NVML_ERROR_NOT_SUPPORTED
+    for function in (
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetTotalEnergyConsumption",
+    )
+)
+
+
 @pytest.mark.parametrize(
     ("gpu", "says"),
     [
@@ -225,8 +235,19 @@ def test_a_stranger_is_seen_by_the_lists_beside_a_span_without_any(at: int) -> N
             ScriptedGpu(mig=True),
             "NVML: MIG is on, and a slice reports no power of its own; use a GPU without MIG",
         ),
+        (
+            ScriptedGpu(virtualization_mode=2, answers=NO_POWER),
+            (
+                "NVML: a virtual GPU (vGPU) reports no power to its guest; use a GPU that is passed"
+                " through to it, or a machine of its own"
+            ),
+        ),
+        (
+            ScriptedGpu(answers=NO_POWER),
+            "NVML: the GPU reports no power; use a newer driver, or another GPU",
+        ),
     ],
-    ids=["lost", "closed", "sliced"],
+    ids=["lost", "closed", "sliced", "virtual", "without a sensor"],
 )
 def test_what_is_wrong_with_a_gpu_ends_with_what_to_do(
     gpu_python: PreloadedPython, gpu: ScriptedGpu, says: str

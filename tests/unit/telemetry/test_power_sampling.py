@@ -15,6 +15,7 @@ import pytest
 
 from specreg.core.errors import SensorError
 from specreg.telemetry.power_record import (
+    PowerRecord,
     averaging_lag_ns,
     check_counter,
     energy_of,
@@ -376,6 +377,123 @@ def test_power_is_summed_up_where_there_is_no_counter(averaged: bool) -> None:  
     energy = energy_of(trace, span_of(10.0, 40.0))
     assert (energy.from_counter, energy.error_frac, energy.counter_ratio) == (False, 0.0, None)
     assert energy.energy_j == pytest.approx(true_j, rel=0.001)
+
+
+LIMIT_W = 700.0
+
+
+def watched(
+    power_w: Callable[[int], float | None],
+    energy_j: Callable[[int], float | None] = lambda _: None,
+    *,
+    limit_w: float | None = LIMIT_W,
+    field: str = "average_mw",
+) -> PowerTrace:
+    """A trace of a minute, with the power and the counter of each sample by its number."""
+
+    def in_thousandths(value: float | None) -> int | None:
+        return None if value is None else round(1000 * value)
+
+    samples = [
+        Sample(
+            device_index=0,
+            at_ns=number * EVERY_NS,
+            energy_mj=in_thousandths(energy_j(number)),
+            state=State(**{field: in_thousandths(power_w(number))}),
+        )
+        for number in range(60 * NS_PER_S // EVERY_NS)
+    ]
+    return PowerTrace(device=builders.device(highest_limit_w=limit_w), samples=samples)
+
+
+def counted_j(number: int) -> float:
+    """A counter of 400 W that is exact at each sample."""
+    return 400 * number * EVERY_NS / NS_PER_S
+
+
+def power_of(trace: PowerTrace, span: Span, idle: Span = (0, 0)) -> PowerRecord:
+    return record_power([trace], span, tokens=1000, accepted_frac=0.5, idle=idle)
+
+
+@pytest.mark.parametrize("field", ["average_mw", "instant_mw"])
+@pytest.mark.parametrize("limit_w", [LIMIT_W, None], ids=["limit", "no limit"])
+@pytest.mark.parametrize("has_counter", [True, False], ids=["counter", "no counter"])
+@pytest.mark.parametrize("glitch_w", [3700.0, 65_535.0, 0.0, 2.0])
+@pytest.mark.parametrize("every", [20, 300])
+def test_a_power_that_no_card_can_draw_is_refused(
+    glitch_w: float, every: int, field: str, limit_w: float | None, *, has_counter: bool
+) -> None:
+    """A sensor glitches in one of so many samples; the card draws 400 W."""
+    trace = watched(
+        lambda number: 400.0 if number % every else glitch_w,
+        counted_j if has_counter else lambda _: None,
+        limit_w=limit_w,
+        field=field,
+    )
+    record = power_of(trace, span_of(10.0, 50.0))
+    assert record.invalid is not None
+    assert record.invalid.code == "POWER_INVALID"
+    assert f"read {glitch_w:.0f} W in" in str(record.invalid)
+
+
+@pytest.mark.parametrize("power_w", [20.0, 130.0, 699.0, 1000.0])
+@pytest.mark.parametrize("field", ["average_mw", "instant_mw"])
+def test_a_load_that_swings_up_to_the_limit_and_beyond_is_no_glitch(
+    power_w: float, field: str
+) -> None:
+    trace = watched(lambda number: 400.0 if number % 20 else power_w, field=field)
+    assert power_of(trace, span_of(10.0, 50.0)).invalid is None
+
+
+@pytest.mark.parametrize("limit_w", [LIMIT_W, None], ids=["limit", "no limit"])
+@pytest.mark.parametrize("jump_j", [1000.0, 2e6])
+@pytest.mark.parametrize("power_w", [400.0, None], ids=["power", "no power"])
+def test_a_counter_that_jumps_is_refused(
+    jump_j: float, limit_w: float | None, power_w: float | None
+) -> None:
+    trace = watched(
+        lambda _: power_w,
+        lambda number: counted_j(number) + (jump_j if number > 300 else 0.0),
+        limit_w=limit_w,
+    )
+    record = power_of(trace, span_of(10.0, 50.0))
+    assert "the energy counter of NVIDIA H200 jumped" in str(record.invalid)
+    assert power_of(trace, span_of(10.0, 25.0)).invalid is None
+
+
+def test_a_card_that_reads_nothing_but_zero_reports_no_power() -> None:
+    record = power_of(watched(lambda _: 0.0), span_of(10.0, 50.0))
+    assert "reports neither power nor energy" in str(record.invalid)
+
+
+@pytest.mark.parametrize(
+    ("idle_w", "problem"),
+    [
+        (100.0, ""),
+        (150.0, "shows 0.67 times the energy that its power adds up to"),
+        (3700.0, "read 3700 W in"),
+    ],
+)
+def test_an_idle_power_passes_the_checks_of_a_load(idle_w: float, problem: str) -> None:
+    """The counter says 100 W of the idle card, and its power field something else."""
+    loaded_from = 10 * NS_PER_S // EVERY_NS
+
+    def energy_j(number: int) -> float:
+        idle_j = 100 * min(number, loaded_from) * EVERY_NS / NS_PER_S
+        return idle_j + counted_j(max(0, number - loaded_from))
+
+    trace = watched(lambda number: 400.0 if number > loaded_from else idle_w, energy_j)
+    record = power_of(trace, span_of(15.0, 45.0), idle=span_of(2.0, 7.0))
+    assert record.invalid is None
+    assert record.case is not None
+    (device,) = record.case.devices
+    assert problem in device.idle_invalid
+    if problem:
+        assert (record.case.idle_w, record.case.above_idle_j_per_token) == (None, None)
+    else:
+        assert device.idle_invalid == ""
+        assert record.case.idle_w == pytest.approx(100, rel=0.01)
+    assert record.case.mean_w == pytest.approx(400, rel=0.01)
 
 
 def read_at(*moments_s: float, field: str) -> PowerTrace:
