@@ -25,6 +25,7 @@ from specreg.core.errors import SpecregError, check_name
 from specreg.core.files import real_path
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
 from specreg.core.received import unpack_received
+from specreg.measurement.ledger import LEDGER
 from specreg.report.document import FILE_NAME, exit_status, load_own_report
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_report
@@ -34,7 +35,7 @@ from specreg.suite.finish import record_run
 from specreg.suite.merge import last_end, merge_shards, open_merged
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Inconclusive, Options, options_typed
-from specreg.suite.plan import LEDGER, PLAN
+from specreg.suite.plan import PLAN
 from specreg.suite.preflight import State, examine, render_findings
 from specreg.suite.shard_runs import has_plan, load_shard
 from specreg.suite.shards import SHARDS, Shard

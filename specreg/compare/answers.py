@@ -18,13 +18,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.pairs import Pair, Side
 from specreg.core.counted import counted
-from specreg.core.errors import InvalidMeasurementError, SpecregError
-from specreg.core.files import MIB, UNREADABLE, cause_of, read_regular, replace_file
+from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Reason
-from specreg.core.values import hide_values
 from specreg.correctness.checks import LOSSLESS, ask_greedy, other_batch, were_equal
 from specreg.correctness.lossless import Losslessness, Score, check_lossless, score_partings
 from specreg.correctness.turns import Texts, ask_each_turn, turns_of
@@ -34,6 +31,7 @@ from specreg.engines.wire_format import Transcript
 from specreg.load.token_client import score
 from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.ledger import Checked, Key, Ledger
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import Server
@@ -42,10 +40,10 @@ from specreg.verdicts.verdict import Outcome, Verdict
 _MAX_LAUNCHES = 2
 """After the answers of a pair couldn't be compared on this many launches, no further launch is made
 for the answers alone."""
+_ANSWERS = "answers"
+"""The name of the check whose lines have the answers of side A."""
 _MAX_NAMED = 3
 """The most prompts that a message names."""
-_MAX_FILE_BYTES = 512 * MIB
-"""The largest file of saved answers that is read. It may come from another machine."""
 _MAX_TOKEN_ID = 2**31 - 1
 """The largest token id that every engine takes: engines keep ids as signed numbers of 32 bits."""
 _MAX_TOKEN_CHARACTERS = 1024
@@ -70,79 +68,54 @@ class _SavedVerdict(msgspec.Struct, frozen=True):
     reason: Reason | None = None
 
 
-class _SavedAnswers(msgspec.Struct):
-    """The answers and verdicts in a gate's folder, from which a resumed gate continues.
-
-    Attributes:
-        answers: the answers of side A, by the id of the pair.
-        verdicts: the verdict on the answers of side B, by the id of the pair.
-        digest: the version of the rule by which answers are equal. A file without this field has
-            version 1.
-    """
-
-    answers: dict[str, tuple[Transcript, ...]] = {}
-    verdicts: dict[str, _SavedVerdict] = {}
-    digest: int = 1
-
-
 @dataclass(slots=True, kw_only=True)
 class AnswerComparison:
-    """Compares the answers of a gate's pairs, and saves the answers and verdicts.
+    """Compares the answers of a gate's pairs, and records the answers and verdicts in its ledger.
 
     Attributes:
         pairs: the pairs that are compared.
         root: the root of the repository.
-        path: the file that the answers are saved to.
+        ledger: the ledger of the gate.
+        key_of: returns the key of a pair's side on the launch with a number.
         show: is called with a sentence about the progress.
-        _saved: the answers and verdicts so far.
+        _answers: the answers of side A so far, by the id of the pair.
+        _saved: the verdict on the answers of side B so far, by the id of the pair.
         _failures: why the answers of a pair couldn't be compared, by the id of the pair.
         _launches: the launches on which a comparison was tried, by the id of the pair.
     """
 
     pairs: Sequence[Pair]
     root: Path
-    path: Path
+    ledger: Ledger
+    key_of: Callable[[Pair, Side, int], Key]
     show: Callable[[str], None]
-    _saved: _SavedAnswers = field(
-        default_factory=lambda: _SavedAnswers(digest=ANSWER_DIGEST_VERSION)
-    )
+    _answers: dict[str, tuple[Transcript, ...]] = field(default_factory=dict)
+    _saved: dict[str, _SavedVerdict] = field(default_factory=dict)
     _failures: dict[str, Reason] = field(default_factory=dict)
     _launches: dict[str, set[int]] = field(default_factory=dict)
 
     def take_over(self) -> None:
-        """Load the saved answers of an earlier command.
+        """Take over the answers and verdicts that the ledger has of an earlier command.
 
-        The folder may come from another machine. Answers that don't fit a pair are reported and
+        The ledger may come from another machine. Answers that don't fit a pair are reported and
         left out, and are then generated again.
-
-        Raises:
-            SpecregError: the answers couldn't be saved later, because their path is a folder.
         """
-        if self.path.is_dir():
-            message = f"'{self.path}': is a folder, needed a file; remove it, or name another --out"
-            raise SpecregError(message)
-        try:
-            content = read_regular(self.path, _MAX_FILE_BYTES)
-            saved = msgspec.json.decode(content, type=_SavedAnswers)
-        except FileNotFoundError:
-            return
-        except (OSError, *UNREADABLE) as error:
-            self.show(f"'{self.path}': {cause_of(error)}; the answers are generated again")
-            return
-        # Answers that were compared by another rule are generated again.
-        if saved.digest != ANSWER_DIGEST_VERSION:
-            self.show(f"'{self.path}': is of another version; the answers are generated again")
-            return
+        recorded = {
+            (msgspec.structs.replace(key, launch=0), check): line
+            for (key, check), line in self.ledger.recorded.checked.items()
+        }
         for pair in self.pairs:
-            problem = next(_problems(pair, self.root, saved), None)
-            if problem is not None:
-                message = f"'{self.path}': {pair.id}: {problem}; the answers are generated again"
-                self.show(message)
-                continue
-            if pair.id in saved.answers:
-                self._saved.answers[pair.id] = saved.answers[pair.id]
-            if pair.id in saved.verdicts:
-                self._saved.verdicts[pair.id] = saved.verdicts[pair.id]
+            answers = recorded.get((self.key_of(pair, Side.A, 0), _ANSWERS))
+            verdict = recorded.get((self.key_of(pair, Side.B, 0), LOSSLESS))
+            try:
+                if verdict is not None:
+                    self._saved[pair.id] = _checked_verdict(pair, verdict)
+                if answers is not None:
+                    self._answers[pair.id] = _checked_answers(pair, self.root, answers)
+            except msgspec.ValidationError as error:
+                message = f"'{self.ledger.path}': {pair.id}: {error}"
+                self.show(f"{message}; the answers are generated again")
+                self._saved.pop(pair.id, None)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -154,7 +127,7 @@ class AnswerComparison:
         obstacle = why_not_compared(pair.a, pair.b)
         if obstacle:
             return _verdict_on(pair, Outcome.NOT_COMPARABLE, reason=Reason(text=obstacle))
-        saved = self._saved.verdicts.get(pair.id)
+        saved = self._saved.get(pair.id)
         if saved is not None:
             outcome = Outcome(saved.outcome)
             return _verdict_on(pair, outcome, value=saved.value, reason=saved.reason)
@@ -190,84 +163,95 @@ class AnswerComparison:
 
         Raises:
             ServerDiedError: a server died.
-            OSError: the answers can't be saved.
+            SpecregError: the answers can't be recorded.
         """
         if self._verdict(pair).outcome is not Outcome.INVALID:
             return
         self._launches.setdefault(pair.id, set()).add(launch)
         prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
         if _were_all_equal(measured, prompts):
-            self._saved.verdicts[pair.id] = _SavedVerdict("PASS", value=1.0)
+            self._save(pair, launch, _SavedVerdict("PASS", value=1.0))
         side = Side.A
         try:
-            self._ask_a(pair, servers, prompts)
+            self._ask_a(pair, servers, launch, prompts)
             side = Side.B
-            self._compare_b(pair, servers, prompts)
+            self._compare_b(pair, servers, launch, prompts)
         except InvalidMeasurementError as error:
             self._failures[pair.id] = Reason(text=f"side {side}: {error}")
             # If a server is dead, this is the cause of the failure, and the launch ends.
             for server in servers.values():
                 server.check_alive()
-        replace_file(self.path, msgspec.json.encode(hide_values(self._saved)))
 
-    def _ask_a(self, pair: Pair, servers: Mapping[Side, Server], prompts: Sequence[Prompt]) -> None:
-        """Generate the answers of side A, if A's server is running and no answers are saved yet."""
+    def _save(self, pair: Pair, launch: int, verdict: _SavedVerdict) -> None:
+        self._saved[pair.id] = verdict
+        self.ledger.note_check(self.key_of(pair, Side.B, launch), LOSSLESS, verdict)
+
+    def _ask_a(
+        self, pair: Pair, servers: Mapping[Side, Server], launch: int, prompts: Sequence[Prompt]
+    ) -> None:
+        """Generate the answers of side A, if A's server is running and there are none yet."""
         server = servers.get(Side.A)
-        is_saved = pair.id in self._saved.verdicts or pair.id in self._saved.answers
-        if server is None or is_saved:
+        if server is None or pair.id in self._saved or pair.id in self._answers:
             return
         ask = functools.partial(ask_greedy, pair.a, server)
         turns = ask_each_turn(server.endpoint, pair.a, prompts, ask)
-        self._saved.answers[pair.id] = tuple(turn.answer for turn in turns)
+        answers = tuple(turn.answer for turn in turns)
+        self._answers[pair.id] = answers
+        self.ledger.note_check(self.key_of(pair, Side.A, launch), _ANSWERS, answers=answers)
 
     def _compare_b(
-        self, pair: Pair, servers: Mapping[Side, Server], prompts: Sequence[Prompt]
+        self, pair: Pair, servers: Mapping[Side, Server], launch: int, prompts: Sequence[Prompt]
     ) -> None:
         """Compare the answers of side B with those of A, unless a verdict exists.
 
         Nothing is done if B's server isn't running or the answers of A are missing.
         """
-        can_compare = Side.B in servers and pair.id in self._saved.answers
-        if not can_compare or pair.id in self._saved.verdicts:
+        can_compare = Side.B in servers and pair.id in self._answers
+        if not can_compare or pair.id in self._saved:
             return
         self.show(f"{pair.id}: comparing the answers")
-        answers_of_a = self._saved.answers[pair.id]
-        verdict = compare_answers(pair, servers, prompts, answers_of_a)
+        verdict = compare_answers(pair, servers, prompts, self._answers[pair.id])
         outcome: Literal["PASS", "WRONG"] = "PASS"
         if verdict.outcome is Outcome.WRONG:
             outcome = "WRONG"
-        self._saved.verdicts[pair.id] = _SavedVerdict(
-            outcome, value=verdict.value, reason=verdict.reason
-        )
+        self._save(pair, launch, _SavedVerdict(outcome, value=verdict.value, reason=verdict.reason))
 
 
-def _problems(pair: Pair, root: Path, saved: _SavedAnswers) -> Iterator[str]:
-    """Yield what shows that the saved answers or verdict don't belong to a pair."""
-    verdict = saved.verdicts.get(pair.id)
-    if verdict is not None:
-        yield from _verdict_problems(pair, verdict)
-    answers = saved.answers.get(pair.id)
-    if answers is None:
-        return
+def _checked_verdict(pair: Pair, line: Checked) -> _SavedVerdict:
+    """Return the verdict of a line on the answers of a pair.
+
+    Raises:
+        msgspec.ValidationError: it can't be a verdict on these answers.
+    """
+    verdict = msgspec.convert(line.verdict, _SavedVerdict)
+    if why_not_compared(pair.a, pair.b):
+        raise msgspec.ValidationError("it has a verdict on answers that can't be compared")
+    if verdict.outcome == "PASS" and verdict.value is None:
+        raise msgspec.ValidationError("its verdict has no value")
+    reason = verdict.reason
+    if reason is not None and (reason.code or len(str(reason)) > _MAX_REASON_CHARACTERS):
+        raise msgspec.ValidationError("its verdict has an impossible reason")
+    return verdict
+
+
+def _checked_answers(pair: Pair, root: Path, line: Checked) -> tuple[Transcript, ...]:
+    """Return the answers of a line, which side A gave to the prompts of a pair.
+
+    Raises:
+        msgspec.ValidationError: they can't be answers to these prompts.
+    """
     case = pair.a
     prompts = load_case_prompts(root, case)[: case.prompts]
     turns = sum(turns_of(case, prompt) for prompt in prompts)
-    if len(answers) != turns:
-        yield f"it has {counted(len(answers), 'answer')}, needed {turns}"
+    if len(line.answers) != turns:
+        problem = f"it has {counted(len(line.answers), 'answer')}, needed {turns}"
+        raise msgspec.ValidationError(problem)
     has_later_turns = turns > len(prompts)
-    for answer in answers:
-        yield from _answer_problems(case, answer, needs_text=has_later_turns)
-
-
-def _verdict_problems(pair: Pair, verdict: _SavedVerdict) -> Iterator[str]:
-    """Yield what shows that a saved verdict isn't about the answers of a pair."""
-    if why_not_compared(pair.a, pair.b):
-        yield "it has a verdict on answers that can't be compared"
-    if verdict.outcome == "PASS" and verdict.value is None:
-        yield "its verdict has no value"
-    reason = verdict.reason
-    if reason is not None and (reason.code or len(str(reason)) > _MAX_REASON_CHARACTERS):
-        yield "its verdict has an impossible reason"
+    for answer in line.answers:
+        problems = _answer_problems(case, answer, needs_text=has_later_turns)
+        for problem in problems:
+            raise msgspec.ValidationError(problem)
+    return line.answers
 
 
 def _answer_problems(case: Case, answer: Transcript, *, needs_text: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from packaging.version import InvalidVersion, Version
 
 from specreg.compare.document import record_gate, set_report_aside
-from specreg.compare.gate import LEDGER, Gate, SideError, open_gate
+from specreg.compare.gate import Gate, SideError, open_gate
 from specreg.compare.judging import Decision, GateAnswer, why_broken
 from specreg.compare.options import TOLERANCE, BisectOptions, ComparisonOptions, GateOptions
 from specreg.compare.pairs import Side
@@ -23,6 +23,7 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import UnsupportedError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
+from specreg.measurement.ledger import LEDGER
 from specreg.servers.provision import parse_origin, released_versions
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
@@ -286,7 +287,7 @@ class _Search:
             command = specreg_command("bisect", self.case.id)
             record_gate(gate, command=command, status=status)
             gate.ledger.close()
-        broken = why_broken(gate.launches, Side.A)
+        broken = why_broken(gate.ledger.launches, Side.A)
         if broken is not None and state_of(decision, self.worse_metrics) is VersionState.UNKNOWN:
             message = (
                 f"the good release can't be measured, {broken}; see '{gate.folder / 'logs'}', and"

@@ -12,8 +12,7 @@ from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.counted import counted
 from specreg.core.errors import ReportError
 from specreg.engines.launch_facts import changed_facts
-from specreg.measurement.figures import Figures, figures_of
-from specreg.measurement.measure import Measurement
+from specreg.measurement.ledger import FailedLaunch, MeasuredLaunch
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import (
     FILE_NAME,
@@ -124,6 +123,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         expected = verdict.comparison.expected
         if verdict.case_id == pair.id and expected is not None:
             values_of_a[verdict.metric] = expected
+    launch_of_b = _last_launch(gate, pair, Side.B)
     return CaseReport(
         case_id=pair.id,
         engine=case.server.engine,
@@ -133,7 +133,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         target=case.server.target,
         draft=case.server.draft or "",
         settings=None,
-        figures=_last_figures(gate, pair, Side.B),
+        figures=launch_of_b.figures if launch_of_b else None,
         expected=_expected_by_a(gate, pair, values_of_a),
         history=(),
         reproduce=command,
@@ -142,9 +142,10 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
 
 def _expected_by_a(gate: Gate, pair: Pair, values: dict[str, float]) -> Expected | None:
     """Return what side A measured for a pair, in the form of a baseline; None without figures."""
-    figures = _last_figures(gate, pair, Side.A)
-    if figures is None:
+    launch = _last_launch(gate, pair, Side.A)
+    if launch is None:
         return None
+    figures = launch.figures
     marginal_frac: tuple[float, ...] = ()
     if figures.acceptance is not None:
         marginal_frac = figures.acceptance.total.marginal_frac
@@ -163,7 +164,8 @@ def _expected_by_a(gate: Gate, pair: Pair, values: dict[str, float]) -> Expected
 def _differing_packages(gate: Gate) -> Iterator[str]:
     """Yield a remark for each pair whose sides have one engine version but different packages."""
     for pair in gate.pairs:
-        a, b = (_last_measurement(gate, pair, side) for side in COMPARED)
+        last_launches = [_last_launch(gate, pair, side) for side in COMPARED]
+        a, b = (launch.measurement if launch else None for launch in last_launches)
         # Two versions differ in their packages by design, which needs no remark.
         if a is None or b is None or a.engine_version != b.engine_version:
             continue
@@ -173,19 +175,11 @@ def _differing_packages(gate: Gate) -> Iterator[str]:
             yield f"both sides are {engine}, but other packages differ; from A to B: {changes}"
 
 
-def _last_figures(gate: Gate, pair: Pair, side: Side) -> Figures | None:
-    """Return the figures of a side's last measured launch; None if it has none."""
-    for launch in reversed(gate.launches):
-        is_of_side = (launch.pair_id, launch.side) == (pair.id, side)
-        if is_of_side and launch.measurement is not None:
-            return figures_of(launch.measurement, launch.number)
-    return None
-
-
 def _differing_facts(gate: Gate) -> Iterator[str]:
     """Yield a remark for each pair whose engines reported different facts about their launches."""
     for pair in gate.pairs:
-        a, b = (_last_measurement(gate, pair, side) for side in COMPARED)
+        last_launches = [_last_launch(gate, pair, side) for side in COMPARED]
+        a, b = (launch.measurement if launch else None for launch in last_launches)
         if a is None or b is None:
             continue
         changes = ", ".join(changed_facts(a.facts, b.facts))
@@ -202,12 +196,11 @@ def _differing_facts(gate: Gate) -> Iterator[str]:
         yield remark
 
 
-def _last_measurement(gate: Gate, pair: Pair, side: Side) -> Measurement | None:
-    """Return the last measurement of a side; None if there is none."""
-    for launch in reversed(gate.launches):
-        is_of_side = (launch.pair_id, launch.side) == (pair.id, side)
-        if is_of_side and launch.measurement is not None:
-            return launch.measurement
+def _last_launch(gate: Gate, pair: Pair, side: Side) -> MeasuredLaunch | None:
+    """Return the last launch of a side that measured a pair; None if there is none."""
+    for launch in reversed(gate.ledger.measured):
+        if (launch.case_id, launch.arm) == (pair.id, side):
+            return launch
     return None
 
 
@@ -283,11 +276,12 @@ def _remarks(gate: Gate) -> Iterator[str]:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     for pair in gate.pairs:
         for side in COMPARED:
-            figures = _last_figures(gate, pair, side)
-            if figures is not None:
-                yield from workload_remarks(figures, side)
+            last_launch = _last_launch(gate, pair, side)
+            if last_launch is not None:
+                yield from workload_remarks(last_launch.figures, side)
     yield from _differing_facts(gate)
     yield from dict.fromkeys(_differing_packages(gate))
-    for launch in gate.launches:
-        if launch.failed is not None:
-            yield f"side {launch.side}, launch {launch.number}, {launch.pair_id}: {launch.failed}"
+    for launch in gate.ledger.launches:
+        if isinstance(launch, FailedLaunch):
+            where = f"side {launch.arm}, launch {launch.number}, {launch.case_id}"
+            yield f"{where}: {launch.reason}"

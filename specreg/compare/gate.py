@@ -12,21 +12,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
-from specreg.compare.judging import (
-    Decision,
-    Rules,
-    SideLaunch,
-    decide,
-    is_lost,
-    plan_launches,
-    rules_of,
-)
+from specreg.compare.judging import Decision, Rules, decide, is_lost, plan_launches, rules_of
 from specreg.compare.options import MAX_LAUNCHES, GateOptions
 from specreg.compare.pairs import (
     COMPARED,
@@ -58,7 +50,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model, served_models
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
-from specreg.measurement.ledger import Key, Ledger, load_ledger
+from specreg.measurement.ledger import LEDGER, FailedLaunch, Key, Ledger, MeasuredLaunch
 from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.installer import packages_sha256
@@ -67,7 +59,6 @@ from specreg.servers.provision import Origin, Provision, parse_origin, provision
 from specreg.servers.server import StartedServer
 from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
-LEDGER = "ledger.jsonl"
 _MINUTES_WITHOUT_GPU = 20.0
 """How long all launches may take without a GPU, unless --minutes gives another limit."""
 _MAX_TIMES_THE_PROMPTS = 10
@@ -103,11 +94,11 @@ class Gate:
         together: whether the servers of both sides run at the same time.
         environment: the environment of the machine.
         rules: how many launches there may be, and how strictly they are judged.
-        ledger: the file that records each launch.
+        ledger: the launches, and what is written of them.
+        key_of: returns the key of a pair's side on the launch with a number.
         answers: the comparison of both sides' answers.
-        launches: all launches in the order in which they were made.
         finished: whether the gate has ended. False if it was interrupted, or if its time was up.
-        launcher: simulates a launch of some sides: it appends what a group measured to `launches`.
+        launcher: simulates a launch of some sides: it adds what a group measured to the ledger.
             None to start real servers.
     """
 
@@ -121,8 +112,8 @@ class Gate:
     environment: Environment
     rules: Rules
     ledger: Ledger
+    key_of: Callable[[Pair, Side, int], Key]
     answers: AnswerComparison
-    launches: list[SideLaunch] = field(default_factory=list)
     finished: bool = False
     launcher: Callable[["Gate", Group, int, tuple[Side, ...]], None] | None = None
 
@@ -146,28 +137,33 @@ class Gate:
 
         Raises:
             UnsupportedError: the folder belongs to another gate.
-            SpecregError: the ledger can't be read, or the path of the answers is a folder.
+            SpecregError: the ledger can't be read.
         """
+        # If a launch was repeated, the last one counts.
+        self.ledger.read([self.ledger.path], last=True)
         # All launches in the ledger must be of this gate's pairs. The keys have the number 0 here,
         # because a pair may have launches of any number.
-        arms = {}
-        for pair, side in itertools.product(self.pairs, Side):
-            arms[self._key(pair, side, 0)] = (pair.id, side)
-        # If a launch was repeated, the last one counts.
-        recorded = load_ledger(self.ledger.path, last=True)
-        for key, measurement in recorded.items():
-            arm = arms.get(msgspec.structs.replace(key, launch=0))
-            if arm is None or not 1 <= key.launch <= MAX_LAUNCHES:
+        arms = {self.key_of(pair, side, 0) for pair, side in itertools.product(self.pairs, Side)}
+        for key, measurement in self.ledger.recorded.measured.items():
+            is_ours = msgspec.structs.replace(key, launch=0) in arms
+            if not is_ours or not 1 <= key.launch <= MAX_LAUNCHES:
                 message = (
                     f"'{self.ledger.path}': is of another gate; name the same sides, cases and"
                     " options as that gate had, or another --out"
                 )
                 raise UnsupportedError(message)
-            pair_id, side = arm
-            self.launches.append(SideLaunch(pair_id, side, key.launch, measurement))
+            self.ledger.add(
+                MeasuredLaunch(
+                    case_id=key.case_id,
+                    arm=key.arm,
+                    number=key.launch,
+                    measurement=measurement,
+                    is_resumed=True,
+                )
+            )
         self.answers.take_over()
         # The gate may be resumed with fewer launches than it has already made.
-        begun = max((launch.number for launch in self.launches), default=0)
+        begun = max((launch.number for launch in self.ledger.launches), default=0)
         if begun > self.rules.launches:
             self.rules = dataclasses.replace(self.rules, launches=begun)
             self.options.show(
@@ -188,7 +184,6 @@ class Gate:
 
         Raises:
             SpecregError: a side can't start at all, or the ledger can't be written.
-            OSError: the answers can't be saved.
         """
         minutes = self.options.minutes
         if minutes is None:
@@ -230,7 +225,7 @@ class Gate:
         The present look is then the last one, and gets the level of the looks that are left out.
         This is valid because the time runs out whatever the figures are.
         """
-        begun = max((launch.number for launch in self.launches), default=0)
+        begun = max((launch.number for launch in self.ledger.launches), default=0)
         if begun:
             self.rules = dataclasses.replace(self.rules, launches=begun)
 
@@ -241,7 +236,7 @@ class Gate:
 
     def decide(self) -> Decision:
         """Return the decision on the basis of the launches so far."""
-        return decide(self.pairs, self.launches, self.rules, self.answers.verdicts)
+        return decide(self.pairs, self.ledger.launches, self.rules, self.answers.verdicts)
 
     def engines(self, side: Side) -> tuple[str, ...]:
         """Return the different engines of a side, each with the version that its server reported.
@@ -249,12 +244,10 @@ class Gate:
         There are several if the environment of the side has several.
         """
         engines = set()
-        for launch in self.launches:
-            measurement = launch.measurement
-            is_of_side = launch.side.is_b == side.is_b
-            if is_of_side and measurement is not None and measurement.engine_version:
-                engine = measurement.case.server.engine
-                engines.add(f"{engine} {measurement.engine_version}")
+        for launch in self.ledger.measured:
+            version = launch.measurement.engine_version
+            if Side(launch.arm).is_b == side.is_b and version:
+                engines.add(f"{launch.case.server.engine} {version}")
         return tuple(sorted(engines))
 
     def _unmeasured(self, group: Group, number: int, sides: tuple[Side, Side]) -> Group:
@@ -264,20 +257,14 @@ class Gate:
         would be compared with a launch at another hour. Failed launches remain, because the report
         shows them.
         """
-        measured = [
-            launch for launch in self.launches if launch.number == number and launch.failed is None
-        ]
-        measured_arms = {(launch.pair_id, launch.side) for launch in measured}
         unmeasured = []
-        arms_to_measure: set[tuple[str, Side]] = set()
         for pair in group:
-            arms = {(pair.id, side) for side in sides}
-            if not arms <= measured_arms:
-                unmeasured.append(pair)
-                arms_to_measure |= arms
-        for launch in measured:
-            if (launch.pair_id, launch.side) in arms_to_measure:
-                self.launches.remove(launch)
+            launches = [self.ledger.find(pair.id, number, side) for side in sides]
+            if all(launches):
+                continue
+            unmeasured.append(pair)
+            for launch in filter(None, launches):
+                self.ledger.remove(launch)
         return tuple(unmeasured)
 
     def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
@@ -334,21 +321,23 @@ class Gate:
         """Return whether a side's server has measured a pair of a group before."""
         pair_ids = {pair.id for pair in group}
         return any(
-            launch.pair_id in pair_ids and launch.failed is None
-            for launch in self.launches
-            if launch.side.is_b == side.is_b
+            launch.case_id in pair_ids and Side(launch.arm).is_b == side.is_b
+            for launch in self.ledger.measured
         )
 
     def _note_failure(self, error: SideError, group: Group, number: int) -> None:
         """Record a failed launch for each pair whose launch with this number isn't recorded yet."""
-        of_side = [launch for launch in self.launches if launch.side is error.side]
-        recorded_ids = {launch.pair_id for launch in of_side if launch.number == number}
-        pair_ids = dict.fromkeys(pair.id for pair in group)
-        reason = Reason(text=str(error))
-        for pair_id in pair_ids:
-            if pair_id not in recorded_ids:
-                failed_launch = SideLaunch(pair_id, error.side, number, failed=reason)
-                self.launches.append(failed_launch)
+        launched_ids = {
+            launch.case_id
+            for launch in self.ledger.launches
+            if (launch.arm, launch.number) == (error.side, number)
+        }
+        for pair in group:
+            if pair.id not in launched_ids:
+                self._note_failed(pair.id, error.side, number, Reason(text=str(error)))
+
+    def _note_failed(self, pair_id: str, side: Side, number: int, reason: Reason) -> None:
+        self.ledger.add(FailedLaunch(case_id=pair_id, arm=side, number=number, reason=reason))
 
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
         """Measure a pair on the running servers, and compare its answers.
@@ -387,7 +376,7 @@ class Gate:
             invalidities = [Reason.of(invalidity) for invalidity in measurement.invalid.values()]
             reason = next(iter(invalidities), Reason(text="nothing was measured"))
             options.show(f"launch {number}, side {side}, {pair.id}: {reason}")
-            self.launches.append(SideLaunch(pair.id, side, number, failed=reason))
+            self._note_failed(pair.id, side, number, reason)
             # A server that hangs would hang on the pairs that are still to come.
             if reason.code == HungError.code:
                 raise SideError(side, str(reason))
@@ -398,33 +387,13 @@ class Gate:
             by_side = {side: measurement for side, measurement, _ in measured}
             self.answers.ask(pair, servers, number, by_side)
         for side, measurement, arm_requests in measured:
-            self.launches.append(SideLaunch(pair.id, side, number, measurement))
-            self.ledger.begin(self._key(pair, side, number))
+            self.ledger.begin(self.key_of(pair, side, number))
             for part, finished in arm_requests:
                 self.ledger.record_round(0, part)(finished)
             self.ledger.end(measurement)
-
-    def _key(self, pair: Pair, side: Side, number: int) -> Key:
-        """Return what must be equal for a resumed gate to take over a launch."""
-        case = pair.of(side)
-        spec = case.server
-        root = self.options.root
-        models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
-        models_sha256 = [model_sha256(model) for model in models]
-        prompts = load_case_prompts(root, case)
-        checksums = [prompts_sha256(prompts), *models_sha256]
-        order = "together" if self.together else "in turn"
-        packages = self.source_of(side).packages(spec)
-        return Key(
-            case=case.key,
-            case_id=pair.id,
-            launch=number,
-            asked=f"side {side}, {order}, {self.options.least_s:g} s",
-            environment=self.environment.name,
-            engine=self.installed_on(side),
-            files_sha256=" ".join(checksums),
-            packages_sha256=packages_sha256(packages),
-        )
+            self.ledger.add(
+                MeasuredLaunch(case_id=pair.id, arm=side, number=number, measurement=measurement)
+            )
 
 
 @contextlib.contextmanager
@@ -511,10 +480,29 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     together = options.together
     if together is None:
         together = not on_gpu
-    gpus_used = tier.gpus_used(find_gpus().memory_gib)
-    answers = AnswerComparison(
-        pairs=pairs, root=root, path=folder / "answers.json", show=options.show
-    )
+    environment = current_environment(gpus=tier.gpus_used(find_gpus().memory_gib))
+    order = "together" if together else "in turn"
+
+    def key_of(pair: Pair, side: Side, number: int) -> Key:
+        """Return what must be equal for a resumed gate to take over a launch."""
+        case = pair.of(side)
+        spec = case.server
+        models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
+        prompts = load_case_prompts(root, case)
+        checksums = [prompts_sha256(prompts), *map(model_sha256, models)]
+        index = COMPARED.index(Side.B if side.is_b else Side.A)
+        return Key(
+            case=case.key,
+            case_id=pair.id,
+            arm=side,
+            launch=number,
+            purpose=f"{order}, {options.least_s:g} s",
+            environment=environment.name,
+            engine=installed[index],
+            files_sha256=" ".join(checksums),
+            packages_sha256=packages_sha256(sources[index].packages(spec)),
+        )
+
     gate = Gate(
         options=options,
         tier=tier,
@@ -523,10 +511,13 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         installed=installed,
         groups=groups_of(pairs),
         together=together,
-        environment=current_environment(gpus=gpus_used),
+        environment=environment,
         rules=rules,
         ledger=ledger,
-        answers=answers,
+        key_of=key_of,
+        answers=AnswerComparison(
+            pairs=pairs, root=root, ledger=ledger, key_of=key_of, show=options.show
+        ),
     )
     if has_ledger:
         gate.take_over()

@@ -31,6 +31,7 @@ from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPU
 from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
 from specreg.core.reasons import Reason
+from specreg.measurement.ledger import ArmLaunch, FailedLaunch
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per_step
 from specreg.report.document import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
@@ -70,33 +71,14 @@ _NEVER_DECIDED = "no number of launches or prompts would decide it"
 _Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
-# Launches are compared by identity, so that one can be a key of the cache of `_log`.
-@dataclass(frozen=True, slots=True, eq=False)
-class SideLaunch:
-    """What one launch of a side's server measured for a pair.
-
-    Attributes:
-        pair_id: the id of the pair.
-        side: the side.
-        number: the number of the launch, from 1.
-        measurement: what was measured; None if the launch failed.
-        failed: why the launch failed; None if it didn't.
-    """
-
-    pair_id: str
-    side: Side
-    number: int
-    measurement: Measurement | None = None
-    failed: Reason | None = None
-
-    def why_invalid(self, metric: Metric) -> Reason | None:
-        """Return why the value of a metric is invalid or missing; None if it is valid."""
-        if self.failed is not None or self.measurement is None:
-            return self.failed
-        invalidity = self.measurement.invalid.get(metric.family)
-        if invalidity is None:
-            return None
-        return Reason.of(invalidity)
+def why_invalid(launch: ArmLaunch, metric: Metric) -> Reason | None:
+    """Return why a launch has no valid value of a metric; None if it has one."""
+    if isinstance(launch, FailedLaunch):
+        return launch.reason
+    invalidity = launch.measurement.invalid.get(metric.family)
+    if invalidity is None:
+        return None
+    return Reason.of(invalidity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +213,7 @@ class Decision:
 
 def decide(
     pairs: Sequence[Pair],
-    launches: Sequence[SideLaunch],
+    launches: Sequence[ArmLaunch],
     rules: Rules,
     answer_verdicts: Sequence[Verdict] = (),
 ) -> Decision:
@@ -282,10 +264,10 @@ def decide(
 
 
 def _control_verdicts(
-    pairs: Sequence[Pair], launches: Sequence[SideLaunch], rules: Rules
+    pairs: Sequence[Pair], launches: Sequence[ArmLaunch], rules: Rules
 ) -> Iterator[Verdict]:
     """Yield the verdicts on the speeds of side A against itself, for the pairs that measured it."""
-    controlled_ids = {launch.pair_id for launch in launches if launch.side in CONTROL}
+    controlled_ids = {launch.case_id for launch in launches if launch.arm in CONTROL}
     controlled_pairs = [pair for pair in pairs if pair.id in controlled_ids]
     for pair in controlled_pairs:
         verdicts = judge_pair(pair, launches, rules, CONTROL)
@@ -363,7 +345,7 @@ def _is_speed(verdict: Verdict) -> bool:
 
 
 def _against_control(
-    verdict: Verdict, launches: Sequence[SideLaunch], *, is_worse_anyway: bool
+    verdict: Verdict, launches: Sequence[ArmLaunch], *, is_worse_anyway: bool
 ) -> Verdict:
     """Judge the loss of a speed again, by how much side A differs from itself.
 
@@ -487,7 +469,7 @@ def is_settled(group: Group, decision: Decision) -> bool:
 
 
 def judge_pair(
-    pair: Pair, launches: Sequence[SideLaunch], rules: Rules, sides: tuple[Side, Side] = COMPARED
+    pair: Pair, launches: Sequence[ArmLaunch], rules: Rules, sides: tuple[Side, Side] = COMPARED
 ) -> tuple[Verdict, ...]:
     """Judge each metric of a pair, at the look that decides it or else at the last look.
 
@@ -514,11 +496,11 @@ def judge_pair(
     return tuple(verdicts)
 
 
-def _last_number(launches: Sequence[SideLaunch]) -> int:
+def _last_number(launches: Sequence[ArmLaunch]) -> int:
     return max((launch.number for launch in launches), default=0)
 
 
-def _judge(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules) -> Verdict:
+def _judge(figure: _Figure, launches: Sequence[ArmLaunch], rules: Rules) -> Verdict:
     """Judge a figure at each look, and return the verdict of the look that decides it."""
     # A launch belongs to the look that came after it: the first look at or above the highest number
     # of this launch and all before it. The number of the launch itself would be too low if it was
@@ -639,7 +621,7 @@ class _Sides:
         )
 
 
-def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: int) -> Verdict:
+def _look(figure: _Figure, launches: Sequence[ArmLaunch], rules: Rules, look: int) -> Verdict:
     """Judge a figure at one look.
 
     Args:
@@ -650,7 +632,7 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     """
     # Collect the valid measurements of both sides.
     metric, pair_id, (first_side, second_side) = figure
-    pair_launches = [launch for launch in launches if launch.pair_id == pair_id]
+    pair_launches = [launch for launch in launches if launch.case_id == pair_id]
     first_measurements = _measured(metric, first_side, pair_launches)
     second_measurements = _measured(metric, second_side, pair_launches)
     # vLLM's two model runners count different steps of `ngram`, so both sides are brought to one
@@ -701,12 +683,12 @@ def _look(figure: _Figure, launches: Sequence[SideLaunch], rules: Rules, look: i
     )
 
 
-def _why_missing(launches: Iterable[SideLaunch], side: Side, metric: Metric) -> Reason:
+def _why_missing(launches: Iterable[ArmLaunch], side: Side, metric: Metric) -> Reason:
     """Return why a side has no valid value of a metric yet, by its last launch."""
     text = f"side {side} has no launch yet"
     for launch in launches:
-        invalid = launch.why_invalid(metric)
-        if launch.side is side and invalid is not None:
+        invalid = why_invalid(launch, metric)
+        if launch.arm == side and invalid is not None:
             text = f"side {side} has no valid launch yet: {invalid}"
     return Reason(text=text)
 
@@ -759,21 +741,21 @@ def _judge_counts(sides: _Sides, counts: PairedCounts) -> Verdict:
     return sides.judged(change, prompts=len(counts.measured.prompt_ids))
 
 
-def _measured(metric: Metric, side: Side, launches: Iterable[SideLaunch]) -> list[Measurement]:
+def _measured(metric: Metric, side: Side, launches: Iterable[ArmLaunch]) -> list[Measurement]:
     """Return a side's measurements with a valid value of a metric.
 
     If a launch was repeated, the last valid one with its number counts.
     """
     by_number = {}
     for launch in launches:
-        if launch.side is not side or launch.why_invalid(metric) is not None:
+        if isinstance(launch, FailedLaunch) or launch.arm != side:
             continue
-        if launch.measurement is not None:
+        if why_invalid(launch, metric) is None:
             by_number[launch.number] = launch.measurement
     return list(by_number.values())
 
 
-def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
+def _change(figure: _Figure, launches: Sequence[ArmLaunch]) -> Effect | None:
     """Return the change of a speed of a pair. Its spread is estimated with the help of all pairs.
 
     Returns:
@@ -782,7 +764,7 @@ def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
     # The differences of side A from itself help only to judge side A against itself. They are
     # measured later than B, and would change what was decided about B before.
     all_sides = dict.fromkeys((COMPARED, figure.sides))
-    pair_ids = dict.fromkeys(launch.pair_id for launch in launches)
+    pair_ids = dict.fromkeys(launch.case_id for launch in launches)
     other_differences = []
     for pair_id, sides in itertools.product(pair_ids, all_sides):
         other_figure = _Figure(figure.metric, pair_id, sides)
@@ -792,7 +774,7 @@ def _change(figure: _Figure, launches: Sequence[SideLaunch]) -> Effect | None:
     return change_of_pairs(differences, other_differences)
 
 
-def _differences(figure: _Figure, launches: Sequence[SideLaunch]) -> list[float]:
+def _differences(figure: _Figure, launches: Sequence[ArmLaunch]) -> list[float]:
     """Return for each launch how much better a speed is on the second side, in logarithms."""
     first_side, second_side = figure.sides
     first_logs = _logs_by_number(figure, first_side, launches)
@@ -808,12 +790,12 @@ def _differences(figure: _Figure, launches: Sequence[SideLaunch]) -> list[float]
 
 
 def _logs_by_number(
-    figure: _Figure, side: Side, launches: Sequence[SideLaunch]
+    figure: _Figure, side: Side, launches: Sequence[ArmLaunch]
 ) -> Mapping[int, float]:
     """Return the logarithm of a side's speed on each launch, by the number of the launch."""
     logs = {}
     for launch in launches:
-        if (launch.pair_id, launch.side) == (figure.pair_id, side):
+        if (launch.case_id, launch.arm) == (figure.pair_id, side):
             log = _log(figure.metric.name, launch)
             if log is not None:
                 logs[launch.number] = log
@@ -822,15 +804,14 @@ def _logs_by_number(
 
 # Each look asks again for the speeds of all launches before it, for every pair.
 @functools.lru_cache(maxsize=4096)
-def _log(name: str, launch: SideLaunch) -> float | None:
+def _log(name: str, launch: ArmLaunch) -> float | None:
     """Return the logarithm of a speed on a launch; None if the speed is missing, invalid or 0."""
     metric = GATE_METRICS[name]
-    measurement = launch.measurement
-    if measurement is None or measurement.replay is None:
+    if isinstance(launch, FailedLaunch) or why_invalid(launch, metric) is not None:
         return None
-    if launch.why_invalid(metric) is not None:
+    if launch.measurement.replay is None:
         return None
-    value = metric.value_of(measurement.replay)
+    value = metric.value_of(launch.measurement.replay)
     if not value:
         return None
     return math.log(value)
@@ -885,7 +866,7 @@ def _needed_count(
 
 
 def why_broken(
-    launches: Iterable[SideLaunch], side: Side, metric: Metric | None = None
+    launches: Iterable[ArmLaunch], side: Side, metric: Metric | None = None
 ) -> Reason | None:
     """Return why a side is given up; None if it isn't.
 
@@ -899,9 +880,13 @@ def why_broken(
     failures = []
     successes = 0
     for launch in launches:
-        if launch.side is not side:
+        if launch.arm != side:
             continue
-        reason = launch.failed if metric is None else launch.why_invalid(metric)
+        reason: Reason | None = None
+        if isinstance(launch, FailedLaunch):
+            reason = launch.reason
+        elif metric is not None:
+            reason = why_invalid(launch, metric)
         if reason is None:
             successes += 1
         else:

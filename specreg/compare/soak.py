@@ -4,10 +4,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from specreg.compare.drift import (
     SEGMENT_PARTS,
@@ -20,14 +17,13 @@ from specreg.compare.drift import (
 from specreg.compare.options import SoakOptions
 from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.core.files import append_lines
 from specreg.core.processes import resident_bytes
 from specreg.core.reasons import Reason
-from specreg.core.values import hide_values
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.figures import figures_of
+from specreg.measurement.ledger import LEDGER, Ledger, Segment
 from specreg.measurement.measure import Plan, Workload, batch_size_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
 from specreg.report.remarks import workload_remarks
@@ -61,31 +57,6 @@ _AGAINST = "the first segments"
 _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
 _S_PER_H = 3600.0
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One replay of the prompts, which is a line of `soak.jsonl`. A missing figure is None.
-
-    Attributes:
-        number: the number of the segment, from 1.
-        at_s: the middle of the segment, in seconds from the start of the first segment.
-        lasted_s: the duration of the segment, in seconds.
-        requests: the number of requests.
-        acceptance_length_tokens: the acceptance length (AL).
-        step_ms: the mean time between two chunks of a request. It is a mean because chunks that
-            arrive together don't change it, while they would change a median.
-        memory_bytes: the memory of the server's processes.
-        gpu_memory_bytes: the GPU memory of the server's processes.
-    """
-
-    number: int
-    at_s: float
-    lasted_s: float
-    requests: int
-    acceptance_length_tokens: float | None = None
-    step_ms: float | None = None
-    memory_bytes: float | None = None
-    gpu_memory_bytes: float | None = None
 
 
 class Figure(NamedTuple):
@@ -156,7 +127,7 @@ class Soak:
         options: the options of the command.
         tier: the tier of the case.
         case: the case whose server is kept under load.
-        path: the file that the segments are written to.
+        ledger: the ledger that the segments are written to.
         segments: the segments so far.
         alarms: the first verdict on each figure that raised an alarm, by the figure's name.
     """
@@ -164,7 +135,7 @@ class Soak:
     options: SoakOptions
     tier: Tier
     case: Case
-    path: Path
+    ledger: Ledger
     segments: list[Segment] = field(default_factory=list)
     alarms: dict[str, Verdict] = field(default_factory=dict)
 
@@ -181,7 +152,6 @@ class Soak:
 
         Raises:
             SpecregError: the case can't be measured, or no longer. The segments so far remain.
-            OSError: a segment can't be written.
         """
         options = self.options
         case = self.case
@@ -194,7 +164,7 @@ class Soak:
             provision=source,
             root=options.root,
             ready_within_s=options.ready_within_s,
-            log_path=self.path.parent / "logs" / f"{case.server.id}.log",
+            log_path=self.ledger.path.parent / "logs" / f"{case.server.id}.log",
         )
         with start.running() as server:
             self._soak(server)
@@ -239,8 +209,7 @@ class Soak:
             started_ns = started_ns or replay.rounds[0].started_ns
             segment = self._segment(replay, measurement.invalid, server, started_ns)
             self.segments.append(segment)
-            line = msgspec.json.encode(hide_values(segment))
-            append_lines(self.path, line + b"\n")
+            self.ledger.note_segment(segment)
             if len(self.segments) == FORECAST_SEGMENTS:
                 for sentence in self.forecast():
                     self.options.show(sentence)
@@ -491,7 +460,7 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         SensorError: the GPUs can't be used.
         UnknownNameError: the tier has no such case.
     """
-    path = options.folder_in("soaks") / "soak.jsonl"
+    path = options.folder_in("soaks") / LEDGER
     # `exists` is False for a link that leads nowhere, but the segments would be written behind it.
     if os.path.lexists(path):
         message = f"--out '{path.parent}': holds a soak already; name another folder"
@@ -512,7 +481,7 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
         raise UnsupportedError(f"tier '{tier.name}': {reason}; choose another case")
     case = fitting[0]
     declare_vocabulary([case], tier.name, path.parent.name)
-    return Soak(options=options, tier=tier, case=case, path=path)
+    return Soak(options=options, tier=tier, case=case, ledger=Ledger(path))
 
 
 def render_soak(soak: Soak, verdicts: Sequence[Verdict], *, color: bool) -> str:
@@ -526,5 +495,5 @@ def render_soak(soak: Soak, verdicts: Sequence[Verdict], *, color: bool) -> str:
         for verdict in verdicts
         if verdict.reason is not None
     ]
-    segments = f"{counted(len(soak.segments), 'segment')}; changes are per hour: {soak.path}"
+    segments = f"{counted(len(soak.segments), 'segment')}; changes are per hour: {soak.ledger.path}"
     return "\n".join((table, *reasons, segments))

@@ -1,18 +1,19 @@
-"""Write each measured request to disk when it ends, and read what an interrupted run measured.
+"""The ledger: the only record of a run's folder, to which each line is appended when it happens.
 
-The requests of the warm-up, and those sent only for the server's counters or power, aren't written.
-Each line of `.specreg/runs/<run>/ledger.jsonl` is an `Attempt`, a `Replayed`, an `Ended` or a
-`Checked`.
+A run, a gate and a soak each write one, `ledger.jsonl`. Each line is a `Launched`, a `Replayed`, a
+`Measured`, a `Checked` or a `Segment`. The requests of the warm-up, and those sent only for the
+server's counters or power, aren't written.
 """
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,15 +24,17 @@ from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, append_lines
-from specreg.core.reasons import Invalidity
+from specreg.core.reasons import Invalidity, Reason
 from specreg.core.received import open_received, received_files
 from specreg.core.values import check_plain_names, hide_values
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import ENGINES
+from specreg.engines.wire_format import Transcript
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
+from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
 from specreg.measurement.plausible import (
@@ -54,15 +57,20 @@ _LaunchNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 """The number of a launch. Every run and gate takes fewer launches than the limit."""
 
 
+ArmName = Annotated[str, msgspec.Meta(pattern=r"^(case|A|B|A1|A2)$")]
+"""What an arm is in its run: a case of a night, or a side of a gate. A1 and A2 are side A twice."""
+
+
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be equal for a resumed run to take over a measurement.
+    """Names a measurement, with all that must be equal for a resumed run to take it over.
 
     Attributes:
         case: the whole case, as JSON.
-        case_id: the id of the case, for readers.
+        case_id: the id of the case, or of the pair of cases that a gate compares.
+        arm: what the measured arm is in its run.
         launch: the number of the server's launch, from 1.
-        asked: the purpose of the measurement: "acceptance", "all", or "record" for a recording. In
-            a gate, the side and how it is measured.
+        purpose: what was measured and how, such as "acceptance", "all" or "record"; in a gate how
+            its sides took turns.
         environment: the environment in which it is measured.
         engine: the engine's installed packages, or the interpreter that has them.
         files_sha256: the checksums of the prompts and of the models' files.
@@ -71,8 +79,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     case: str
     case_id: str
+    arm: ArmName = "case"
     launch: _LaunchNumber
-    asked: str
+    purpose: str
     environment: str
     engine: str
     files_sha256: str
@@ -82,7 +91,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 _ArmNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="Begun"):
+class Launched(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The start of measurements that are made side by side.
 
     Attributes:
@@ -99,9 +108,9 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request.
 
     Attributes:
-        arm: the number of the arm that answered, from 0, among the arms of the last `Attempt`.
+        arm: the number of the arm that answered, from 0, among the arms of the last `Launched`.
         round: the number of the round, from 0; null for an extension, whose acceptance is in
-            `Ended`.
+            `Measured`.
         finished: the request.
     """
 
@@ -110,13 +119,13 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     finished: FinishedRequest
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a case's measurement, with everything that its requests don't contain.
 
     The requests of a control are written once, even if it serves several cases.
 
     Attributes:
-        arm: the number of the case's arm, among the arms of the last `Attempt`.
+        arm: the number of the case's arm, among the arms of the last `Launched`.
         control: the number of its control's arm; None without a control.
         engine_version: the version that the server reported.
         target: the folder or the hub id of the target model.
@@ -144,31 +153,106 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     facts: LaunchFacts = NOTHING_KNOWN
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a correctness check of a case.
+class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What a correctness check of an arm found.
 
     Attributes:
         key: the key of the measurement with which the check was made.
         check: the name of the check.
-        verdict: the verdict, as in `verdict.json`.
+        verdict: the verdict, as in `verdict.json`; empty for answers that are compared later.
+        answers: the answers with which a gate compares those of the other side.
         digest: the version of the checksum by which the check tells whether answers are equal.
-            Ledgers without it are of the first version.
     """
 
     key: Key
     check: str
-    verdict: dict[str, Any]
-    digest: int = 1
+    verdict: dict[str, Any] = {}
+    answers: tuple[Transcript, ...] = ()
+    digest: int
 
 
-class _PassedOver(msgspec.Struct, frozen=True, tag="Replayed"):
-    """A request whose content isn't decoded, because there may be a million of them."""
+class Segment(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """One replay of the prompts in a soak. A missing figure is None.
+
+    Attributes:
+        number: the number of the segment, from 1.
+        at_s: the middle of the segment, in seconds from the start of the first segment.
+        lasted_s: the duration of the segment, in seconds.
+        requests: the number of requests.
+        acceptance_length_tokens: the acceptance length (AL).
+        step_ms: the mean time between two chunks of a request. It is a mean because chunks that
+            arrive together don't change it, while they would change a median.
+        memory_bytes: the memory of the server's processes.
+        gpu_memory_bytes: the GPU memory of the server's processes.
+    """
+
+    number: int
+    at_s: float
+    lasted_s: float
+    requests: int
+    acceptance_length_tokens: float | None = None
+    step_ms: float | None = None
+    memory_bytes: float | None = None
+    gpu_memory_bytes: float | None = None
 
 
-Line = Attempt | Replayed | Ended | Checked
+Line = Launched | Replayed | Measured | Checked | Segment
 _Builders = dict[tuple[int, int], RoundBuilder]
 """The rounds of a measurement, by the number of the arm and the number of the round."""
 
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredLaunch:
+    """What was measured on one launch of an arm.
+
+    Attributes:
+        case_id: the id of the case, or of the pair of cases that a gate compares.
+        arm: what the arm is in its run.
+        number: the number of the launch, from 1.
+        measurement: the measurement.
+        is_resumed: whether it was taken over from the interrupted run.
+    """
+
+    case_id: str
+    arm: ArmName = "case"
+    number: int
+    measurement: Measurement
+    is_resumed: bool = False
+
+    @property
+    def case(self) -> Case:
+        """The case that was measured."""
+        return self.measurement.case
+
+    @functools.cached_property
+    def figures(self) -> Figures:
+        """The figures of the measurement, which are computed once because that takes a moment."""
+        return figures_of(self.measurement, self.number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FailedLaunch:
+    """A launch of an arm on which nothing could be measured.
+
+    Attributes:
+        case_id: as in `MeasuredLaunch`.
+        arm: as in `MeasuredLaunch`.
+        number: as in `MeasuredLaunch`.
+        reason: why nothing could be measured.
+    """
+
+    case_id: str
+    arm: ArmName = "case"
+    number: int
+    reason: Reason
+
+
+ArmLaunch = MeasuredLaunch | FailedLaunch
+
+LEDGER = "ledger.jsonl"
+"""The name of the ledger in the folder of a run, a gate or a soak."""
+_OLD_LEDGER = "journal.jsonl"
+"""The name of the record that specreg wrote before there were ledgers, in another form."""
 _MIB = 2**20
 _MAX_LINE_BYTES = 64 * _MIB
 _MAX_LINES = 2_000_000
@@ -188,18 +272,80 @@ def _map_disk_errors(path: Path, remedy: str) -> Iterator[None]:
         raise SpecregError(f"ledger '{path}': {error.strerror}; {remedy}") from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What ledgers have.
+
+    Attributes:
+        measured: the complete measurements.
+        checked: the newest line of each check, by the check's key and name. A check that used
+            another rule for equal answers is left out, so that it is made again.
+    """
+
+    measured: Mapping[Key, Measurement] = field(default_factory=dict)
+    checked: Mapping[tuple[Key, str], Checked] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Ledger:
-    """The ledger of one run.
+    """The ledger of one run: its file, and what the run knows of its launches.
 
     Each method that writes hands its lines to the operating system before it returns.
 
     Attributes:
         path: the ledger's file.
+        recorded: what an interrupted run had measured. It counts only for what has the same key.
+        _launches: the launches of this run, in its order.
     """
 
     path: Path
+    recorded: Recorded = field(default_factory=Recorded)
+    _launches: list[ArmLaunch] = field(default_factory=list)
     _lock: filelock.BaseFileLock | None = None
+
+    @property
+    def launches(self) -> tuple[ArmLaunch, ...]:
+        """All launches of the run so far, in its order."""
+        return tuple(self._launches)
+
+    @property
+    def measured(self) -> tuple[MeasuredLaunch, ...]:
+        """The launches that measured something, in the order of the run."""
+        return tuple(launch for launch in self._launches if isinstance(launch, MeasuredLaunch))
+
+    def add(self, launch: ArmLaunch) -> None:
+        """Add a launch to those of the run."""
+        self._launches.append(launch)
+
+    def remove(self, launch: ArmLaunch) -> None:
+        """Remove a launch from those of the run. Its lines stay in the file."""
+        self._launches.remove(launch)
+
+    def find(self, case_id: str, number: int, arm: ArmName = "case") -> MeasuredLaunch | None:
+        """Return the launch of an arm with a number, from 1; None if it measured nothing."""
+        for launch in self.measured:
+            if (launch.case_id, launch.number, launch.arm) == (case_id, number, arm):
+                return launch
+        return None
+
+    def read(self, paths: Iterable[Path], *, last: bool = False) -> None:
+        """Read what interrupted processes of this run have measured.
+
+        Args:
+            paths: their ledgers. A later one takes precedence, and a missing one counts as empty.
+            last: as for `read_ledger`.
+
+        Raises:
+            SpecregError: a ledger can't be read.
+        """
+        measured: dict[Key, Measurement] = {}
+        checked: dict[tuple[Key, str], Checked] = {}
+        for path in paths:
+            if os.path.lexists(path):
+                recorded = read_ledger(path, last=last)
+                measured |= recorded.measured
+                checked |= recorded.checked
+        self.recorded = Recorded(measured=measured, checked=checked)
 
     def hold(self) -> None:
         """Lock the run against other processes, until the ledger is closed or this process ends.
@@ -225,7 +371,7 @@ class Ledger:
         Raises:
             SpecregError: the ledger can't be written.
         """
-        self._write(Attempt(keys=keys, at_s=time.time()))
+        self._write(Launched(keys=keys, at_s=time.time()))
 
     def record_round(self, arm: int, number: int | None) -> Record:
         """Return the recorder of a round's requests.
@@ -259,7 +405,7 @@ class Ledger:
             return
         lags = tuple(part.lags for part in replay.rounds)
         control_lags = tuple(part.lags for part in replay.control_rounds)
-        ended = Ended(
+        measured = Measured(
             arm=arm,
             control=control,
             engine_version=measurement.engine_version,
@@ -273,18 +419,41 @@ class Ledger:
             power=replay.power,
             invalid=dict(measurement.invalid),
         )
-        self._write(ended)
+        self._write(measured)
 
-    def note_check(self, key: Key, check: str, verdict: object) -> None:
-        """Record a correctness check's verdict.
+    def note_check(
+        self, key: Key, check: str, verdict: object = None, answers: tuple[Transcript, ...] = ()
+    ) -> None:
+        """Record a correctness check.
+
+        Args:
+            key: the key of the measurement with which it was made.
+            check: the name of the check.
+            verdict: its verdict; None for answers that are compared later.
+            answers: answers with which those of another arm are compared.
 
         Raises:
             SpecregError: the ledger can't be written.
         """
-        verdict_json = msgspec.to_builtins(hide_values(verdict))
-        self._write(
-            Checked(key=key, check=check, verdict=verdict_json, digest=ANSWER_DIGEST_VERSION)
+        verdict_json: dict[str, Any] = {}
+        if verdict is not None:
+            verdict_json = msgspec.to_builtins(hide_values(verdict))
+        line = Checked(
+            key=key,
+            check=check,
+            verdict=verdict_json,
+            answers=answers,
+            digest=ANSWER_DIGEST_VERSION,
         )
+        self._write(line)
+
+    def note_segment(self, segment: Segment) -> None:
+        """Record a segment of a soak.
+
+        Raises:
+            SpecregError: the ledger can't be written.
+        """
+        self._write(segment)
 
     def take(self, part: Path) -> None:
         """Append the lines of another ledger, if it exists.
@@ -320,12 +489,10 @@ class Ledger:
             append_lines(self.path, content)
 
 
-def load_ledger(
+def read_ledger(
     path: Path, *, last: bool = False, known: Mapping[str, Case] | None = None
-) -> Mapping[Key, Measurement]:
-    """Return the complete measurements of a ledger.
-
-    Measurements with a torn or unreadable line are left out.
+) -> Recorded:
+    """Return what a ledger has. Measurements with a torn or unreadable line are left out.
 
     Args:
         path: the ledger's file.
@@ -340,26 +507,30 @@ def load_ledger(
     Raises:
         SpecregError: the file can't be read, or a ledger from another machine is invalid.
     """
-    measurements: dict[Key, Measurement] = {}
-    # The cases that have begun and not ended, by their arms. An unreadable line clears them, so
-    # that the lines after it are ignored until the next measurements begin.
+    measured: dict[Key, Measurement] = {}
+    checked: dict[tuple[Key, str], Checked] = {}
+    # The cases that were launched and not measured yet, by their arms. An unreadable line clears
+    # them, so that the lines after it are ignored until the next launch.
     keys: dict[int, Key] = {}
     builders: _Builders = {}
     for _, line in _lines(path, strict=known is not None):
         try:
-            if isinstance(line, Attempt):
+            if isinstance(line, Launched):
                 keys = dict(enumerate(line.keys))
                 builders = {}
             elif isinstance(line, Replayed) and keys:
                 check_request(line.finished)
                 _take(builders, line)
-            elif isinstance(line, Ended) and line.arm in keys:
+            elif isinstance(line, Measured) and line.arm in keys:
                 measurement = _measurement(keys[line.arm], line, builders, known)
                 key = keys.pop(line.arm)
                 if last:
-                    measurements.pop(key, None)
-                measurements.setdefault(key, measurement)
-            elif not isinstance(line, Checked):
+                    measured.pop(key, None)
+                measured.setdefault(key, measurement)
+            elif isinstance(line, Checked):
+                if line.digest == ANSWER_DIGEST_VERSION:
+                    checked[line.key, line.check] = line
+            else:
                 keys = {}
         except Exception as error:
             # The calculations may not be prepared for everything that the lines can contain.
@@ -369,7 +540,7 @@ def load_ledger(
                 raise SpecregError(f"{message}; {_AGAIN}") from error
             # Another version of specreg may have written the case in another form.
             keys = {}
-    return measurements
+    return Recorded(measured=measured, checked=checked)
 
 
 def _take(builders: _Builders, line: Replayed) -> None:
@@ -389,7 +560,7 @@ def _take(builders: _Builders, line: Replayed) -> None:
 
 
 def _measurement(
-    key: Key, line: Ended, builders: _Builders, known: Mapping[str, Case] | None
+    key: Key, line: Measured, builders: _Builders, known: Mapping[str, Case] | None
 ) -> Measurement:
     """Build a measurement from its lines.
 
@@ -397,7 +568,7 @@ def _measurement(
         key: the key of the measurement.
         line: its last line.
         builders: the rounds with the requests of all arms.
-        known: as for `load_ledger`.
+        known: as for `read_ledger`.
 
     Raises:
         msgspec.ValidationError: the lines contain something impossible.
@@ -457,7 +628,7 @@ def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
 
     Args:
         key: the key.
-        known: as for `load_ledger`. If it is set, the case must be one of these.
+        known: as for `read_ledger`. If it is set, the case must be one of these.
 
     Raises:
         msgspec.ValidationError: the case, its engine or its method is unknown here.
@@ -472,28 +643,6 @@ def _case_of(key: Key, known: Mapping[str, Case] | None) -> Case:
     if case is None or case.id != key.case_id:
         raise msgspec.ValidationError("measured with other settings than the case has here")
     return case
-
-
-def load_checks(
-    path: Path, *, known: Mapping[str, Case] | None = None
-) -> Mapping[tuple[Key, str], Mapping[str, Any]]:
-    """Return the verdicts of the correctness checks in a ledger, by the key and the check's name.
-
-    A check that used another rule for equal answers is left out, so that it is made again.
-
-    Args:
-        path: the ledger's file.
-        known: as for `load_ledger`. Here it only decides which unreadable lines are errors.
-
-    Raises:
-        SpecregError: the file, or a line of a ledger from another machine, can't be read.
-    """
-    verdicts = {}
-    kinds = Attempt | _PassedOver | Ended | Checked
-    for _, line in _lines(path, strict=known is not None, kinds=kinds):
-        if isinstance(line, Checked) and line.digest == ANSWER_DIGEST_VERSION:
-            verdicts[line.key, line.check] = line.verdict
-    return verdicts
 
 
 def last_run(runs: Path, part: str = "") -> Path:
@@ -524,10 +673,13 @@ def last_run(runs: Path, part: str = "") -> Path:
         raise SpecregError(f"{message}; remove that folder, or run without it") from error
     # A worker may have locked its part of the run, so each ledger below the folder is tried.
     for lock_path in folder.rglob(_LOCK):
-        ledger = Ledger(lock_path.with_name("ledger.jsonl"))
+        ledger = Ledger(lock_path.with_name(LEDGER))
         ledger.hold()
         ledger.close()
-    if not any(folder.rglob("ledger.jsonl")):
+    if any(folder.rglob(_OLD_LEDGER)):
+        message = f"--specreg-resume: the last run, '{folder}', is of an earlier version of specreg"
+        raise SpecregError(f"{message}, which can't be continued; run without it")
+    if not any(folder.rglob(LEDGER)):
         raise SpecregError(
             f"--specreg-resume: the last run, '{folder}', has no ledger: it was cut off before it"
             " measured anything; run without it, or remove that folder to go on with the one before"
@@ -542,24 +694,18 @@ def _written_ns(run: Path) -> int:
     return max(path.lstat().st_mtime_ns for path in (run, *paths))
 
 
-def _lines(
-    path: Path,
-    *,
-    strict: bool = False,
-    kinds: Any = Line,  # noqa: ANN401 - a union of types
-) -> Iterator[tuple[bytes, Any]]:
+def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[bytes, Line | None]]:
     """Yield each line with a newline, and its decoded value, which is None if it can't be read.
 
     Args:
         path: the ledger's file.
         strict: whether an unreadable line is an error. A torn line never is: it isn't JSON, because
             its writer was killed.
-        kinds: the types of the lines.
 
     Raises:
         SpecregError: the file can't be read or is too long, or `strict` forbids a line.
     """
-    decoder = msgspec.json.Decoder(kinds)
+    decoder = msgspec.json.Decoder(Line)
     with (
         _map_disk_errors(path, "name a run that has one, or measure anew"),
         open_received(path.parent, path.name) as file,
@@ -571,11 +717,11 @@ def _lines(
             if number > _MAX_LINES or len(content) == _MAX_LINE_BYTES:
                 limits = f"{_MAX_LINES} lines of {_MAX_LINE_BYTES // _MIB} MiB"
                 raise SpecregError(f"ledger '{path}': is longer than {limits}; {_AGAIN}")
-            line = None
+            line: Line | None = None
             try:
                 line = decoder.decode(content)
                 # There are very many requests. `check_request` checks their names.
-                if strict and not isinstance(line, (Replayed, _PassedOver)):
+                if strict and not isinstance(line, Replayed):
                     check_plain_names(msgspec.json.decode(content))
             except UNREADABLE as error:
                 is_torn = not isinstance(error, (msgspec.ValidationError, RecursionError))

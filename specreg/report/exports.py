@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from specreg.core.errors import ReportError
 from specreg.core.values import readable_values
-from specreg.measurement.ledger import load_ledger
+from specreg.measurement.ledger import LEDGER, read_ledger
 from specreg.measurement.measure import Measurement
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import BENCHMARKS, render_benchmarks
@@ -84,7 +84,7 @@ def _shown_measurements(report: Report, run_folder: Path) -> _Measured:
     For a case without figures it is the measurement on the last launch.
     """
     shown_launches = {case.case_id: case.figures.launch for case in report.cases if case.figures}
-    launches = load_ledger(run_folder / "ledger.jsonl").items()
+    launches = read_ledger(run_folder / LEDGER).measured.items()
     measured = {}
     for key, measurement in sorted(launches, key=lambda launch: launch[0].launch):
         # Without figures, each launch replaces the one before it.

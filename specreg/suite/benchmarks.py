@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specreg.matrix.case import Case
+from specreg.measurement.ledger import MeasuredLaunch
 from specreg.report.benchmarks import benchmark_of, times_of
-from specreg.suite.measured import MeasuredLaunch, shown_launch
-from specreg.suite.result import RunResult
+from specreg.suite.result import RunResult, shown_launch
 
 
 def round_times_s(launches: Iterable[MeasuredLaunch], case_id: str) -> Sequence[float]:

@@ -33,7 +33,7 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
-from specreg.measurement.ledger import Key, Ledger
+from specreg.measurement.ledger import Key, Ledger, MeasuredLaunch
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -48,8 +48,7 @@ from specreg.servers.server import Server
 from specreg.stats.intervals import PARTS, Look
 from specreg.suite.companions import Companions, Member
 from specreg.suite.context import CaseLaunch, RunContext
-from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
-from specreg.suite.resumed import Resumed, ledger_key
+from specreg.suite.ledger_key import ledger_key
 from specreg.suite.selection import Selection, least_time_s
 from specreg.suite.server_set import ServerSet
 from specreg.telemetry.identity import find_gpus
@@ -68,11 +67,11 @@ class CaseSource(Protocol):
     """Where the measurements of a run come from: its servers, or the folders of its shards.
 
     Attributes:
-        launches: The launches measured so far.
+        ledger: The launches measured so far.
         retried: A sentence for each case that was measured or checked twice, because a server died.
     """
 
-    launches: MeasuredLaunches
+    ledger: Ledger
     retried: list[str]
 
     def measure(self, case: Case, servers: ServerSet) -> Measurement:
@@ -128,13 +127,11 @@ class CaseRunner:
         context: What is fixed for the run.
         selection: The metrics and checks that the tests need.
         servers: Starts and stops the servers.
-        ledger: Records what is measured.
+        ledger: Records what is measured, and has what the run that is resumed had measured.
         timeline: Records how long each phase takes.
-        resumed: The measurements and verdicts of the run that is resumed.
         progress: Shows the current case, and counts its requests.
         on_new_case: Called before a case is measured or checked on a launch for the first time.
         measure_arms: Measures cases and their control side by side.
-        launches: The launches measured so far.
         retried: A sentence for each case that was measured or checked twice.
         _failed: The error of each case and check that failed, by name.
         _control_answers: The answers of controls, which several checks need.
@@ -148,11 +145,9 @@ class CaseRunner:
     servers: Servers
     ledger: Ledger
     timeline: Timeline
-    resumed: Resumed = field(default_factory=Resumed)
     progress: RunProgress = field(default_factory=RunProgress)
     on_new_case: Callable[[], None] = lambda: None
     measure_arms: MeasureArms = measure
-    launches: MeasuredLaunches = field(default_factory=MeasuredLaunches)
     retried: list[str] = field(default_factory=list)
     _failed: dict[str, SpecregError] = field(default_factory=dict)
     _control_answers: ControlAnswers = field(default_factory=dict)
@@ -195,16 +190,16 @@ class CaseRunner:
                 died twice. Further calls for the same case and launch raise the same error.
         """
         number = servers.launch.number
-        launch = self.launches.find(case, number)
+        launch = self.ledger.find(case.id, number)
         if launch is None:
             name = servers.launch.case_id(case)
             launch = self._at_most_once(name, lambda: self._measure(case, servers))
-            self.launches.add(launch)
+            self.ledger.add(launch)
         return launch.measurement
 
     def ledger_of(self, case: Case, number: int) -> Path | None:
         """Return the ledger of the resumed run if a measurement was taken over from it."""
-        launch = self.launches.find(case, number)
+        launch = self.ledger.find(case.id, number)
         return self.ledger.path if launch is not None and launch.is_resumed else None
 
     def _at_most_once(self, name: str, attempt: Callable[[], _ResultT]) -> _ResultT:
@@ -224,9 +219,13 @@ class CaseRunner:
         self._begin(name)
         # The resumed run may have measured the case.
         key = self._key(case, number)
-        if key in self.resumed.measurements:
-            resumed = self.resumed.measurements[key]
-            return MeasuredLaunch(measurement=resumed, number=number, is_resumed=True)
+        if key in self.ledger.recorded.measured:
+            return MeasuredLaunch(
+                case_id=case.id,
+                number=number,
+                measurement=self.ledger.recorded.measured[key],
+                is_resumed=True,
+            )
         # This case may have been measured together with an earlier one. If not, it is measured now,
         # together with later cases if possible, because one control then serves all of them.
         measurement: Measurement | None = None
@@ -236,7 +235,7 @@ class CaseRunner:
             measurement = self._measure_with_companions(case, servers)
         if measurement is None:
             measurement = self._measure_alone(case, servers)
-        return MeasuredLaunch(measurement=measurement, number=number)
+        return MeasuredLaunch(case_id=case.id, number=number, measurement=measurement)
 
     def _measure_alone(self, case: Case, servers: ServerSet) -> Measurement:
         """Measure a case with its control and no other case; once more if a server dies."""
@@ -305,10 +304,10 @@ class CaseRunner:
     def _is_pending(self, case: Case, number: int) -> bool:
         """Return whether a case still has to be measured on the launch with a number, from 1."""
         is_measured = (case.id, number) in self._measured_ahead
-        if is_measured or self.launches.find(case, number) is not None:
+        if is_measured or self.ledger.find(case.id, number) is not None:
             return False
         try:
-            return self._key(case, number) not in self.resumed.measurements
+            return self._key(case, number) not in self.ledger.recorded.measured
         except SpecregError:
             # Its models or prompts can't be read. Its own tests will fail with that error.
             return False
@@ -531,7 +530,7 @@ class CaseRunner:
         prompts in the baseline. A later launch is extended only if its answers differ from those of
         the first launch. If they are equal, they would be equal for the extension too.
         """
-        first_launch = self.launches.find(case, 1) if number > 1 else None
+        first_launch = self.ledger.find(case.id, 1) if number > 1 else None
         first_acceptance = first_launch.measurement.acceptance if first_launch else None
 
         def is_enough(acceptance: AcceptanceRecord | None, look: Look) -> bool:
@@ -584,7 +583,7 @@ class CaseRunner:
             MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
         """
         # No server has to give way if all cases have been measured on this launch already.
-        if any(self.launches.find(case, number) is None for case in cases):
+        if any(self.ledger.find(case.id, number) is None for case in cases):
             self.servers.stop()
         # Cases with the same servers are measured one after the other, without a restart.
         results: dict[str, Measurement | Reason] = {}
@@ -634,8 +633,9 @@ class CaseRunner:
         self._begin(name)
         with self.timeline.during(Phase.CHECKING, launch.id, of=f"{check.name} of {case.id}"):
             key = self._key(case, launch.number)
-            if (key, check.name) in self.resumed.checks:
-                return msgspec.convert(self.resumed.checks[key, check.name], Verdict)
+            recorded = self.ledger.recorded.checked.get((key, check.name))
+            if recorded is not None:
+                return msgspec.convert(recorded.verdict, Verdict)
             verdict = self._retry(
                 lambda: self._check_once(check, case, servers),
                 servers,
@@ -656,7 +656,7 @@ class CaseRunner:
         root = self.context.root
         provision = self.context.provision
         running = self._start_servers(servers)
-        measured = self.launches.find(case, servers.launch.number)
+        measured = self.ledger.find(case.id, servers.launch.number)
         draft = case.server.draft
         running_case = RunningCase(
             case=case,

@@ -20,9 +20,8 @@ from specreg.report.document import (
 )
 from specreg.servers.launch import log_paths
 from specreg.suite.context import CaseLaunch, RunContext
-from specreg.suite.measured import shown_launch
 from specreg.suite.options import MAX_LAUNCHES_ASKED
-from specreg.suite.result import RunResult
+from specreg.suite.result import RunResult, shown_launch
 from specreg.verdicts.detection import MAX_LAUNCHES
 from specreg.verdicts.history import RunRecord
 

@@ -18,7 +18,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from specreg.compare.document import record_gate, set_report_aside
-from specreg.compare.gate import LEDGER, open_gate
+from specreg.compare.gate import open_gate
 from specreg.compare.judging import Decision
 from specreg.compare.options import TOLERANCE, GateOptions
 from specreg.core.commands import specreg_command
@@ -26,6 +26,7 @@ from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
+from specreg.measurement.ledger import LEDGER
 from specreg.measurement.metrics import GATE_METRICS, METRICS
 from specreg.report.tables import label_of
 from specreg.suite.context import CaseLaunch, RunContext

@@ -13,6 +13,7 @@ from specreg.report.page import render_markdown
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
 from specreg.suite.benchmarks import round_times_s
+from specreg.suite.context import CaseLaunch
 from specreg.suite.document import exact_baseline, report_of
 from specreg.suite.remarks import remarks_of
 from specreg.suite.result import RunResult
@@ -144,7 +145,11 @@ def render_end(
     parts.append(render_figures(last_launches(result.figures), color=color))
     parts.append(render_times(result.time, color=color))
     parts.append(_remark_on_speeds(context.tier.cases))
-    resumed = [launch.name for launch in result.launches if launch.is_resumed]
+    resumed = [
+        CaseLaunch.of(launch.case, launch.number).name
+        for launch in result.launches
+        if launch.is_resumed
+    ]
     if resumed:
         parts.append(f"taken over from the interrupted run: {', '.join(resumed)}")
     # Notes on the verdicts, and remarks.

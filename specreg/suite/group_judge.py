@@ -174,7 +174,7 @@ class GroupJudge:
         """
         measurements = []
         for launch_number in range(1, number + 1):
-            launch = self.cases.launches.find(case, launch_number)
+            launch = self.cases.ledger.find(case.id, launch_number)
             # A launch that failed has no measurement.
             if launch is not None:
                 measurements.append(launch.measurement)
@@ -225,7 +225,7 @@ class GroupJudge:
         launch_s = self._time_of(launch)
         # On each launch, measure only the cases whose speeds aren't known well enough yet.
         for number in range(launch.number + 1, MAX_LAUNCHES + 1):
-            measurements = [measured.measurement for measured in self.cases.launches]
+            measurements = [measured.measurement for measured in self.cases.ledger.measured]
             undecided = self.budget.undecided(cases, metrics, measurements)
             # The next launch is expected to take as long as the last one.
             if not undecided or launch_s >= share_s:

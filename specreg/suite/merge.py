@@ -22,7 +22,7 @@ from specreg.core.received import copy_received
 from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.ledger import Ledger
+from specreg.measurement.ledger import LEDGER, Ledger
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import LazyServer, Poll
@@ -31,7 +31,7 @@ from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of
 from specreg.suite.group_judge import GroupJudge
 from specreg.suite.merged_cases import MergedCases
 from specreg.suite.options import FLAGS, Options
-from specreg.suite.plan import COPIED, LEDGER, RunPlan, matrix_sha256
+from specreg.suite.plan import COPIED, RunPlan, matrix_sha256
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.result import Run
 from specreg.suite.selection import Selection, covers_tier
@@ -83,7 +83,8 @@ def merge_shards(
     """
     # Read the ledgers.
     shards = [with_ledger(shard, context.tier.cases, is_ours=are_workers) for shard in shards]
-    cases = MergedCases(shards=shards, root=context.root)
+    ledger = Ledger(context.run_folder / LEDGER)
+    cases = MergedCases(shards=shards, root=context.root, ledger=ledger)
     selection = _selection_of(cases, context)
     judge = GroupJudge(
         context=context,
@@ -105,7 +106,9 @@ def merge_shards(
         _read_further_launches(cases, selection.cases_of(context.tier), context.launches)
     # Copy logs and ledgers to the folder of the merged run.
     _copy_files(shards, context.run_folder)
-    _join_ledgers(shards, context.run_folder)
+    for shard in shards:
+        if shard.folder != context.run_folder:
+            ledger.take(shard.folder / LEDGER)
     run = Run(
         context=context,
         selection=selection,
@@ -210,14 +213,6 @@ def _copied_names(shard: ShardRun, into: Path) -> Iterator[PurePosixPath]:
     for name in shard.files:
         if name.parts[0] in COPIED and len(name.parts) > 1:
             yield name
-
-
-def _join_ledgers(shards: Sequence[ShardRun], into: Path) -> None:
-    """Append the ledgers of all shards to the ledger of the merged run."""
-    ledger = Ledger(into / LEDGER)
-    for shard in shards:
-        if shard.folder != into:
-            ledger.take(shard.folder / LEDGER)
 
 
 def _check_equal(shards: Sequence[ShardRun]) -> None:

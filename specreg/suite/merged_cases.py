@@ -11,9 +11,9 @@ from specreg.core.timeline import RunTime
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case
 from specreg.matrix.models import served_models
+from specreg.measurement.ledger import LEDGER, Ledger, MeasuredLaunch
 from specreg.measurement.measure import Measurement
-from specreg.suite.measured import MeasuredLaunch, MeasuredLaunches
-from specreg.suite.plan import LEDGER, RunPlan
+from specreg.suite.plan import RunPlan
 from specreg.suite.server_set import ServerSet
 from specreg.suite.shard_runs import ShardRun
 from specreg.verdicts.verdict import Verdict
@@ -28,13 +28,13 @@ class MergedCases:
     Attributes:
         shards: The shards with their ledgers.
         root: The root of this machine's repository, whose models are used.
-        launches: The launches read so far.
+        ledger: The ledger of the merged run, which gets the launches that were read so far.
         retried: Always empty, because the shards' own reports say which cases they measured twice.
     """
 
     shards: Sequence[ShardRun]
     root: Path
-    launches: MeasuredLaunches = field(default_factory=MeasuredLaunches)
+    ledger: Ledger
     retried: list[str] = field(default_factory=list)
 
     @property
@@ -89,11 +89,12 @@ class MergedCases:
         return self._shard_with(case, number).folder / LEDGER
 
     def _read(self, case: Case, number: int) -> Measurement:
-        """Return the measurement of a case on a launch, and keep it in `launches`."""
-        launch = self.launches.find(case, number)
+        """Return the measurement of a case on a launch, and keep it in the ledger."""
+        launch = self.ledger.find(case.id, number)
         if launch is None:
-            launch = MeasuredLaunch(measurement=self._find(case, number), number=number)
-            self.launches.add(launch)
+            measurement = self._find(case, number)
+            launch = MeasuredLaunch(case_id=case.id, number=number, measurement=measurement)
+            self.ledger.add(launch)
         return launch.measurement
 
     def _find(self, case: Case, number: int) -> Measurement:

@@ -1,17 +1,18 @@
 """The result of a run, from which its reports, its history and its baselines are made."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
 from specreg.measurement.figures import Figures
+from specreg.measurement.ledger import MeasuredLaunch
 from specreg.measurement.measure import Measurement
+from specreg.report.document import last_launches
 from specreg.suite.case_runner import CaseSource
 from specreg.suite.context import RunContext
 from specreg.suite.group_judge import GroupJudge
-from specreg.suite.measured import MeasuredLaunch
 from specreg.suite.selection import Selection
 from specreg.verdicts.verdict import Verdict
 
@@ -101,7 +102,7 @@ class Run(Generic[CasesT]):
 
     def result(self) -> RunResult:
         """Return the result of the run so far."""
-        launches = tuple(self.cases.launches)
+        launches = self.cases.ledger.measured
         return RunResult(
             context=self.context,
             selection=self.selection,
@@ -129,3 +130,21 @@ def empty_result(context: RunContext, selection: Selection) -> RunResult:
     return RunResult(
         context=context, selection=selection, skipped=selection.skipped, ended_at=_now(context)
     )
+
+
+def shown_launch(launches: Iterable[MeasuredLaunch], case_id: str) -> MeasuredLaunch | None:
+    """Return the launch of a case that reports show.
+
+    Returns:
+        The launch with the most valid families of metrics, or the last of several such launches.
+        None if the case wasn't measured.
+    """
+    case_launches = [launch for launch in launches if launch.case.id == case_id]
+    if not case_launches:
+        return None
+    shown_figures = last_launches(launch.figures for launch in case_launches)
+    for launch in case_launches:
+        if any(launch.figures is figures for figures in shown_figures):
+            return launch
+    # No figure of any launch is valid.
+    return case_launches[-1]

@@ -17,10 +17,10 @@ from specreg.core.files import UNREADABLE
 from specreg.core.received import check_below, read_received, received_files
 from specreg.core.values import check_plain_names
 from specreg.matrix.case import Case
-from specreg.measurement.ledger import load_checks, load_ledger
+from specreg.measurement.ledger import LEDGER, read_ledger
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, exit_status, load_report
-from specreg.suite.plan import COPIED, LEDGER, PLAN, PLAN_VERSION, RunPlan
+from specreg.suite.plan import COPIED, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.verdict import Verdict
 
 _MAX_PLAN_BYTES = 16 * 2**20
@@ -131,15 +131,16 @@ def with_ledger(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> Sha
     cases_by_key = {case.key: case for case in cases}
     # A ledger from another machine is checked line by line against the cases here.
     trusted = None if is_ours else cases_by_key
+    recorded = read_ledger(path, known=trusted)
     measured = {
         (key.case_id, key.launch): measurement
-        for key, measurement in load_ledger(path, known=trusted).items()
+        for key, measurement in recorded.measured.items()
         if key.case in cases_by_key
     }
     try:
         checked = {
-            (key.case_id, check): msgspec.convert(verdict, Verdict)
-            for (key, check), verdict in load_checks(path, known=trusted).items()
+            (key.case_id, check): msgspec.convert(line.verdict, Verdict)
+            for (key, check), line in recorded.checked.items()
             if key.case in cases_by_key
         }
     except msgspec.ValidationError as error:

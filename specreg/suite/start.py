@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from specreg.core.timeline import Timeline
-from specreg.measurement.ledger import Ledger
+from specreg.measurement.ledger import LEDGER, Ledger
 from specreg.report.document import record_document
 from specreg.report.progress import Progress
 from specreg.servers.gpu_lease import GpuClaim
@@ -13,10 +13,9 @@ from specreg.suite.context import RunContext
 from specreg.suite.document import LOGS_FOLDER
 from specreg.suite.group_judge import GroupJudge
 from specreg.suite.live_page import LivePage
-from specreg.suite.plan import LEDGER, PLAN, plan_of
+from specreg.suite.plan import PLAN, plan_of
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.result import Run
-from specreg.suite.resumed import load_resumed
 from specreg.suite.selection import Selection
 
 _S_PER_MIN = 60
@@ -49,7 +48,7 @@ def start_run(
         whole_run_folder = context.run_folder.parents[1]
         claim = GpuClaim()
     worker_ledgers = whole_run_folder.glob(f"shards/*/{LEDGER}")
-    resumed = load_resumed([*worker_ledgers, whole_run_folder / LEDGER])
+    ledger.read([*worker_ledgers, whole_run_folder / LEDGER])
     timeline = Timeline(listener=progress.watch)
     page = LivePage(progress=progress.run)
 
@@ -72,7 +71,6 @@ def start_run(
         ),
         ledger=ledger,
         timeline=timeline,
-        resumed=resumed,
         progress=progress.run,
         on_new_case=update_page,
     )

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
-from specreg.compare.judging import Decision, Rules, SideLaunch
+from specreg.compare.judging import Decision, Rules
 from specreg.compare.pairs import Group, Pair, Side, slots_of
+from specreg.measurement.ledger import ArmLaunch
 from specreg.verdicts.selftest import PROMPT_SPREAD, PROMPTS, RATES, STEPS, accepted_frac, shift_of
 from tests.unit import builders
 from tests.unit.builders.gates import decision_of, launch
@@ -71,7 +72,7 @@ class World:
 
     def launches(
         self, group: Group, number: int, sides: tuple[Side, Side], *, together: bool
-    ) -> list[SideLaunch]:
+    ) -> list[ArmLaunch]:
         """What a launch of both sides does."""
         rows = []
         for slot in slots_of(number, sides, together=together):
@@ -80,7 +81,7 @@ class World:
             rows += [self._of(pair, side, number, slow) for pair in group for side in slot]
         return rows
 
-    def _of(self, pair: Pair, side: Side, number: int, slow: float) -> SideLaunch:
+    def _of(self, pair: Pair, side: Side, number: int, slow: float) -> ArmLaunch:
         is_b = float(side is Side.B)
         record = self._acceptance(pair.id, shift_of(is_b * self.acceptance_frac))
         tokens = record.total.acceptance_length or 1.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from specreg.acceptance.record import StepCounts
-from specreg.measurement.ledger import load_ledger
+from specreg.measurement.ledger import read_ledger
 from specreg.stats.intervals import Column, change_of_ratio
 
 LEVEL = 0.01
@@ -40,7 +40,7 @@ def counts_of(runs: Sequence[Path]) -> Mapping[str, Sequence[AcceptedAndSteps]]:
     """
     launches: dict[str, list[dict[str, StepCounts]]] = {}
     for run in runs:
-        for key, measurement in load_ledger(run / "ledger.jsonl").items():
+        for key, measurement in read_ledger(run / "ledger.jsonl").measured.items():
             if measurement.acceptance is not None:
                 prompts = measurement.acceptance.prompts
                 by_prompt = {prompt.prompt_id: prompt.counts for prompt in prompts}

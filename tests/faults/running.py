@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 from specreg.core.shared_memory import shared_files, used_by
-from specreg.measurement.ledger import load_ledger
+from specreg.measurement.ledger import read_ledger
 from specreg.measurement.metrics import Replay
 from specreg.report.document import RunVerdict, load_verdict
 from tests.doubles.nvml.device import ScriptedGpu, build, environment, write_script
@@ -208,7 +208,7 @@ class Hurt:
         lines = self.ledger()
         begun = [at for at, line in enumerate(lines) if _begins(line, case_id)]
         after = lines[begun[attempt] + 1 :] if begun else []
-        of_it = itertools.takewhile(lambda line: line["type"] != "Begun", after)
+        of_it = itertools.takewhile(lambda line: line["type"] != "Launched", after)
         return sum(line["type"] == "Replayed" for line in of_it)
 
     def attempts(self, case_id: str) -> int:
@@ -234,7 +234,7 @@ class Hurt:
         (ledger,) = self.runs.glob("*/ledger.jsonl")
         return {
             key.case_id: ledger_entry.replay
-            for key, ledger_entry in load_ledger(ledger).items()
+            for key, ledger_entry in read_ledger(ledger).measured.items()
             if ledger_entry.replay
         }
 
@@ -337,7 +337,7 @@ def lives(process: psutil.Process) -> bool:
 
 def _begins(line: dict[str, object], case_id: str) -> bool:
     keys = line.get("keys")
-    if line["type"] != "Begun" or not isinstance(keys, list):
+    if line["type"] != "Launched" or not isinstance(keys, list):
         return False
     return any(key["case_id"] == case_id for key in keys)
 

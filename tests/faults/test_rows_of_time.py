@@ -194,7 +194,7 @@ def test_row_23_a_steady_server_raises_no_alarm(soak: Hurt) -> None:
 
 
 def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:
-    path = soak.soaked / "soak.jsonl"
+    path = soak.soaked / "ledger.jsonl"
     with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
         wait_until(lambda: blocks_in(path) > 12)
         soaking.send_signal(signal.SIGINT)
@@ -205,7 +205,7 @@ def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:
 
 
 def test_row_23_a_soak_that_is_killed_keeps_what_was_soaked(soak: Hurt) -> None:
-    path = soak.soaked / "soak.jsonl"
+    path = soak.soaked / "ledger.jsonl"
     with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
         wait_until(lambda: blocks_in(path) > 1)
         assert blocks_in(path) < 10, "each block is there as it ends"
@@ -216,7 +216,7 @@ def test_row_23_a_soak_that_is_killed_keeps_what_was_soaked(soak: Hurt) -> None:
 
 
 def test_row_23_a_server_that_goes_away(soak: Hurt) -> None:
-    path = soak.soaked / "soak.jsonl"
+    path = soak.soaked / "ledger.jsonl"
     with soak.start_soak("--minutes=10", "--prompts=2") as soaking:
         wait_until(lambda: blocks_in(path) > 4)
         soak.server().kill()

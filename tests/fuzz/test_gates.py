@@ -17,17 +17,18 @@ import pytest
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.answers import AnswerComparison, why_not_compared
 from specreg.compare.document import record_gate
-from specreg.compare.gate import LEDGER, Gate, open_gate
+from specreg.compare.gate import Gate, open_gate
 from specreg.compare.options import MAX_LAUNCHES, GateOptions
-from specreg.compare.pairs import COMPARED
+from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.correctness.turns import turns_of
+from specreg.engines.wire_format import Transcript
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
-from specreg.measurement.ledger import Ledger
+from specreg.measurement.ledger import LEDGER, Checked, Ledger
 from specreg.report.document import load_report
 from specreg.report.terminal import render_report
 from specreg.verdicts.verdict import Outcome
-from tests.fuzz.mutations import json_of, rows_of
+from tests.fuzz.mutations import rows_of
 from tests.fuzz.trying import Sample, read_all_sound, try_all
 from tests.unit import builders
 from tests.unit.builders.gates import scripted_sides
@@ -54,27 +55,25 @@ def finished_gate(folder: Path) -> Gate:
     gate = open_gate(options, load_tier(folder, "cpu"))
     (pair,) = gate.pairs
     for number, side in itertools.product((1, 2), COMPARED):
-        key = gate._key(pair, side, number)  # noqa: SLF001 - as it does itself
+        key = gate.key_of(pair, side, number)
         record_measurement(gate.ledger, pair.of(side), number, key)
     gate.ledger.close()
     return gate
 
 
-def resumed(gate: Gate, folder: Path, name: str, content: bytes) -> tuple[Gate, list[str]]:
-    """The gate as it is resumed from a copy of its folder with one other file, and what it says."""
+def resumed(gate: Gate, folder: Path, content: bytes) -> tuple[Gate, list[str]]:
+    """The gate as it is resumed from a copy of its folder with a ledger, and what it says."""
     copy = folder / "gate"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(gate.folder, copy)
-    (copy / name).write_bytes(content)
+    (copy / LEDGER).write_bytes(content)
     said: list[str] = []
+    ledger = Ledger(copy / LEDGER)
     answers = AnswerComparison(
-        pairs=gate.pairs, root=builders.ROOT, path=copy / "answers.json", show=said.append
+        pairs=gate.pairs, root=builders.ROOT, ledger=ledger, key_of=gate.key_of, show=said.append
     )
     options = dataclasses.replace(gate.options, out=copy, show=said.append)
-    ledger = Ledger(copy / LEDGER)
-    again = dataclasses.replace(
-        gate, options=options, folder=copy, ledger=ledger, answers=answers, launches=[]
-    )
+    again = dataclasses.replace(gate, options=options, folder=copy, ledger=ledger, answers=answers)
     again.take_over()
     return again, said
 
@@ -90,9 +89,12 @@ def check_reported(gate: Gate) -> None:
         assert unsafe is None, f"{unsafe} in {text[:200]!r}"
 
 
-def read_answers(gate: Gate, folder: Path, content: bytes) -> None:
-    """What is taken over fits the pairs, and what isn't is said."""
-    again, said = resumed(gate, folder, "answers.json", content)
+def read_gate(gate: Gate, folder: Path, content: bytes) -> None:
+    """What is taken over of a ledger fits the pairs, and is judged and written as a report."""
+    again, said = resumed(gate, folder, content)
+    launches = again.ledger.launches
+    assert all(1 <= launched.number <= MAX_LAUNCHES for launched in launches)
+    assert {launched.case_id for launched in launches} <= {pair.id for pair in again.pairs}
     (pair,) = again.pairs
     (verdict,) = again.answers.verdicts
     assert (verdict.case_id, verdict.metric) == (pair.id, "lossless_frac")
@@ -100,34 +102,38 @@ def read_answers(gate: Gate, folder: Path, content: bytes) -> None:
     assert not why_not_compared(pair.a, pair.b)
     assert verdict.value is None or 0 <= verdict.value <= 1
     assert (verdict.launches, verdict.needed_launches, verdict.softened) == (0, None, False)
-    prompts = load_case_prompts(builders.ROOT, pair.a)[: pair.a.prompts]
-    turns = sum(turns_of(pair.a, prompt) for prompt in prompts)
-    saved_answers = again.answers._saved.answers  # noqa: SLF001 - what a launch compares
-    assert {len(answers) for answers in saved_answers.values()} <= {turns}
+    saved_answers = again.answers._answers  # noqa: SLF001 - what a launch compares
+    assert {len(answers) for answers in saved_answers.values()} <= {turns_of_all(pair)}
     assert all(line.endswith("; the answers are generated again") for line in said)
     check_reported(again)
 
 
-def read_ledger(gate: Gate, folder: Path, content: bytes) -> None:
-    """What a ledger says, judged, and written again as a report."""
-    again, _ = resumed(gate, folder, LEDGER, content)
-    assert all(1 <= launched.number <= MAX_LAUNCHES for launched in again.launches)
-    assert {launched.pair_id for launched in again.launches} <= {pair.id for pair in again.pairs}
-    check_reported(again)
-
-
-def answers_files(gate: Gate) -> Iterable[bytes]:
-    """Files with the answers of side A, with a verdict, and with both."""
-    (pair,) = gate.pairs
+def turns_of_all(pair: Pair) -> int:
+    """How many answers side A gives."""
     prompts = load_case_prompts(builders.ROOT, pair.a)[: pair.a.prompts]
-    turns = sum(turns_of(pair.a, prompt) for prompt in prompts)
-    answers = {pair.id: [{"prompt": [1, 2, 3], "output": [4, 5], "text": "so"}] * turns}
+    return sum(turns_of(pair.a, prompt) for prompt in prompts)
+
+
+def lines_of_answers(gate: Gate) -> Iterable[bytes]:
+    """Lines with the answers of side A, and with a verdict."""
+    (pair,) = gate.pairs
+    answer = Transcript(prompt=(1, 2, 3), output=(4, 5), text="so")
     reason = {"text": "1 of 2 answers of B isn't that of A: 'x'", "remedy": "look at it"}
-    verdicts = {pair.id: {"outcome": "WRONG", "value": 0.5, "reason": reason}}
-    for fields in ({"answers": answers}, {"verdicts": verdicts}):
-        yield msgspec.json.encode({**fields, "digest": ANSWER_DIGEST_VERSION})
-    both = {"answers": answers, "verdicts": verdicts, "digest": ANSWER_DIGEST_VERSION}
-    yield msgspec.json.encode(both)
+    wrong = {"outcome": "WRONG", "value": 0.5, "reason": reason}
+    answers = Checked(
+        key=gate.key_of(pair, Side.A, 1),
+        check="answers",
+        answers=(answer,) * turns_of_all(pair),
+        digest=ANSWER_DIGEST_VERSION,
+    )
+    verdict = Checked(
+        key=gate.key_of(pair, Side.B, 1),
+        check="lossless_frac",
+        verdict=wrong,
+        digest=ANSWER_DIGEST_VERSION,
+    )
+    for line in (answers, verdict):
+        yield msgspec.json.encode(line) + b"\n"
 
 
 @pytest.fixture(scope="session")
@@ -137,13 +143,13 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 
 @pytest.fixture(scope="session")
 def kinds(gate: Gate) -> Kinds:
-    reading = functools.partial(read_answers, gate)
-    answers = tuple(
-        Sample(content=content, wrong=json_of, read=reading) for content in answers_files(gate)
-    )
+    reading = functools.partial(read_gate, gate)
     ledger = (gate.folder / LEDGER).read_bytes()
-    rows = Sample(content=ledger, wrong=rows_of, read=functools.partial(read_ledger, gate))
-    return answers, (rows,)
+    answers = tuple(
+        Sample(content=content, wrong=rows_of, read=reading)
+        for content in (*lines_of_answers(gate), b"".join(lines_of_answers(gate)))
+    )
+    return answers, (Sample(content=ledger, wrong=rows_of, read=reading),)
 
 
 def test_what_is_sound_is_read(kinds: Kinds, tmp_path: Path) -> None:
@@ -152,9 +158,9 @@ def test_what_is_sound_is_read(kinds: Kinds, tmp_path: Path) -> None:
 
 
 def test_all_of_a_sound_folder_is_taken_over(gate: Gate, tmp_path: Path) -> None:
-    *_, content = answers_files(gate)
-    again, said = resumed(gate, tmp_path, "answers.json", content)
-    launched = [(launch.number, launch.side) for launch in again.launches]
+    content = (gate.folder / LEDGER).read_bytes() + b"".join(lines_of_answers(gate))
+    again, said = resumed(gate, tmp_path, content)
+    launched = [(launch.number, launch.arm) for launch in again.ledger.launches]
     assert launched == list(itertools.product((1, 2), COMPARED))
     assert again.answers.verdicts[0].outcome is Outcome.WRONG
     assert said == []

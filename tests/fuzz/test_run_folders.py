@@ -14,7 +14,7 @@ import pytest
 
 from specreg.core.errors import SpecregError
 from specreg.measurement.figures import figures_of
-from specreg.measurement.ledger import Ledger, load_checks, load_ledger
+from specreg.measurement.ledger import LEDGER, Ledger, read_ledger
 from specreg.measurement.metrics import METRICS
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import render_benchmarks
@@ -26,7 +26,7 @@ from specreg.stats.intervals import Spread
 from specreg.suite.document import run_verdict
 from specreg.suite.merge import last_end, merge_shards, open_merged
 from specreg.suite.options import Options
-from specreg.suite.plan import LEDGER, PLAN
+from specreg.suite.plan import PLAN
 from specreg.suite.shard_runs import load_shard, with_ledger
 from specreg.verdicts.history import comparable, load_history, noise_of
 from specreg.verdicts.nights import MachineNights
@@ -59,7 +59,7 @@ def read_plan(machine: MergingMachine, shard: Path, folder: Path, content: bytes
     assert context.environment.name == context.store.path("x").parent.name
 
 
-def read_ledger(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
+def read_foreign_ledger(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
     """What a ledger says, calculated with as a merge and a report do."""
     copy = shard_with(shard, folder, LEDGER, content)
     loaded = with_ledger(load_shard(copy), machine.tier.cases, is_ours=False)
@@ -74,15 +74,14 @@ def read_ledger(machine: MergingMachine, shard: Path, folder: Path, content: byt
 def read_own_ledger(_: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
     """What is left of a ledger of this machine, which is continued and added to another."""
     copy = shard_with(shard, folder, LEDGER, content)
-    measured = load_ledger(copy / LEDGER)
-    load_checks(copy / LEDGER)
+    measured = read_ledger(copy / LEDGER).measured
     for key, measurement in measured.items():
         msgspec.json.encode(figures_of(measurement, key.launch))
     ledger = Ledger(folder / "whole.jsonl")
     ledger.path.unlink(missing_ok=True)
     ledger.take(copy / LEDGER)
     if content:
-        assert load_ledger(ledger.path) == measured
+        assert read_ledger(ledger.path).measured == measured
 
 
 def read_merged_ledger(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
@@ -148,7 +147,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
     plans = (Sample(content=plan, wrong=json_of, read=reading),)
     readings = [
         functools.partial(read, machine, shard)
-        for read in (read_ledger, read_own_ledger, read_merged_ledger)
+        for read in (read_foreign_ledger, read_own_ledger, read_merged_ledger)
     ]
     ledgers = tuple(Sample(content=ledger, wrong=rows_of, read=read) for read in readings)
     past = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specreg.measurement.ledger import load_ledger
+from specreg.measurement.ledger import read_ledger
 from specreg.measurement.metrics import METRICS, tpot_ms
 from tests.plugin.conftest import WITHOUT_TOLERANCES, Suite
 
@@ -45,7 +45,7 @@ def entries(path: Path) -> dict[str, dict[str, Any]]:
 def rounds_s(folder: Path) -> dict[str, list[float]]:
     """By case the median TPOT of each round of its last launch, by the requests of the ledger."""
     launches = sorted(
-        load_ledger(folder / "ledger.jsonl").items(), key=lambda launch: launch[0].launch
+        read_ledger(folder / "ledger.jsonl").measured.items(), key=lambda launch: launch[0].launch
     )
     return {
         key.case_id: [

@@ -32,7 +32,7 @@ def servers(suite: Suite) -> int:
 
 def has_measured(suite: Suite) -> bool:
     """Whether a case of the run was measured."""
-    return any(b'"Ended"' in path.read_bytes() for path in suite.runs.glob("*/ledger.jsonl"))
+    return any(b'"Measured"' in path.read_bytes() for path in suite.runs.glob("*/ledger.jsonl"))
 
 
 def test_a_run_that_is_interrupted_while_a_pair_starts_leaves_neither(suite: Suite) -> None:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from specreg.baselines.schema import load_baseline
-from specreg.measurement.ledger import load_ledger
+from specreg.measurement.ledger import read_ledger
 from specreg.report.document import load_report
 from tests.doubles.vllm.script import Fault, Script
 from tests.plugin.conftest import MATRIX, Suite
@@ -49,7 +49,7 @@ def test_a_word_that_is_called_a_secret_breaks_no_file(suite: Suite) -> None:
     report = load_report(folder / "report.json")
     assert {verdict.case_id for verdict in report.run.verdicts} == {CASE}
     assert set(report.run.outcomes) == {"PASS"}
-    assert [key.case_id for key in load_ledger(folder / "ledger.jsonl")] == [CASE]
+    assert [key.case_id for key in read_ledger(folder / "ledger.jsonl").measured] == [CASE]
     assert "HIDDEN" not in "".join(path.read_text() for path in folder.glob("*.*"))
     assert judged.stdout.count("secrets that can't be hidden: ") == 1
     assert "CACHE_KEY (a word that specreg itself writes)" in judged.stdout

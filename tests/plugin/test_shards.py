@@ -131,7 +131,7 @@ def test_workers_of_xdist_say_what_one_process_says(recorded: Suite) -> None:
     assert again.returncode == 0, again.stdout
     assert words(suite.verdict()) == words(decided(run))
     assert len(list(suite.runs.iterdir())) == 1
-    assert (run / "ledger.jsonl").read_text().count('"Begun"') == 4, "nothing is measured again"
+    assert (run / "ledger.jsonl").read_text().count('"Launched"') == 4, "nothing is measured again"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.measurement.ledger import load_ledger
+from specreg.measurement.ledger import read_ledger
 from tests.doubles.vllm.script import Script
 from tests.faults.running import MARK, lives, marked, wait_until
 from tests.plugin.conftest import Suite, decided
@@ -37,7 +37,7 @@ def finished(folder: Path) -> set[str]:
     """The cases whose measurements have ended, by the ledgers in a folder."""
     finished_cases: set[str] = set()
     for path in folder.rglob("ledger.jsonl"):
-        finished_cases |= {key.case_id for key in load_ledger(path)}
+        finished_cases |= {key.case_id for key in read_ledger(path).measured}
     return finished_cases
 
 

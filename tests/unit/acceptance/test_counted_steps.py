@@ -17,11 +17,12 @@ from specreg.baselines.comparison import compare
 from specreg.baselines.record import RecordingNotes, record_measurements
 from specreg.baselines.schema import Baseline, load_acceptance, load_baseline, stored_acceptance
 from specreg.baselines.store import BaselineStore
-from specreg.compare.judging import Rules, SideLaunch, judge_pair
+from specreg.compare.judging import Rules, judge_pair
 from specreg.compare.pairs import Pair, Side
 from specreg.engines.launch_facts import LaunchFacts
 from specreg.engines.registry import ENGINES
 from specreg.measurement.arm import counted_steps
+from specreg.measurement.ledger import MeasuredLaunch
 from specreg.measurement.measure import Measurement, combine_with_control
 from specreg.measurement.metrics import METRICS, Family
 from specreg.stats.intervals import Look
@@ -173,7 +174,7 @@ def test_a_gate_between_two_runners_compares_all_steps() -> None:
     alone = dataclasses.replace(CASE, control=None)
     pair = Pair(a=alone, b=alone)
     launches = [
-        SideLaunch(pair.id, side, 1, measured(runner))
+        MeasuredLaunch(case_id=pair.id, arm=side, number=1, measurement=measured(runner))
         for side, runner in ((Side.A, "v1"), (Side.B, "v2"))
     ]
     rules = Rules(launches=1, figures=1)

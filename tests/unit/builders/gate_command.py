@@ -96,4 +96,4 @@ class Gate:
     def launches(self) -> int:
         """How many servers were measured."""
         lines = (self.out / "ledger.jsonl").read_bytes().splitlines()
-        return sum(b'"Ended"' in line for line in lines)
+        return sum(b'"Measured"' in line for line in lines)

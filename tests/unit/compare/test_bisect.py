@@ -17,13 +17,14 @@ from specreg.compare.bisect import (
     versions_between,
 )
 from specreg.compare.gate import Gate, SideError, open_gate
-from specreg.compare.judging import Decision, GateAnswer, SideLaunch
+from specreg.compare.judging import Decision, GateAnswer
 from specreg.compare.options import BisectOptions, GateOptions
 from specreg.compare.pairs import Group, Pair, Side
 from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
+from specreg.measurement.ledger import ArmLaunch
 from specreg.report.document import load_report
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
@@ -93,7 +94,7 @@ def options(tmp_path: Path) -> BisectOptions:
     )
 
 
-LaunchOf = Callable[[str, Side, int], SideLaunch]
+LaunchOf = Callable[[str, Side, int], ArmLaunch]
 """Takes a version, a side and the number of a launch, and returns that launch."""
 
 
@@ -123,7 +124,11 @@ class ScriptedReleases:
         """Open the gate of a search, on the scripted server in place of the releases."""
         gate = open_gate(dataclasses.replace(options, **scripted_sides(self.folder)), tier)
         answers = SkippedComparison(
-            pairs=gate.pairs, root=options.root, path=gate.answers.path, show=options.show
+            pairs=gate.pairs,
+            root=options.root,
+            ledger=gate.ledger,
+            key_of=gate.key_of,
+            show=options.show,
         )
         return dataclasses.replace(gate, options=options, answers=answers, launcher=self.launch)
 
@@ -133,13 +138,13 @@ class ScriptedReleases:
         self.launched.append((version, number))
         for side in sides:
             launch_of_side = self.launch_of(version, side, number)
-            gate.launches.append(dataclasses.replace(launch_of_side, pair_id=gate.pairs[0].id))
+            gate.ledger.add(dataclasses.replace(launch_of_side, case_id=gate.pairs[0].id))
 
 
 def test_each_loss_is_traced_to_its_own_version(options: BisectOptions, tmp_path: Path) -> None:
     """0.31.0 lost prefill, 0.32.0 the step that is searched for; each gate leaves its report."""
 
-    def launch_of(version: str, side: Side, number: int) -> SideLaunch:
+    def launch_of(version: str, side: Side, number: int) -> ArmLaunch:
         is_slow_step = side is Side.B and version == "0.32.0"
         is_slow_prefill = side is Side.B and version == "0.31.0"
         return launch(
@@ -169,7 +174,7 @@ def test_each_loss_is_traced_to_its_own_version(options: BisectOptions, tmp_path
 def releases_with_a_death(folder: Path, dead_side: Side) -> ScriptedReleases:
     """Return releases of which 0.31.0 can't be measured on a side, and B's step is slower."""
 
-    def launch_of(version: str, side: Side, number: int) -> SideLaunch:
+    def launch_of(version: str, side: Side, number: int) -> ArmLaunch:
         if version == "0.31.0" and side is dead_side:
             return failed(side, number)
         if side is Side.B:

@@ -18,8 +18,8 @@ from specreg.compare.judging import GateAnswer
 from specreg.compare.options import GateOptions
 from specreg.compare.pairs import COMPARED, CONTROL, Group, Side
 from specreg.core.errors import SpecregError, UnsupportedError
-from specreg.core.reasons import Reason
 from specreg.matrix.tier import load_tier
+from specreg.measurement.ledger import FailedLaunch, MeasuredLaunch
 from specreg.report.terminal import render_report
 from tests.doubles.vllm import __version__ as scripted_version
 from tests.unit import builders
@@ -129,8 +129,7 @@ def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> No
     """Writes what a launch measured of the first pair, as a gate does."""
     pair = gate.pairs[0]
     measurement = launch(side, number, pair=pair, version=version).measurement
-    assert measurement is not None
-    gate.ledger.begin(gate._key(pair, side, number))  # noqa: SLF001 - as it does itself
+    gate.ledger.begin(gate.key_of(pair, side, number))
     gate.ledger.end(measurement)
     gate.ledger.close()
 
@@ -173,12 +172,10 @@ def planted_link(path: Path) -> None:
     ("name", "plant", "problem"),
     [
         ("logs", planted_link, "'logs' is a symbolic link, needed"),
-        ("answers.json", planted_link, "'answers.json' is a symbolic link"),
         ("ledger.lock", planted_link, "'ledger.lock' is a symbolic link"),
-        ("answers.json", os.mkfifo, "'answers.json' is a FIFO"),
         ("report.json", os.mkfifo, "'report.json' is a FIFO"),
     ],
-    ids=["logs", "answers", "lock", "fifo of answers", "fifo of the report"],
+    ids=["logs", "lock", "fifo of the report"],
 )
 def test_a_resumed_gate_writes_and_reads_nothing_behind_a_link_or_a_fifo(
     here: GateOptions, name: str, plant: Callable[[Path], None], problem: str
@@ -231,9 +228,9 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
     assert gate.finished
     again = opened(dataclasses.replace(short, resume=True))
     for each_gate in (gate, again):
-        launched = [(launch.side, launch.number) for launch in each_gate.launches]
+        launched = [(launch.arm, launch.number) for launch in each_gate.ledger.launches]
         assert launched == [(Side.A, 1), (Side.B, 1), (Side.B, 2), (Side.A, 2)]
-        assert {launch.failed for launch in each_gate.launches} == {None}
+        assert each_gate.ledger.measured == each_gate.ledger.launches
         arms = record_gate(each_gate, command="").arms
         assert [arm.engine_versions for arm in arms] == [(f"vllm {scripted_version}",)] * 2
 
@@ -247,7 +244,7 @@ def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> N
     gate = opened(dataclasses.replace(short, resume=True))
     gate.measure()
     gate.ledger.close()
-    places = [(launch.pair_id, launch.side) for launch in gate.launches]
+    places = [(launch.case_id, launch.arm) for launch in gate.ledger.launches]
     assert places == [(pair.id, side) for pair in gate.pairs for side in COMPARED]
 
 
@@ -258,7 +255,9 @@ def slower(
     [pair] = group
     both = CONTROL if Side.A1 in sides else COMPARED
     every = launches(-0.1 if both is COMPARED else moved_frac, sides=both, pair=pair)
-    gate.launches += [launch for launch in every if launch.number == number]
+    for side_launch in every:
+        if side_launch.number == number:
+            gate.ledger.add(side_launch)
 
 
 @pytest.mark.parametrize("has_time", [True, False], ids=["time", "no time"])
@@ -273,7 +272,7 @@ def test_after_a_loss_side_a_is_measured_against_itself_if_time_is_left(
         GateAnswer.DONT if has_time else GateAnswer.UNDECIDED,
         has_time,
     )
-    launched = [(launch.number, launch.side) for launch in gate.launches]
+    launched = [(launch.number, launch.arm) for launch in gate.ledger.launches]
     every = [
         *((number, side) for number in range(1, 5) for side in COMPARED),
         *((1, side) for side in CONTROL),
@@ -285,16 +284,18 @@ def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(here: GateO
     """The machine moved, so the second look launches the control again."""
 
     def failing_once(gate: Gate, group: Group, number: int, sides: tuple[Side, ...]) -> None:
-        if Side.A2 in sides and not any(launch.side is Side.A2 for launch in gate.launches):
-            gate.launches += [failed(Side.A2, number, pair=group[0])]
+        if Side.A2 in sides and not any(launch.arm == Side.A2 for launch in gate.ledger.launches):
+            gate.ledger.add(failed(Side.A2, number, pair=group[0]))
         else:
             slower(gate, group, number, sides, moved_frac=-0.1)
 
     gate = opened(dataclasses.replace(here, launches=8, minutes=20.0, together=True))
     gate.launcher = failing_once
     gate.measure()
-    first = [launch for launch in gate.launches if (launch.side, launch.number) == (Side.A2, 1)]
-    assert [launch.failed for launch in first] == [Reason(text="it died"), None]
+    first = [
+        launch for launch in gate.ledger.launches if (launch.arm, launch.number) == (Side.A2, 1)
+    ]
+    assert [type(launch) for launch in first] == [FailedLaunch, MeasuredLaunch]
     remarks = record_gate(gate, command="").remarks
     assert f"side A2, launch 1, {gate.pairs[0].id}: it died" in remarks
 
@@ -302,9 +303,8 @@ def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(here: GateO
 def test_the_document_says_on_which_side_answers_never_left_the_thought(here: GateOptions) -> None:
     gate = opened(here)
     (pair, *_) = gate.pairs
-    gate.launches = [launch(side, 1, pair=pair) for side in COMPARED]
-    of_b = gate.launches[1].measurement
-    assert of_b is not None
+    launch_of_b = launch(Side.B, 1, pair=pair)
+    of_b = launch_of_b.measurement
     assert of_b.replay is not None
     (part,) = of_b.replay.rounds
     (trace,) = part.traces
@@ -312,7 +312,8 @@ def test_the_document_says_on_which_side_answers_never_left_the_thought(here: Ga
     rounds = (dataclasses.replace(part, traces=(thinking,)),)
     replay = dataclasses.replace(of_b.replay, rounds=rounds)
     measurement = dataclasses.replace(of_b, replay=replay)
-    gate.launches[1] = dataclasses.replace(gate.launches[1], measurement=measurement)
+    gate.ledger.add(launch(Side.A, 1, pair=pair))
+    gate.ledger.add(dataclasses.replace(launch_of_b, measurement=measurement))
     thoughts = [remark for remark in record_gate(gate, command="").remarks if "thought" in remark]
     (remark,) = thoughts
     assert remark.startswith(f"'{pair.b.id}', side B: 1 of 1 answers never left the thought")
@@ -329,8 +330,8 @@ def test_the_document_names_the_version_of_each_engine_of_a_side(here: GateOptio
     )
     gate.groups = ((pair,), (other_pair,))
     for side in COMPARED:
-        gate.launches.append(launch(side, 1, pair=pair, version="0.32.0"))
-        gate.launches.append(launch(side, 1, pair=other_pair, version="2.70.0"))
+        gate.ledger.add(launch(side, 1, pair=pair, version="0.32.0"))
+        gate.ledger.add(launch(side, 1, pair=other_pair, version="2.70.0"))
     report = record_gate(gate, command="")
     assert [arm.engine_versions for arm in report.arms] == [("triton 2.70.0", "vllm 0.32.0")] * 2
     versions = [case.expected.engine_version for case in report.cases if case.expected is not None]
@@ -345,7 +346,8 @@ def test_a_gate_without_a_launch_needs_as_many_as_a_speed_does(here: GateOptions
 def test_no_hint_asks_for_more_launches_than_the_option_takes(here: GateOptions) -> None:
     gate = opened(here)
     [pair] = gate.pairs
-    gate.launches += launches(0.0, noise=80, count=4, pair=pair)
+    for side_launch in launches(0.0, noise=80, count=4, pair=pair):
+        gate.ledger.add(side_launch)
     hint, *_ = record_gate(gate, command="", resume_options="--resume").hints
     assert hint.endswith(
         " launches of each side would decide, and --launches takes 1000 at most; quieten the"
@@ -356,7 +358,8 @@ def test_no_hint_asks_for_more_launches_than_the_option_takes(here: GateOptions)
 def test_a_side_that_never_ran_is_not_called_measured(here: GateOptions) -> None:
     gate = opened(here)
     [pair] = gate.pairs
-    gate.launches += [failed(Side.A, 1, pair=pair), launch(Side.B, 1, pair=pair)]
+    gate.ledger.add(failed(Side.A, 1, pair=pair))
+    gate.ledger.add(launch(Side.B, 1, pair=pair))
     [case] = record_gate(gate, command="").cases
     assert case.expected is None
 
@@ -392,9 +395,8 @@ def test_the_document_names_packages_that_differ_between_equal_versions(
     packages = {Side.A: ("numpy==2.4.5", "six==1.17.0"), Side.B: ("numpy==2.4.6", "six==1.17.0")}
     for side in COMPARED:
         launched = launch(side, 1, pair=pair, version=version if side.is_b else "0.32.0")
-        assert launched.measurement is not None
         measured = dataclasses.replace(launched.measurement, packages=packages[side])
-        gate.launches.append(dataclasses.replace(launched, measurement=measured))
+        gate.ledger.add(dataclasses.replace(launched, measurement=measured))
     named = [remark for remark in record_gate(gate, command="").remarks if "numpy" in remark]
     engine = pair.b.server.engine
     expected = (
@@ -408,8 +410,9 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     shown: list[str] = []
     gate = opened(dataclasses.replace(here, tolerances=["step_p50_ms=0.1"], show=shown.append))
     [pair] = gate.pairs
-    gate.launches += [failed(Side.A2, 1, pair=pair)]
-    gate.launches += [launch(side, 1, pair=pair) for side in COMPARED]
+    gate.ledger.add(failed(Side.A2, 1, pair=pair))
+    for side in COMPARED:
+        gate.ledger.add(launch(side, 1, pair=pair))
     command = "specreg gate vllm vllm"
     resume_options = "--resume --out here"
     report = record_gate(gate, command=command, resume_options=resume_options, status=130)

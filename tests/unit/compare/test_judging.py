@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 
 from specreg.acceptance.record import RoundAcceptance, Source, StepCounts
-from specreg.compare.judging import (
-    Decision,
-    GateAnswer,
-    Rules,
-    SideLaunch,
-    decide,
-    is_settled,
-    judge_pair,
-)
+from specreg.compare.judging import Decision, GateAnswer, Rules, decide, is_settled, judge_pair
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
 from specreg.core.reasons import Invalidity, Reason
+from specreg.measurement.ledger import ArmLaunch
 from specreg.measurement.metrics import GATE_METRICS, Family
 from specreg.report.document import exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
@@ -34,7 +27,7 @@ CONTROL_MISSING = "UNCHECKED: side A is still to be measured against itself"
 
 
 def judge(
-    some: Sequence[SideLaunch],
+    some: Sequence[ArmLaunch],
     rules: Rules = RULES,
     metric: str = THROUGHPUT,
     sides: tuple[Side, Side] = COMPARED,
@@ -42,7 +35,7 @@ def judge(
     return {verdict.metric: verdict for verdict in judge_pair(PAIR, some, rules, sides)}[metric]
 
 
-def answer(some: Sequence[SideLaunch], *answers: Verdict) -> Decision:
+def answer(some: Sequence[ArmLaunch], *answers: Verdict) -> Decision:
     return decide([PAIR], some, RULES, answers)
 
 
@@ -118,11 +111,11 @@ def test_the_looks_share_one_level(metric: str, first_level: float, last_level: 
     assert (levels[0], levels[-1]) == pytest.approx((first_level, last_level))
 
 
-def launches_of_three(count: int, noise: float = 0.2) -> list[SideLaunch]:
+def launches_of_three(count: int, noise: float = 0.2) -> list[ArmLaunch]:
     """Launches of three pairs, of which the first loses 10 %."""
     other_pairs = [dataclasses.replace(PAIR, a=builders.with_concurrency(n)) for n in (3, 4)]
     some = [
-        dataclasses.replace(launch, pair_id=pair.id)
+        dataclasses.replace(launch, case_id=pair.id)
         for pair in (PAIR, *other_pairs)
         for launch in launches(-0.1 if pair is PAIR else 0.0, noise=noise, count=count)
     ]
@@ -133,7 +126,7 @@ def test_other_pairs_tell_how_launches_differ() -> None:
     """Two launches of three pairs have three degrees of freedom; two of one decide no speed."""
     some = launches_of_three(2)
     assert judge(some).comparison.low_frac is not None
-    alone = judge([launch for launch in some if launch.pair_id == PAIR.id])
+    alone = judge([launch for launch in some if launch.case_id == PAIR.id])
     assert (alone.outcome, alone.comparison.low_frac) == (Outcome.INCONCLUSIVE, None)
 
 
@@ -202,7 +195,7 @@ EACH_FAILED = [failed(Side.A, 1), failed(Side.B, 2)]
     ],
 )
 def test_few_prompts_and_failed_launches_have_their_reason(
-    some: Sequence[SideLaunch], metric: str, outcome: Outcome, reason: str
+    some: Sequence[ArmLaunch], metric: str, outcome: Outcome, reason: str
 ) -> None:
     verdict = judge(some, metric=metric)
     assert verdict.outcome is outcome
@@ -230,7 +223,7 @@ def test_a_tolerance_may_be_another() -> None:
 
 def test_a_metric_that_does_not_decide_is_only_measured() -> None:
     pair = Pair(a=PAIR.a, b=builders.on_server(draft_tokens=5))
-    some = [dataclasses.replace(launch, pair_id=pair.id) for launch in launches(-0.1)]
+    some = [dataclasses.replace(launch, case_id=pair.id) for launch in launches(-0.1)]
     by_metric = {verdict.metric: verdict for verdict in judge_pair(pair, some, RULES)}
     assert by_metric[THROUGHPUT].outcome is Outcome.REGRESSED
     assert (by_metric[STEP].outcome, by_metric[STEP].explanation) == (Outcome.MEASURED, "")
@@ -322,7 +315,7 @@ def launched(change_frac: float, moved_frac: float = 0.0) -> list[str]:
     """What a gate of one pair launches, of which B is slower, and A2 too."""
     shown: list[str] = []
 
-    def launch_sides(_: Group, number: int, sides: tuple[Side, Side]) -> list[SideLaunch]:
+    def launch_sides(_: Group, number: int, sides: tuple[Side, Side]) -> list[ArmLaunch]:
         shown.append(f"{number} {' '.join(sides)}")
         slower = change_frac if sides is COMPARED else moved_frac
         every = launches(slower, noise=0.5, sides=sides)
@@ -390,7 +383,7 @@ def test_a_loss_that_the_machine_caused_settles_no_other_metric() -> None:
     """Steps take longer on B and on A2 alike; throughput is noisy, and still open then."""
     numbers: list[int] = []
 
-    def launch_sides(_: Group, number: int, sides: tuple[Side, Side]) -> list[SideLaunch]:
+    def launch_sides(_: Group, number: int, sides: tuple[Side, Side]) -> list[ArmLaunch]:
         if sides is COMPARED:
             numbers.append(number)
         return [
@@ -449,7 +442,7 @@ def test_looping_answers_of_side_b_hide_no_loss_of_the_others() -> None:
     lost = builders.counts(9, 27)
     looping = builders.counts(0, 0, 1, 63)
 
-    def launched(side: Side, *of_prompts: StepCounts) -> SideLaunch:
+    def launched(side: Side, *of_prompts: StepCounts) -> ArmLaunch:
         prompts = [
             builders.prompt_acceptance(counts.to_depth(3), prompt_id=f"chat-{number}")
             for number, counts in enumerate(of_prompts)

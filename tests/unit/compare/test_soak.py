@@ -23,7 +23,6 @@ from specreg.compare.soak import (
     LAST_LEVEL,
     LEVEL,
     LOOKS,
-    Segment,
     Sensitivity,
     Soak,
     open_soak,
@@ -32,6 +31,7 @@ from specreg.compare.soak import (
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
+from specreg.measurement.ledger import LEDGER, Ledger, Segment
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
@@ -76,7 +76,7 @@ def soak_of(
     """A soak of an hour that has no segment yet."""
     options = SoakOptions(minutes=LENGTH_S / 60, tolerance_frac=tolerance_frac, show=lambda _: None)
     tier = dataclasses.replace(TIER, needs_gpus=needs_gpus)
-    return Soak(options=options, tier=tier, case=case, path=Path("soak.jsonl"))
+    return Soak(options=options, tier=tier, case=case, ledger=Ledger(Path(LEDGER)))
 
 
 def fallen(by_frac: float, segments: int = BLOCKS) -> Values:
@@ -354,7 +354,8 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     soak = open_soak(options, TIER)
     soak.run()
     assert soak.passed_s >= 60 * options.minutes
-    assert soak.path.read_bytes().splitlines() == [msgspec.json.encode(b) for b in soak.segments]
+    lines = soak.ledger.path.read_bytes().splitlines()
+    assert lines == [msgspec.json.encode(segment) for segment in soak.segments]
     assert {segment.requests for segment in soak.segments} == {2}
     assert len({segment.acceptance_length_tokens for segment in soak.segments}) == 1
     outcomes = {verdict.metric: verdict.outcome for verdict in soak.look(LAST_LEVEL)}
@@ -374,13 +375,13 @@ def test_the_table_compares_the_last_segments_with_the_first() -> None:
 
 
 def test_a_folder_that_holds_a_soak_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "soak.jsonl").write_text("kept")
+    (tmp_path / LEDGER).write_text("kept")
     with pytest.raises(UnsupportedError, match="holds a soak already; name another folder"):
         open_soak(SoakOptions(out=tmp_path), TIER)
-    assert (tmp_path / "soak.jsonl").read_text() == "kept"
+    assert (tmp_path / LEDGER).read_text() == "kept"
 
 
 def test_a_soak_writes_nothing_behind_a_link_to_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "soak.jsonl").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / LEDGER).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UnsupportedError, match="holds a soak already; name another folder"):
         open_soak(SoakOptions(out=tmp_path), TIER)

@@ -28,7 +28,7 @@ from specreg.datasets.prompt_files import load_prompt_file
 from specreg.datasets.table import dataset_named
 from specreg.matrix.models import vocabulary_of
 from specreg.matrix.tier import load_tier
-from specreg.measurement.ledger import Ledger, load_checks, load_ledger
+from specreg.measurement.ledger import Ledger, read_ledger
 from specreg.report.document import load_report, load_verdict
 from specreg.verdicts.history import load_history
 from tests.unit.builders.started_servers import at_most
@@ -217,7 +217,7 @@ def take_ledger(path: Path) -> None:
 READERS: tuple[Callable[[Path], object], ...] = (
     *(load_baseline, read_published, read_tier, read_pairs, read_prompts, read_parquet),
     *(read_prepared, read_prepared_prompts, read_config, read_weights, read_history),
-    *(load_report, read_verdict, load_ledger, load_checks, take_ledger),
+    *(load_report, read_verdict, read_ledger, take_ledger),
 )
 
 

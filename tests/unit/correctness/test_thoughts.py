@@ -14,6 +14,7 @@ from specreg.correctness.checks import RunningCase, check_answers
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
+from specreg.measurement.ledger import LEDGER, Ledger
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -22,9 +23,10 @@ from specreg.measurement.measure import (
     workload_of,
 )
 from specreg.servers.server import StartedServer
-from specreg.verdicts.verdict import Outcome, Verdict
+from specreg.verdicts.verdict import Outcome
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
+from tests.unit.builders.ledgers import key_of
 from tests.unit.builders.started_servers import start
 
 THINKING = Script(thought_tokens=20)
@@ -93,23 +95,12 @@ def test_a_thought_that_differs_between_the_sides_of_a_gate_is_wrong(
     arms = [Arm(case=alone, server=server) for server in sides.values()]
     measurement = measure(arms, workload_of(alone, PROMPTS), PLAN)
     comparison = AnswerComparison(
-        pairs=[pair], root=builders.ROOT, path=tmp_path / "answers.json", show=lambda _: None
+        pairs=[pair],
+        root=builders.ROOT,
+        ledger=Ledger(tmp_path / LEDGER),
+        key_of=lambda pair, *_: key_of(pair.a),
+        show=lambda _: None,
     )
     comparison.ask(pair, sides, 1, dict(zip(sides, measurement, strict=True)))
     (verdict,) = comparison.verdicts
     assert verdict.outcome is outcome, verdict.reason
-
-
-def test_a_verdict_by_an_earlier_definition_of_equality_is_made_again(tmp_path: Path) -> None:
-    """The first definition left thoughts out, so that it called answers equal that weren't."""
-    pair = Pair(a=CASE, b=CASE)
-    path = tmp_path / "answers.json"
-    equal = Verdict(case_id=pair.id, metric="lossless_frac", outcome=Outcome.PASS, value=1.0)
-    content = {"answers": {}, "verdicts": {pair.id: msgspec.to_builtins(equal)}}
-    for digest, outcome in (({}, Outcome.INVALID), ({"digest": 2}, Outcome.PASS)):
-        path.write_bytes(msgspec.json.encode(content | digest))
-        comparison = AnswerComparison(
-            pairs=[pair], root=builders.ROOT, path=path, show=lambda _: None
-        )
-        comparison.take_over()
-        assert comparison.verdicts[0].outcome is outcome

@@ -22,13 +22,13 @@ from specreg.engines.methods import Tree
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Arrivals, Case, Limits, Load
-from specreg.measurement.ledger import Key, Ledger, last_run, load_checks, load_ledger
+from specreg.measurement.ledger import Key, Ledger, last_run, read_ledger
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
 from tests.unit import builders
 from tests.unit.builders.ledgers import ACCEPTANCE, CASE, COUNTS, KEY, finished, key_of, recorded
 
-ACCEPTANCE_ALONE = msgspec.structs.replace(KEY, asked="acceptance")
+ACCEPTANCE_ALONE = msgspec.structs.replace(KEY, purpose="acceptance")
 SECOND_LAUNCH = msgspec.structs.replace(KEY, launch=2)
 
 
@@ -43,8 +43,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def test_a_measurement_is_read_back_unchanged(path: Path) -> None:
     measured = recorded(path)
-    assert [line["type"] for line in lines_of(path)] == ["Begun", *["Replayed"] * 12, "Ended"]
-    (again,) = load_ledger(path).values()
+    assert [line["type"] for line in lines_of(path)] == ["Launched", *["Replayed"] * 12, "Measured"]
+    (again,) = read_ledger(path).measured.values()
     assert again == measured
     assert again.values["throughput_tokens_per_s"] > 0
     assert again.values["speedup_ratio"] > 0
@@ -103,7 +103,7 @@ def test_cases_beside_one_control_come_back_one_by_one(path: Path, keys: Sequenc
 
     requests = [line for line in lines_of(path) if line["type"] == "Replayed"]
     assert len(requests) == 8, "those of the control stand once"
-    assert dict(load_ledger(path)) == dict(zip(keys, measured, strict=True))
+    assert dict(read_ledger(path).measured) == dict(zip(keys, measured, strict=True))
 
 
 def test_of_cases_that_were_measured_together_those_that_ended_come_back(path: Path) -> None:
@@ -111,9 +111,9 @@ def test_of_cases_that_were_measured_together_those_that_ended_come_back(path: P
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-2]) + lines[-2][:50])
 
-    assert dict(load_ledger(path)) == {KEY: first}
+    assert dict(read_ledger(path).measured) == {KEY: first}
     after = recorded(path, SECOND_LAUNCH)
-    assert dict(load_ledger(path)) == {KEY: first, SECOND_LAUNCH: after}
+    assert dict(read_ledger(path).measured) == {KEY: first, SECOND_LAUNCH: after}
 
 
 def test_a_request_that_cannot_be_read_costs_all_that_were_measured_with_it(path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_request_that_cannot_be_read_costs_all_that_were_measured_with_it(path
     lines[3] = lines[3][:50] + b"\xff\n"
     path.write_bytes(b"".join(lines))
 
-    assert dict(load_ledger(path)) == {}
+    assert dict(read_ledger(path).measured) == {}
 
 
 def test_a_round_that_has_a_request_twice_is_left_out(path: Path) -> None:
@@ -131,9 +131,9 @@ def test_a_round_that_has_a_request_twice_is_left_out(path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join((lines[0], lines[1], *lines[1:])))
 
-    assert dict(load_ledger(path)) == {}
+    assert dict(read_ledger(path).measured) == {}
     with pytest.raises(SpecregError, match="round 0 has a request twice; leave that run out"):
-        load_ledger(path, known={KEY.case: CASE})
+        read_ledger(path, known={KEY.case: CASE})
 
 
 def test_a_ledger_of_an_earlier_form_is_left_out(path: Path) -> None:
@@ -141,13 +141,13 @@ def test_a_ledger_of_an_earlier_form_is_left_out(path: Path) -> None:
     recorded(path)
     lines = lines_of(path)
     for line in lines:
-        if line["type"] == "Begun":
+        if line["type"] == "Launched":
             (line["key"],) = line.pop("keys")
         elif line["type"] == "Replayed":
             line["control"] = bool(line.pop("arm"))
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
-    assert dict(load_ledger(path)) == {}
+    assert dict(read_ledger(path).measured) == {}
 
 
 A_SUM = dataclasses.replace(builders.acceptance(COUNTS, Source.VLLM_COUNTERS), prompts=())
@@ -175,7 +175,7 @@ def test_any_measurement_is_read_back(
     path: Path, case: Case, acceptance: AcceptanceRecord | None
 ) -> None:
     measured = recorded(path, key_of(case), case, acceptance)
-    assert dict(load_ledger(path)) == {key_of(case): measured}
+    assert dict(read_ledger(path).measured) == {key_of(case): measured}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -189,7 +189,7 @@ def test_a_measurement_is_read_back_whichever_word_is_secret(
     begin = random.Random(seed).randrange(len(content) - 20)  # noqa: S311 - a case, no secret
     monkeypatch.setenv("X_TOKEN", content[begin : begin + 8 + seed % 12])
     measured = recorded(path)
-    assert load_ledger(path) == {KEY: measured}
+    assert read_ledger(path).measured == {KEY: measured}
 
 
 def test_a_request_is_on_disk_as_soon_as_it_has_ended(path: Path) -> None:
@@ -208,8 +208,8 @@ def test_the_first_of_two_measurements_with_one_key_counts(path: Path) -> None:
     """A worker that was given up may come to its end after the one that took its place."""
     first, second = recorded(path), recorded(path)
     assert first != second
-    assert dict(load_ledger(path)) == {KEY: first}
-    assert dict(load_ledger(path, last=True)) == {KEY: second}
+    assert dict(read_ledger(path).measured) == {KEY: first}
+    assert dict(read_ledger(path, last=True).measured) == {KEY: second}
 
 
 @pytest.mark.parametrize("value", [0.3, 0.999], ids=["in-a-request", "in-the-last-line"])
@@ -221,9 +221,9 @@ def test_a_measurement_that_was_cut_off_is_absent_and_harms_no_other(
     recorded(path, ACCEPTANCE_ALONE)
     both = path.read_bytes()
     path.write_bytes(both[: len(content) + int((len(both) - len(content)) * value)])
-    assert dict(load_ledger(path)) == {KEY: first}
+    assert dict(read_ledger(path).measured) == {KEY: first}
     again = recorded(path, ACCEPTANCE_ALONE)
-    assert dict(load_ledger(path)) == {KEY: first, ACCEPTANCE_ALONE: again}
+    assert dict(read_ledger(path).measured) == {KEY: first, ACCEPTANCE_ALONE: again}
 
 
 @pytest.mark.parametrize("broken", [0, 1, 13], ids=["begun", "a-request", "ended"])
@@ -235,7 +235,7 @@ def test_an_unreadable_line_loses_only_its_own_measurement(path: Path, broken: i
     lines[broken] = lines[broken][:50] + b"\xff\n"
     path.write_bytes(content_before + b"".join(lines))
     after = recorded(path, ACCEPTANCE_ALONE)
-    assert dict(load_ledger(path)) == {SECOND_LAUNCH: before, ACCEPTANCE_ALONE: after}
+    assert dict(read_ledger(path).measured) == {SECOND_LAUNCH: before, ACCEPTANCE_ALONE: after}
 
 
 @pytest.mark.parametrize("launch", [-1, 10**5, 10**9, 10**30])
@@ -244,7 +244,7 @@ def test_a_launch_that_no_run_has_is_left_out(path: Path, launch: int) -> None:
     recorded(path, msgspec.structs.replace(KEY, launch=7_777))
     path.write_bytes(path.read_bytes().replace(b"7777", str(launch).encode()))
     measured = recorded(path, SECOND_LAUNCH)
-    assert dict(load_ledger(path)) == {SECOND_LAUNCH: measured}
+    assert dict(read_ledger(path).measured) == {SECOND_LAUNCH: measured}
 
 
 def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(path: Path) -> None:
@@ -255,7 +255,7 @@ def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(path: Path) -
     pause = '{"type": "Paused", "at_s": 1.5}'
     path.write_text("\n".join((pause, *changed_lines, pause, "")))
     ledger = recorded(path, ACCEPTANCE_ALONE)
-    assert dict(load_ledger(path)) == {KEY: measured, ACCEPTANCE_ALONE: ledger}
+    assert dict(read_ledger(path).measured) == {KEY: measured, ACCEPTANCE_ALONE: ledger}
 
 
 def test_a_case_or_a_look_of_another_version_is_not_taken_over(path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_case_or_a_look_of_another_version_is_not_taken_over(path: Path) -> No
     path.write_bytes(path.read_bytes().replace(b'"look":"FULL"', b'"look":"SIXTH"'))
     recorded(path, msgspec.structs.replace(KEY, case='{"server": "vllm"}'))
     measured = recorded(path)
-    assert dict(load_ledger(path)) == {KEY: measured}
+    assert dict(read_ledger(path).measured) == {KEY: measured}
 
 
 @pytest.mark.parametrize(("field", "name"), [("method", "eagle4"), ("engine", "vlln")])
@@ -280,7 +280,7 @@ def test_a_case_of_an_unknown_engine_or_method_is_left_out(
             case["server"][field] = name
             key["case"] = json.dumps(case)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert load_ledger(path) == {}
+    assert read_ledger(path).measured == {}
 
 
 def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
@@ -290,8 +290,8 @@ def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     invalid = dict.fromkeys(Family, Invalidity("X", "y"))
     ledger.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
     ledger.close()
-    assert dict(load_ledger(path)) == {}
-    assert [line["type"] for line in lines_of(path)] == ["Begun", "Replayed"]
+    assert dict(read_ledger(path).measured) == {}
+    assert [line["type"] for line in lines_of(path)] == ["Launched", "Replayed"]
 
 
 def test_invalid_families_and_an_empty_round_are_read_back_unchanged(path: Path) -> None:
@@ -306,7 +306,7 @@ def test_invalid_families_and_an_empty_round_are_read_back_unchanged(path: Path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
     Ledger(path).end(part, control=1)
-    assert dict(load_ledger(path)) == {KEY: part}
+    assert dict(read_ledger(path).measured) == {KEY: part}
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_disk_that_was_full_for_a_while_costs_no_other_measurement(path: Path)
     with full_after(path, 100), pytest.raises(SpecregError, match="File too large; make room"):
         record(finished("one"))
     measured = recorded(path)
-    assert dict(load_ledger(path)) == {KEY: measured}
+    assert dict(read_ledger(path).measured) == {KEY: measured}
 
 
 def test_a_ledger_that_cannot_be_read_is_named(path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_ledger_that_cannot_be_read_is_named(path: Path) -> None:
     with pytest.raises(
         SpecregError, match=r"ledger '.*': is a folder, needed a regular file; name a run"
     ):
-        load_ledger(path)
+        read_ledger(path)
 
 
 def write(folder: Path, *, at_s: float, name: str = "ledger.jsonl") -> None:
@@ -411,8 +411,9 @@ def test_a_ledger_takes_the_lines_of_another_and_a_check_hides_no_measurement(pa
     ledger.begin(SECOND_LAUNCH)
     ledger.end(measured)
     ledger.close()
-    assert list(load_ledger(path)) == [KEY, SECOND_LAUNCH]
-    assert load_checks(path) == {(KEY, "lossless_frac"): {"outcome": "PASS"}}
+    assert list(read_ledger(path).measured) == [KEY, SECOND_LAUNCH]
+    checked = read_ledger(path).checked
+    assert checked[KEY, "lossless_frac"].verdict == {"outcome": "PASS"}
 
 
 def test_a_check_by_an_earlier_definition_of_equal_answers_is_left_out(tmp_path: Path) -> None:
@@ -421,9 +422,10 @@ def test_a_check_by_an_earlier_definition_of_equal_answers_is_left_out(tmp_path:
     line = {"type": "Checked", "key": msgspec.to_builtins(KEY), "check": "lossless_frac"}
     for digest in ({}, {"digest": 1}):
         path.write_bytes(msgspec.json.encode(line | {"verdict": {"outcome": "PASS"}} | digest))
-        assert load_checks(path) == {}
+        assert read_ledger(path).checked == {}
     path.write_bytes(msgspec.json.encode(line | {"verdict": {"outcome": "PASS"}, "digest": 2}))
-    assert load_checks(path) == {(KEY, "lossless_frac"): {"outcome": "PASS"}}
+    checked = read_ledger(path).checked
+    assert checked[KEY, "lossless_frac"].verdict == {"outcome": "PASS"}
 
 
 def test_a_run_that_still_goes_on_cannot_be_continued(path: Path) -> None:

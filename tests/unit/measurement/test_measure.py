@@ -27,7 +27,7 @@ from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round, open_clients
 from specreg.matrix.case import Arrivals, Case, Load
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
-from specreg.measurement.ledger import Ledger, load_ledger
+from specreg.measurement.ledger import Ledger, read_ledger
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -429,7 +429,7 @@ def test_a_run_that_is_resumed_after_an_extension_has_the_measured_figures(
 ) -> None:
     path = tmp_path / "ledger.jsonl"
     measurement = extended_and_ledgered(servers, path)
-    (resumed,) = load_ledger(path).values()
+    (resumed,) = read_ledger(path).measured.values()
     assert resumed.values == measurement.values
     assert resumed == measurement
 
@@ -443,10 +443,10 @@ def test_a_run_that_is_cut_off_within_an_extension_measures_the_case_again(
     first_of_extension = 1 + 2 * 4
     assert json.loads(lines[first_of_extension])["round"] is None
     path.write_bytes(b"".join(lines[: first_of_extension + 1]) + lines[first_of_extension + 1][:99])
-    assert dict(load_ledger(path)) == {}
+    assert dict(read_ledger(path).measured) == {}
 
     again = extended_and_ledgered(servers, path)
-    assert dict(load_ledger(path)) == {key_of(EXTENDED): again}
+    assert dict(read_ledger(path).measured) == {key_of(EXTENDED): again}
 
 
 def test_a_measurement_stops_when_it_is_enough(servers: tuple[Server, Server]) -> None:

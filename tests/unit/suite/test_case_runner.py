@@ -19,7 +19,7 @@ from specreg.core.errors import (
 from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.measurement.arm import Arm, StoppingRule
-from specreg.measurement.ledger import load_checks
+from specreg.measurement.ledger import read_ledger
 from specreg.measurement.measure import Measurement, Plan, Workload
 from specreg.servers.launch import Launch, LazyServer, Poll
 from specreg.servers.server import Server
@@ -27,7 +27,6 @@ from specreg.stats.intervals import Look
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import CaseLaunch
 from specreg.suite.result import Run
-from specreg.suite.resumed import Resumed
 from specreg.suite.server_set import ServerSet
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
@@ -98,8 +97,7 @@ def test_a_check_whose_server_died_is_made_once_more_on_a_fresh_one(tmp_path: Pa
     assert remark.startswith(f"{builders.CASE.id}: lossless_frac checked again, SERVER_DIED: ")
     assert "ended with status 1" in remark
 
-    resumed = Resumed(checks=load_checks(run.cases.ledger.path))
-    again = runs.run(context, resumed=resumed)
+    again = runs.run(context, resumed=read_ledger(run.cases.ledger.path))
     assert again.cases.check(check_of(), builders.CASE, runs.servers()) == EQUAL
 
 

@@ -11,13 +11,12 @@ import pytest
 from specreg.core.errors import ServerDiedError, ServerStartError, SpecregError
 from specreg.matrix.case import Case, ServerSpec, companions_of
 from specreg.measurement.arm import Arm
-from specreg.measurement.ledger import load_ledger
+from specreg.measurement.ledger import read_ledger
 from specreg.measurement.measure import Measurement
 from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import CaseLaunch
 from specreg.suite.result import Run
-from specreg.suite.resumed import load_resumed
 from specreg.suite.server_set import ServerSet
 from tests.unit import builders
 from tests.unit.builders import runs
@@ -157,7 +156,7 @@ def scripted(
         **servers,
     )
     arms = ScriptedArms(dying)
-    resumed = load_resumed([folder / "ledger.jsonl"]) if resumes else None
+    resumed = read_ledger(folder / "ledger.jsonl") if resumes else None
     run = runs.run(context, selection, resumed=resumed, servers=scripted_servers, measure_arms=arms)
     return ScriptedRun(scripted_servers, arms, run)
 
@@ -169,8 +168,8 @@ def test_all_methods_and_their_control_are_measured_in_one_go(tmp_path: Path) ->
 
     assert here.arms.groups == [["none*", "draft_model", "eagle3", "ngram"]]
     assert [measurement.case for measurement in measurements] == list(ALL)
-    assert [launch.case for launch in here.run.cases.launches] == list(ALL)
-    keys = load_ledger(tmp_path / "ledger.jsonl")
+    assert [launch.case for launch in here.run.cases.ledger.measured] == list(ALL)
+    keys = read_ledger(tmp_path / "ledger.jsonl").measured
     assert [key.case_id for key in keys] == [case.id for case in ALL]
     pairs = [pair.pair for pair in here.run.cases.time.pairs if "measuring" in pair.phases_s]
     assert pairs == [case.server.id for case in ALL]
@@ -238,7 +237,8 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
     again.measure(*ALL)
 
     assert again.arms.groups == [["none*", "ngram"]]
-    assert [launch.is_resumed for launch in again.run.cases.launches] == [False, True, True, False]
+    launches = again.run.cases.ledger.measured
+    assert [launch.is_resumed for launch in launches] == [False, True, True, False]
 
 
 def test_workers_and_further_launches_measure_each_case_alone(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from specreg.core.errors import EnvironmentSetupError
 from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase
 from specreg.matrix.case import Case
+from specreg.measurement.ledger import Recorded
 from specreg.measurement.measure import Measurement
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
 from specreg.suite.engine_check import EngineCheck, check_engine, possible_checks
 from specreg.suite.result import Run
-from specreg.suite.resumed import Resumed
 from specreg.verdicts.history import RunRecord, record_history, settings_sha256
 from specreg.verdicts.verdict import ENGINE_SLOWER, MACHINE_MOVED, Comparison, Outcome, Verdict
 from tests.unit import builders
@@ -73,8 +73,8 @@ def two_cases(context: RunContext, second: Case, *verdicts: Verdict) -> Run[Case
         builders.record(context.store.folder, recorded, second.id)
     chosen = runs.everything(context)
     launches = [launch("0.33.0"), launch("0.33.0", second)]
-    known = [runs.resumed_from(context, chosen, measured).measurements for measured in launches]
-    run = runs.run(context, chosen, resumed=Resumed(measurements={**known[0], **known[1]}))
+    known = [runs.resumed_from(context, chosen, measured).measured for measured in launches]
+    run = runs.run(context, chosen, resumed=Recorded(measured={**known[0], **known[1]}))
     for measured in launches:
         run.cases.measure(measured.case, runs.servers(1, measured.case))
     for verdict in verdicts:

@@ -50,7 +50,7 @@ def test_a_case_of_which_only_a_check_is_selected_is_not_measured(tmp_path: Path
 
     run.judge.judge(LENGTH, builders.CASE, runs.servers())
 
-    assert [launch.measurement for launch in run.cases.launches] == [MEASURED]
+    assert [launch.measurement for launch in run.cases.ledger.measured] == [MEASURED]
 
 
 def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> None:

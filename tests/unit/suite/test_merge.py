@@ -246,7 +246,7 @@ def test_a_measurement_counts_for_the_case_here_alone(machine: MergingMachine) -
     ledger = shard / "ledger.jsonl"
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     for line in lines:
-        if line["type"] == "Begun":
+        if line["type"] == "Launched":
             (key,) = line["keys"]
             case = json.loads(key["case"])
             case["server"]["target"] = "/etc"
@@ -354,26 +354,26 @@ MISFIT_LINES = (
     ("Replayed", {"finished.trace.acceptance.steps": 10**400}),
     ("Replayed", {"finished.chunks": [{"at_ns": 10**400, "tokens": 1}]}),
     ("Replayed", {"finished.conversation_index": 10**400}),
-    ("Ended", {"look": "NEVER"}),
-    ("Ended", {"lags": [[{"counts": {"99999999999": 1}}], []]}),
-    ("Ended", {"acceptance.total.steps": 10**400}),
-    ("Ended", {"acceptance.total.accepted": -1}),
-    ("Ended", {"acceptance.total.position_counts": [2, 2, -2]}),
-    ("Ended", {"acceptance.prompts.0.counts.accepted": -(2**52)}),
-    ("Ended", {"acceptance.prompts.1.counts.steps": -3}),
-    ("Ended", {"acceptance.prompts.0.undrafted_steps": -1}),
-    ("Ended", {"acceptance.undrafted_steps": -(2**60)}),
-    ("Ended", {"acceptance.later_tokens": -1}),
+    ("Measured", {"look": "NEVER"}),
+    ("Measured", {"lags": [[{"counts": {"99999999999": 1}}], []]}),
+    ("Measured", {"acceptance.total.steps": 10**400}),
+    ("Measured", {"acceptance.total.accepted": -1}),
+    ("Measured", {"acceptance.total.position_counts": [2, 2, -2]}),
+    ("Measured", {"acceptance.prompts.0.counts.accepted": -(2**52)}),
+    ("Measured", {"acceptance.prompts.1.counts.steps": -3}),
+    ("Measured", {"acceptance.prompts.0.undrafted_steps": -1}),
+    ("Measured", {"acceptance.undrafted_steps": -(2**60)}),
+    ("Measured", {"acceptance.later_tokens": -1}),
     ("Replayed", {"finished.trace.acceptance.proposed": -1}),
     ("Replayed", {"finished.trace.empty_replies": -1}),
-    ("Ended", {"invalid": {"beauty": "why"}}),
-    ("Begun", {"keys.0.launch": "one"}),
-    ("Begun", {"keys.0.case_id": "another"}),
-    ("Begun", {"keys.0.environment": "::error::x"}),
+    ("Measured", {"invalid": {"beauty": "why"}}),
+    ("Launched", {"keys.0.launch": "one"}),
+    ("Launched", {"keys.0.case_id": "another"}),
+    ("Launched", {"keys.0.environment": "::error::x"}),
     ("Replayed", {"arm": 10**400}),
-    ("Ended", {"arm": -1}),
-    ("Ended", {"control": "one"}),
-    ("Ended", {"target": "a\n##[error]"}),
+    ("Measured", {"arm": -1}),
+    ("Measured", {"control": "one"}),
+    ("Measured", {"target": "a\n##[error]"}),
     ("Replayed", {"finished.trace.prompt_id": "\x1b[31m"}),
 )
 
@@ -399,7 +399,7 @@ def test_a_ledger_that_says_what_cannot_be_is_refused(
 def test_a_torn_line_loses_no_other_measurement(machine: MergingMachine) -> None:
     shard = machine.shard()
     with (shard / "ledger.jsonl").open("ab") as ledger:
-        ledger.write(b'{"type":"Begun","keys":[{"case":"')
+        ledger.write(b'{"type":"Launched","keys":[{"case":"')
     done = machine.merge(shard)
     assert done.exit_code == 11, done.output
     assert b"null\n" in (machine.into / "ledger.jsonl").read_bytes()

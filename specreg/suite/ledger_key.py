@@ -1,51 +1,13 @@
-"""Load the measurements and verdicts of an interrupted run, for the run that resumes it."""
-
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+"""Name a measurement of a run, with all that must be equal for a later run to take it over."""
 
 from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.ledger import Key, load_checks, load_ledger
-from specreg.measurement.measure import Measurement
+from specreg.measurement.ledger import Key
 from specreg.servers.installer import packages_sha256
 from specreg.suite.context import RunContext
 from specreg.suite.selection import Selection
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """The contents of an interrupted run's ledgers.
-
-    Attributes:
-        measurements: The complete measurements. The key holds all settings that must be equal for
-            a measurement to be taken over.
-        checks: The verdicts of correctness checks, by the same key and the name of the check.
-    """
-
-    measurements: Mapping[Key, Measurement] = field(default_factory=dict)
-    checks: Mapping[tuple[Key, str], Mapping[str, Any]] = field(default_factory=dict)
-
-
-def load_resumed(ledgers: Iterable[Path]) -> Resumed:
-    """Load the contents of ledgers.
-
-    Args:
-        ledgers: Their paths. A later ledger takes precedence, and a missing one counts as empty.
-
-    Raises:
-        SpecregError: A ledger can't be read.
-    """
-    measurements: dict[Key, Measurement] = {}
-    checks: dict[tuple[Key, str], Mapping[str, Any]] = {}
-    for path in ledgers:
-        if path.exists():
-            measurements |= load_ledger(path)
-            checks |= load_checks(path)
-    return Resumed(measurements=measurements, checks=checks)
 
 
 def ledger_key(case: Case, number: int, selection: Selection, context: RunContext) -> Key:
@@ -77,7 +39,7 @@ def ledger_key(case: Case, number: int, selection: Selection, context: RunContex
         case=case.key,
         case_id=case.id,
         launch=number,
-        asked=purpose,
+        purpose=purpose,
         environment=context.environment.name,
         engine=f"{context.provision.python or ''} {requirement.pin}".strip(),
         files_sha256=" ".join((prompts_sha256(prompts), *map(model_sha256, models))),

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from specreg.matrix.case import ServerSpec
-from specreg.measurement.ledger import Key
+from specreg.measurement.ledger import LEDGER, Key, Ledger, Recorded
 from specreg.servers.provision import Provision
-from specreg.suite.resumed import ledger_key, load_resumed
+from specreg.suite.ledger_key import ledger_key
 from tests.unit import builders
 from tests.unit.builders import runs
 from tests.unit.builders.runs import LENGTH
@@ -92,6 +92,6 @@ def test_changed_prompts_and_models_are_noticed_and_a_moved_folder_is_not(
 
 
 def test_a_ledger_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
-    resumed = load_resumed([tmp_path / "ledger.jsonl"])
-    assert resumed.measurements == {}
-    assert resumed.checks == {}
+    ledger = Ledger(tmp_path / LEDGER)
+    ledger.read([ledger.path])
+    assert ledger.recorded == Recorded()
