@@ -41,6 +41,13 @@ def check_requests(traces: Sequence[RequestTrace]) -> None:
         if trace.usage_tokens is None:
             message = f"prompt '{trace.prompt_id}': the server sent no usage; {_TRY_VERSION}"
             raise InvalidMeasurementError("USAGE_MISSING", message)
+        if trace.usage_tokens and not trace.tokens:
+            message = (
+                f"prompt '{trace.prompt_id}': the server counted {trace.usage_tokens} tokens, and"
+                " its chunks carried none of their ids, which a gateway strips; attach to the"
+                " engine itself"
+            )
+            raise InvalidMeasurementError("TOKENS_DISAGREE", message)
         if trace.tokens != trace.usage_tokens:
             message = (
                 f"prompt '{trace.prompt_id}': its chunks carried {trace.tokens} tokens, the server"

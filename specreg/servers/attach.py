@@ -165,6 +165,7 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
         server, probe = _first_probe(server, Form.COMPLETIONS, ready_within_s)
     except ServerRefusedError as error:
         raise AttachError(f"server at {url}: {error}; look at its log") from error
+    _check_counted(server, probe)
     if not probe:
         message = f"server at {url}: is not ready, or generates no token"
         if probe.server_message:
@@ -173,7 +174,8 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
     if not server.engine.wire_format.accepts_only_text:
         # A model without a chat template refuses every chat, whatever is sent with it.
         with contextlib.suppress(ServerRefusedError):
-            server, _ = _first_probe(server, Form.CHAT, ready_within_s)
+            server, probe = _first_probe(server, Form.CHAT, ready_within_s)
+        _check_counted(server, probe)
     _check_counters(server)
     return dataclasses.replace(server, facts=facts_of(server, log=""))
 
@@ -210,6 +212,23 @@ def _first_probe(server: Server, form: Form, timeout_s: float) -> tuple[Server, 
         return server, send_probe(server, timeout_s=timeout_s, form=form)
 
 
+def _check_counted(server: Server, probe: Probe) -> None:
+    """Check that the tokens of an answer can be counted.
+
+    Raises:
+        AttachError: Its text came without what its tokens are counted by.
+    """
+    if not probe.has_uncounted_text:
+        return
+    missing = "the number of tokens so far"
+    if server.engine.wire_format.has_token_ids:
+        missing = "the ids of its tokens"
+    raise AttachError(
+        f"server at {server.base_url}: sends text without {missing}, which a gateway strips; attach"
+        " to the engine itself"
+    )
+
+
 def _check_counters(server: Server) -> None:
     """Check that a server that should speculate has the counters of its engine.
 
@@ -224,12 +243,16 @@ def _check_counters(server: Server) -> None:
         page = ask(server.base_url, "GET", path, within_s=_TIMEOUT_S)
         page.good()
         wire_format.parse_counters(page.text)
-    except (AnswerError, InvalidMeasurementError) as error:
-        message = f"server at {server.base_url}: {error}"
-        # The page exists only if the server was started with the flag.
-        if isinstance(error, AnswerError):
-            message += f"; start it with {wire_format.counters_flag}"
-        raise AttachError(message) from error
+    except InvalidMeasurementError as error:
+        raise AttachError(f"server at {server.base_url}: {error}") from error
+    except AnswerError as error:
+        advice = "look at its log"
+        if error.status == httpx.codes.NOT_FOUND:
+            flag = wire_format.counters_flag
+            advice = f"start it with {flag}; a gateway has no such page, so attach to the engine"
+        raise AttachError(
+            f"server at {server.base_url}: its counters can't be read, {error}; {advice}"
+        ) from error
 
 
 def _identify_expected(spec: ServerSpec, url: str, root: Path) -> Identity:
@@ -247,6 +270,8 @@ def _identify_expected(spec: ServerSpec, url: str, root: Path) -> Identity:
     except AnswerError as error:
         if error.status in _KEY_STATUSES:
             message = f"needs an API key, {error}; start it without one, because specreg sends none"
+        elif error.status is not None and error.status >= httpx.codes.INTERNAL_SERVER_ERROR:
+            message = f"fails, {error}; look at its log, and at that of a gateway before it"
         else:
             message = f"doesn't answer as {engine.name} does, {error}; check the URL, and --engine"
         raise AttachError(f"server at {url}: {message}") from error

@@ -307,10 +307,12 @@ class Probe:
 
     Attributes:
         generated: True if the server generated a token.
+        has_uncounted_text: True if text came, but not one token that could be counted.
         server_message: The server's own words if it generated none; empty if it sent no words.
     """
 
     generated: bool
+    has_uncounted_text: bool = False
     server_message: str = ""
 
     def __bool__(self) -> bool:
@@ -356,7 +358,7 @@ def send_probe(server: Server, *, timeout_s: float, form: Form = Form.COMPLETION
     if answer.status != HTTPStatus.OK:
         return Probe(generated=False, server_message=_quote_status(answer))
     try:
-        return Probe(generated=_has_token(answer.content, wire_format.new_parser(request)))
+        return _read_probe(answer.content, wire_format.new_parser(request))
     except ServerAnswerError as error:
         if error.status is not None and _is_refusal(error.status):
             raise ServerRefusedError(f"refused to generate, {error}") from error
@@ -365,18 +367,19 @@ def send_probe(server: Server, *, timeout_s: float, form: Form = Form.COMPLETION
         return Probe(generated=False, server_message=str(error))
 
 
-def _has_token(content: bytes, parse_event: ParseEvent) -> bool:
-    """Return whether a stream holds a token.
+def _read_probe(content: bytes, parse_event: ParseEvent) -> Probe:
+    """Return what a stream holds.
 
     Raises:
         ServerAnswerError: An event reports an error.
         InvalidMeasurementError: An event can't be parsed, or the stream ends within one.
     """
     splitter = EventSplitter()
-    tokens = [parse_event(event).tokens for event in splitter.feed(content) if event != DONE]
-    has_token = any(tokens)
+    events = [parse_event(event) for event in splitter.feed(content) if event != DONE]
+    has_token = any(event.tokens for event in events)
     splitter.check_rest(is_finished=has_token)
-    return has_token
+    has_text = any(event.text or event.thought for event in events)
+    return Probe(generated=has_token, has_uncounted_text=has_text and not has_token)
 
 
 def _is_refusal(status: int) -> bool:

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -53,7 +53,8 @@ def gateway(
     *,
     refuses: Collection[str] = (),
     only_at: str = "/",
-    change: Callable[[bytes], bytes] = lambda answer: answer,
+    change: Callable[[str, bytes], bytes] = lambda _, answer: answer,
+    fails: Mapping[str, int] = {},
 ) -> contextlib.AbstractContextManager[str]:
     """The URL of a gateway to a server, which sends each answer in one piece.
 
@@ -61,16 +62,19 @@ def gateway(
         url: the server.
         refuses: the fields for which it refuses a request.
         only_at: the beginning of the paths at which it refuses any.
-        change: what it makes of an answer.
+        change: what it makes of the answer at a path.
+        fails: the statuses with which it answers at paths instead of the server.
     """
 
     def forward(path: str, body: Json) -> bytes | int:
+        if path in fails:
+            return fails[path]
         if path.startswith(only_at) and not body.keys().isdisjoint(refuses):
             return 400
         method = "POST" if body else "GET"
         answer = httpx.request(method, url + path, json=body or None, timeout=60.0)
         if answer.status_code != httpx.codes.OK:
             return answer.status_code
-        return change(answer.content)
+        return change(path, answer.content)
 
     return answering(forward)

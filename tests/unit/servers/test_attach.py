@@ -93,6 +93,43 @@ def test_the_neutral_values_that_a_gateway_refuses_are_not_sent(
     assert server.facts.refused_sampling == ", ".join(refused)
 
 
+@pytest.mark.parametrize("only_at", ["/", "/v1/chat"])
+def test_a_gateway_that_strips_the_ids_of_tokens_is_named(tmp_path: Path, only_at: str) -> None:
+    def without_ids(path: str, answer: bytes) -> bytes:
+        if not path.startswith(only_at):
+            return answer
+        return re.sub(rb'"token_ids":\[[^\]]*\]', b'"token_ids":null', answer)
+
+    with start(tmp_path, Script()) as running, gateway(running.base_url, change=without_ids) as url:
+        words = "sends text without the ids of its tokens, .*; attach to the engine itself"
+        refuse(builders.SPEC, url, tmp_path, words)
+
+
+def test_a_gateway_that_strips_the_usage_of_chunks_is_named(tmp_path: Path) -> None:
+    completion = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
+    spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", target="a/toy")
+    with serving(TENSORRT_LLM | {"/v1/completions": completion}) as url:
+        refuse(spec, url, tmp_path, "without the number of tokens so far, .*; attach to the engine")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/metrics", 500, "its counters can't be read, HTTP 500 from /metrics; look at its log"),
+        ("/metrics", 404, "its counters can't be read, HTTP 404.*; a gateway has no such page"),
+        ("/v1/models", 502, "fails, HTTP 502 from /v1/models; look at its log"),
+    ],
+)
+def test_a_page_that_fails_is_not_taken_for_another_engine(
+    tmp_path: Path, path: str, status: int, words: str
+) -> None:
+    with (
+        start(tmp_path, Script()) as running,
+        gateway(running.base_url, fails={path: status}) as url,
+    ):
+        refuse(builders.SPEC, url, tmp_path, words)
+
+
 def test_a_gateway_that_refuses_more_than_neutral_values_is_refused(tmp_path: Path) -> None:
     with (
         start(tmp_path, Script()) as running,
