@@ -111,6 +111,12 @@ def _check_drafting(record: AcceptanceRecord) -> None:
             f"speculation is configured, yet steps, accepted, drafted = {_listed(counts)}; look"
             " in the server's log for the reason why the drafter is off"
         )
+        if record.source is Source.STREAM_CHUNKS:
+            message = (
+                "no chunk holds more than one token, and this server reports nothing but chunks:"
+                " the drafter is off, as the server's log would say, or a front end sends each"
+                " token in a chunk of its own; attach to the engine itself"
+            )
         raise InvalidMeasurementError("SPEC_DISABLED", message)
 
 

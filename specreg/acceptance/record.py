@@ -132,14 +132,32 @@ class StepCounts(Counts[int]):
         padding = (0,) * (draft_tokens - len(self.position_counts))
         return dataclasses.replace(self, position_counts=(*self.position_counts, *padding))
 
-    def over_all_steps(self, undrafted_steps: int) -> "StepCounts":
-        """Add the steps that drafted nothing to S, and keep only S and A."""
-        return StepCounts(
-            steps=self.steps + undrafted_steps,
-            accepted=self.accepted,
-            proposed=None,
-            position_counts=(),
-        )
+    def undrafted_steps(self, later_tokens: int) -> int:
+        """Return how many steps drafted nothing, at least, and aren't part of S.
+
+        A counted step emits the drafts that it accepts, and one token more. Such a step emits one
+        token. So these steps show as tokens that the counted steps can't have emitted, less the
+        tokens that the end of the answer cut off. The chunks of the stream show nothing about
+        steps: a front end may send each token in a chunk of its own, or several steps in one.
+
+        Args:
+            later_tokens: the number of tokens after the first one of each request: N - R.
+        """
+        return max(later_tokens - self.accepted - self.steps, 0)
+
+    def over_all_steps(self, later_tokens: int) -> "StepCounts":
+        """Return all steps and the accepted drafts that were delivered, without the other counts.
+
+        Engines differ in which steps they count, and in whether they count accepted drafts that the
+        end of the answer cut off. These two numbers mean the same for all of them.
+
+        Args:
+            later_tokens: the number of tokens after the first one of each request: N - R.
+        """
+        steps = self.steps + self.undrafted_steps(later_tokens)
+        # Each step emits one token that isn't a draft.
+        delivered = max(later_tokens - steps, 0)
+        return StepCounts(steps=steps, accepted=delivered, proposed=None, position_counts=())
 
     @property
     def histogram(self) -> tuple[int, ...]:
@@ -207,8 +225,6 @@ class PromptAcceptance:
         counts: the counts of the request's steps.
         completion_tokens: the number of tokens of the answer.
         turn: which turn of the conversation it is, from 1.
-        undrafted_steps: the number of steps that drafted nothing, which `counts` don't include;
-            None if their number isn't known.
     """
 
     prompt_id: str
@@ -216,21 +232,16 @@ class PromptAcceptance:
     counts: StepCounts
     completion_tokens: int
     turn: int = 1
-    undrafted_steps: int | None = None
+
+    @property
+    def later_tokens(self) -> int:
+        """The number of tokens after the first one, which the prefill emits."""
+        return max(self.completion_tokens - 1, 0)
 
     @property
     def over_all_steps(self) -> "PromptAcceptance":
-        """The acceptance over all steps, see `AcceptanceRecord.over_all_steps`.
-
-        If the number of steps without a draft isn't known, it is computed from the number of tokens
-        of the answer, because each of these steps emits one token.
-        """
-        undrafted_steps = self.undrafted_steps
-        if undrafted_steps is None:
-            later_tokens = max(self.completion_tokens - 1, 0)
-            undrafted_steps = max(later_tokens - self.counts.accepted - self.counts.steps, 0)
-        counts = self.counts.over_all_steps(undrafted_steps)
-        return dataclasses.replace(self, counts=counts, undrafted_steps=0)
+        """The acceptance over all steps, see `StepCounts.over_all_steps`."""
+        return dataclasses.replace(self, counts=self.counts.over_all_steps(self.later_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,12 +261,14 @@ class RoundAcceptance:
     requests: int
 
     @property
+    def later_tokens(self) -> int:
+        """The number of tokens after the first one of each request, which the prefill emits."""
+        return max(self.completion_tokens - self.requests, 0)
+
+    @property
     def over_all_steps(self) -> "RoundAcceptance":
-        """The acceptance over all steps, see `AcceptanceRecord.over_all_steps`."""
-        # The prefill emits the first token of each request. A step that drafts nothing emits one.
-        later_tokens = self.completion_tokens - self.requests
-        undrafted_steps = max(later_tokens - self.counts.accepted - self.counts.steps, 0)
-        return dataclasses.replace(self, counts=self.counts.over_all_steps(undrafted_steps))
+        """The acceptance over all steps, see `StepCounts.over_all_steps`."""
+        return dataclasses.replace(self, counts=self.counts.over_all_steps(self.later_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,24 +282,34 @@ class AcceptanceRecord:
         total: the counts of all requests.
         prompts: the acceptance of each request, in the order of the prompts; empty if the source
             reports only the sum.
-        undrafted_steps: the number of steps of all requests that drafted nothing, see
-            `undrafted_steps_of`; None if it isn't known.
         later_tokens: the number of tokens delivered after the first one of each request: N - R for
             N tokens of R requests; None if it isn't known.
         counted: which steps are counted. Two records that count different steps are compared over
             all steps.
         rounds: the acceptance of each round or batch that is compared, if the counters were read
             between them; empty if the source reports each request, or if only the sum is known.
+        chunks_split_steps: whether the tokens of a step came in several chunks, so that the times
+            between chunks aren't those of steps, see `have_split_steps`.
     """
 
     source: Source
     view: View
     total: StepCounts
     prompts: tuple[PromptAcceptance, ...]
-    undrafted_steps: int | None = None
     later_tokens: int | None = None
     counted: CountedSteps = CountedSteps.DRAFTED
     rounds: tuple[RoundAcceptance, ...] = ()
+    chunks_split_steps: bool = False
+
+    @property
+    def undrafted_steps(self) -> int | None:
+        """How many steps drafted nothing, at least; None if the tokens aren't known."""
+        if self.prompts:
+            steps = (prompt.counts.undrafted_steps(prompt.later_tokens) for prompt in self.prompts)
+            return sum(steps)
+        if self.later_tokens is None:
+            return None
+        return self.total.undrafted_steps(self.later_tokens)
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
@@ -306,24 +329,16 @@ class AcceptanceRecord:
 
     @property
     def over_all_steps(self) -> "AcceptanceRecord":
-        """The record over all steps, with S and A only.
-
-        S and A over all steps don't depend on which steps were counted. The drafts and the counts
-        by position may or may not include padding, so they are left out.
-        """
+        """The record over all steps, see `StepCounts.over_all_steps`."""
         prompts = tuple(prompt.over_all_steps for prompt in self.prompts)
         rounds = tuple(round_acceptance.over_all_steps for round_acceptance in self.rounds)
-        total = self.total.over_all_steps(self.undrafted_steps or 0)
-        # The steps of a request can be derived from its answer even if no source reports them.
+        total = self.total
         if prompts:
             total = sum((prompt.counts for prompt in prompts), NO_STEPS)
+        elif self.later_tokens is not None:
+            total = total.over_all_steps(self.later_tokens)
         return dataclasses.replace(
-            self,
-            total=total,
-            prompts=prompts,
-            undrafted_steps=0,
-            counted=CountedSteps.ALL,
-            rounds=rounds,
+            self, total=total, prompts=prompts, counted=CountedSteps.ALL, rounds=rounds
         )
 
     @property
@@ -379,29 +394,12 @@ class AcceptanceRecord:
     ) -> "AcceptanceRecord":
         prompts_of_part = tuple(prompts)
         rounds_of_part = tuple(rounds)
-        total = NO_STEPS
-        later_tokens = 0
-        undrafted_steps: int | None = 0
-        for prompt in prompts_of_part:
-            total += prompt.counts
-            # The prefill emits the first token.
-            later_tokens += prompt.completion_tokens - 1
-            # If the number of a single request is unknown, so is the sum.
-            if undrafted_steps is None or prompt.undrafted_steps is None:
-                undrafted_steps = None
-            else:
-                undrafted_steps += prompt.undrafted_steps
-        for round_acceptance in rounds_of_part:
-            total += round_acceptance.counts
-            later_tokens += round_acceptance.completion_tokens - round_acceptance.requests
-            # The counters don't show which steps drafted nothing.
-            undrafted_steps = None
+        parts: tuple[PromptAcceptance | RoundAcceptance, ...] = (*prompts_of_part, *rounds_of_part)
         return dataclasses.replace(
             self,
-            total=total,
+            total=sum((part.counts for part in parts), NO_STEPS),
             prompts=prompts_of_part,
-            undrafted_steps=undrafted_steps,
-            later_tokens=later_tokens,
+            later_tokens=sum(part.later_tokens for part in parts),
             rounds=rounds_of_part,
         )
 

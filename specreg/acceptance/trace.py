@@ -153,19 +153,22 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         return StepCounts.from_histogram(histogram, proposed)
 
 
-def undrafted_steps_of(traces: Sequence[RequestTrace], counts: StepCounts) -> int:
-    """Return how many steps of the requests drafted nothing, at least.
+def have_split_steps(traces: Sequence[RequestTrace], counts: StepCounts, draft_tokens: int) -> bool:
+    """Return whether the tokens of a step came in several chunks, according to the counts.
 
-    Dynamic speculation turns drafting off for a step, which then emits one token and isn't counted.
-    Such steps show as chunks beyond the counted steps, or as tokens that the counted steps can't
-    have emitted. If chunks were merged, fewer of these steps show.
+    An accepted draft comes in the chunk of another token of its step. So if each step came in a
+    chunk of its own, there would be as many chunks as tokens, less the accepted drafts. At the end
+    of each answer, up to k accepted drafts may be cut off.
+
+    Args:
+        traces: the requests.
+        counts: the counts of all of their steps.
+        draft_tokens: the most drafts that a step can accept, k.
     """
     chunks = sum(trace.later_chunks for trace in traces)
     later_tokens = sum(max(trace.tokens - 1, 0) for trace in traces)
-    uncounted_chunks = chunks - counts.steps
-    # A counted step emits the drafts that it accepts, and one token more.
-    uncounted_tokens = later_tokens - (counts.accepted + counts.steps)
-    return max(uncounted_chunks, uncounted_tokens, 0)
+    delivered_drafts = counts.accepted - draft_tokens * len(traces)
+    return chunks > later_tokens - max(delivered_drafts, 0)
 
 
 def chunk_sizes(chunks: Iterable[Chunk]) -> tuple[int, ...]:

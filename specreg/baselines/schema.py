@@ -211,8 +211,7 @@ class StoredAcceptance(
         rounds: the counts of each round of prompts in each launch. They are stored if the counts of
             single prompts are unknown, and the counters were read after each round.
         counted: which steps are counted. Some methods have steps without a draft.
-        undrafted_steps: the number of steps without a draft that aren't counted, for each prompt in
-            each launch; empty if there are none, or if they are unknown.
+        undrafted_steps: not used and not written. Files of an earlier specreg may have it.
     """
 
     source: Source
@@ -223,7 +222,7 @@ class StoredAcceptance(
     total: StepCounts | None = None
     rounds: tuple[StoredRound, ...] = ()
     counted: CountedSteps = CountedSteps.DRAFTED
-    undrafted_steps: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
+    undrafted_steps: tuple[int, ...] = ()
 
     @property
     def all_prompts(self) -> Sequence[StoredPrompt]:
@@ -448,14 +447,12 @@ def stored_acceptance(
     if fullest is None:
         return None
     further_launches = {}
-    all_prompts = list(fullest.prompts)
     rounds = [_stored_round(round_acceptance, 1) for round_acceptance in fullest.rounds]
     # Launches that repeat the answers of the fullest one would add nothing.
     if not all(launch.repeats(fullest) for launch in further):
         for number, launch in enumerate(further, start=2):
             if launch.prompts:
                 further_launches[str(number)] = tuple(map(_stored_prompt, launch.prompts))
-            all_prompts += launch.prompts
             rounds += [
                 _stored_round(round_acceptance, number) for round_acceptance in launch.rounds
             ]
@@ -470,23 +467,7 @@ def stored_acceptance(
         further_launches=further_launches,
         rounds=tuple(rounds),
         counted=fullest.counted,
-        undrafted_steps=_undrafted_steps(all_prompts),
     )
-
-
-def _undrafted_steps(prompts: Sequence[PromptAcceptance]) -> tuple[int, ...]:
-    """Return the number of steps without a draft for each prompt.
-
-    Returns:
-        Empty if no prompt has such a step, or if the number of one prompt is unknown.
-    """
-    undrafted_steps = tuple(
-        prompt.undrafted_steps for prompt in prompts if prompt.undrafted_steps is not None
-    )
-    is_known = len(undrafted_steps) == len(prompts)
-    if not is_known or not any(undrafted_steps):
-        return ()
-    return undrafted_steps
 
 
 def _stored_prompt(prompt: PromptAcceptance) -> StoredPrompt:
@@ -520,22 +501,12 @@ def load_acceptance(stored: StoredAcceptance | None) -> AcceptanceRecord | None:
 
     Returns:
         None without a stored form.
-
-    Raises:
-        ValueError: the prompts and their steps without a draft differ in number. `check_figures`
-            refuses such a baseline first.
     """
     if stored is None:
         return None
     prompts = msgspec.convert(
         stored.all_prompts, tuple[PromptAcceptance, ...], from_attributes=True
     )
-    if stored.undrafted_steps:
-        pairs = zip(prompts, stored.undrafted_steps, strict=True)
-        prompts = tuple(
-            dataclasses.replace(prompt, undrafted_steps=undrafted_steps)
-            for prompt, undrafted_steps in pairs
-        )
     rounds = msgspec.convert(stored.rounds, tuple[RoundAcceptance, ...], from_attributes=True)
     total = stored.total or sum((prompt.counts for prompt in prompts), NO_STEPS)
     return AcceptanceRecord(
@@ -568,8 +539,6 @@ def check_figures(baseline: Baseline) -> None:
             raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
 
     # Check the counts of each prompt, of each round, and of all prompts.
-    if baseline.acceptance is not None:
-        _check_undrafted_steps(baseline.acceptance)
     record = load_acceptance(baseline.acceptance)
     if record is None:
         return
@@ -582,19 +551,6 @@ def check_figures(baseline: Baseline) -> None:
         subject = f"round from prompt '{round_acceptance.prompt_ids[0]}' on"
         check_counts(round_acceptance.counts, subject, drafted_tokens=drafted_tokens)
     check_counts(record.total, "all prompts", drafted_tokens=drafted_tokens)
-
-
-def _check_undrafted_steps(stored: StoredAcceptance) -> None:
-    """Check that there is a number of steps without a draft for each prompt, or for none.
-
-    Raises:
-        InvalidMeasurementError: `COUNTS_INCONSISTENT`.
-    """
-    numbers = len(stored.undrafted_steps)
-    prompts = len(stored.all_prompts)
-    if numbers not in (0, prompts):
-        message = f"{numbers} undrafted_steps, needed none or {prompts}, one for each prompt"
-        raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
 
 
 class _Head(msgspec.Struct, frozen=True):

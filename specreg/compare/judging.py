@@ -33,7 +33,7 @@ from specreg.core.files import UNREADABLE
 from specreg.core.reasons import Reason
 from specreg.measurement.ledger import ArmLaunch, FailedLaunch
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import GATE_METRICS, Metric, Replay, tokens_per_step
+from specreg.measurement.metrics import GATE_METRICS, Metric
 from specreg.report.document import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
 from specreg.report.tables import label_of
 from specreg.stats.intervals import LEVEL, Effect, change_of_pairs, t_quantile
@@ -904,7 +904,7 @@ def _value(metric: Metric, measurements: Sequence[Measurement]) -> float | None:
         value.
     """
     if metric.by_launch:
-        return _mean_of(metric.value_of, measurements)
+        return _mean(_speed(metric, measurement) for measurement in measurements)
     # All steps of all launches count equally, as in the acceptance length of a single launch.
     total = NO_STEPS
     for measurement in measurements:
@@ -915,17 +915,33 @@ def _value(metric: Metric, measurements: Sequence[Measurement]) -> float | None:
     return metric.origin + total.accepted / total.steps
 
 
-def _mean_of(
-    function: Callable[[Replay], float | None], measurements: Iterable[Measurement]
-) -> float | None:
-    """Return the geometric mean over the launches that have a value; None if none has one."""
-    replays = [measurement.replay for measurement in measurements if measurement.replay]
-    values = [function(replay) for replay in replays]
+def _speed(metric: Metric, measurement: Measurement) -> float | None:
+    """Return a speed of a launch; None if it has no value."""
+    return None if measurement.replay is None else metric.value_of(measurement.replay)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the geometric mean of the values of launches; None if none has a value."""
     # A value of 0 has no place in a geometric mean.
     positive_values = [value for value in values if value]
     if not positive_values:
         return None
     return statistics.geometric_mean(positive_values)
+
+
+def _tokens_per_step(measurement: Measurement) -> float | None:
+    """Return the tokens per step, as the server counts its steps.
+
+    Returns:
+        None if the server's counts aren't valid, or if the time of a step is unknown because the
+        tokens of a step came in several chunks.
+    """
+    if not measurement.case.speculates:
+        return 1.0
+    acceptance = measurement.acceptance
+    if acceptance is None or acceptance.chunks_split_steps:
+        return None
+    return acceptance.over_all_steps.total.acceptance_length
 
 
 def _parts_of_output(second: Sequence[Measurement], first: Sequence[Measurement]) -> Cause | None:
@@ -941,11 +957,11 @@ def _parts_of_output(second: Sequence[Measurement], first: Sequence[Measurement]
         None if a part is unknown.
     """
     log_changes = []
-    output_of = GATE_METRICS[THROUGHPUT].value_of
-    step_time_of = GATE_METRICS[STEP].value_of
-    for function in (output_of, tokens_per_step, step_time_of):
-        value = _mean_of(function, second)
-        expected = _mean_of(function, first)
+    output_of = functools.partial(_speed, GATE_METRICS[THROUGHPUT])
+    step_time_of = functools.partial(_speed, GATE_METRICS[STEP])
+    for function in (output_of, _tokens_per_step, step_time_of):
+        value = _mean(map(function, second))
+        expected = _mean(map(function, first))
         if not value or not expected:
             return None
         log_changes.append(math.log(value / expected))

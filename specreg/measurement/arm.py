@@ -24,7 +24,7 @@ from specreg.acceptance.record import (
     StepCounts,
     View,
 )
-from specreg.acceptance.trace import RequestTrace, undrafted_steps_of
+from specreg.acceptance.trace import RequestTrace, have_split_steps
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Invalidity
 from specreg.datasets.prompts import Prompt, cut_evenly
@@ -456,7 +456,6 @@ def read_acceptance(
             view=View.VERIFIER,
             total=rise.counts,
             prompts=(),
-            undrafted_steps=undrafted_steps_of(traces, rise.counts),
             later_tokens=_later_tokens(traces),
         )
     elif wire_format.request_source is not None:
@@ -473,6 +472,9 @@ def read_acceptance(
             for trace in traces
         ]
         record = _record(Source.STREAM_CHUNKS, View.EMITTED, traces, counts)
+    record = dataclasses.replace(
+        record, chunks_split_steps=_chunks_split_steps(record, traces, spec.draft_tokens)
+    )
     checks.check_acceptance(
         record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens
     )
@@ -490,8 +492,8 @@ def counted_steps(spec: ServerSpec, record: AcceptanceRecord, model_runner: str)
     Args:
         spec: the specification of the server.
         record: its acceptance. It decides if the model runner is unknown: if every counted step
-            proposed the full number of drafts, and no other step was seen, the engine pads a step
-            that found no draft, and counts it.
+            proposed the full number of drafts, and these steps emitted all tokens, the engine pads
+            a step that found no draft, and counts it.
         model_runner: the model runner of the server; empty if unknown.
     """
     engine = engine_named(spec.engine)
@@ -532,27 +534,34 @@ def _record(
     source: Source, view: View, traces: Sequence[RequestTrace], counts: Sequence[StepCounts]
 ) -> AcceptanceRecord:
     """Return the record of requests with counts for each of them."""
-    prompts = []
-    all_undrafted_steps = 0
-    for trace, trace_counts in zip(traces, counts, strict=True):
-        undrafted_steps = undrafted_steps_of([trace], trace_counts)
-        all_undrafted_steps += undrafted_steps
-        prompt = PromptAcceptance(
+    prompts = [
+        PromptAcceptance(
             prompt_id=trace.prompt_id,
             category=trace.category,
             turn=trace.turn,
             counts=trace_counts,
             completion_tokens=trace.tokens,
-            undrafted_steps=undrafted_steps,
         )
-        prompts.append(prompt)
+        for trace, trace_counts in zip(traces, counts, strict=True)
+    ]
     return AcceptanceRecord(
         source=source,
         view=view,
         total=sum(counts, NO_STEPS),
         prompts=tuple(prompts),
-        undrafted_steps=all_undrafted_steps,
         later_tokens=_later_tokens(traces),
+    )
+
+
+def _chunks_split_steps(
+    record: AcceptanceRecord, traces: Sequence[RequestTrace], draft_tokens: int
+) -> bool:
+    """Return whether the tokens of a step came in several chunks, in any request."""
+    if not record.prompts:
+        return have_split_steps(traces, record.total, draft_tokens)
+    return any(
+        have_split_steps([trace], prompt.counts, draft_tokens)
+        for trace, prompt in zip(traces, record.prompts, strict=True)
     )
 
 

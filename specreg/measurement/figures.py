@@ -80,10 +80,12 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
         by_turn: the acceptance of each turn's requests.
         by_part: the acceptance of thoughts under "thought", and of all other text under "answer";
             empty if neither the server nor a mark in the text separates a thought, or if chunks
-            merged. No server counts the two separately, so each chunk after the first is taken for
-            a step, which makes this an estimate in the emitted view.
+            aren't steps. No server counts the two separately, so each chunk after the first is
+            taken for a step, which makes this an estimate in the emitted view.
         drafts_every_step: whether the method drafts in every step, unless the server turns drafting
             off.
+        chunks_split_steps: whether the tokens of a step came in several chunks, according to the
+            counts of the server; then the time between two chunks isn't the time of a step.
     """
 
     source: Source
@@ -94,6 +96,7 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     by_turn: dict[str, PartFigures]
     by_part: dict[str, PartFigures] = {}
     drafts_every_step: bool = True
+    chunks_split_steps: bool = False
 
 
 class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +155,6 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
     Attributes:
         good_requests: how many requests kept the case's limits.
         tokens_per_chunk: the mean number of tokens of a chunk, without each request's first chunk.
-            Steps that drafted nothing count too.
         ttft_ms: the time to first token.
         e2e_ms: the end-to-end latency.
         step_ms: the time between two chunks of an answer.
@@ -366,6 +368,9 @@ def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> Acceptanc
     by_category = {name: figures_of_part(part) for name, part in record.by_category.items()}
     # The keys of an object in JSON are texts.
     by_turn = {str(turn): figures_of_part(part) for turn, part in record.by_turn.items()}
+    by_part: dict[str, PartFigures] = {}
+    if not record.chunks_split_steps:
+        by_part = _by_part(replay.traces, case.server.draft_tokens)
     return AcceptanceFigures(
         source=record.source,
         view=record.view,
@@ -373,8 +378,9 @@ def _acceptance(record: AcceptanceRecord, measurement: Measurement) -> Acceptanc
         category_acceptance_length_tokens=_mean_length(totals),
         by_category=by_category,
         by_turn=by_turn,
-        by_part=_by_part(replay.traces, case.server.draft_tokens),
+        by_part=by_part,
         drafts_every_step=drafts_every_step,
+        chunks_split_steps=record.chunks_split_steps,
     )
 
 
@@ -390,7 +396,7 @@ def _part(record: AcceptanceRecord, *, drafts_every_step: bool) -> PartFigures:
     # N - R: the prefill emits the first token of each request.
     later_tokens = record.later_tokens
     if record.prompts:
-        later_tokens = sum(prompt.completion_tokens - 1 for prompt in record.prompts)
+        later_tokens = sum(prompt.later_tokens for prompt in record.prompts)
     # U: the steps without a draft.
     undrafted_steps = record.undrafted_steps
     if undrafted_steps is None and drafts_every_step:
@@ -452,7 +458,7 @@ def _arm(replay: Replay) -> ArmFigures:
     return ArmFigures(
         **msgspec.structs.asdict(_pace(traces)),
         good_requests=good_requests,
-        tokens_per_chunk=metrics.tokens_per_step(replay),
+        tokens_per_chunk=metrics.tokens_per_chunk(replay),
         ttft_ms=summarize(map(metrics.ttft_ms, traces)),
         e2e_ms=summarize(map(metrics.e2e_ms, traces)),
         step_ms=replay.gaps.summary_ms(),

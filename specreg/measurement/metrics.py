@@ -378,11 +378,8 @@ def is_good(trace: RequestTrace, limits: Limits) -> bool:
     return tpot <= tpot_limit_ms
 
 
-def tokens_per_step(replay: Replay) -> float | None:
-    """Return the mean number of tokens in a chunk, without the first chunk of each request.
-
-    It includes steps without a draft.
-    """
+def tokens_per_chunk(replay: Replay) -> float | None:
+    """Return the mean number of tokens in a chunk, without the first chunk of each request."""
     later_chunks = sum(sum(trace.chunk_sizes) for trace in replay.traces)
     if not later_chunks:
         return None

@@ -99,10 +99,10 @@ def check_record(record: AcceptanceRecord) -> None:
         msgspec.ValidationError: a count is impossible.
     """
     _check_steps(record.total)
-    _check_counts((record.undrafted_steps or 0, record.later_tokens or 0), "all requests")
+    _check_counts((record.later_tokens or 0,), "all requests")
     for prompt in record.prompts:
         _check_steps(prompt.counts)
-        counts = (prompt.completion_tokens, prompt.turn - 1, prompt.undrafted_steps or 0)
+        counts = (prompt.completion_tokens, prompt.turn - 1)
         _check_counts(counts, "a prompt")
     for round_acceptance in record.rounds:
         _check_steps(round_acceptance.counts)

@@ -72,6 +72,11 @@ def _acceptance_remarks(acceptance: AcceptanceFigures) -> Iterator[str]:
     """Yield remarks on steps that drafted nothing or little, and on thoughts and answers."""
     total = acceptance.total
     undrafted = total.undrafted_steps or 0
+    if acceptance.chunks_split_steps:
+        yield (
+            "the tokens of a step came in several chunks, so times between chunks aren't those of"
+            " steps; acceptance is what the server counts, and doesn't depend on chunks"
+        )
     # Methods such as n-gram often find nothing to draft. That needs no remark.
     if undrafted and acceptance.drafts_every_step:
         steps = total.steps + undrafted

@@ -3,9 +3,11 @@
 import contextlib
 from collections.abc import Iterator
 
+import pytest
+
 from specreg.matrix.tier import load_tier
-from tests.doubles.vllm.script import Script
-from tests.plugin.conftest import ROOT, Suite
+from tests.doubles.vllm.script import Script, Stream
+from tests.plugin.conftest import PAIR, ROOT, Suite, cases_of
 from tests.unit.builders.http_servers import gateway
 from tests.unit.builders.started_servers import start
 
@@ -14,10 +16,10 @@ LENGTHS = ("tests/perf", "-q", "-k", "eagle3 and acceptance_length")
 
 
 @contextlib.contextmanager
-def running(suite: Suite, script: Script) -> Iterator[str]:
+def running(suite: Suite, script: Script, method: str = "eagle3") -> Iterator[str]:
     """The URL of a scripted server that speculates as the suite's tier says."""
     cases = load_tier(suite.folder, "cpu").cases
-    spec = next(case.server for case in cases if case.server.method == "eagle3")
+    spec = next(case.server for case in cases if case.server.method == method)
     with start(suite.folder, script, spec=spec, root=ROOT) as server:
         yield server.base_url
 
@@ -67,3 +69,21 @@ def test_a_worse_drafter_is_asked_again_on_the_same_server(recorded_suite: Suite
 
     assert done.returncode == 1, done.stdout
     assert "\n2 failed, 32 deselected in " in done.stdout
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+def test_a_front_end_that_sends_each_token_alone_changes_no_acceptance(
+    suite: Suite, method: str
+) -> None:
+    """The log of an attached server isn't there to say which steps it counts."""
+    case = cases_of("tiny", methods=[method], output_cap_tokens=32, prompts=10)
+    suite.write_tier(f"needs_gpus = 0\n{PAIR.format(name='tiny')}{case}")
+    suite.record("-k", "acceptance_length")
+
+    with running(suite, Script(stream=Stream.TOKENS), method) as url:
+        done = suite.run("tests/perf", "-q", "-k", "acceptance_length", f"--specreg-attach={url}")
+
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("  PASS") == 1
+    assert "the tokens of a step came in several chunks" in done.stdout
+    assert "undrafted" not in done.stdout

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from .launch import Launch
-from .script import Fault, Script, chat_prompt, prompt_token_ids, steps_of
-from .steps import Chunk, Steps, changed, merged
+from .script import Fault, Script, Stream, chat_prompt, prompt_token_ids, steps_of
+from .steps import Chunk, Steps, changed, in_pairs, merged, split
 from .wire import Wire
 
 _COMPLETION_TOKENS = 16
@@ -89,6 +89,12 @@ def job_of(
     if script.otherwise_from_token and steps.draft_tokens:
         steps = changed(steps, script.otherwise_from_token)
     chunks = merged(steps.chunks) if fault is Fault.MERGED_CHUNKS else steps.chunks
+    if script.stream is Stream.TOKENS:
+        chunks = split(chunks)
+    elif script.stream is Stream.MIXED:
+        third = len(chunks) // 3
+        steps_alone = chunks[third : 2 * third]
+        chunks = (*split(chunks[:third]), *steps_alone, *in_pairs(chunks[2 * third :]))
     wire = shape(
         key=uuid.uuid4().hex[:16],
         created_s=int(time.time()),

@@ -59,6 +59,14 @@ class Fault(StrEnum):
     CHANGED_TOKEN = auto()  # Speculation changes a token of one answer to one never said there
 
 
+class Stream(StrEnum):
+    """How a front end cuts the steps of an answer into chunks."""
+
+    STEPS = auto()
+    TOKENS = auto()
+    MIXED = auto()
+
+
 LASTING = frozenset(
     {
         Fault.NEVER_READY,
@@ -98,6 +106,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             apart from the answer.
         otherwise_from_token: with speculation each answer has other tokens from this one on, which
             counts from 1; 0 for the same tokens as without.
+        stream: what comes at once: the tokens of a step, one token, or by turns one token, a step
+            and two steps.
         undrafted_frac: of the steps, how many draft nothing; they emit one token and count nowhere.
         sampling_defaults: the parameters for which the server has defaults; it accepts each draft
             of a request that leaves one out.
@@ -125,6 +135,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     slows_per_s_frac: float = 0.0
     thought_tokens: int = 0
     otherwise_from_token: int = 0
+    stream: Stream = Stream.STEPS
     undrafted_frac: float = 0.0
     sampling_defaults: tuple[str, ...] = ()
     leak_bytes: int = 0

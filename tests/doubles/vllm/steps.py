@@ -119,14 +119,28 @@ class Steps:
 
 def merged(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
     """The chunks after the first in pairs, as a late client sees them."""
-    later_chunks = chunks[1:]
-    pairs = (
-        later_chunks[index] + later_chunks[index + 1]
-        if index + 1 < len(later_chunks)
-        else later_chunks[index]
-        for index in range(0, len(later_chunks), 2)
+    return (*chunks[:1], *in_pairs(chunks[1:]))
+
+
+def in_pairs(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+    """Two chunks each as one."""
+    return tuple(
+        chunks[index] + chunks[index + 1] if index + 1 < len(chunks) else chunks[index]
+        for index in range(0, len(chunks), 2)
     )
-    return (*chunks[:1], *pairs)
+
+
+def split(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+    """The chunks with one token in each, as some front ends send them.
+
+    The first one of a step has its counts and takes its time.
+    """
+    pieces: list[Chunk] = []
+    for chunk in chunks:
+        first, *others = chunk.token_ids
+        pieces.append(Chunk((first,), chunk.accepted, chunk.forward_passes))
+        pieces += (Chunk((token,), forward_passes=0) for token in others)
+    return tuple(pieces)
 
 
 def changed(steps: Steps, from_token: int | None = None) -> Steps:

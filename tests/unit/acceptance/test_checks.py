@@ -9,7 +9,7 @@ import pytest
 
 from specreg.acceptance import checks
 from specreg.acceptance.record import NO_STEPS, Counters, Source, StepCounts
-from specreg.acceptance.trace import RequestTrace, undrafted_steps_of
+from specreg.acceptance.trace import RequestTrace, have_split_steps
 from specreg.core.errors import InvalidMeasurementError
 from tests.unit import builders
 
@@ -185,17 +185,50 @@ DRAFTED = StepCounts.from_histogram((0, 1, 0, 1), proposed=6)
         ((1, 2, 3), 0),
         ((1, 2, 1, 4, 1), 2),
         ((1, 2, 1, 4, 1, 1, 1), 4),
-        ((1, 1, 2, 3), 1),
-        # Chunks of 4 and 2, of 2 and 1, or the first two merged: fewer steps are seen.
+        # The same tokens, each in a chunk of its own, or several steps in one.
+        (8 * (1,), 1),
+        ((1, 7), 1),
         ((1, 1, 1, 6, 1), 3),
         ((1, 3, 4, 1), 2),
         ((3, 1, 4, 1), 2),
+        # As many tokens as the two steps emit, however they come.
+        (7 * (1,), 0),
+        ((1, 3, 3), 0),
+        ((7,), 0),
+        # A step without a draft, and a token that the end cut off.
+        ((1, 1, 2, 3), 0),
     ],
 )
-def test_steps_without_a_draft_are_seen_by_their_chunks_and_tokens(
+def test_steps_without_a_draft_are_the_tokens_that_the_others_cannot_emit(
     tokens: tuple[int, ...], undrafted: int
 ) -> None:
-    assert undrafted_steps_of([of_sizes(*tokens)], DRAFTED) == undrafted
+    assert DRAFTED.undrafted_steps(of_sizes(*tokens).tokens - 1) == undrafted
+
+
+LONG = StepCounts.from_histogram((0, 0, 0, 4), proposed=12)
+"""Four steps that emit four tokens each."""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counts", "is_split"),
+    [
+        ((1, 4, 4, 4, 4), LONG, False),
+        ((1, 4, 4, 4, 2), LONG, False),
+        ((1, 8, 8), LONG, False),
+        ((1, 1, 4, 4, 1, 4, 1, 4), LONG, False),
+        (17 * (1,), LONG, True),
+        ((1, 2, 2, 2, 2, 2, 2, 2, 2), LONG, True),
+        # Three of the four steps came token by token.
+        ((*(13 * (1,)), 4), LONG, True),
+        # No draft was accepted, or so few that the end may have cut them off.
+        (5 * (1,), builders.counts(4, 0, 0, 0), False),
+        ((1, 1), builders.counts(0, 1, 0, 0), False),
+    ],
+)
+def test_more_chunks_than_the_counted_steps_allow_are_parts_of_steps(
+    tokens: tuple[int, ...], counts: StepCounts, *, is_split: bool
+) -> None:
+    assert have_split_steps([of_sizes(*tokens)], counts, 3) is is_split
 
 
 @pytest.mark.parametrize(
@@ -387,4 +420,6 @@ def test_sixteen_streams_of_an_h100_carry_a_step_in_each_chunk(
     ]
     emitted = sum(counts, NO_STEPS)
     assert (emitted.steps, emitted.accepted) == (steps, accepted - cut_off)
-    assert undrafted_steps_of(requests, emitted) == 0
+    later_tokens = sum(request.tokens - 1 for request in requests)
+    assert emitted.undrafted_steps(later_tokens) == 0
+    assert not have_split_steps(requests, emitted, 3)

@@ -122,18 +122,20 @@ def test_only_rounds_whose_prompts_are_all_selected_remain() -> None:
     assert part.total == builders.counts(4, 0, 3, 3)
 
 
-def test_a_part_of_rounds_has_their_later_tokens_and_no_known_undrafted_steps() -> None:
-    """The counters of a round don't show the steps that drafted nothing."""
+def test_a_part_of_rounds_has_their_later_tokens_and_the_steps_that_these_need() -> None:
     part = ROUNDS.only({"chat-2"})
     (last_round,) = part.rounds
     assert part.later_tokens == last_round.completion_tokens - last_round.requests
-    assert part.undrafted_steps is None
+    assert part.undrafted_steps == 22 - 15 - 7 == 0
+    long_round = dataclasses.replace(last_round, completion_tokens=40)
+    longer = dataclasses.replace(ROUNDS, rounds=(long_round,)).only({"chat-2"})
+    assert longer.undrafted_steps == 38 - last_round.counts.accepted - last_round.counts.steps
 
 
 def test_over_all_steps_a_round_has_the_steps_that_its_tokens_need() -> None:
-    """24 tokens of two requests take 22 later ones: 15 drafts, and so 7 steps, no fewer than 10."""
+    """24 tokens of two requests are 22 later ones, of which 10 steps emit 10: 12 were drafts."""
     first = ROUNDS.over_all_steps.rounds[0]
-    assert (first.counts.steps, first.counts.accepted) == (10, 15)
+    assert (first.counts.steps, first.counts.accepted) == (10, 12)
     longer = dataclasses.replace(ROUNDS.rounds[0], completion_tokens=40)
     assert longer.over_all_steps.counts.steps == 38 - 15
 

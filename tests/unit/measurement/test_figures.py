@@ -247,13 +247,20 @@ def test_figures_that_chunks_do_not_show_are_null() -> None:
     assert absent == {"proposed", "acceptance_rate_frac", "truncated_tokens"}
 
 
-def test_steps_without_a_draft_are_no_tokens_per_step_of_those_with_one() -> None:
+def test_steps_without_a_draft_count_among_the_tokens_per_step() -> None:
     spec = dataclasses.replace(builders.SPEC, method="ngram", draft=None)
     ngram = dataclasses.replace(CASE, server=spec)
-    acceptance = as_json(measured(record(), ngram))["acceptance"]
-    for part in (acceptance["total"], *acceptance["by_turn"].values()):
-        assert (part["tokens_per_step"], part["truncated_tokens"]) == (None, None)
-    assert acceptance["total"]["acceptance_length_tokens"] == 1 + 42 / 24
+    longer = [
+        dataclasses.replace(prompt, completion_tokens=prompt.completion_tokens + 30)
+        for prompt in record().prompts
+    ]
+    of_longer = dataclasses.replace(record(), prompts=tuple(longer))
+    total = as_json(measured(of_longer, ngram))["acceptance"]["total"]
+    later_tokens = sum(prompt.completion_tokens - 1 for prompt in longer)
+    steps = total["steps"] + total["undrafted_steps"]
+    assert total["undrafted_steps"] > 0
+    assert total["tokens_per_step"] == later_tokens / steps
+    assert total["acceptance_length_tokens"] == 1 + 42 / 24
 
 
 def test_figures_of_nothing_are_null_and_neither_zero_nor_nan() -> None:
@@ -311,6 +318,7 @@ def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: 
 
 KINDS = [Figures, AcceptanceFigures, AnswerFigures, PartFigures, ArmFigures, PaceFigures]
 ADDED = {"answers", "by_part", "undrafted_steps", "drafts_every_step", "facts"}
+ADDED |= {"chunks_split_steps"}
 ADDED |= {"thinking", "with_thought"}
 """Figures that reports of earlier versions, which can still be read, don't have."""
 

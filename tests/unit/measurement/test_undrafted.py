@@ -1,17 +1,19 @@
-"""With dynamic speculation some steps draft nothing: no fault, and no acceptance of 0."""
+"""Some steps draft nothing: no fault, and no acceptance of 0. Nor do chunks change acceptance."""
 
 import asyncio
 import dataclasses
 import time
 
+import msgspec
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord
+from specreg.acceptance.record import AcceptanceRecord, CountedSteps
 from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Endpoint
 from specreg.load.rounds import open_clients
-from specreg.measurement.arm import read_acceptance
+from specreg.matrix.case import ServerSpec
+from specreg.measurement.arm import counted_steps, read_acceptance
 from specreg.measurement.figures import figures_of
 from specreg.measurement.metrics import Replay
 from specreg.report.remarks import workload_remarks
@@ -19,7 +21,7 @@ from tests.doubles.protocols.sglang import ScriptedSglang
 from tests.doubles.protocols.tensorrt_llm import ScriptedTensorrtLlm
 from tests.doubles.vllm.app import ScriptedServer
 from tests.doubles.vllm.launch import Launch
-from tests.doubles.vllm.script import Script
+from tests.doubles.vllm.script import Script, Stream
 from tests.doubles.vllm.steps import Steps
 from tests.unit import builders
 
@@ -34,11 +36,17 @@ SERVERS: dict[str, tuple[type[ScriptedServer], bool]] = {
 CASE = builders.with_concurrency(1)
 
 
-def truth() -> list[Steps]:
-    return [builders.truth(prompt, SCRIPT) for prompt in builders.PROMPTS]
+def truth(script: Script = SCRIPT) -> list[Steps]:
+    return [builders.truth(prompt, script) for prompt in builders.PROMPTS]
 
 
-def replayed(name: str, script: Script = SCRIPT) -> Replay:
+def least_undrafted(steps: Steps) -> int:
+    """The steps without a draft, less the tokens that the end of the answer cut off."""
+    drafted_tokens = steps.accepted_tokens + steps.verify_steps
+    return max(steps.completion_tokens - 1 - drafted_tokens, 0)
+
+
+def replayed(name: str, script: Script = SCRIPT, spec: ServerSpec = builders.SPEC) -> Replay:
     """A round of all prompts, with its acceptance."""
     kind, counts = SERVERS[name]
     engine = name.partition("-")[0]
@@ -53,7 +61,7 @@ def replayed(name: str, script: Script = SCRIPT) -> Replay:
                 before = wire_format.parse_counters(await clients.scrape(path))
                 done = await clients.replay(builders.PROMPTS)
                 after = wire_format.parse_counters(await clients.scrape(path))
-        record = read_acceptance(builders.SPEC, wire_format, done.traces, before, after)
+        record = read_acceptance(spec, wire_format, done.traces, before, after)
         return Replay(rounds=(done,), acceptance=record)
 
     return asyncio.run(run())
@@ -63,27 +71,51 @@ def replayed(name: str, script: Script = SCRIPT) -> Replay:
 def test_acceptance_covers_only_the_steps_that_drafted(name: str) -> None:
     replay = replayed(name)
     steps = truth()
-    undrafted = sum(len(step.undrafted) for step in steps)
-    assert undrafted > 10
     record: AcceptanceRecord | None = replay.acceptance
     assert record is not None
     assert record.total == builders.counts_of(steps)
+    assert sum(len(step.undrafted) for step in steps) > 10
+    later_tokens = sum(step.completion_tokens - 1 for step in steps)
+    drafted = record.total.steps
+    undrafted = sum(map(least_undrafted, steps))
+    if not record.prompts:
+        undrafted = later_tokens - record.total.accepted - drafted
     assert record.undrafted_steps == undrafted
-    if record.prompts:
-        expected = [len(step.undrafted) for step in steps]
-        assert [prompt.undrafted_steps for prompt in record.prompts] == expected
     measurement = dataclasses.replace(builders.measurement({}), replay=replay)
     figures = figures_of(measurement, 1)
     assert figures.acceptance is not None
     total = figures.acceptance.total
-    drafted = record.total.steps
-    later_tokens = sum(step.completion_tokens - 1 for step in steps)
     assert total.tokens_per_step == later_tokens / (drafted + undrafted)
     assert total.acceptance_length_tokens == record.total.acceptance_length
     (remark,) = workload_remarks(figures)
     share = f"{undrafted} of {drafted + undrafted} steps ({undrafted / (drafted + undrafted):.0%})"
     assert f"{share} were undrafted, so acceptance covers only the other {drafted}" in remark
     assert f"over all steps it is {total.tokens_per_step:.2f} tokens per step" in remark
+
+
+@pytest.mark.parametrize("undrafted_frac", [0.0, 0.3])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "eagle3"])
+@pytest.mark.parametrize("stream", Stream)
+@pytest.mark.parametrize("name", SERVERS)
+def test_how_a_front_end_cuts_the_stream_changes_no_acceptance(
+    name: str, stream: Stream, method: str, undrafted_frac: float
+) -> None:
+    """The engine counts its steps; a chunk of one token is no step without a draft."""
+    script = msgspec.structs.replace(SCRIPT, undrafted_frac=undrafted_frac)
+    spec = dataclasses.replace(builders.SPEC, method=method)
+    as_steps = replayed(name, script, spec).acceptance
+    replay = replayed(name, msgspec.structs.replace(script, stream=stream), spec)
+    record = replay.acceptance
+    assert record is not None
+    assert dataclasses.replace(record, chunks_split_steps=False) == as_steps
+    assert record.total == builders.counts_of(truth(script))
+    assert counted_steps(spec, record, "v1") is CountedSteps.DRAFTED
+    # In a sum, chunks of several steps make up for those of a part of one.
+    if record.prompts or stream is not Stream.MIXED:
+        assert record.chunks_split_steps is (stream is not Stream.STEPS)
+    measurement = dataclasses.replace(builders.measurement({}), replay=replay)
+    remarks = list(workload_remarks(figures_of(measurement, 1)))
+    assert any("in several chunks" in remark for remark in remarks) is record.chunks_split_steps
 
 
 @pytest.mark.parametrize("name", SERVERS)
