@@ -149,15 +149,16 @@ class BaselineStore:
 
     def own(self) -> Mapping[Path, Baseline]:
         """Return the readable baselines of this machine by their paths."""
-        baselines, _ = schema.read_baselines(self._own_files())
+        baselines, _ = schema.read_baselines(self.own_paths())
         return baselines
 
     def unused(self, case_ids: Iterable[str]) -> tuple[Path, ...]:
         """Return the baseline files of this machine that belong to none of these cases."""
         used = {self.path(case_id) for case_id in case_ids}
-        return tuple(path for path in self._own_files() if path not in used)
+        return tuple(path for path in self.own_paths() if path not in used)
 
-    def _own_files(self) -> list[Path]:
+    def own_paths(self) -> list[Path]:
+        """Return the paths of the baselines of this machine, readable or not."""
         return sorted((self.folder / self.environment.name).glob("*.json"))
 
     def _exact(self, case: Case) -> Baseline | None:

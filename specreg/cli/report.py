@@ -108,14 +108,15 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
 def _write_trend(paths: Sequence[Path], folder: Path | None, root: Path) -> None:
     """Write the page of the last nights of each machine that has a history."""
     usual = (root / DEFAULT_OPTIONS.runs).parent / "history"
+    now = dt.datetime.now(tz=dt.UTC)
     machines = []
-    for machine, history in load_histories(paths or [usual]):
+    for machine, history in load_histories(paths or [usual], now):
         expected = _expected_values(root / DEFAULT_OPTIONS.baselines / machine)
         machines.append(MachineHistory(machine=machine, history=history, expected=expected))
     for machine_history in machines:
         if machine_history.history.problem:
             say(machine_history.history.problem, err=True)
-    page = render_trend(machines, dt.datetime.now(tz=dt.UTC))
+    page = render_trend(machines, now)
     say(write_in(folder or usual, TREND_FILE, page.encode()))
 
 

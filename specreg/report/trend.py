@@ -118,11 +118,12 @@ class _OutcomeMap:
     problem: str
 
 
-def load_histories(paths: Iterable[Path]) -> Iterator[tuple[str, History]]:
+def load_histories(paths: Iterable[Path], now: dt.datetime) -> Iterator[tuple[str, History]]:
     """Yield the name of each history file without its extension, and its history.
 
     Args:
         paths: history files, or folders with such files.
+        now: the present time, in UTC.
 
     Raises:
         ReportError: a path doesn't exist, or a folder has no history.
@@ -134,7 +135,7 @@ def load_histories(paths: Iterable[Path]) -> Iterator[tuple[str, History]]:
             advice = "run the suite first, or name the file of a history or a folder of such files"
             raise ReportError(f"{problem}; {advice}")
         for file in files:
-            yield file.stem, load_history(file)
+            yield file.stem, load_history(file, now)
 
 
 def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> str:

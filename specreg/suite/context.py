@@ -149,10 +149,15 @@ class RunContext:
         return self.has_history and self.options.inconclusive == "nights"
 
     def load_history(self) -> History:
-        """Return the history of this machine; an empty one if the user wants none."""
+        """Return the nights of the cases that can be judged; none if the user wants no history.
+
+        These are the cases of the tier, and those that have a baseline of this machine.
+        """
         if not self.has_history:
             return NO_HISTORY
-        return load_history(self.history_path)
+        case_ids = {case.id for case in self.tier.cases}
+        case_ids.update(path.stem for path in self.store.own_paths())
+        return load_history(self.history_path, dt.datetime.now(tz=dt.UTC), case_ids)
 
     @property
     def history_path(self) -> Path:

@@ -5,10 +5,11 @@ the history is an input of a run, and it can be copied to another checkout. With
 less sensitive, but never wrong. Recording a baseline takes the noise of identical runs from it.
 """
 
+import datetime as dt
 import hashlib
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +31,18 @@ from specreg.verdicts.verdict import GOOD, JUDGED, LASTING, MACHINE_MOVED, Outco
 
 _FEWEST_RUNS = 5
 """The fewest identical runs from which their noise is estimated."""
+_MOST_NIGHTS = 1_000
+"""The most nights of a case that are read, the newest ones. They are three years of nights."""
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
+_RunName = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[0-9]{8}")]
+"""The name of a run's folder, which begins with its date, so that nights are ordered by name."""
+_LEAST_VALUE = 1e-12
+_LARGEST_VALUE = 1e12
+"""The smallest and the largest value of a metric above 0. No figure of a server is beyond them, and
+the change from one to the other can still be calculated with."""
+_Value = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST_VALUE)]
+_LaunchCount = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+_LaunchValues = Annotated[list[_Value], msgspec.Meta(max_length=10_000)]
 _MAX_BYTES = 1024 * MIB
 _SPEED_DEFINITION = b"short turns, all over all"
 """How speeds are measured. It is part of the checksum of the settings, so that speeds which were
@@ -63,17 +75,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             of its figures then shows how much the machine varies.
     """
 
-    run: _Text
+    run: _RunName
     case_id: ReportedCase
     settings_sha256: str
     engine_version: str
     draft_sha256: str
-    values: dict[str, float]
+    values: dict[str, _Value]
     outcomes: dict[str, str]
     engine: _Text = ""
     baseline_sha256: str = ""
-    launches: Annotated[int, msgspec.Meta(ge=1)] = 1
-    launch_values: dict[str, list[float]] = {}
+    launches: _LaunchCount = 1
+    launch_values: dict[str, _LaunchValues] = {}
     host: _Text = ""
     recorded: bool = False
     accepted: bool = False
@@ -111,7 +123,7 @@ class History:
 
     Attributes:
         by_case: the records of each case, the oldest first, by the case's id.
-        problem: a message about what can't be read of the file; empty if all of it can.
+        problem: a message about what isn't used of the file; empty if all of it is.
     """
 
     by_case: Mapping[str, tuple[RunRecord, ...]]
@@ -282,12 +294,24 @@ def record_history(path: Path, records: Iterable[RunRecord]) -> None:
         raise ReportError(message) from error
 
 
-def load_history(path: Path) -> History:
+class _CaseOfLine(msgspec.Struct):
+    """The part of a line that says whether the rest of it is needed."""
+
+    case_id: str
+
+
+def load_history(path: Path, now: dt.datetime, case_ids: Collection[str] | None = None) -> History:
     """Load a history file.
 
     A missing file is an empty history. Lines that can't be read are left out and counted in
-    `problem`. If the whole file can't be read, the history is empty, and `problem` says why. If a
-    run was resumed, the history has several lines for a case of this run, and the last one counts.
+    `problem`, and so are nights of the future, which would be the latest nights for years. If the
+    whole file can't be read, the history is empty, and `problem` says why. If a run was resumed,
+    the history has several lines for a case of this run, and the last one counts.
+
+    Args:
+        path: the file.
+        now: the present time, in UTC.
+        case_ids: the cases whose nights are needed; None for all cases.
     """
     try:
         lines = read_regular(path, _MAX_BYTES).splitlines()
@@ -297,20 +321,49 @@ def load_history(path: Path) -> History:
         return History(
             {}, f"history '{path}': {error.strerror}, so it isn't used; repair its rights"
         )
+    case_decoder = msgspec.json.Decoder(_CaseOfLine)
+    decoder = msgspec.json.Decoder(RunRecord)
     records_by_case: dict[str, dict[str, RunRecord]] = {}
     torn_lines = 0
+    future_runs: list[str] = []
+    # No name of a run that has begun is sorted after this one.
+    last_name = f"{now:%Y%m%dT%H%M%S}~"
     for line in lines:
         try:
-            record = msgspec.json.decode(line, type=RunRecord)
+            if case_ids is not None and case_decoder.decode(line).case_id not in case_ids:
+                continue
+            record = decoder.decode(line)
+            _check_values(record)
         except UNREADABLE:
             torn_lines += 1
-        else:
-            records_by_case.setdefault(record.case_id, {})[record.run] = record
-    problem = ""
+            continue
+        if record.run > last_name:
+            future_runs.append(record.run)
+            continue
+        records_by_case.setdefault(record.case_id, {})[record.run] = record
+    problems = []
     if torn_lines:
-        problem = f"history '{path}': {torn_lines} line(s) can't be read; the rest is used"
-    by_case = {case_id: tuple(records.values()) for case_id, records in records_by_case.items()}
+        problems.append(f"{torn_lines} line(s) can't be read")
+    if future_runs:
+        problems.append(f"{len(future_runs)} line(s) are of the future, such as {future_runs[0]}")
+    problem = f"history '{path}': {', and '.join(problems)}; the rest is used" if problems else ""
+    # The lines of another machine or branch may have been appended later than those after them.
+    by_case = {
+        case_id: tuple(records[run] for run in sorted(records)[-_MOST_NIGHTS:])
+        for case_id, records in records_by_case.items()
+    }
     return History(by_case, problem)
+
+
+def _check_values(record: RunRecord) -> None:
+    """Check that the logarithm of each value can be calculated with.
+
+    Raises:
+        msgspec.ValidationError: a value is above 0 and too small.
+    """
+    for values in (record.values.values(), *record.launch_values.values()):
+        if any(0 < value < _LEAST_VALUE for value in values):
+            raise msgspec.ValidationError("a value that is too small")
 
 
 def noise_of(identical: Sequence[RunRecord], spreads: Mapping[str, Spread]) -> dict[str, Noise]:

@@ -24,7 +24,7 @@ from specreg.report.trend import MachineHistory, load_histories, render_trend
 from specreg.verdicts.verdict import NOTHING_COMPARED
 from tests.unit import builders
 from tests.unit.builders import reports
-from tests.unit.builders.histories import write_nights
+from tests.unit.builders.histories import LATER, write_nights
 from tests.unit.builders.pages import many
 from tests.unit.builders.reports import another
 
@@ -81,7 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         texts[name].write_text(render_page(report))
     histories = [
         MachineHistory(machine=machine, history=history)
-        for machine, history in load_histories([folder / "machine.jsonl"])
+        for machine, history in load_histories([folder / "machine.jsonl"], LATER)
     ]
     texts["trend"] = folder / "trend.html"
     texts["trend"].write_text(render_trend(histories, dt.datetime.now(tz=dt.UTC)))

@@ -34,6 +34,7 @@ from tests.fuzz.mutations import json_of, rows_of
 from tests.fuzz.trying import Sample, read_all_sound, try_all
 from tests.unit import builders
 from tests.unit.builders import reports
+from tests.unit.builders.histories import LATER
 from tests.unit.builders.shard_folders import MergingMachine, merging_machine
 
 SPEED = "throughput_tokens_per_s"
@@ -124,7 +125,7 @@ def read_history(folder: Path, content: bytes) -> None:
     """A history, as a run that judges, a recording and a report read it."""
     path = folder / "history.jsonl"
     path.write_bytes(content)
-    history = load_history(path)
+    history = load_history(path, LATER)
     records = history.of(reports.CASE.id)
     baseline = builders.baseline({SPEED: 100.0}, {SPEED: 101.0})
     nights = MachineNights(baselines={reports.CASE.id: baseline}, history=history)

@@ -16,6 +16,8 @@ FIGURES = {
     "energy_j_per_token": 0.41,
     "power_w": 480.0,
 }
+LATER = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
+"""When the nights of all tests are past."""
 FIRST_NIGHT = dt.datetime(2026, 11, 1, 2, 0, tzinfo=dt.UTC)
 
 

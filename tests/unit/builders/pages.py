@@ -10,7 +10,7 @@ import msgspec
 from specreg.report.document import Report, load_report
 from specreg.verdicts.history import load_history
 from tests.unit.builders import ROOT, reports
-from tests.unit.builders.histories import FIGURES, write_nights
+from tests.unit.builders.histories import FIGURES, LATER, write_nights
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 EXAMPLE = ROOT / "docs/examples/cpu_perf/report.json"
@@ -98,7 +98,7 @@ def many_nights(path: Path, cases: int, nights: int) -> Report:
     held = next(verdict for verdict in example.run.verdicts if verdict.metric == "speedup_ratio")
     rows = []
     verdicts = []
-    for number, (case_id, records) in enumerate(load_history(path).by_case.items()):
+    for number, (case_id, records) in enumerate(load_history(path, LATER).by_case.items()):
         case = example.cases[number % len(example.cases)]
         own_verdicts = [
             verdict for verdict in example.run.verdicts if verdict.case_id == case.case_id

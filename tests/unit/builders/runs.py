@@ -52,7 +52,7 @@ def context(
     all_options = Options(matrix=str(folder), **{**files, **options})
     began_at = dt.datetime(2026, 11, 21, 2, 0, tzinfo=dt.UTC)
     return RunContext(
-        name=folder.name,
+        name=f"{began_at:%Y%m%dT%H%M%S}-{folder.name}",
         root=root,
         tier=Tier(name="cpu", needs_gpus=0, cases=tuple(cases)),
         environment=environment,

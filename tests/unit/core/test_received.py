@@ -31,6 +31,7 @@ from specreg.matrix.tier import load_tier
 from specreg.measurement.ledger import Ledger, read_ledger
 from specreg.report.document import load_report, load_verdict
 from specreg.verdicts.history import load_history
+from tests.unit.builders.histories import LATER
 from tests.unit.builders.started_servers import at_most
 
 ODD_NAMES = (
@@ -150,7 +151,7 @@ def test_an_id_of_a_case_may_be_longer() -> None:
 
 
 def read_history(path: Path) -> None:
-    if wrong := load_history(path).problem:
+    if wrong := load_history(path, LATER).problem:
         raise SpecregError(wrong)
 
 

@@ -11,7 +11,7 @@ from specreg.core.errors import ReportError
 from specreg.report.trend import MachineHistory, load_histories, render_trend
 from specreg.verdicts.history import History, RunRecord
 from tests.unit.builders import reports
-from tests.unit.builders.histories import write_nights
+from tests.unit.builders.histories import LATER, write_nights
 from tests.unit.builders.pages import Page
 
 NOW = dt.datetime(2026, 11, 30, 6, 0, tzinfo=dt.UTC)
@@ -170,7 +170,7 @@ def test_seventy_two_cases_of_thirty_nights_fit_into_a_megabyte(tmp_path: Path) 
     write_nights(tmp_path / "gpu-h100.jsonl", cases=72, nights=31, bad_from=20)
     machines = [
         MachineHistory(machine=machine, history=history)
-        for machine, history in load_histories([tmp_path])
+        for machine, history in load_histories([tmp_path], LATER)
     ]
     text = render_trend(machines, NOW)
     assert len(text.encode()) <= 1_000_000
@@ -186,10 +186,10 @@ def test_histories_of_several_machines_are_read_by_file_or_folder(tmp_path: Path
     write_nights(tmp_path / "a/gpu-h100.jsonl", cases=1, nights=2)
     write_nights(tmp_path / "b/gpu-h200.jsonl", cases=1, nights=2)
     paths = (tmp_path / "a", tmp_path / "b/gpu-h200.jsonl")
-    assert [machine for machine, _ in load_histories(paths)] == ["gpu-h100", "gpu-h200"]
+    assert [machine for machine, _ in load_histories(paths, LATER)] == ["gpu-h100", "gpu-h200"]
 
 
 @pytest.mark.parametrize("name", ["missing", "missing.jsonl", ""])
 def test_where_no_history_is_it_says_what_to_do(tmp_path: Path, name: str) -> None:
     with pytest.raises(ReportError, match="run the suite first"):
-        list(load_histories([tmp_path / name]))
+        list(load_histories([tmp_path / name], LATER))

@@ -21,7 +21,7 @@ from specreg.suite.new_baselines import record_baselines
 from specreg.suite.remarks import remarks_of
 from specreg.suite.result import Run, RunResult, empty_result
 from specreg.suite.selection import Selection
-from specreg.verdicts.history import baseline_sha256, load_history, record_history, settings_sha256
+from specreg.verdicts.history import baseline_sha256, record_history, settings_sha256
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders import reports, runs
@@ -158,7 +158,7 @@ def test_a_run_that_judged_is_added_to_the_history(tmp_path: Path) -> None:
 
     add_to_history(run.result())
 
-    (past_run,) = load_history(run.context.history_path).of(builders.CASE.id)
+    (past_run,) = run.context.load_history().of(builders.CASE.id)
     assert past_run.outcomes[LENGTH.name] == "NO_BASELINE"
     assert past_run.values == {LENGTH.name: 2.5}
     assert past_run.engine_version == "0.32.0"

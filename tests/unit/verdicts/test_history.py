@@ -1,5 +1,6 @@
 """The history: lines that come back, and what hours differ by once there are enough of them."""
 
+import datetime as dt
 import math
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from specreg.verdicts.history import (
 )
 from specreg.verdicts.verdict import ENGINE_SLOWER, LASTING, MACHINE_MOVED, Outcome, Verdict
 from tests.unit import builders
+from tests.unit.builders.histories import LATER
 
 SPEED = METRICS["throughput_tokens_per_s"]
 TIME = METRICS["tpot_p50_ms"]
@@ -62,9 +64,9 @@ def test_lines_come_back_the_oldest_first_and_by_case(path: Path) -> None:
     record_history(path, [first, of_another_case])
     record_history(path, [msgspec.structs.replace(second, values={})])
     record_history(path, [second])  # gone on with: it counts once
-    assert load_history(path).of("case") == (first, second)
-    assert load_history(path).of("other") == (of_another_case,)
-    assert set(load_history(path).by_case) == {"case", "other"}
+    assert load_history(path, LATER).of("case") == (first, second)
+    assert load_history(path, LATER).of("other") == (of_another_case,)
+    assert set(load_history(path, LATER).by_case) == {"case", "other"}
 
 
 LINE = msgspec.json.encode(past_run())
@@ -77,8 +79,19 @@ LINE = msgspec.json.encode(past_run())
         b'{"run": "20261121-0730"}',
         LINE.replace(b"PASS", b"\xff\xfe"),
         LINE.replace(b'"launches":1', b'"launches":0'),
+        LINE.replace(b'"launches":1', b'"launches":1' + b"0" * 400),
+        LINE.replace(b'"values":{}', b'"values":{"tpot_p50_ms":1e308}'),
+        LINE.replace(b'"values":{}', b'"values":{"tpot_p50_ms":1e-320}'),
+        LINE.replace(b'"values":{}', b'"values":{"tpot_p50_ms":-8.0}'),
+        LINE.replace(b'"launch_values":{}', b'"launch_values":{"tpot_p50_ms":[8.0,1e30]}'),
+        LINE.replace(b'"launch_values":{}', b'"launch_values":{"tpot_p50_ms":[8.0,NaN]}'),
+        LINE.replace(b"20261121-0730", b"last-night"),
     ],
-    ids=["cut-off", "of-another-form", "no-text", "without-a-launch"],
+    ids=[
+        *("cut-off", "of-another-form", "no-text", "without-a-launch", "launches-of-400-digits"),
+        *("a-huge-value", "a-tiny-value", "a-negative-value", "a-huge-launch", "no-number"),
+        "without-a-date",
+    ],
 )
 def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: bytes) -> None:
     before, after = past_run(tpot_p50_ms=8.0), past_run(run="20261122-0730", tpot_p50_ms=9.0)
@@ -86,8 +99,42 @@ def test_a_line_that_can_not_be_read_is_left_out_and_counted(path: Path, torn: b
     with path.open("ab") as file:
         file.write(torn + b"\n")
     record_history(path, [after])
-    assert load_history(path).of("case") == (before, after)
-    assert load_history(path).problem.endswith(": 1 line(s) can't be read; the rest is used")
+    assert load_history(path, LATER).of("case") == (before, after)
+    assert load_history(path, LATER).problem.endswith(": 1 line(s) can't be read; the rest is used")
+
+
+@pytest.mark.parametrize("run", ["20300101T000000-1", "99999999T999999-1", "20261128T120001-7"])
+def test_a_night_of_the_future_is_left_out_and_named(path: Path, run: str) -> None:
+    now = dt.datetime(2026, 11, 28, 12, tzinfo=dt.UTC)
+    night = past_run(run="20261128T120000-7")
+    record_history(path, [night, past_run(run=run)])
+    history = load_history(path, now)
+    assert history.of("case") == (night,)
+    assert f"1 line(s) are of the future, such as {run}" in history.problem
+
+
+def test_nights_are_in_the_order_in_which_they_began(path: Path) -> None:
+    nights = [past_run(run=f"202611{day}T020000-1") for day in (21, 19, 20)]
+    record_history(path, nights)
+    runs = [night.run for night in load_history(path, LATER).of("case")]
+    assert runs == ["20261119T020000-1", "20261120T020000-1", "20261121T020000-1"]
+
+
+def test_of_many_nights_the_last_thousand_are_read(path: Path) -> None:
+    first = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    moments = [first + dt.timedelta(days=day) for day in range(1_003)]
+    record_history(path, [past_run(run=f"{moment:%Y%m%dT%H%M%S}-1") for moment in moments])
+    nights = load_history(path, LATER).of("case")
+    assert [nights[0].run, len(nights)] == ["20200104T000000-1", 1_000]
+
+
+def test_a_line_of_another_case_than_those_of_the_run_is_not_looked_at(path: Path) -> None:
+    night = past_run()
+    record_history(path, [night])
+    with path.open("ab") as file:
+        file.write(b'{"case_id": "other", "launches": 0}\n')
+    history = load_history(path, LATER, {"case"})
+    assert history == History({"case": (night,)})
 
 
 @pytest.mark.parametrize(
@@ -108,7 +155,7 @@ def test_a_disk_that_refuses_is_said(path: Path) -> None:
     with pytest.raises(ReportError, match=r"this run isn't in it, (File exists|Not a directory);"):
         record_history(path, [past_run()])
     problem = f"history '{path}': Not a directory, so it isn't used; repair its rights"
-    assert load_history(path) == History({}, problem)
+    assert load_history(path, LATER) == History({}, problem)
 
 
 def test_a_run_is_what_its_launches_did_on_average() -> None:

@@ -19,6 +19,7 @@ from specreg.verdicts.history import (
 )
 from specreg.verdicts.nights import MachineNights, NightEvidence
 from tests.unit import builders
+from tests.unit.builders.histories import LATER
 
 SPEED = METRICS["throughput_tokens_per_s"]
 BASELINE = builders.baseline(*({SPEED.name: value} for value in (99.0, 100.0, 101.0)))
@@ -230,7 +231,7 @@ def test_a_gpu_of_which_one_night_was_lost_still_decides_on_the_next() -> None:
     """The last of six recorded nights of H200s had the same software as all but the one before."""
     baseline = load_baseline(builders.ROOT / f"baselines/h200-141gb-x1/{H200_CASE}.json")
     assert baseline is not None
-    *before, last = load_history(H200_HISTORY).of(H200_CASE)
+    *before, last = load_history(H200_HISTORY, LATER).of(H200_CASE)
     before = [
         msgspec.structs.replace(night, lost="REGRESSED" in night.outcomes.values())
         for night in before
