@@ -101,9 +101,7 @@ def is_cached(repo: str) -> bool:
         return False
     # Look where huggingface_hub itself looks.
     variables = {"HF_HUB_CACHE": str(_constants().HF_HUB_CACHE)}
-    commit = cached_commit(repo, "", variables)
-    folder = _model_folder(repo, variables)
-    return bool(commit) and has_all_weights(folder / "snapshots" / commit)
+    return has_all_weights(snapshot_folder(repo, "", variables))
 
 
 def hub_cache_dir(variables: Mapping[str, str] = os.environ) -> Path:
@@ -135,6 +133,21 @@ def cached_commit(repo: str, revision: str, variables: Mapping[str, str] = os.en
         return (folder / "refs" / (revision or "main")).read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def snapshot_folder(repo: str, revision: str, variables: Mapping[str, str]) -> Path:
+    """Return the folder with the files of a revision of a model in the cache.
+
+    Args:
+        repo: the model's hub id.
+        revision: a branch, a tag or a commit; empty for the main branch.
+        variables: the environment variables of the process that has fetched the model.
+
+    Returns:
+        The folder; one without files if the cache doesn't have the revision.
+    """
+    commit = cached_commit(repo, revision, variables)
+    return _model_folder(repo, variables) / "snapshots" / commit
 
 
 def _model_folder(repo: str, variables: Mapping[str, str]) -> Path:

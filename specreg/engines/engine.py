@@ -159,6 +159,7 @@ class LaunchOptions(LaunchSettings):
             the further ones of the case. Empty for `none`.
         target_revision: The revision of the target on the hub; empty for its main branch.
         draft_revision: The revision of the draft on the hub; empty for its main branch.
+        target_config: The target's `config.json`; empty if it isn't on this machine.
         offline: True if all models are folders, so that nothing needs to be fetched.
         on_gpu: True if the server runs on a GPU.
         folder: An empty folder for the files of `Engine.files`.
@@ -175,6 +176,7 @@ class LaunchOptions(LaunchSettings):
     speculation: Mapping[str, Setting] = field()  # type: ignore[assignment]
     target_revision: str = ""
     draft_revision: str = ""
+    target_config: Mapping[str, Any] = field(default_factory=dict)
     offline: bool
     on_gpu: bool
     folder: Path

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -439,7 +439,7 @@ class Sglang(Engine):
             *("--model-path", options.target, "--served-model-name", options.served_name),
             *_revision_flags(options),
             *("--host", "127.0.0.1", "--port", str(options.port)),
-            *("--dtype", options.dtype),
+            *("--dtype", _dtype(options)),
             *("--context-length", str(options.max_model_len_tokens)),
             *("--max-running-requests", str(options.max_sequences)),
             "--enable-metrics",
@@ -497,6 +497,41 @@ class Sglang(Engine):
         return identity
 
 
+def _dtype(options: LaunchOptions) -> str:
+    """Return the number format of a server's target and draft.
+
+    With `auto`, SGLang takes the format of each model from that model's own configuration. Many
+    EAGLE heads are in float16 beside a target in bfloat16, and a head in another format than its
+    target's states fails at the first request. So the draft gets the target's format, as on vLLM.
+
+    Returns:
+        The format that SGLang 0.5.23 takes for the target (`_get_and_verify_dtype` in
+        srt/configs/model_config.py); `auto` if the configuration isn't known, or has another
+        format than these.
+    """
+    config = options.target_config
+    if options.dtype != "auto" or not config:
+        return options.dtype
+    # The configuration of a model that also takes images has one for its language model.
+    parts = [config[key] for key in _LANGUAGE_MODELS if isinstance(config.get(key), dict)]
+    language_model = next(iter(parts), config)
+    stated = _stated_format(language_model) or _stated_format(config)
+    if stated in {"float16", "bfloat16"}:
+        return stated
+    if stated not in {"", "float32"}:
+        return "auto"
+    # SGLang never takes float32 by itself.
+    if str(language_model.get("model_type", "")).startswith("gemma"):
+        return "bfloat16"
+    return "float16"
+
+
+def _stated_format(config: Mapping[str, Any]) -> str:
+    """Return the number format in a model's configuration; empty if it states none."""
+    # transformers 5 has renamed the key.
+    return str(config.get("dtype") or config.get("torch_dtype") or "")
+
+
 def _is_number(value: Setting) -> bool:
     """Return whether the value of a flag is a number, which may also be written as a text."""
     try:
@@ -527,6 +562,8 @@ def _revision_flags(options: LaunchOptions) -> Sequence[str]:
     return words
 
 
+_LANGUAGE_MODELS = ("thinker_config", "llm_config", "language_config", "text_config")
+"""Where a model's configuration has that of its language model, in SGLang's order."""
 _CPU_FLAGS = (
     # Without a limit of tokens, SGLang would take most of the machine's memory.
     *("--device", "cpu", "--max-total-tokens", "8192"),

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import filelock
 
@@ -21,7 +21,7 @@ from specreg.core.files import (
     repository_path,
     temporary_folder_beside,
 )
-from specreg.datasets.hub import fetch_model_file, why_unfetchable
+from specreg.datasets.hub import fetch_model_file, snapshot_folder, why_unfetchable
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.weights import (
     CONFIG,
@@ -119,6 +119,27 @@ def model_file(reference: str, name: str) -> Path:
     if not (folder / name).is_file():
         raise ModelError(f"model folder '{folder}': {name} is missing; name a folder that has it")
     return folder / name
+
+
+def config_of(reference: str, revision: str, variables: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a model's configuration if it is on this machine. Nothing is fetched.
+
+    Args:
+        reference: The folder or the hub id.
+        revision: The revision on the hub; empty for the main branch.
+        variables: All environment variables of the server that has the model.
+
+    Returns:
+        The content of its `config.json`; empty if that is missing or can't be read.
+    """
+    folder = Path(reference)
+    if not folder.is_dir():
+        folder = snapshot_folder(reference, revision, variables)
+    try:
+        config = json.loads(read_regular(folder / CONFIG, MIB))
+    except (OSError, *MALFORMED_FILE_ERRORS):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def vocabulary_of(reference: str) -> int:

@@ -34,7 +34,7 @@ from specreg.engines.engine import (
 from specreg.engines.launch_facts import NONE, NOTHING_KNOWN, LaunchFacts
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Load, ServerSpec
-from specreg.matrix.models import served_models, widen_models
+from specreg.matrix.models import config_of, served_models, widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.gpu_lease import GpuClaim, lease_gpus
 from specreg.servers.installer import installed_packages, version_in
@@ -337,6 +337,7 @@ def launch_options(
     memory = None
     if site.on_gpu:
         memory = gpu_memory(spec, find_gpus().memory_gib)
+    variables = {**os.environ, **dict(spec.engine_env)}
     settings = values_of_fields(LaunchSettings, spec)
     settings["speculation"] = spec.rendered_speculation(draft)
     return LaunchOptions(
@@ -344,6 +345,7 @@ def launch_options(
         target=target,
         target_revision=spec.target_revision,
         draft_revision=spec.draft_revision,
+        target_config=config_of(target, spec.target_revision, variables),
         # The name is unique, so that a request that reaches another server fails there.
         served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
         port=site.port,

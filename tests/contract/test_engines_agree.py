@@ -90,6 +90,16 @@ def test_a_tree_says_what_its_chain_says_in_no_more_steps(
         assert as_deep >= in_chain
 
 
+def test_a_head_in_another_number_format_drafts_in_its_targets(observed: Observed) -> None:
+    """The head is in FP16 and its target in BF16. FP16 keeps every digit of BF16's weights."""
+    half, _ = observed("sglang", "eagle3-fp16")
+    plain, _ = observed("sglang", "eagle3-plain")
+
+    # The one case computes in BF16, the other in float32.
+    assert half.acceptance_length == pytest.approx(plain.acceptance_length, rel=0.1)
+    assert half.proposed == 3 * half.steps
+
+
 def test_sglang_keeps_to_a_pinned_acceptance(tmp_path: Path) -> None:
     """It draws how many drafts a step accepts, so of 500 steps the length is off by 0.02 or so."""
     case = builders.with_concurrency(1, case_of("sglang_cpu", "sglang-eagle3-plain-toy-c4"))

@@ -25,7 +25,7 @@ from specreg.datasets.hub import (
 )
 from specreg.datasets.prepare import load_prompts, prepare
 from specreg.datasets.table import dataset_named
-from specreg.matrix.models import vocabulary_of, why_no_models
+from specreg.matrix.models import config_of, vocabulary_of, why_no_models
 from tests.unit import builders
 
 COMMIT = "e3a795c7b1c2a8a6b3f0f2d1c4b5a69788776655"
@@ -163,6 +163,10 @@ def test_the_hub_is_not_asked_where_it_must_not_be_or_for_a_model_in_its_cache(
     (snapshot / "config.json").write_text('{"vocab_size": 7}')
     assert is_cached(MODEL)
     assert vocabulary_of(MODEL) == 7
+    variables = {"HF_HUB_CACHE": str(hub.cache)}
+    for revision in ("", "main", COMMIT):
+        assert config_of(MODEL, revision, variables) == {"vocab_size": 7}
+    assert config_of(MODEL, "v2", variables) == {}
     why_unfetchable.cache_clear()
     assert why_unfetchable(MODEL) == ""
     assert hub.requests == []

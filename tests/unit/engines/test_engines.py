@@ -362,3 +362,30 @@ def test_copies_of_a_model_are_served_and_counted_by_one_front_end() -> None:
     assert flag in command_of("vllm", version="0.33.0", on_gpu=True, parallel=copies)
     assert flag not in command_of("vllm", version="0.31.0", on_gpu=True, parallel=copies)
     assert flag not in command_of("vllm", version="0.33.0", on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        # What SGLang makes of a model in float32, and of one that doesn't name its format.
+        ({"torch_dtype": "float32"}, "float16"),
+        ({"model_type": "llama"}, "float16"),
+        ({"model_type": "gemma3_text"}, "bfloat16"),
+        # A model that takes images.
+        ({"dtype": "bfloat16", "text_config": {"model_type": "qwen3_5_text"}}, "bfloat16"),
+        ({"torch_dtype": "float32", "text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({"text_config": {"model_type": "gemma3_text"}}, "bfloat16"),
+        # SGLang is left to decide.
+        ({"dtype": "float8_e4m3fn"}, "auto"),
+        ({}, "auto"),
+    ],
+)
+def test_sglang_gives_a_draft_the_number_format_of_its_target(
+    config: dict[str, Any], dtype: str
+) -> None:
+    for method in ("none", "eagle", "eagle3", "draft_model", "dflash", "mtp"):
+        command = command_of("sglang", method, dtype="auto", target_config=config)
+        assert f"--dtype {dtype} " in command
+    assert "--dtype float32 " in command_of("sglang", target_config={"dtype": "bfloat16"})
