@@ -66,7 +66,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         torch_version: the version of PyTorch in the engine's environment; empty if unknown.
         packages_sha256: the checksum of all packages in the engine's environment; empty if unknown.
             The folder `packages` has their list under the first 16 characters.
-        facts: what the engine reported about the first launch.
+        facts: what the engine reported about the first launch, and the variables of its shell.
     """
 
     engine_version: str

@@ -246,14 +246,14 @@ def _named_values(
     """Return all values that a name or a URL marks as secret, including short ones."""
     # Variables whose names say so.
     assigned = {
-        NamedValue(name, value) for name, value in environment.items() if _is_secret(name, value)
+        NamedValue(name, value) for name, value in environment.items() if is_secret(name, value)
     }
     # Arguments after a flag whose name says so: `--api-key VALUE`.
     flag = ""
     for argument in arguments:
         if argument.startswith("--"):
             flag = "" if "=" in argument else argument
-        elif flag and _is_secret(flag, argument):
+        elif flag and is_secret(flag, argument):
             assigned.add(NamedValue(flag, argument))
     # The address of a proxy may have a password without being a whole URL.
     for name, value in environment.items():
@@ -289,7 +289,7 @@ def _marked_in(text: str) -> Iterator[NamedValue]:
                 yield NamedValue("the password of a URL", password)
                 yield NamedValue("the password of a URL", unquote(password))
     for _, name, value in _PARAMETER.findall(text):
-        if _is_secret(name, value) and not _SETTING.fullmatch(value):
+        if is_secret(name, value) and not _SETTING.fullmatch(value):
             yield NamedValue(name, value)
             yield NamedValue(name, unquote(value))
     for match in _BEARER.finditer(text):
@@ -305,7 +305,7 @@ def _assigned_in(text: str) -> Iterator[NamedValue]:
         value = _SCHEME.sub("", unquote(value), count=1)
         # The value may be written as in JSON, with escapes that the secret itself lacks.
         for secret in dict.fromkeys((value, _decoded(value))):
-            if _is_secret(name, secret):
+            if is_secret(name, secret):
                 yield NamedValue(name, secret)
 
 
@@ -320,7 +320,7 @@ def _decoded(text: str) -> str:
     return decoded
 
 
-def _is_secret(name: str, value: str) -> bool:
+def is_secret(name: str, value: str) -> bool:
     """Return whether a value is secret by its name. Its length doesn't matter."""
     if value in {"", HIDDEN} or not says_secret(name):
         return False

@@ -18,7 +18,7 @@ from specreg.core.errors import UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
-from specreg.engines.launch_facts import Fact, LaunchFacts
+from specreg.engines.launch_facts import NONE, LaunchFacts
 from specreg.engines.methods import (
     BRANCHES,
     DRAFT,
@@ -80,10 +80,40 @@ class _Tokens(msgspec.Struct, frozen=True):
     tokens: tuple[Count, ...]
 
 
-class _ServerInfo(msgspec.Struct, frozen=True):
-    """The settings in `/server_info` that the server has chosen itself."""
+_Word = Annotated[str, msgspec.Meta(max_length=48, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""A word of the server's. Two of them fit into a fact."""
 
-    attention_backend: Fact | None = None
+
+class _Graphs(msgspec.Struct, frozen=True):
+    """The CUDA graphs of a phase: `full`, `breakable` or `disabled`."""
+
+    backend: _Word | None = None
+
+
+class _CudaGraphs(msgspec.Struct, frozen=True):
+    prefill: _Graphs = _Graphs()
+    decode: _Graphs = _Graphs()
+
+
+class _ServerInfo(msgspec.Struct, frozen=True):
+    """The settings in `/server_info` that the server has chosen itself.
+
+    A phase without a backend of its own has `attention_backend`.
+    """
+
+    device: _Word | None = None
+    attention_backend: _Word | None = None
+    prefill_attention_backend: _Word | None = None
+    decode_attention_backend: _Word | None = None
+    sampling_backend: _Word | None = None
+    disable_overlap_schedule: bool | None = None
+    cuda_graph_config: _CudaGraphs | None = None
+
+
+_SAMPLERS = {None: "", "flashinfer": "on"}
+"""The fact about FlashInfer's sampler for each sampling backend; `off` for all others."""
+_ASYNC_SCHEDULING = {None: "", True: "off", False: "on"}
+"""The fact about asynchronous scheduling for each value of `disable_overlap_schedule`."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -469,10 +499,22 @@ class Sglang(Engine):
         return variables
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
-        """Return the attention backend, which `/server_info` reports."""
+        """Return the facts that `/server_info` reports."""
         del log
         info = decode_answer(fetch("GET", self.version_path), _ServerInfo)
-        return LaunchFacts(attention_backend=info.attention_backend or "")
+        graphs = info.cuda_graph_config
+        # On a CPU SGLang reports the modes that a GPU would have.
+        if graphs is None or info.device == "cpu":
+            graphs = _CudaGraphs()
+        return LaunchFacts(
+            attention_backend=_by_phase(
+                info.prefill_attention_backend or info.attention_backend,
+                info.decode_attention_backend or info.attention_backend,
+            ),
+            flashinfer_sampler=_SAMPLERS.get(info.sampling_backend, "off"),
+            async_scheduling=_ASYNC_SCHEDULING[info.disable_overlap_schedule],
+            cuda_graphs=_by_phase(graphs.prefill.backend, graphs.decode.backend),
+        )
 
     def identify(self, fetch: Fetch) -> Identity:
         """Identify the server by `/server_info`, which has all its settings."""
@@ -495,6 +537,13 @@ class Sglang(Engine):
             )
         # A server whose settings can't be read is still identified by its list of models.
         return identity
+
+
+def _by_phase(prefill: str | None, decode: str | None) -> str:
+    """Return what the two phases of a server have, as one fact; empty if it isn't known."""
+    if prefill == decode:
+        return prefill or ""
+    return f"prefill {prefill or NONE}, decode {decode or NONE}"
 
 
 def _dtype(options: LaunchOptions) -> str:

@@ -23,7 +23,7 @@ from specreg.engines.engine import (
     Parallel,
     Requirement,
 )
-from specreg.engines.launch_facts import LaunchFacts
+from specreg.engines.launch_facts import DISABLED, LaunchFacts
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
 from specreg.engines.serve_command import SPECULATION, TARGET, ServeCommand
 from specreg.engines.wire_format import (
@@ -273,6 +273,28 @@ _LOGGED_ATTENTION = re.compile(
     r"(?:\.| out of potential backends: .*| \(selected via .*)$",
     re.MULTILINE,
 )
+# vLLM logs its configuration once it is complete. The worker may still lower the mode of the CUDA
+# graphs to what the attention backend supports, and logs that too (vllm/config/compilation.py,
+# `resolve_cudagraph_mode_and_sizes` of 0.33.0).
+_LOGGED_CONFIG = re.compile(
+    r"\] Initializing a V1 LLM engine .*\bdevice_config=(?P<device>\w+)"
+    r".*'cudagraph_mode': <CUDAGraphMode\.(?P<graphs>\w+):"
+)
+_LOGGED_GRAPHS = re.compile(
+    r"; setting cudagraph_mode=(?P<set>\w+)|\] Cudagraph mode .* Overriding to (?P<overridden>\w+)"
+)
+# Scheduling is asynchronous unless a line says otherwise (`__post_init__` in vllm/config/vllm.py,
+# 0.26.0 to 0.33.0). On a CPU it never is, and no line says so (vllm/platforms/cpu.py).
+_LOGGED_ARGUMENTS = "non-default args: {"
+_LOGGED_NO_ASYNC = re.compile(
+    r"\] Async scheduling .*\bdisabled\b|non-default args: .*'async_scheduling': False"
+)
+# FlashInfer compiles its kernels, and vLLM does without it if there is no compiler.
+_LOGGED_NO_FLASHINFER = "] FlashInfer kernels are disabled: "
+_LOGGED_SAMPLER = {
+    "on": re.compile(r"\] Using FlashInfer for top-p & top-k sampling\."),
+    "off": re.compile(r"\] FlashInfer top-p/top-k sampling (?:disabled|unavailable)"),
+}
 
 
 _OWN_PORT = "specreg starts the server on this machine, on a port that is free"
@@ -501,13 +523,18 @@ class Vllm(Engine):
         return None
 
     def launch_facts(self, log: str, fetch: Fetch) -> LaunchFacts:
-        """Return the model runner and the target's attention backend, which the log shows."""
+        """Return the facts that the log shows."""
         del fetch
         runners = (runner for runner, line in _LOGGED_RUNNERS.items() if line.search(log))
         attention = _LOGGED_ATTENTION.search(log)
+        samplers = (switch for switch, line in _LOGGED_SAMPLER.items() if line.search(log))
         return LaunchFacts(
             model_runner=next(runners, ""),
             attention_backend=attention[1] if attention is not None else "",
+            flashinfer=DISABLED if _LOGGED_NO_FLASHINFER in log else "",
+            flashinfer_sampler=next(samplers, ""),
+            async_scheduling=_async_scheduling(log),
+            cuda_graphs=_cuda_graphs(log),
         )
 
     def identify(self, fetch: Fetch) -> Identity:
@@ -526,6 +553,28 @@ class Vllm(Engine):
         if b"vllm:" in page:
             speculates = b"vllm:spec_decode_num_drafts" in page
         return dataclasses.replace(identity, speculates=speculates)
+
+
+def _async_scheduling(log: str) -> str:
+    """Return whether steps are scheduled asynchronously; empty if the log doesn't show it."""
+    if _LOGGED_NO_ASYNC.search(log):
+        return "off"
+    config = _LOGGED_CONFIG.search(log)
+    # Without the arguments, it isn't known whether one of them switches it off.
+    if config is None or _LOGGED_ARGUMENTS not in log:
+        return ""
+    return "off" if config["device"] == "cpu" else "on"
+
+
+def _cuda_graphs(log: str) -> str:
+    """Return the mode of the CUDA graphs; empty if the log doesn't show it."""
+    config = _LOGGED_CONFIG.search(log)
+    if config is None:
+        return ""
+    mode = config["graphs"]
+    for line in _LOGGED_GRAPHS.finditer(log, config.end()):
+        mode = line["set"] or line["overridden"]
+    return mode
 
 
 def _flag(name: str, value: object) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from specreg.engines.engine import (
     Requirement,
     values_of_fields,
 )
-from specreg.engines.launch_facts import NONE, NOTHING_KNOWN, LaunchFacts
+from specreg.engines.launch_facts import NONE, LaunchFacts, inherited_variables
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Load, ServerSpec
 from specreg.matrix.models import config_of, served_models, widen_models
@@ -213,7 +213,7 @@ class ServerStart:
             draft=draft,
             engine_version="",
             packages=packages,
-            facts=self._facts(variables, packages),
+            facts=self._facts(variables, packages, engine.environment(options)),
             process=process,
         )
 
@@ -241,14 +241,25 @@ class ServerStart:
         self._processes.callback(stop_process, process)
         return process
 
-    def _facts(self, variables: Mapping[str, str], packages: Sequence[str]) -> LaunchFacts:
-        """Return the facts about a launch on a GPU that are known before its server is ready."""
+    def _facts(
+        self, variables: Mapping[str, str], packages: Sequence[str], own: Mapping[str, str]
+    ) -> LaunchFacts:
+        """Return the facts about a launch that are known before its server is ready.
+
+        Args:
+            variables: All variables of the server.
+            packages: The packages of its environment; empty if they aren't known.
+            own: The variables that the engine's file sets.
+        """
+        inherited = inherited_variables(os.environ, {*own, *dict(self.spec.engine_env)})
         if not self.provision.on_gpu:
-            return NOTHING_KNOWN
+            return LaunchFacts(variables=inherited)
         flashinfer = ""
         if packages:
             flashinfer = version_in(packages, "flashinfer-python") or NONE
-        return LaunchFacts(flashinfer=flashinfer, cuda_toolkit=toolkit_release(variables))
+        return LaunchFacts(
+            flashinfer=flashinfer, cuda_toolkit=toolkit_release(variables), variables=inherited
+        )
 
     @contextlib.contextmanager
     def _mapped_errors(self, log_path: Path) -> Iterator[None]:

@@ -243,15 +243,18 @@ def facts_of(server: Server, log: str) -> LaunchFacts:
     def fetch(method: str, path: str) -> bytes:
         return ask(server.base_url, method, path, within_s=_VERSION_TIMEOUT_S).good()
 
-    facts = NOTHING_KNOWN
+    reported = NOTHING_KNOWN
     # A server that doesn't report its facts is measured all the same; they stay unknown.
     with contextlib.suppress(AnswerError, InvalidMeasurementError):
-        facts = server.engine.launch_facts(log, fetch)
+        reported = server.engine.launch_facts(log, fetch)
+    # What the engine reports replaces what was known before: it may not use what is installed.
+    reported_facts = {
+        name: value for name, value in msgspec.structs.asdict(reported).items() if value
+    }
     variables = {**os.environ, **dict(server.spec.engine_env)}
     return msgspec.structs.replace(
         server.facts,
-        model_runner=facts.model_runner,
-        attention_backend=facts.attention_backend,
+        **reported_facts,
         refused_sampling=", ".join(name for name, _ in server.refused),
         target_revision=_revision_of(server.target, server.spec.target_revision, variables),
         draft_revision=_revision_of(server.draft, server.spec.draft_revision, variables),

@@ -177,6 +177,18 @@ def test_modules_that_an_engine_needs_are_found_beside_those_of_the_case(tmp_pat
     assert project == str(builders.ROOT / "tests/doubles")
 
 
+def test_what_a_server_inherits_from_the_shell_is_a_fact_of_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")  # specreg sets it too
+    with start(tmp_path, Script()) as server:
+        assert server.facts.variables == ()
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    with start(tmp_path, Script()) as server:
+        assert server.facts.variables == (("VLLM_USE_FLASHINFER_SAMPLER", "0"),)
+
+
 def test_a_server_takes_no_module_of_the_working_folder(tmp_path: Path) -> None:
     with start(tmp_path, Script()) as server:
         variables = psutil.Process(server.process.popen.pid).environ()
@@ -327,6 +339,9 @@ def test_what_a_server_runs_with_is_what_it_tells_and_what_the_hubs_cache_has(
         model_runner="v2",
         attention_backend="FLASH_ATTN",
         flashinfer="none",
+        flashinfer_sampler="off",
+        async_scheduling="on",
+        cuda_graphs="NONE",
         cuda_toolkit="13.0",
         target_revision="commit-of-target",
         draft_revision="commit-of-draft",

@@ -69,6 +69,20 @@ def test_packages_other_than_those_of_the_baseline_are_named(tmp_path: Path) -> 
     assert remarks == [f"{words} numpy 2.4.5 -> 2.4.6"]
 
 
+def test_a_variable_of_the_shell_that_the_baseline_lacks_is_named(tmp_path: Path) -> None:
+    context = runs.context(tmp_path)
+    launch, baseline = runs.record(context)
+    provenance = msgspec.structs.replace(baseline.provenance, facts=LaunchFacts(variables=()))
+    builders.record(context.store.folder, msgspec.structs.replace(baseline, provenance=provenance))
+    inherited = LaunchFacts(variables=(("VLLM_USE_FLASHINFER_SAMPLER", "0"),))
+
+    for facts, is_named in ((LaunchFacts(variables=()), False), (inherited, True)):
+        measured = dataclasses.replace(launch, facts=facts)
+        remarks = list(remarks_of(runs.measured_run(context, measured).result()))
+        words = "VLLM_USE_FLASHINFER_SAMPLER unset -> 0 since the baselines of"
+        assert [remark.startswith(words) for remark in remarks] == [True] * is_named
+
+
 def run_on_other_facts(folder: Path, *verdicts: Verdict) -> RunResult:
     """A run by model runner V2 and another driver, with a baseline by V1."""
     context = runs.context(folder)
