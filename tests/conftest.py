@@ -12,6 +12,13 @@ from tests.plugin.preloaded import PreloadedPython
 _PRODUCT = Path(__file__).parent / "perf"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make warnings errors in our own tests. A user's run in this checkout isn't one of them."""
+    for item in items:
+        if not item.path.is_relative_to(_PRODUCT):
+            item.add_marker(pytest.mark.filterwarnings("error"), append=False)
+
+
 @pytest.fixture(autouse=True)
 def _ended_by_signals(request: pytest.FixtureRequest) -> Iterator[None]:
     """Has signals end the children of a test where nohup or `&` had us ignore them.

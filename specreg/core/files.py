@@ -99,9 +99,13 @@ def check_can_write(folder: Path) -> None:
     Raises:
         OSError: The folder, or the existing folder in which it would be made, isn't writable.
     """
+    _check_writable(existing_folder(folder))
+
+
+def existing_folder(folder: Path) -> Path:
+    """Return a folder, or the closest one above it that exists if it doesn't exist yet."""
     folder = folder.absolute()
-    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    _check_writable(existing)
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 
 def _check_writable(folder: Path) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
-
 from specreg.core.errors import ModelError
 from specreg.core.files import (
     MIB,
@@ -21,6 +19,7 @@ from specreg.core.files import (
     repository_path,
     temporary_folder_beside,
 )
+from specreg.core.locks import new_lock
 from specreg.datasets.hub import fetch_model_file, snapshot_folder, why_unfetchable
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.weights import (
@@ -266,7 +265,7 @@ def _make_folder(folder: Path, write: Callable[[Path], None]) -> None:
         if folder.is_dir():
             return
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder.parent.with_suffix(".lock")):
+        with new_lock(folder.parent.with_suffix(".lock")):
             # Another process may have written it while this one waited.
             if folder.is_dir():
                 return

@@ -24,6 +24,7 @@ from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE, append_lines
+from specreg.core.locks import new_lock
 from specreg.core.reasons import Invalidity, Reason
 from specreg.core.received import open_received, received_files
 from specreg.core.values import check_plain_names, hide_values
@@ -351,13 +352,14 @@ class Ledger:
         """Lock the run against other processes, until the ledger is closed or this process ends.
 
         Raises:
-            SpecregError: another process has locked the run, or the lock can't be written.
+            SpecregError: another process has locked the run, the lock can't be written, or the
+                file system has no locks.
         """
         if self._lock is not None:
             return
-        lock = filelock.FileLock(self.path.with_name(_LOCK))
         with _map_disk_errors(self.path, "make room or repair its rights"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = new_lock(self.path.with_name(_LOCK))
             try:
                 lock.acquire(blocking=False)
             except filelock.Timeout as error:

@@ -21,6 +21,7 @@ from specreg.core.counted import counted
 from specreg.core.errors import MemoryHeldError, SensorError, UnkillableError
 from specreg.core.files import cache_folder, replace_file
 from specreg.core.interrupts import check_signalled
+from specreg.core.locks import new_lock
 from specreg.core.processes import describe, our_ids
 from specreg.telemetry.devices import open_probe, wait_until_free
 from specreg.telemetry.gpus import VARIABLES, visibility
@@ -107,7 +108,9 @@ def hold(device: Device, *, waits: bool, tell: Callable[[str], None] = print) ->
         SpecregError: The cache can't be written.
     """
     path = cache_folder("gpus") / f"{device.id}.lock"
-    lock = _LOCKS.setdefault(device.id, filelock.FileLock(path, thread_local=False))
+    lock = _LOCKS.get(device.id)
+    if lock is None:
+        lock = _LOCKS[device.id] = new_lock(path)
     holder_path = path.with_suffix(".txt")
     try:
         lock.acquire(timeout=0)
@@ -210,7 +213,7 @@ class GpuClaim:
                 reason = f"this process sees {len(visible_devices)}; use a machine that has enough"
             raise SensorError(f"{counted(gpus, 'GPU')}: {reason}")
         line_path = cache_folder("gpus") / "line.lock"
-        with filelock.FileLock(line_path, thread_local=False):
+        with new_lock(line_path):
             devices = self._take_free(visible_devices, gpus)
             if not devices:
                 tell(f"waiting for {gpus} of {len(visible_devices)} GPUs")

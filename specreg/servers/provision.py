@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import msgspec
 import packaging.requirements
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -41,6 +40,7 @@ from specreg.core.files import (
     file_sha256,
     replace_file,
 )
+from specreg.core.locks import check_locks, new_lock
 from specreg.core.probes import ask_program
 from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
@@ -97,7 +97,7 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
     folder = cache_folder(_ENVIRONMENTS) / python.parents[1].name
     failures = []
     # Another process may need the same environment at the same time.
-    with filelock.FileLock(f"{folder}.lock"):
+    with new_lock(Path(f"{folder}.lock")):
         if environment_exists(requirement):
             _check_unchanged(python, requirement)
             return str(python)
@@ -324,10 +324,11 @@ class Provision:
             UnsupportedError: An engine doesn't run here, isn't installed, or can't be installed
                 from the chosen source. Or its version doesn't fit a case, or it doesn't support a
                 setting of a case.
-            SpecregError: The cache is needed and can't be written.
+            SpecregError: The cache is needed, and can't be written or locked.
         """
         if self._needs_cache(cases):
             check_cache()
+            check_locks(cache_dir())
         # A version, an interpreter or a build belongs to one engine.
         engines = sorted({case.server.engine for case in cases})
         chosen_source = self._chosen_source

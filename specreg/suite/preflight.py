@@ -16,7 +16,8 @@ from specreg.baselines.schema import baseline_files, read_baselines
 from specreg.core.commands import install_command, record_command
 from specreg.core.counted import counted
 from specreg.core.errors import ModelError, SensorError, SpecregError, UnsupportedError
-from specreg.core.files import cache_dir, cause_and_path_of, real_path
+from specreg.core.files import cache_dir, cause_and_path_of, existing_folder, real_path
+from specreg.core.locks import check_locks
 from specreg.datasets.hub import hub_cache_dir, is_cached, is_installed, is_offline, why_unfetchable
 from specreg.datasets.table import dataset_named
 from specreg.engines.engine import Requirement
@@ -356,9 +357,18 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
 
 def _need(content: str, folder: Path, gib: float) -> _Need:
     """Return the disk space that is needed in a folder, which need not exist yet."""
-    path = real_path(folder)
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    return _Need(content, existing, gib)
+    return _Need(content, existing_folder(real_path(folder)), gib)
+
+
+def _examine_locks(context: RunContext) -> Iterator[Finding]:
+    """Yield for the cache and for the folder of runs whether files there can be locked."""
+    for folder in (cache_dir(), context.run_folder.parent):
+        try:
+            check_locks(folder)
+        except SpecregError as error:
+            yield _obstacle("locks", error)
+        else:
+            yield Finding("locks", f"files in '{folder}' can be locked")
 
 
 def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> Finding:
@@ -527,6 +537,7 @@ _CHECKS = (
     _examine_memory,
     _examine_power,
     _examine_disks,
+    _examine_locks,
     _examine_engines,
     _examine_build_tools,
     _examine_models,

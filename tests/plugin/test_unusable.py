@@ -1,14 +1,17 @@
 """What a run can't use is named at once, in one line, before any server starts."""
 
+import errno
 import os
+import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from specreg.telemetry.identity import current_environment
-from tests.plugin.conftest import MATRIX, Suite, run_here
+from tests.plugin.conftest import MATRIX, ROOT, Suite, run_here
 from tests.plugin.preloaded import PreloadedPython
 
 _WITHOUT_OVERRIDE = (
@@ -44,6 +47,45 @@ def refusal_of(suite: Suite) -> str:
     assert "starting" not in output
     (line,) = (line for line in output.splitlines() if line.startswith("ERROR: "))
     return line
+
+
+NO_LOCKS = ("ENOSYS", "ENOLCK", "EOPNOTSUPP")
+LOCKLESS = ROOT / "tests/doubles/lockless"
+
+
+@pytest.mark.parametrize("error", NO_LOCKS)
+def test_a_file_system_without_locks_is_named_with_the_option(tmp_path: Path, error: str) -> None:
+    suite = Suite(tmp_path)
+    suite.python_path = LOCKLESS
+    suite.variables["FLOCK_ERRNO"] = str(getattr(errno, error))
+    line = refusal_of(suite)
+    assert re.search(r"file system, \S+ at '/.*', has no locks", line)
+    assert os.strerror(getattr(errno, error)) in line
+    assert "--specreg-runs" in line
+
+
+def test_doctor_tries_a_lock(suite: Suite) -> None:
+    suite.python_path = LOCKLESS
+    command = (sys.executable, "-m", "specreg", "doctor", "--tier=cpu")
+    for number, state in (("0", "ok"), (str(errno.ENOSYS), "in the way")):
+        done = run_here(*command, env=suite.environment() | {"FLOCK_ERRNO": number})
+        rows = [line for line in done.stdout.splitlines() if " locks " in line]
+        assert rows, done.stdout + done.stderr
+        assert all(row.startswith(state) for row in rows)
+
+
+def test_a_warning_is_an_error_in_our_tests_and_not_in_a_users_run(suite: Suite) -> None:
+    with pytest.raises(UserWarning, match="old"):
+        warnings.warn("old", UserWarning, stacklevel=1)
+    (suite.folder / "warning_plugin.py").write_text(
+        "import warnings\n"
+        "def pytest_collection_modifyitems():\n    warnings.warn('old', UserWarning)\n"
+    )
+    suite.python_path = suite.folder
+    collect = (*CHOSEN, "--collect-only", "-p", "warning_plugin")
+    done = suite.run(*collect)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
+    assert suite.run(*collect, "-W", "error").returncode == pytest.ExitCode.INTERNAL_ERROR
 
 
 def lock_folder(folder: Path) -> None:
