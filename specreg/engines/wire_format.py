@@ -711,7 +711,8 @@ def unreadable(fault: str, answer: bytes) -> InvalidMeasurementError:
 
 DONE = b"[DONE]"
 _PREFIX = b"data:"
-_OTHER_FIELDS = (b":", b"id:", b"retry:")
+_COMMENT = b":"
+_OTHER_FIELDS = (b"id:", b"retry:")
 _MAX_STRAY_BYTES = 64 * 2**10
 
 
@@ -719,12 +720,14 @@ class EventSplitter:
     """Cuts a stream of bytes into events, usually one `data:` line each.
 
     A JSON object that spans several lines of data is one event. Lines that aren't a field of an
-    event are kept, because they may be the server's words about an error; see `check_rest`.
+    event are kept, because they may be the server's words about an error; see `check_rest`. So are
+    the comments since the last event, which some servers write their errors into.
 
     Attributes:
         _begun: a line whose end hasn't come yet.
         _held: the data of an object whose end hasn't come yet.
         _stray: the lines that belong to no event.
+        _comments: the comments since the last event.
         _last: the data of the current event.
         _is_error: True if the server calls the current event an error.
     """
@@ -733,6 +736,7 @@ class EventSplitter:
         self._begun = bytearray()
         self._held = b""
         self._stray = bytearray()
+        self._comments = bytearray()
         self._last = b""
         self._is_error = False
 
@@ -774,10 +778,21 @@ class EventSplitter:
                 # An empty line ends an event.
                 self._last = b""
                 continue
-            self._last = data
-            if self._is_error:
-                raise _error_event(data)
+            self._take_data(data)
             yield data
+
+    def _take_data(self, data: bytes) -> None:
+        """Take the data of an event.
+
+        Raises:
+            ServerAnswerError: the server calls the event an error.
+        """
+        self._last = data
+        if self._is_error:
+            raise _error_event(data)
+        # A comment before further events only kept the connection alive.
+        if self._comments and data != DONE:
+            self._comments.clear()
 
     def _take_other_line(self, line: bytes) -> bytes:
         """Take a line without data: an empty line, a field of the event, or stray text.
@@ -796,10 +811,14 @@ class EventSplitter:
             if self._is_error and self._last:
                 raise _error_event(self._last)
         elif line and not line.startswith(_OTHER_FIELDS):
+            kept = self._stray
+            if line.startswith(_COMMENT):
+                kept = self._comments
+                line = line.removeprefix(_COMMENT).strip()
             # Only the beginning is kept: a server can send such lines forever, and the beginning is
             # enough to quote.
-            if len(self._stray) < _MAX_STRAY_BYTES:
-                self._stray += line + b"\n"
+            if len(kept) < _MAX_STRAY_BYTES:
+                kept += line + b"\n"
         elif not line:
             ended = self._held
             is_error = self._is_error
@@ -821,21 +840,31 @@ class EventSplitter:
         Raises:
             ServerAnswerError: what is left is an error.
             InvalidMeasurementError: `EVENT_UNREADABLE`, the answer isn't finished, and stray text
-                is left.
+                or a comment is left.
         """
         # A line without its end is data if it begins as data, and otherwise stray text.
         begun = bytes(self._begun.strip())
         data = self._held + begun.removeprefix(_PREFIX).strip()
         is_data = bool(self._held) or begun.startswith(_PREFIX)
         stray = bytes(self._stray)
-        if not is_data:
+        comments = bytes(self._comments)
+        if begun.startswith(_COMMENT):
+            comments += begun.removeprefix(_COMMENT).strip()
+        elif not is_data:
             stray += begun
         if is_data and self._is_error:
             raise _error_event(data)
-        for content in (data, stray):
+        for content in (data, stray, comments):
             check_no_error(content)
-        if not is_finished and stray.strip():
+        if is_finished:
+            return
+        if stray.strip():
             message = f"the answer is no stream of events: {quote(stray)}"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
+        if comments.strip():
+            message = (
+                f"the stream ended without a finish reason, after the comment: {quote(comments)}"
+            )
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
 
 

@@ -362,6 +362,9 @@ class ChatClient:
             InvalidMeasurementError: the answer is an error, can't be read, is too long, or can't be
                 measured.
         """
+        import aiohttp  # noqa: PLC0415 - imported by then, see new_client
+        import httpx  # noqa: PLC0415 - the same
+
         splitter = EventSplitter()
         clock = self.clock
         parsed = None
@@ -371,14 +374,19 @@ class ChatClient:
                 answer = quote_answer(await _beginning(response))
                 message = f"HTTP {response.status_code} from {path}: {answer}"
                 raise InvalidMeasurementError("HTTP_ERROR", message)
-            # `aiter_raw` would count the bytes too, at two microseconds a chunk.
-            async for piece in cast("httpx.AsyncByteStream", response.stream):
-                at_ns = clock()
-                stream.heard_ns = at_ns
-                for event in splitter.feed(piece):
-                    if event != DONE:
-                        parsed = parse_event(event)
-                        stream.take(parsed, at_ns)
+            try:
+                # `aiter_raw` would count the bytes too, at two microseconds a chunk.
+                async for piece in cast("httpx.AsyncByteStream", response.stream):
+                    at_ns = clock()
+                    stream.heard_ns = at_ns
+                    for event in splitter.feed(piece):
+                        if event != DONE:
+                            parsed = parse_event(event)
+                            stream.take(parsed, at_ns)
+            except (httpx.HTTPError, aiohttp.ClientError):
+                # The server's last words say more than how the connection ended.
+                splitter.check_rest(is_finished=False)
+                raise
         splitter.check_rest(is_finished=stream.finish_reason is not None)
         if stream.finish_reason is None and parsed == _EMPTY_EVENT:
             message = f"the stream ended without a finish reason, its last event is {quote(event)}"

@@ -44,6 +44,7 @@ def error_of(*pieces: bytes, engine: str = "vllm") -> str:
         FLAT + b"\n",
         PRETTY,
         b'{"error": "the engine is dead"}',
+        b': {"error": "the engine is dead"}\n\n',
         b'{"detail": [{"loc": ["body"], "msg": "the engine is dead"}]}',
     ],
 )
@@ -61,6 +62,12 @@ def test_the_words_of_an_error_are_quoted(
         ((b"upstream connect error",), "EVENT_UNREADABLE: the answer is no stream of events: up"),
         ((b"<html>\n<b>502</b>",), "EVENT_UNREADABLE: the answer is no stream of events: <html>"),
         ((PIECES[0], b"Killed\n"), "EVENT_UNREADABLE: the answer is no stream of events: Killed"),
+        ((b": error: out of memory\n\n",), "EVENT_UNREADABLE: .* comment: error: out of memory"),
+        ((b": error: out of memory",), "EVENT_UNREADABLE: .* comment: error: out of memory"),
+        (
+            (PIECES[0], b": the engine\n: is dead\n\n", b"data: [DONE]\n\n"),
+            "EVENT_UNREADABLE: the stream ended .* comment: the engine.* is dead",
+        ),
         ((b'data: {"why": "dead"}\n\n',), 'EVENT_UNREADABLE: the stream ended .* {"why": "dead"}'),
         ((event("1", '"abort"'),), "SERVER_ERROR: the server says 'abort: {"),
         ((event("1", '"error"'),), "SERVER_ERROR: the server says 'error: {"),
@@ -77,6 +84,10 @@ def test_other_last_words_are_quoted_too(pieces: tuple[bytes, ...], words: str) 
 )
 def test_lines_outside_of_events_do_not_spoil_a_complete_answer(stray: bytes) -> None:
     assert error_of(*PIECES, stray) == ""
+
+
+def test_a_comment_between_events_is_not_the_reason_why_a_stream_ended() -> None:
+    assert error_of(b": ping\n\n", PIECES[0]) == ""
 
 
 def test_an_aborted_answer_of_sglang_is_an_error() -> None:
