@@ -42,6 +42,8 @@ _OWN_FETCH = re.compile(r"-*(?:download[-_]dir|load[-_]format)|.*_USE_MODELSCOPE
 specreg then doesn't fetch them first."""
 _WIDENED = re.compile(r".+-wide-\w+-([0-9a-f]{64})")
 """The name of a widened model's folder. It ends with a checksum of what the model is made from."""
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+"""The suffixes of files with weights. An engine may load any of them."""
 _RECIPE = 1
 """The version of the recipe of widened models. If it is raised, all of them are made again."""
 
@@ -61,11 +63,20 @@ def resolve_model(root: Path, reference: str) -> str:
     if is_hub_id(reference):
         return reference
     folder = real_path(repository_path(root, reference))
-    for pattern in (CONFIG, "*.safetensors"):
-        if not any(folder.glob(pattern)):
-            message = f"model folder '{folder}': {pattern} is missing; check the path in the matrix"
-            raise ModelError(message)
+    missing = ""
+    if not (folder / CONFIG).exists():
+        missing = CONFIG
+    elif not _weight_files(folder):
+        missing = f"a file with weights (*{', *'.join(_WEIGHT_SUFFIXES)})"
+    if missing:
+        message = f"model folder '{folder}': {missing} is missing; check the path in the matrix"
+        raise ModelError(message)
     return str(folder)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files with weights in a folder, sorted, so that the order is always the same."""
+    return sorted(path for path in folder.glob("*") if path.suffix in _WEIGHT_SUFFIXES)
 
 
 def is_hub_id(reference: str) -> bool:
@@ -164,7 +175,7 @@ def model_sha256(reference: str) -> str:
     The files are read once per process, because a model that is served must not change.
 
     Raises:
-        OSError: A file can't be read.
+        ModelError: A file can't be read.
     """
     folder = Path(reference)
     # The name of a widened model has the checksum of its source and its sizes. It is known before
@@ -175,10 +186,25 @@ def model_sha256(reference: str) -> str:
     if not folder.is_dir():
         return ""
     digest = hashlib.sha256()
-    # The files are sorted, so that the checksum is the same on every machine.
-    for path in (folder / CONFIG, *sorted(folder.glob("*.safetensors"))):
-        digest.update(bytes.fromhex(file_sha256(path)))
+    for path in (folder / CONFIG, *_weight_files(folder)):
+        digest.update(bytes.fromhex(_file_sha256(path)))
     return digest.hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    """Return the checksum of a model's file.
+
+    Raises:
+        ModelError: The file can't be read.
+    """
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        problem = f"model file '{path}': {cause_of(error)}"
+        cure = "remove it, or fetch the model again"
+        if path.is_symlink():
+            problem = f"{problem}, behind the link to '{path.readlink()}'"
+        raise ModelError(f"{problem}; {cure}") from error
 
 
 def served_models(root: Path, spec: ServerSpec) -> tuple[str, str | None]:
@@ -243,7 +269,7 @@ def _content_sha256(folder: Path, *parameters: object) -> str:
     content = hashlib.sha256(model_sha256(str(folder)).encode())
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
-            content.update((folder / name).read_bytes())
+            content.update(bytes.fromhex(_file_sha256(folder / name)))
     for parameter in parameters:
         content.update(repr(parameter).encode())
     return content.hexdigest()

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from specreg.core.errors import ModelError
 from specreg.matrix.models import model_sha256, resolve_model, served_models, vocabulary_of
 from specreg.matrix.weights import Bits, read_tensors, write_padded_model, write_tensors
 from tests.unit import builders
+from tests.unit.builders.started_servers import at_most
 
 TINY = builders.ROOT / "fixtures/models/tiny/target"
 NO_COUNTS = ("null", "true", "7.5", '"7"', "0")
@@ -54,9 +57,34 @@ def test_a_model_that_a_repository_lacks_is_specregs_own_below_fixtures_alone(mo
 def test_an_incomplete_folder_is_refused(model: Path) -> None:
     for name, missing in (("model.safetensors", "*.safetensors"), ("config.json", "config.json")):
         (model / name).unlink()
-        words = re.escape(f"model folder '{model}': {missing} is missing; check")
-        with pytest.raises(ModelError, match=words):
+        with pytest.raises(ModelError, match=re.escape(missing)) as refused:
             resolve_model(model.parent, "./model")
+        assert str(model) in str(refused.value)
+
+
+def gone(path: Path) -> None:
+    path.symlink_to(path.with_name("pruned-blob"))
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def link_to_folder(path: Path) -> None:
+    path.symlink_to(path.parent)
+
+
+@pytest.mark.parametrize("make", [gone, loop, link_to_folder, Path.mkdir, os.mkfifo])
+@pytest.mark.parametrize("name", ["a.safetensors", "a.bin", "z.pt", "config.json"])
+def test_weights_that_are_no_file_are_named(
+    model: Path, make: Callable[[Path], None], name: str
+) -> None:
+    """A hub cache that was pruned leaves links to nothing."""
+    path = model / name
+    path.unlink(missing_ok=True)
+    make(path)
+    with at_most(5.0), pytest.raises(ModelError, match=re.escape(str(path))):
+        model_sha256(str(model))
 
 
 @pytest.mark.parametrize(
@@ -135,11 +163,21 @@ def test_the_checksum_changes_with_config_and_with_all_weights(model: Path, tmp_
     changed = Path(shutil.copytree(model, tmp_path / "changed"))
     sums = [model_sha256(str(model))]
     assert model_sha256(str(changed)) == sums[0]
-    for name in ("config.json", "model.safetensors", "model-00002-of-00002.safetensors"):
+    for name in (
+        "config.json",
+        "model.safetensors",
+        "model-00002-of-00002.safetensors",
+        "pytorch_model.bin",
+    ):
         (changed / name).write_text("{}")
         model_sha256.cache_clear()
         sums.append(model_sha256(str(changed)))
-    assert len(set(sums)) == 4
+    assert len(set(sums)) == 5
+
+
+def test_a_folder_with_weights_in_another_format_is_a_model(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert resolve_model(model.parent, "./model") == str(model)
 
 
 def test_a_model_says_how_many_token_ids_it_knows_and_is_named_if_it_does_not(model: Path) -> None:
