@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from specreg.verdicts.verdict import Outcome, Verdict
 ALWAYS = ("html", "markdown")
 """The formats that every run writes."""
 
+_FORMULA = re.compile(r"(^|;)(\s*[=+\-@\uff0b\uff0d\uff1d\uff20])", re.MULTILINE)
+"""The beginning of a formula. Some spreadsheets accept the full-width forms too, and in many
+countries they split cells at semicolons and lines, whatever the quotes."""
 _Measured = Mapping[str, Measurement]
 
 
@@ -103,16 +107,28 @@ def append_job_summary(text: str) -> None:
 
 
 def render_verdict_rows(report: Report) -> str:
-    """Return CSV with a row for each verdict and a column for each of its fields."""
+    """Return CSV with a row for each verdict and a column for each of its fields.
+
+    A spreadsheet executes a cell that begins like a formula, so a formula in a text gets an
+    apostrophe before it.
+    """
     text = io.StringIO()
     columns = flat_fields(Verdict(case_id="", metric="", outcome=Outcome.PASS))
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for verdict in readable_values(report).run.verdicts:
-        fields = flat_fields(verdict)
-        # An empty tuple would be written as `()`.
-        writer.writerow({name: "" if value == () else value for name, value in fields.items()})
+        writer.writerow({name: _cell(value) for name, value in flat_fields(verdict).items()})
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Return a field as a cell of CSV in which no spreadsheet finds a formula."""
+    # An empty tuple would be written as `()`.
+    if value == ():
+        return ""
+    if isinstance(value, str):
+        return _FORMULA.sub(r"\1'\2", value)
+    return value
 
 
 def _render_openmetrics(report: Report) -> str:

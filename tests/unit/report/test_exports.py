@@ -124,6 +124,33 @@ def test_each_verdict_is_a_row_whatever_its_reason_holds() -> None:
     assert (lost["outcome"], lost["reason"]) == ("REGRESSED", HOSTILE)
 
 
+FORMULAS = (
+    '=HYPERLINK("http://x","y")',
+    "+1+1",
+    "-2+3|cmd",
+    "@SUM(A1)",
+    " =1",
+    "\uff1d1+1",
+    "\t=1",
+    "\r=1",
+)
+
+
+@pytest.mark.parametrize("text", FORMULAS, ids=ascii)
+def test_no_cell_begins_like_a_formula_and_numbers_stay_numbers(text: str) -> None:
+    table = render_verdict_rows(with_reason(text))
+    held, lost = csv.DictReader(io.StringIO(table))
+    assert lost["reason"].startswith("'")
+    assert float(lost["change_frac"]) < 0
+    assert held["outcome"] == "PASS"
+
+
+def test_a_spreadsheet_that_splits_at_semicolons_finds_no_formula() -> None:
+    table = render_verdict_rows(with_reason("lost; =1+1;=2\n=3"))
+    *_, lost = csv.reader(io.StringIO(table), delimiter=";")
+    assert not any(cell.strip().startswith("=") for cell in lost)
+
+
 def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
     files = render_aiperf(reports.REPORT, MEASURED)
     lines = files[f"aiperf/{CASE.id}/profile_export.jsonl"].splitlines()
