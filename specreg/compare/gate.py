@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from specreg.compare.answers import AnswerComparison
-from specreg.compare.judging import Decision, Rules, decide, is_lost, plan_launches, rules_of
+from specreg.compare.judging import Decision, Rules, decide, is_lost, rules_of
 from specreg.compare.options import MAX_LAUNCHES, GateOptions
 from specreg.compare.pairs import (
     COMPARED,
@@ -29,8 +29,8 @@ from specreg.compare.pairs import (
     pairs_of,
     parse_override,
     pinned_pairs,
-    slots_of,
 )
+from specreg.compare.plan import Goal, Step, next_step, slots_of
 from specreg.compare.progress import render_progress
 from specreg.core.errors import (
     DatasetError,
@@ -50,7 +50,7 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model, served_models
 from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
-from specreg.measurement.ledger import LEDGER, FailedLaunch, Key, Ledger, MeasuredLaunch
+from specreg.measurement.ledger import LEDGER, ArmLaunch, FailedLaunch, Key, Ledger, MeasuredLaunch
 from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.installer import packages_sha256
@@ -98,8 +98,8 @@ class Gate:
         key_of: returns the key of a pair's side on the launch with a number.
         answers: the comparison of both sides' answers.
         finished: whether the gate has ended. False if it was interrupted, or if its time was up.
-        launcher: simulates a launch of some sides: it adds what a group measured to the ledger.
-            None to start real servers.
+        launcher: simulates a step, and adds what it measured to the ledger. None to start real
+            servers.
     """
 
     options: GateOptions
@@ -115,7 +115,7 @@ class Gate:
     key_of: Callable[[Pair, Side, int], Key]
     answers: AnswerComparison
     finished: bool = False
-    launcher: Callable[["Gate", Group, int, tuple[Side, ...]], None] | None = None
+    launcher: Callable[["Gate", Step], None] | None = None
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -191,31 +191,26 @@ class Gate:
             minutes = math.inf if on_gpu else _MINUTES_WITHOUT_GPU
         deadline_s = time.monotonic() + 60 * minutes
         longest_s = 0.0
-
-        def is_wanted(group: Group) -> bool:
-            return goes_on_until_done or self.answers.wants(group)
-
-        planned_launches = plan_launches(
-            self.groups, self.rules, self.decide, is_done or is_lost, is_wanted
+        launch = self.launcher or Gate._launch
+        goal = Goal(
+            groups=self.groups,
+            rules=self.rules,
+            together=self.together,
+            decide=self._decide,
+            is_done=is_done or is_lost,
+            is_wanted=lambda group: goes_on_until_done or self.answers.wants(group),
         )
-        for group, number, sides in planned_launches:
-            # A resumed gate has measured some of these pairs before.
-            pairs = self._unmeasured(group, number, sides)
-            if not pairs:
-                continue
-            for slot in slots_of(number, sides, together=self.together):
-                began_s = time.monotonic()
-                # Stop if a launch as long as the longest one so far wouldn't end in time.
-                if longest_s and began_s + longest_s > deadline_s:
-                    self._leave_level_to_last_look()
-                    return self.decide()
-                if self.launcher is None:
-                    self._launch(pairs, number, slot)
-                else:
-                    self.launcher(self, pairs, number, slot)
-                longest_s = max(longest_s, time.monotonic() - began_s)
-            if sides == COMPARED:
-                self._show_progress(number, pairs)
+        while (step := next_step(self.ledger, goal)) is not None:
+            began_s = time.monotonic()
+            # Stop if a launch as long as the longest one so far wouldn't end in time.
+            if longest_s and began_s + longest_s > deadline_s:
+                self._leave_level_to_last_look()
+                return self.decide()
+            launch(self, step)
+            longest_s = max(longest_s, time.monotonic() - began_s)
+            *_, last_sides = slots_of(step.number, COMPARED, together=self.together)
+            if step.sides == last_sides:
+                self._show_progress(step.number, step.group)
         self.finished = True
         return self.decide()
 
@@ -236,7 +231,10 @@ class Gate:
 
     def decide(self) -> Decision:
         """Return the decision on the basis of the launches so far."""
-        return decide(self.pairs, self.ledger.launches, self.rules, self.answers.verdicts)
+        return self._decide(self.ledger.launches)
+
+    def _decide(self, launches: Sequence[ArmLaunch]) -> Decision:
+        return decide(self.pairs, launches, self.rules, self.answers.verdicts)
 
     def engines(self, side: Side) -> tuple[str, ...]:
         """Return the different engines of a side, each with the version that its server reported.
@@ -250,25 +248,8 @@ class Gate:
                 engines.add(f"{launch.case.server.engine} {version}")
         return tuple(sorted(engines))
 
-    def _unmeasured(self, group: Group, number: int, sides: tuple[Side, Side]) -> Group:
-        """Return the pairs of a group that a launch hasn't measured on both sides.
-
-        If a pair was measured on one side only, the launch of this side is removed, because it
-        would be compared with a launch at another hour. Failed launches remain, because the report
-        shows them.
-        """
-        unmeasured = []
-        for pair in group:
-            launches = [self.ledger.find(pair.id, number, side) for side in sides]
-            if all(launches):
-                continue
-            unmeasured.append(pair)
-            for launch in filter(None, launches):
-                self.ledger.remove(launch)
-        return tuple(unmeasured)
-
-    def _launch(self, group: Group, number: int, sides: tuple[Side, ...]) -> None:
-        """Start the servers of these sides, and measure all pairs of a group on them.
+    def _launch(self, step: Step) -> None:
+        """Start the servers of a step, and measure its pairs on them.
 
         A failure is recorded as a failed launch.
 
@@ -276,6 +257,7 @@ class Gate:
             SideError: the server of a side has never started, neither now nor before.
             MemoryHeldError: another process holds the memory that a server needs.
         """
+        group, number, sides = step
         side_names = f"sides {', '.join(sides)}"
         if len(sides) == 1:
             side_names = f"side {sides[0]}"

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, NamedTuple
@@ -273,60 +273,6 @@ def _control_verdicts(
         verdicts = judge_pair(pair, launches, rules, CONTROL)
         # Acceptance hardly varies with the launch, so only speeds are compared with a control.
         yield from (verdict for verdict in verdicts if _is_speed(verdict))
-
-
-def plan_launches(
-    groups: Sequence[Group],
-    rules: Rules,
-    decide_so_far: Callable[[], Decision],
-    is_done: Callable[[Decision], bool],
-    is_wanted: Callable[[Group], bool] = lambda _: False,
-) -> Iterator[tuple[Group, int, tuple[Side, Side]]]:
-    """Yield the launches that a gate needs, until it has its answer.
-
-    Whenever B seems slower at a look, side A is launched next to itself, up to as many times as B
-    was launched.
-
-    Args:
-        groups: the groups of pairs that share their servers.
-        rules: after how many launches the gate judges.
-        decide_so_far: returns the decision on the basis of all launches so far.
-        is_done: returns whether a decision is final.
-        is_wanted: returns whether a group is launched even if it is settled.
-
-    Yields:
-        The pairs to launch, the number of the launch, and the sides to launch. A launch of side A
-        next to itself may come again at later looks, and the caller leaves out measured ones.
-    """
-    open_groups = list(groups)
-    for number in range(1, rules.launches + 1):
-        # Launch both sides of each group that isn't settled.
-        yield from ((group, number, COMPARED) for group in open_groups)
-        if number not in rules.looks:
-            continue
-        decision = decide_so_far()
-        if is_done(decision):
-            return
-        # Launch side A next to itself, as long as that may explain why B seems slower.
-        for control_number, group in itertools.product(range(1, number + 1), open_groups):
-            pairs = tuple(pair for pair in group if _is_doubtful(pair, decision))
-            if pairs:
-                yield pairs, control_number, CONTROL
-                decision = decide_so_far()
-        if is_done(decision):
-            return
-        open_groups = [
-            group for group in open_groups if is_wanted(group) or not is_settled(group, decision)
-        ]
-
-
-def _is_doubtful(pair: Pair, decision: Decision) -> bool:
-    """Return whether B seems slower on a pair, but side A may differ from itself as much."""
-    return any(
-        verdict.has_code(UNCHECKED, MACHINE_MOVED) and not _is_proven_loss(verdict)
-        for verdict in decision.verdicts
-        if verdict.case_id == pair.id
-    )
 
 
 def is_lost(decision: Decision) -> bool:

@@ -124,26 +124,6 @@ Group = tuple[Pair, ...]
 """Pairs that share their servers."""
 
 
-def slots_of(
-    launch: int, sides: tuple[Side, Side], *, together: bool
-) -> tuple[tuple[Side, ...], ...]:
-    """Return the sides to start for a launch, in order. The sides of a tuple run at the same time.
-
-    The order is reversed on every second launch, so that a drift of the machine affects both sides.
-
-    Args:
-        launch: the number of the launch, from 1.
-        sides: the two sides that are compared.
-        together: whether both sides run at the same time.
-    """
-    order = sides
-    if launch % 2 == 0:
-        order = sides[::-1]
-    if together:
-        return (order,)
-    return tuple((side,) for side in order)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
     """One setting of a side's servers.

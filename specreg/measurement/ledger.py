@@ -315,12 +315,11 @@ class Ledger:
         return tuple(launch for launch in self._launches if isinstance(launch, MeasuredLaunch))
 
     def add(self, launch: ArmLaunch) -> None:
-        """Add a launch to those of the run."""
+        """Add a launch to those of the run, instead of a measured one that is repeated."""
+        repeated = self.find(launch.case_id, launch.number, launch.arm)
+        if repeated is not None:
+            self._launches.remove(repeated)
         self._launches.append(launch)
-
-    def remove(self, launch: ArmLaunch) -> None:
-        """Remove a launch from those of the run. Its lines stay in the file."""
-        self._launches.remove(launch)
 
     def find(self, case_id: str, number: int, arm: ArmName = "case") -> MeasuredLaunch | None:
         """Return the launch of an arm with a number, from 1; None if it measured nothing."""

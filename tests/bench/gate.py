@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.compare.judging import Decision, Rules
-from specreg.compare.pairs import Group, Pair, Side, slots_of
+from specreg.compare.pairs import Group, Pair, Side
+from specreg.compare.plan import slots_of
 from specreg.measurement.ledger import ArmLaunch
 from specreg.verdicts.selftest import PROMPT_SPREAD, PROMPTS, RATES, STEPS, accepted_frac, shift_of
 from tests.unit import builders

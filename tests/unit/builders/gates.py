@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.compare.judging import Decision, Rules, decide, is_lost, plan_launches
-from specreg.compare.pairs import COMPARED, Group, Pair, Side
+from specreg.compare.judging import Decision, Rules, decide
+from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
+from specreg.compare.plan import Goal, next_step
 from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
-from specreg.measurement.ledger import ArmLaunch, FailedLaunch, MeasuredLaunch
+from specreg.measurement.ledger import ArmLaunch, FailedLaunch, Ledger, MeasuredLaunch
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
 from specreg.stats.percentiles import TimeHistogram
@@ -106,11 +107,12 @@ def decision_of(
 ) -> Decision:
     """A whole gate, stopped as a real one is, of launches that a function makes."""
     pairs = [pair for group in groups for pair in group]
-    done: list[ArmLaunch] = []
-
-    def look() -> Decision:
-        return decide(pairs, done, rules)
-
-    for group, number, sides in plan_launches(groups, rules, look, is_lost):
-        done += launched(group, number, sides)
-    return look()
+    ledger = Ledger(Path("unused"))
+    goal = Goal(
+        groups=groups, rules=rules, together=True, decide=lambda some: decide(pairs, some, rules)
+    )
+    while (step := next_step(ledger, goal)) is not None:
+        sides = CONTROL if Side.A1 in step.sides else COMPARED
+        for made in launched(step.group, step.number, sides):
+            ledger.add(made)
+    return decide(pairs, ledger.launches, rules)

@@ -19,7 +19,8 @@ from specreg.compare.bisect import (
 from specreg.compare.gate import Gate, SideError, open_gate
 from specreg.compare.judging import Decision, GateAnswer
 from specreg.compare.options import BisectOptions, GateOptions
-from specreg.compare.pairs import Group, Pair, Side
+from specreg.compare.pairs import Pair, Side
+from specreg.compare.plan import Step
 from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.case import Tier
@@ -132,12 +133,12 @@ class ScriptedReleases:
         )
         return dataclasses.replace(gate, options=options, answers=answers, launcher=self.launch)
 
-    def launch(self, gate: Gate, _: Group, number: int, sides: tuple[Side, ...]) -> None:
+    def launch(self, gate: Gate, step: Step) -> None:
         """Add the launches of some sides to a gate."""
         version = gate.options.b.removeprefix("vllm==")
-        self.launched.append((version, number))
-        for side in sides:
-            launch_of_side = self.launch_of(version, side, number)
+        self.launched.append((version, step.number))
+        for side in step.sides:
+            launch_of_side = self.launch_of(version, side, step.number)
             gate.ledger.add(dataclasses.replace(launch_of_side, case_id=gate.pairs[0].id))
 
 

@@ -16,7 +16,8 @@ from specreg.compare.document import record_gate
 from specreg.compare.gate import Gate, open_gate
 from specreg.compare.judging import GateAnswer
 from specreg.compare.options import GateOptions
-from specreg.compare.pairs import COMPARED, CONTROL, Group, Side
+from specreg.compare.pairs import COMPARED, CONTROL, Side
+from specreg.compare.plan import Step
 from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
 from specreg.measurement.ledger import FailedLaunch, MeasuredLaunch
@@ -248,15 +249,13 @@ def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> N
     assert places == [(pair.id, side) for pair in gate.pairs for side in COMPARED]
 
 
-def slower(
-    gate: Gate, group: Group, number: int, sides: tuple[Side, ...], moved_frac: float = 0.0
-) -> None:
+def slower(gate: Gate, step: Step, moved_frac: float = 0.0) -> None:
     """A launch on which B is slower, and A2 as the machine moved."""
-    [pair] = group
-    both = CONTROL if Side.A1 in sides else COMPARED
+    [pair] = step.group
+    both = CONTROL if Side.A1 in step.sides else COMPARED
     every = launches(-0.1 if both is COMPARED else moved_frac, sides=both, pair=pair)
     for side_launch in every:
-        if side_launch.number == number:
+        if side_launch.number == step.number:
             gate.ledger.add(side_launch)
 
 
@@ -283,11 +282,12 @@ def test_after_a_loss_side_a_is_measured_against_itself_if_time_is_left(
 def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(here: GateOptions) -> None:
     """The machine moved, so the second look launches the control again."""
 
-    def failing_once(gate: Gate, group: Group, number: int, sides: tuple[Side, ...]) -> None:
-        if Side.A2 in sides and not any(launch.arm == Side.A2 for launch in gate.ledger.launches):
-            gate.ledger.add(failed(Side.A2, number, pair=group[0]))
+    def failing_once(gate: Gate, step: Step) -> None:
+        was_tried = any(launch.arm == Side.A2 for launch in gate.ledger.launches)
+        if Side.A2 in step.sides and not was_tried:
+            gate.ledger.add(failed(Side.A2, step.number, pair=step.group[0]))
         else:
-            slower(gate, group, number, sides, moved_frac=-0.1)
+            slower(gate, step, moved_frac=-0.1)
 
     gate = opened(dataclasses.replace(here, launches=8, minutes=20.0, together=True))
     gate.launcher = failing_once

@@ -11,17 +11,13 @@ from hypothesis import strategies as st
 
 from specreg.compare.answers import why_not_compared
 from specreg.compare.pairs import (
-    COMPARED,
-    CONTROL,
     Override,
     Pair,
-    Side,
     groups_of,
     pairs_of,
     parse_override,
     pinned_case,
     pinned_pairs,
-    slots_of,
 )
 from specreg.core.errors import MatrixError, UnsupportedError
 from specreg.engines.drafter.scheduled import ScheduledDrafter, schedule_of
@@ -85,21 +81,6 @@ def test_a_drafter_that_learns_has_its_launches_alone() -> None:
     suffix = builders.on_server(method="suffix", draft=None)
     learning = [builders.with_concurrency(n, suffix) for n in (1, 2)]
     assert len(groups_of([Pair(a=case, b=case) for case in learning])) == 2
-
-
-@pytest.mark.parametrize(
-    ("sides", "together", "order"),
-    [
-        (COMPARED, True, ["A B", "B A", "A B", "B A"]),
-        (COMPARED, False, ["A", "B", "B", "A", "A", "B", "B", "A"]),
-        (CONTROL, True, ["A1 A2", "A2 A1", "A1 A2", "A2 A1"]),
-    ],
-)
-def test_the_sides_take_turns_at_being_first(
-    sides: tuple[Side, Side], *, together: bool, order: list[str]
-) -> None:
-    slots = [slot for n in range(1, 5) for slot in slots_of(n, sides, together=together)]
-    assert [" ".join(slot) for slot in slots] == order
 
 
 @given(st.integers(0, 60), st.integers(3, 5))
