@@ -299,6 +299,13 @@ def flags(session: nox.Session) -> None:
     _pytest(session, "tests/contract/test_command_lines.py")
 
 
+@nox.session(tags=["engines"])
+def toolkit(session: nox.Session) -> None:
+    """Compile FlashInfer with the CUDA toolkit of the engines' packages, without a GPU."""
+    _install(session, "tests")
+    _pytest(session, "tests/contract/test_toolkit.py")
+
+
 @nox.session(tags=["stress"])
 def faults(session: nox.Session) -> None:
     """Plant faults in a real engine, and kill servers and runs; a long session.

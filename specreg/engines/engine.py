@@ -184,6 +184,9 @@ class LaunchOptions(LaunchSettings):
     memory: Memory | None = None
 
 
+CUDA_COMPILER = "cuda-toolkit[nvcc,crt,nvvm,cccl] ; sys_platform == 'linux'"
+"""The CUDA compiler of the release that torch requires. Without this requirement, the packages of
+vLLM and SGLang bring the newest nvcc, which refuses the headers of torch's CUDA."""
 LOCKS = Path(__file__).parent / "locks"
 """The folder with a lock file, a list of pinned packages, for each version of an engine that
 specreg is tested with. `nox -s lock` writes them."""

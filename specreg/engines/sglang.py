@@ -17,7 +17,15 @@ from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
-from specreg.engines.engine import Engine, Fetch, Identity, LaunchOptions, Requirement, given_flags
+from specreg.engines.engine import (
+    CUDA_COMPILER,
+    Engine,
+    Fetch,
+    Identity,
+    LaunchOptions,
+    Requirement,
+    given_flags,
+)
 from specreg.engines.launch_facts import NONE, LaunchFacts
 from specreg.engines.methods import (
     BRANCHES,
@@ -438,7 +446,7 @@ class Sglang(Engine):
         are left out.
         """
         if on_gpu:
-            return Requirement(package="sglang", version=_VERSION)
+            return Requirement(package="sglang", version=_VERSION, extras=(CUDA_COMPILER,))
         # A platform that doesn't exist makes uv leave a package out.
         left_out = [f"{package} ; sys_platform == 'never'" for package in _KERNELS]
         return Requirement(

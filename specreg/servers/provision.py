@@ -81,7 +81,7 @@ _INDEX_LINES = 5
 def engine_environment(requirement: Requirement, *, show: Callable[[str], None]) -> str:
     """Return the interpreter of an engine's environment, and make the environment if need be.
 
-    Making an environment takes minutes and 3 to 7 GB.
+    Making an environment takes minutes and 3 to 11 GB.
 
     Args:
         requirement: The engine that the environment has.
@@ -116,7 +116,7 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
             return str(python)
     raise EnvironmentSetupError(
         f"environment for '{requirement.pin}': could not be installed;"
-        " check the network, and the disk, of which an environment takes 3 to 7 GB\n"
+        " check the network, and the disk, of which an environment takes 3 to 11 GB\n"
         + "\n".join(failures)
     )
 

@@ -28,6 +28,7 @@ _NEWER_ENGINE = (
     "use a newer version of the engine (--specreg-engine-version, or a side of a gate), or the"
     f" Python of an environment that has a newer Transformers ({PYTHON_CHOICE})"
 )
+_COMPILERS = f"{specreg_command('doctor')} says which nvcc the server finds"
 _DOCTOR = f"run {specreg_command('doctor')}, which says what the driver shows"
 
 
@@ -232,7 +233,12 @@ _CAUSES = (
             r"Could not find nvcc|CUDA_HOME (?:environment variable )?is not set"
             r"|\bnvcc: (?:command )?not found|No such file or directory: '(?:[^'\n]*/)?nvcc'"
         ),
-        advice="install the CUDA toolkit and set CUDA_HOME",
+        advice=f"unset CUDA_HOME, or set it to the folder of a CUDA toolkit; {_COMPILERS}",
+    ),
+    KnownCause(
+        says="CUDA's compiler and its headers are of different releases",
+        pattern=r"CUDA compiler and CUDA toolkit headers are incompatible",
+        advice=f"use a toolkit whose nvcc and headers are of one release; {_COMPILERS}",
     ),
     KnownCause(
         says="ninja is missing",

@@ -1,8 +1,9 @@
 """Use the CUDA toolkit that an engine's packages bring, on a machine that only has a driver.
 
-SGLang compiles kernels while it starts and serves. Its packages bring nvcc in `nvidia/cu13`, but
-tvm-ffi and FlashInfer link with `-L$CUDA_HOME/lib64 -lcudart -lcuda`, and the packages have neither
-that folder nor libraries of those names. So CUDA_HOME is set to a folder of links that has both.
+vLLM and SGLang compile kernels while they start and serve. Their packages bring nvcc in
+`nvidia/cu13`, but tvm-ffi and FlashInfer link with `-L$CUDA_HOME/lib64 -lcudart -lcuda`, and the
+packages have neither that folder nor libraries of those names. So CUDA_HOME is set to a folder of
+links that has both.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ _DRIVER_FOLDERS = (
 )
 """The folders in which distributions and containers have the libraries of NVIDIA's driver."""
 _RELEASE = re.compile(r"release (?P<release>[\d.]+)")
+_CUDART_VERSION = re.compile(r"^#define\s+CUDART_VERSION\s+(?P<number>\d+)", re.MULTILINE)
 _NUMBERED = re.compile(r"(?P<linked>lib.+\.so)\.[\d.]+")
 
 
@@ -41,43 +43,46 @@ def toolkit_variables(
     Args:
         python: The interpreter of the environment.
         variables: The environment variables of the server.
-        default_home: The machine's toolkit, which is used if neither a variable nor PATH leads to
-            another one.
+        default_home: The machine's toolkit.
 
     Returns:
-        CUDA_HOME; empty if a variable names a toolkit, if the machine has one, or if the
-        environment has none.
+        CUDA_HOME; empty if the server doesn't compile with the toolkit of its environment.
 
     Raises:
         OSError: The links can't be written.
     """
-    if _named_home(variables):
-        return {}
-    if _compiler(variables, default_home) is not None:
-        return {}
-    toolkit = _toolkit_of(python)
-    if toolkit is None:
+    compiler = server_compiler(python, variables, default_home)
+    if compiler is None or compiler != _packaged_compiler(python):
         return {}
     searched = variables.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     driver_folders = [*map(Path, filter(None, searched)), *_DRIVER_FOLDERS]
-    return {"CUDA_HOME": str(_linked(toolkit, driver_folders))}
+    return {"CUDA_HOME": str(_linked(_home_of(compiler), driver_folders))}
 
 
-def has_toolkit(
+def server_compiler(
     python: Path, variables: Mapping[str, str], default_home: Path = _DEFAULT_HOME
-) -> bool:
-    """Return whether a server finds a CUDA toolkit, of the machine or of its environment.
+) -> Path | None:
+    """Return the nvcc that a server compiles with.
+
+    The toolkit that a variable names comes first. Then comes the one of the environment, whose
+    release is the one of torch, and last the machine's.
 
     Args:
         python: The interpreter of the environment.
         variables: The environment variables of the server.
-        default_home: The machine's toolkit, which is used if neither a variable nor PATH leads to
-            another one.
+        default_home: The machine's toolkit.
+
+    Returns:
+        The path of nvcc; None if there is none, or if the folder that a variable names has none.
     """
-    if _compiler(variables, default_home) is not None:
-        return True
-    # If a variable names a folder, builds look only there, whatever the environment has.
-    return not _named_home(variables) and _toolkit_of(python) is not None
+    machine_compiler = _compiler(variables, default_home)
+    packaged_compiler = _packaged_compiler(python)
+    if named_home(variables) or packaged_compiler is None:
+        return machine_compiler
+    # pip installs vLLM and SGLang with the newest nvcc beside older headers, which it refuses.
+    if machine_compiler is not None and differs_from_headers(packaged_compiler):
+        return machine_compiler
+    return packaged_compiler
 
 
 def toolkit_release(variables: Mapping[str, str], default_home: Path = _DEFAULT_HOME) -> str:
@@ -92,7 +97,43 @@ def toolkit_release(variables: Mapping[str, str], default_home: Path = _DEFAULT_
         The release; `"none"` if there is no compiler, empty if the compiler doesn't report it.
     """
     compiler = _compiler(variables, default_home)
-    return NONE if compiler is None else _release_of(compiler)
+    return NONE if compiler is None else release_of(compiler)
+
+
+def differs_from_headers(compiler: Path) -> bool:
+    """Return whether an nvcc is known to be of another release than the headers beside it."""
+    releases = {release_of(compiler), headers_release(compiler)}
+    return "" not in releases and len(releases) > 1
+
+
+def headers_release(compiler: Path) -> str:
+    """Return the release of the headers that belong to an nvcc; empty if it isn't known."""
+    try:
+        text = (_home_of(compiler) / "include/cuda_runtime_api.h").read_text(errors="replace")
+    except OSError:
+        return ""
+    defined = _CUDART_VERSION.search(text)
+    if defined is None:
+        return ""
+    # 13.0 is written as 13000, and 12.9 as 12090.
+    major, rest = divmod(int(defined["number"]), 1000)
+    return f"{major}.{rest // 10}"
+
+
+@functools.cache
+def release_of(compiler: Path) -> str:
+    """Return the release that an nvcc reports; empty if it can't be run."""
+    try:
+        done = ask_program((str(compiler), "--version"))
+    except OSError:
+        return ""
+    release = _RELEASE.search(done.stdout)
+    return release["release"] if release is not None else ""
+
+
+def named_home(variables: Mapping[str, str]) -> str:
+    """Return the folder of a toolkit that a variable names; empty if none does."""
+    return variables.get("CUDA_HOME") or variables.get("CUDA_PATH") or ""
 
 
 def _compiler(variables: Mapping[str, str], default_home: Path) -> Path | None:
@@ -101,7 +142,7 @@ def _compiler(variables: Mapping[str, str], default_home: Path) -> Path | None:
     Returns:
         The path of nvcc; None if there is none, or if the folder that a variable names has none.
     """
-    home = _named_home(variables)
+    home = named_home(variables)
     if home:
         named = Path(home) / _NVCC
         # `Path.exists` raises an error for a name that is too long.
@@ -113,28 +154,16 @@ def _compiler(variables: Mapping[str, str], default_home: Path) -> Path | None:
     return compiler if compiler.exists() else None
 
 
-def _named_home(variables: Mapping[str, str]) -> str:
-    """Return the folder of a toolkit that a variable names; empty if none does."""
-    return variables.get("CUDA_HOME") or variables.get("CUDA_PATH") or ""
-
-
-@functools.cache
-def _release_of(compiler: Path) -> str:
-    """Return the release that an nvcc reports; empty if it can't be run."""
-    try:
-        done = ask_program((str(compiler), "--version"))
-    except OSError:
-        return ""
-    release = _RELEASE.search(done.stdout)
-    return release["release"] if release is not None else ""
-
-
-def _toolkit_of(python: Path) -> Path | None:
-    """Return the newest toolkit in an interpreter's environment; None if there is no toolkit."""
+def _packaged_compiler(python: Path) -> Path | None:
+    """Return the newest nvcc in an interpreter's environment; None if there is none."""
     compilers = python.parents[1].glob(f"lib/python3*/site-packages/nvidia/cu*/{_NVCC}")
-    toolkits = [compiler.parents[1] for compiler in compilers]
     # CUDA 9 is older than CUDA 13.
-    return max(toolkits, key=lambda toolkit: natural_key(toolkit.name), default=None)
+    return max(compilers, key=lambda compiler: natural_key(_home_of(compiler).name), default=None)
+
+
+def _home_of(compiler: Path) -> Path:
+    """Return the folder of the toolkit that an nvcc belongs to."""
+    return compiler.parents[1]
 
 
 def _linked(toolkit: Path, driver_folders: Sequence[Path]) -> Path:

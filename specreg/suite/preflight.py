@@ -29,6 +29,7 @@ from specreg.report.tables import render_rows
 from specreg.servers.build_tools import missing_tools
 from specreg.servers.memory import free_gib
 from specreg.servers.provision import environment_exists, interpreter_of
+from specreg.servers.toolkit import named_home, release_of, server_compiler
 from specreg.suite.configure import why_unfit
 from specreg.suite.context import RunContext
 from specreg.suite.machine import gpus_of, remarks_on
@@ -41,8 +42,8 @@ _EMPTY_GIB = 2.0
 """The most memory that the driver itself holds on a GPU, as far as is known."""
 _CLOCKS_SET_BY_APPLICATION = 0x2
 """NVML's bit in `State.throttle_mask` for clocks that an application has set."""
-_ENVIRONMENT_GIB = 7.0
-"""The size of the largest environment of an engine so far."""
+_ENVIRONMENT_GIB = 10.0
+"""The size of the largest environment of an engine so far: that of vLLM 0.33.0 takes 9.4 GiB."""
 _RUN_GIB = 0.5
 """Disk space for the logs, the ledger and the power samples of a run. A CPU run took 1.5 MB."""
 
@@ -391,7 +392,7 @@ def _examine_engines(context: RunContext) -> Iterator[Finding]:
         if is_installed_already:
             yield Finding("engine", f"{requirement.pin} is installed")
         else:
-            advice = "the first run installs it, which takes minutes and 3 to 7 GB"
+            advice = "the first run installs it, which takes minutes and 3 to 11 GB"
             yield _note("engine", f"{requirement.pin} isn't installed yet", advice)
 
 
@@ -411,19 +412,47 @@ def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
         python = sys.executable
         if is_installed_already:
             python = provision.python or str(interpreter_of(requirement))
+        variables = {**os.environ, **dict(spec.engine_env)}
+        # For AMD's GPUs, the packages have compiled kernels, and the compiler Triton works without
+        # CUDA.
+        compiles_kernels = engine.compiles and not gpus_of(context.options).are_amd
         missing = missing_tools(
-            python,
-            {**os.environ, **dict(spec.engine_env)},
-            # For AMD's GPUs, SGLang's package has compiled kernels, and the compiler Triton works
-            # without CUDA.
-            compiles_kernels=engine.compiles and not gpus_of(context.options).are_amd,
-            is_installed=is_installed_already,
+            python, variables, compiles_kernels=compiles_kernels, is_installed=is_installed_already
         )
         findings = [
             Finding("compilers", f"{name} lacks {tool.name}", tool.advice, State.IN_THE_WAY)
             for tool in missing
         ]
-        yield from findings or [Finding("compilers", f"{name} has all tools that it needs")]
+        has_all = f"{name} has all tools that it needs"
+        if findings:
+            yield from findings
+        elif not compiles_kernels:
+            yield Finding("compilers", has_all)
+        elif is_installed_already or named_home(variables):
+            compiler = server_compiler(Path(python), variables)
+            yield _toolkit(has_all, compiler, provision.cuda_release(spec))
+        else:
+            yield Finding("compilers", f"{has_all}; its packages bring CUDA's compiler, nvcc")
+
+
+def _toolkit(says: str, compiler: Path | None, engine_release: str) -> Finding:
+    """Return which nvcc a server compiles with; a note if the engine was built for another CUDA.
+
+    Args:
+        says: What the finding begins with.
+        compiler: The nvcc, which runs.
+        engine_release: The release of CUDA that the engine's packages bring; empty if it isn't
+            known.
+    """
+    release = "" if compiler is None else release_of(compiler)
+    says = f"{says}; it compiles with CUDA {release}, '{compiler}'"
+    if engine_release in {"", release}:
+        return Finding("compilers", says)
+    advice = (
+        "unset CUDA_HOME and CUDA_PATH, or set CUDA_HOME to the folder of a toolkit"
+        f" {engine_release}; kernels of another release may not load"
+    )
+    return _note("compilers", f"{says}, and its packages are for CUDA {engine_release}", advice)
 
 
 def _examine_models(context: RunContext) -> Iterator[Finding]:

@@ -95,7 +95,23 @@ def test_an_engine_that_compiles_no_kernels_needs_no_toolkit(python: Path) -> No
 
 
 def test_an_environment_that_is_made_later_brings_its_toolkit(python: Path) -> None:
-    assert missing(python, is_installed=False) == ["a C compiler", "a C++ compiler"]
+    brought = ["a C compiler", "a C++ compiler"]
+    assert missing(python, is_installed=False, CUDA_HOME="") == brought
+    # If a variable names a folder, builds look only there.
+    assert missing(python, is_installed=False) == [*brought, "CUDA's compiler, nvcc"]
+
+
+def test_a_compiler_of_another_release_than_its_headers_is_in_the_way(python: Path) -> None:
+    folder = python.parents[2] / "cuda"
+    program(folder / "bin", "nvcc").write_text("#!/bin/sh\necho release 13.5\n")
+    header = folder / "include/cuda_runtime_api.h"
+    header.parent.mkdir()
+    header.write_text("#define CUDART_VERSION  13000\n")
+    (problem,) = [name for name in missing(python) if "nvcc" in name]
+    assert "13.0" in problem
+    assert "13.5" in problem
+    header.write_text("#define CUDART_VERSION  13050\n")
+    assert not [name for name in missing(python) if "nvcc" in name]
 
 
 def test_an_interpreter_that_cannot_be_run_has_no_headers() -> None:

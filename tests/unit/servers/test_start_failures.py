@@ -119,6 +119,13 @@ GATED = (
         ("OSError: [Errno 12] Cannot allocate memory", "out of memory"),
         ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "a disk is full"),
         ("RuntimeError: Could not find nvcc and default cuda_home='/usr'", "CUDA's compiler, nvcc"),
+        (
+            (
+                "RuntimeError: Ninja build failed. Ninja output:\n#error -- CUDA compiler and CUDA"
+                " toolkit headers are incompatible, please check your include paths"
+            ),
+            "CUDA's compiler and its headers are of different releases",
+        ),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "ninja is missing"),
         ("RuntimeError: Failed to find C compiler. Please specify via CC", "a C or C++ compiler"),
         ("cuda_utils.c:6:10: fatal error: Python.h: No such file", "Python's headers are missing"),

@@ -4,9 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from specreg.engines.registry import ENGINES
-from specreg.servers.toolkit import toolkit_release, toolkit_variables
+from specreg.servers.cuda_driver import locked_packages
+from specreg.servers.installer import version_in
+from specreg.servers.toolkit import (
+    differs_from_headers,
+    server_compiler,
+    toolkit_release,
+    toolkit_variables,
+)
 
 ABSENT = Path("/nowhere")
 
@@ -27,6 +35,12 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "driver").mkdir()
     (tmp_path / "driver/libcuda.so.1").write_text("libcuda")
     return tmp_path / "environment/bin/python"
+
+
+def packaged(python: Path) -> Path:
+    """The folder of the toolkit in the environment's packages."""
+    (home,) = python.parents[1].glob("lib/python3*/site-packages/nvidia/cu13")
+    return home
 
 
 def found(python: Path, **variables: str) -> Mapping[str, str]:
@@ -82,15 +96,42 @@ def test_a_linker_gets_the_library_with_the_highest_version(python: Path, older:
     assert (home / "lib64/libcudart.so").read_text() == "cu13/lib/libcudart.so.13"
 
 
-def test_a_toolkit_of_the_machine_is_left_alone(python: Path, tmp_path: Path) -> None:
-    compiler = tmp_path / "toolkit/bin/nvcc"
-    compiler.parent.mkdir(parents=True)
-    compiler.write_text("")
-    compiler.chmod(0o755)
+def test_a_toolkit_that_a_variable_names_is_left_alone(python: Path) -> None:
     assert not found(python, CUDA_HOME="/usr/local/cuda-12.8")
     assert not found(python, CUDA_PATH="/usr/local/cuda-12.8")
-    assert not found(python, PATH=str(compiler.parent))
-    assert not toolkit_variables(python, {}, default_home=tmp_path / "toolkit")
+
+
+def test_the_environments_toolkit_is_preferred_to_the_machines(
+    python: Path, tmp_path: Path
+) -> None:
+    """The machine's may be of CUDA 12, and torch is built for CUDA 13."""
+    machines = nvcc(tmp_path / "machines", "release 12.8")
+    variables = {"PATH": str(machines / "bin")}
+    assert toolkit_variables(python, variables, default_home=machines)
+    assert server_compiler(python, variables, machines) == packaged(python) / "bin/nvcc"
+
+
+@pytest.mark.parametrize(("number", "is_preferred"), [("13000", True), ("12090", False)])
+def test_a_compiler_that_refuses_its_headers_is_used_if_there_is_no_other(
+    python: Path, tmp_path: Path, number: str, *, is_preferred: bool
+) -> None:
+    """pip installs vLLM with the newest nvcc beside the headers of torch's CUDA."""
+    home = packaged(python)
+    (home / "bin/nvcc").write_text("#!/bin/sh\necho release 13.0, V13.0.88\n")
+    (home / "include/cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {number}\n")
+    machines = nvcc(tmp_path / "machines", "release 12.9")
+    assert differs_from_headers(home / "bin/nvcc") is not is_preferred
+    assert found(python)
+    assert bool(toolkit_variables(python, {}, default_home=machines)) is is_preferred
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_a_lock_has_one_release_of_cuda(name: str) -> None:
+    """nvcc 13.5 refuses the headers of 13.0."""
+    packages = locked_packages(ENGINES[name].requirement(on_gpu=True))
+    parts = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-cccl", "cuda-runtime")
+    versions = [Version(version_in(packages, f"nvidia-{part}")) for part in parts]
+    assert {(version.major, version.minor) for version in versions} == {(13, 0)}
 
 
 def test_an_environment_without_a_toolkit_gets_none(tmp_path: Path) -> None:
@@ -98,8 +139,7 @@ def test_an_environment_without_a_toolkit_gets_none(tmp_path: Path) -> None:
 
 
 def test_only_an_engine_that_compiles_gets_one() -> None:
-    """With nvcc vLLM would take FlashInfer, which it does without where there is none."""
-    assert [name for name, engine in ENGINES.items() if engine.compiles] == ["sglang"]
+    assert [name for name, engine in ENGINES.items() if engine.compiles] == ["sglang", "vllm"]
 
 
 def nvcc(home: Path, words: str) -> Path:

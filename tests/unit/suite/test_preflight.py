@@ -128,6 +128,44 @@ def test_a_compiler_that_an_engine_lacks_is_in_the_way(
     ]
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(
+    ("release", "state", "word"),
+    [
+        # No toolkit is named, and the machine has none: the one in the packages will do.
+        (None, State.OK, "its packages bring CUDA's compiler, nvcc"),
+        ("", State.IN_THE_WAY, "lacks CUDA's compiler, nvcc"),
+        ("13.0", State.OK, "compiles with CUDA 13.0"),
+        ("12.4", State.NOTE, "its packages are for CUDA 13.0"),
+    ],
+)
+def test_the_toolkit_that_an_engine_compiles_with_is_named(
+    root: Path,
+    gpu_python: PreloadedPython,
+    engine: str,
+    release: str | None,
+    state: State,
+    word: str,
+) -> None:
+    variables = {"CUDA_HOME": "", "CUDA_PATH": ""}
+    if release is not None:
+        compiler = root / "cuda/bin/nvcc"
+        compiler.parent.mkdir(parents=True)
+        variables["CUDA_HOME"] = str(compiler.parents[1])
+    if release:
+        compiler.write_text(f"#!/bin/sh\necho release {release}, V{release}.88\n")
+        compiler.chmod(0o755)
+    settings = json.dumps({"gpus": 1, "engine": engine})
+    driver = ScriptedDriver([running(WELL)])
+
+    output = run_python(gpu_python, root, driver, PROGRAM, str(root), settings, **variables)
+
+    findings = msgspec.json.decode(output, type=dict[str, list[Finding]])
+    (finding,) = findings["compilers"]
+    assert finding.state is state
+    assert word in finding.says
+
+
 def test_a_driver_that_is_too_old_for_the_engine_is_in_the_way(
     root: Path, gpu_python: PreloadedPython
 ) -> None:
