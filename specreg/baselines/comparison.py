@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -132,6 +133,34 @@ class CaseSpreads:
         return cls(launch_variances, run_variances)
 
 
+class CountingDifference(StrEnum):
+    """How two sides that did the same count it differently."""
+
+    STEPS = "steps"
+    """One counts the steps that found a draft, the other all steps."""
+    DRAFTS = "drafts"
+    """Each answer has as many tokens and took as many steps, but not as many accepted drafts. For
+    instance, one counts the accepted drafts that the end of an answer cut off, the other doesn't
+    (vllm-project/vllm#56101)."""
+
+    @property
+    def description(self) -> str:
+        """What differs, as a clause, and what is compared in spite of that."""
+        clauses = {
+            CountingDifference.STEPS: (
+                "one counts the steps that found a draft, the other all steps"
+            ),
+            CountingDifference.DRAFTS: (
+                "the answers have equally many tokens and steps, but other numbers of accepted"
+                " drafts, so the engine counts drafts differently"
+            ),
+        }
+        return (
+            f"{clauses[self]}; so the tokens per step of all steps are compared, which mean the"
+            " same for both"
+        )
+
+
 class RatioChange(NamedTuple):
     """How an acceptance metric changed over the prompts that run and baseline share.
 
@@ -160,12 +189,15 @@ class BaselineComparison:
             share, or for all of its prompts if the baseline has only a total; None if the run
             itself has only a total.
         recorded: the baseline's counts for the same prompts; None if it has only a total.
+        counting_difference: how run and baseline count differently; None if they count alike. If
+            they don't, their acceptance over all steps is compared.
     """
 
     launches: tuple[Measurement, ...]
     baselines: CaseBaselines
     measured: CountsTable | None
     recorded: CountsTable | None
+    counting_difference: CountingDifference | None = None
 
     @property
     def without_extension(self) -> "BaselineComparison":
@@ -189,19 +221,6 @@ class BaselineComparison:
     def measurement(self) -> Measurement:
         """The last launch."""
         return self.launches[-1]
-
-    @property
-    def counted_otherwise(self) -> bool:
-        """Whether run and baseline count different steps.
-
-        One may count only the steps that found a draft, and the other all steps. Then their
-        acceptance over all steps is compared.
-        """
-        measured = self.measurement.acceptance
-        recorded = self.baselines.baseline.acceptance if self.baselines.baseline else None
-        if measured is None or recorded is None:
-            return False
-        return measured.counted is not recorded.counted
 
     @property
     def device_difference(self) -> str:
@@ -326,9 +345,12 @@ def compare(
     recorded = load_acceptance(baselines.baseline.acceptance) if baselines.baseline else None
     if measured and not extended:
         measured = without_extension(measured, launches[-1].case.prompts)
-    if measured and recorded and measured.counted is not recorded.counted:
-        measured = measured.over_all_steps
-        recorded = recorded.over_all_steps
+    difference = None
+    if measured and recorded:
+        difference = counting_difference([measured], [recorded])
+        if difference is not None:
+            measured = measured.over_all_steps
+            recorded = recorded.over_all_steps
 
     # Tabulate the prompts that both sides share. A side that has only a total has no table.
     has_measured = measured is not None and bool(measured.prompt_ids)
@@ -341,21 +363,62 @@ def compare(
         baselines=baselines,
         measured=tables[0] if has_measured else None,
         recorded=tables[-1] if has_recorded else None,
+        counting_difference=difference,
     )
+
+
+def counting_difference(
+    first: Sequence[AcceptanceRecord], second: Sequence[AcceptanceRecord]
+) -> CountingDifference | None:
+    """Return how two sides count differently what they did; None if they count alike.
+
+    Args:
+        first: the records of the launches of a side.
+        second: those of the other side.
+    """
+    if len({record.counted for record in (*first, *second)}) > 1:
+        return CountingDifference.STEPS
+    table, second_table = common_tables(*answers_in_common(first, second))
+    # The answers of two launches may differ in some prompts, which say nothing about counting.
+    is_same_answer = table.answer_tokens == second_table.answer_tokens
+    same_answers = int(is_same_answer.sum())
+    if same_answers < max(FEWEST_PROMPTS, len(is_same_answer) / 2):
+        return None
+
+    def are_equal(column: Column, second_column: Column) -> bool:
+        return np.array_equal(column[is_same_answer], second_column[is_same_answer])
+
+    counts = (table.accepted, *table.position_counts)
+    second_counts = (second_table.accepted, *second_table.position_counts)
+    are_counts_equal = all(map(are_equal, counts, second_counts))
+    if are_counts_equal or not are_equal(table.steps, second_table.steps):
+        return None
+    # With other steps without a draft, the answers took other steps, and not only other counts.
+    over_all_steps = answers_in_common(
+        [record.over_all_steps for record in first], [record.over_all_steps for record in second]
+    )
+    all_steps = [side.steps for side in common_tables(*over_all_steps)]
+    return CountingDifference.DRAFTS if are_equal(*all_steps) else None
 
 
 def over_common_steps(
     first: Sequence[Measurement], second: Sequence[Measurement]
 ) -> tuple[Sequence[Measurement], Sequence[Measurement]]:
-    """Return the measurements of two arms, with acceptance over steps that both count.
-
-    If one arm counts only the steps that found a draft, both are compared over all steps.
-    """
-    records = [launch.acceptance for launch in (*first, *second)]
-    rules = {record.counted for record in records if record is not None}
-    if len(rules) <= 1:
+    """Return the measurements of two arms, over all steps if the arms count differently."""
+    if difference_of_arms(first, second) is None:
         return first, second
     return [*map(_over_all_steps, first)], [*map(_over_all_steps, second)]
+
+
+def difference_of_arms(
+    first: Sequence[Measurement], second: Sequence[Measurement]
+) -> CountingDifference | None:
+    """Return how two arms count differently what they did; None if they count alike."""
+    records = [launch.acceptance for launch in first if launch.acceptance]
+    second_records = [launch.acceptance for launch in second if launch.acceptance]
+    if not records or not second_records:
+        return None
+    return counting_difference(records, second_records)
 
 
 def _over_all_steps(measurement: Measurement) -> Measurement:

@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 
+from specreg.baselines.comparison import difference_of_arms
 from specreg.baselines.packages import render_differences
 from specreg.compare.gate import Gate
 from specreg.compare.judging import Decision, Rules
@@ -176,24 +177,18 @@ def _differing_packages(gate: Gate) -> Iterator[str]:
 
 
 def _differing_facts(gate: Gate) -> Iterator[str]:
-    """Yield a remark for each pair whose engines reported different facts about their launches."""
+    """Yield a remark for each pair whose engines ran or counted differently."""
     for pair in gate.pairs:
         last_launches = [_last_launch(gate, pair, side) for side in COMPARED]
         a, b = (launch.measurement if launch else None for launch in last_launches)
         if a is None or b is None:
             continue
         changes = ", ".join(changed_facts(a.facts, b.facts))
-        if not changes:
-            continue
-        remark = f"{pair.id}: from A to B, {changes}"
-        records = (a.acceptance, b.acceptance)
-        rules = {record.counted for record in records if record is not None}
-        if len(rules) > 1:
-            remark += (
-                "; one counts the steps that found a draft, the other all steps, so acceptance is"
-                " compared over all steps"
-            )
-        yield remark
+        if changes:
+            yield f"{pair.id}: from A to B, {changes}"
+        difference = difference_of_arms([a], [b])
+        if difference is not None:
+            yield f"{pair.id}: {difference.description}"
 
 
 def _last_launch(gate: Gate, pair: Pair, side: Side) -> MeasuredLaunch | None:

@@ -376,8 +376,9 @@ def _nothing_recorded(metric: Metric, baselines: CaseBaselines) -> str:
 def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
     """Return why the run's acceptance can't be compared with the baseline's; None if it can."""
     # Runs that count different steps have only the tokens per step of all steps in common.
-    if evidence.counted_otherwise and (metric.of_proposed or metric.position is not None):
-        reason = Reason(text=_describe_other_counting(evidence))
+    other_counting = _describe_other_counting(evidence)
+    if other_counting and (metric.of_proposed or metric.position is not None):
+        reason = Reason(text=other_counting)
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     if evidence.expected_ratio(metric) is None:
         reason = Reason(text=f"the baseline holds no {metric.name}")
@@ -513,10 +514,8 @@ def _judge_ratio(
     # Explain the outcome.
     if outcome is Outcome.INCONCLUSIVE:
         verdict = _undecided_acceptance(metric, verdict, evidence, nights)
-    elif evidence.counted_otherwise:
-        verdict = dataclasses.replace(
-            verdict, reason=Reason(text=_describe_other_counting(evidence))
-        )
+    elif other_counting := _describe_other_counting(evidence):
+        verdict = dataclasses.replace(verdict, reason=Reason(text=other_counting))
     elif outcome is Outcome.REGRESSED:
         recorded = load_acceptance(baselines.baseline.acceptance) if baselines.baseline else None
         measured = evidence.measurement.acceptance
@@ -547,15 +546,24 @@ def _undecided_acceptance(
 
 
 def _describe_other_counting(evidence: BaselineComparison) -> str:
-    """Say that run and baseline count different steps, and what is compared in spite of that."""
+    """Say how run and baseline count differently, and what is compared in spite of that.
+
+    Returns:
+        An empty text if they count alike.
+    """
+    if evidence.counting_difference is None:
+        return ""
     runner = evidence.measurement.facts.model_runner
+    version = evidence.measurement.engine_version
     baseline = evidence.baselines.baseline
     recorded_runner = baseline.provenance.facts.model_runner if baseline else ""
-    runners = f"model runner {recorded_runner or 'unknown'} -> {runner or 'unknown'}"
-    return (
-        f"{runners}: one counts the steps that found a draft, the other all steps; so the tokens"
-        " per step of all steps are compared, which mean the same for both"
-    )
+    recorded_version = baseline.provenance.engine_version if baseline else ""
+    changes = ""
+    if runner != recorded_runner:
+        changes = f"model runner {recorded_runner or 'unknown'} -> {runner or 'unknown'}: "
+    elif version != recorded_version:
+        changes = f"engine {recorded_version} -> {version}: "
+    return f"{changes}{evidence.counting_difference.description}"
 
 
 def _judge_speed(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, CountedSteps, PromptAcceptance, StepCounts
-from specreg.baselines.comparison import compare
+from specreg.baselines.comparison import CountingDifference, compare, counting_difference
 from specreg.baselines.record import RecordingNotes, record_measurements
 from specreg.baselines.schema import Baseline, load_acceptance, load_baseline, stored_acceptance
 from specreg.baselines.store import BaselineStore
@@ -24,7 +24,7 @@ from specreg.engines.registry import ENGINES
 from specreg.measurement.arm import counted_steps
 from specreg.measurement.ledger import MeasuredLaunch
 from specreg.measurement.measure import Measurement, combine_with_control
-from specreg.measurement.metrics import METRICS, Family
+from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.stats.intervals import Look
 from specreg.verdicts.judge import judge
 from specreg.verdicts.verdict import Outcome, Verdict
@@ -33,6 +33,7 @@ from tests.unit import builders
 LENGTH = METRICS["acceptance_length_tokens"]
 RATE = METRICS["acceptance_rate_frac"]
 FIRST = METRICS["acceptance_pos1_frac"]
+SECOND = METRICS["acceptance_pos2_frac"]
 CASE = builders.on_server(method="ngram", draft=None)
 BY_V1 = builders.counts(0, 10, 0, 0)
 BY_V2 = builders.counts(30, 10, 0, 0)
@@ -235,3 +236,80 @@ def test_a_speedup_is_judged_beside_a_control_of_the_same_runner(
         )
         assert words in str(combined.invalid[Family.SPEEDUP])
         assert Family.ACCEPTANCE not in combined.invalid
+
+
+def answers(counts: StepCounts, tokens: int) -> AcceptanceRecord:
+    """Eight prompts whose answers have these counts, and so many tokens."""
+    prompts = [
+        PromptAcceptance(
+            prompt_id=f"chat-{number}", category="chat", counts=counts, completion_tokens=tokens
+        )
+        for number in range(8)
+    ]
+    return builders.acceptance_of(prompts)
+
+
+OF_VERIFIER = answers(builders.counts(0, 0, 10, 0), 1 + 28)
+"""Ten steps accept two drafts each; the end of the answer cuts the two of the last one off."""
+OF_CLIENT = answers(builders.counts(1, 0, 9, 0), 1 + 28)
+"""The same by an engine that doesn't count them."""
+
+
+def measured_as(record: AcceptanceRecord) -> Measurement:
+    """What a launch with EAGLE-3 did, by its own counts."""
+    values = {
+        metric.name: metric.value_of(Replay(acceptance=record)) or 0.0
+        for metric in (LENGTH, RATE, SECOND)
+    }
+    return builders.measurement(values, of=record, case=builders.CASE)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [(OF_VERIFIER, OF_CLIENT), (OF_CLIENT, OF_VERIFIER)], ids=["less", "more"]
+)
+def test_drafts_that_are_counted_differently_are_neither_a_loss_nor_a_gain(
+    tmp_path: Path, before: AcceptanceRecord, now: AcceptanceRecord
+) -> None:
+    """The answers have the same tokens and steps, so no drafter got worse or better."""
+    known = builders.known(recorded(tmp_path, measured_as(before)))
+    comparison = compare([measured_as(now)], known)
+    assert comparison.counting_difference is CountingDifference.DRAFTS
+    length = judge(LENGTH, comparison, Look.FULL)
+    assert (length.outcome, length.value, length.comparison.expected) == (Outcome.PASS, 2.8, 2.8)
+    assert "the engine counts drafts differently" in length.explanation
+    for metric in (RATE, SECOND):
+        assert judge(metric, comparison, Look.FULL).outcome is Outcome.NOT_COMPARABLE
+
+
+def test_answers_that_took_more_steps_are_a_loss_however_they_are_counted(tmp_path: Path) -> None:
+    known = builders.known(recorded(tmp_path, measured_as(OF_VERIFIER)))
+    for counts in (builders.counts(7, 0, 7, 0), builders.counts(8, 0, 6, 0)):
+        comparison = compare([measured_as(answers(counts, 1 + 28))], known)
+        assert comparison.counting_difference is None
+        assert judge(LENGTH, comparison, Look.FULL).outcome is Outcome.REGRESSED
+
+
+def test_other_answers_show_nothing_about_counting() -> None:
+    shorter = answers(builders.counts(1, 0, 9, 0), 1 + 27)
+    assert counting_difference([shorter], [OF_VERIFIER]) is None
+
+
+def test_other_numbers_of_undrafted_steps_are_no_other_counting() -> None:
+    """With n-gram, as many steps that drafted may accept more, and leave fewer others."""
+    more = answers(builders.counts(0, 2, 8, 0), 1 + 60)
+    fewer = answers(builders.counts(0, 8, 2, 0), 1 + 60)
+    assert counting_difference([more], [fewer]) is None
+
+
+def test_a_gate_between_engines_that_count_drafts_differently_compares_all_steps() -> None:
+    alone = dataclasses.replace(CASE, control=None)
+    pair = Pair(a=alone, b=alone)
+    launches = [
+        MeasuredLaunch(case_id=pair.id, arm=side, number=1, measurement=measured_as(record))
+        for side, record in ((Side.A, OF_VERIFIER), (Side.B, OF_CLIENT))
+    ]
+    rules = Rules(launches=1, figures=1)
+    (length,) = (
+        verdict for verdict in judge_pair(pair, launches, rules) if verdict.metric == LENGTH.name
+    )
+    assert (length.outcome, length.value, length.comparison.expected) == (Outcome.PASS, 2.8, 2.8)
