@@ -21,7 +21,7 @@ from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, sho
 from specreg.compare.soak import LAST_LEVEL, open_soak, render_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
-from specreg.core.files import RAISE_LIMIT, cause_of, real_path
+from specreg.core.files import cause_of, real_path, remedy_of
 from specreg.core.interrupts import interrupt_on_signals
 from specreg.report.document import exit_status
 from specreg.report.terminal import render_report
@@ -74,9 +74,8 @@ def _exit_on_failure() -> Iterator[None]:
         if isinstance(error, OSError):
             # If a temporary file was to replace a file, the user only knows the second name.
             path = error.filename2 or error.filename
-            message = f"this machine: {cause_of(error)}; {RAISE_LIMIT}"
-            if path is not None:
-                message = f"'{path}': {cause_of(error)}; make room or repair its rights"
+            subject = "this machine" if path is None else f"'{path}'"
+            message = f"{subject}: {cause_of(error)}; {remedy_of(error)}"
         say(message, err=True)
         raise typer.Exit(FAILED_STATUS) from error
     except (typer.Exit, typer.Abort, typer.BadParameter):

@@ -160,8 +160,13 @@ def cause_of(error: Exception) -> str:
     return str(error)
 
 
-RAISE_LIMIT = "raise the limit that it met, which `ulimit -a` shows, or end other programs"
-"""What to do about an OSError that names no file: too many files are open, for example."""
+def remedy_of(error: OSError) -> str:
+    """Return what to do about an error of the system."""
+    if error.filename is not None:
+        return "make room or repair its rights"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "make room, `df -h` shows on which disk"
+    return "raise the limit that it met, which `ulimit -a` shows, or end other programs"
 
 
 def cause_and_path_of(error: OSError) -> str:
@@ -261,13 +266,24 @@ def replace_file(path: Path, content: bytes) -> None:
     """
     part = _new_part(path)
     try:
-        with part.open("xb") as file:
+        with _named(path), part.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Give an OSError the path of the file, which the system doesn't name if a write fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextlib.contextmanager
@@ -295,7 +311,7 @@ def append_lines(path: Path, content: bytes) -> None:
         OSError: The lines can't be written; the file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b", buffering=0) as file:
+    with _named(path), path.open("a+b", buffering=0) as file:
         # If an earlier writer was killed within a line, end that line first.
         before_bytes = file.seek(0, os.SEEK_END)
         if before_bytes:

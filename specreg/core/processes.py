@@ -38,6 +38,7 @@ import msgspec
 import psutil
 
 from specreg.core.errors import UnkillableError
+from specreg.core.files import replace_file
 from specreg.core.readable import readable_block
 from specreg.core.redaction import hide_secrets_of, known_secrets
 from specreg.core.sessions import (
@@ -185,8 +186,7 @@ def start_process(
             if temporary is not None:
                 temporary.mkdir(mode=0o700)
             for path, text in files.items():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
+                replace_file(path, text.encode())
             # The supervisor opens the log once it has read the first line of its input, and the log
             # must exist then.
             log_path.write_bytes(b"")

@@ -19,7 +19,7 @@ from specreg.core.errors import (
     ServerStartError,
     SpecregError,
 )
-from specreg.core.files import RAISE_LIMIT, cache_dir, cause_and_path_of, replace_file
+from specreg.core.files import cache_dir, cause_and_path_of, remedy_of, replace_file
 from specreg.core.probes import SAFE_PATH
 from specreg.core.processes import SupervisedProcess, new_temporary, start_process, stop_process
 from specreg.core.redaction import hide
@@ -268,7 +268,7 @@ class ServerStart:
             yield
         except OSError as error:
             problem = f"can't be started, {cause_and_path_of(error)}"
-            advice = RAISE_LIMIT
+            advice = remedy_of(error)
             if error.filename is not None:
                 advice = (
                     "make room there, repair its rights, or delete the engine's environment in"

@@ -224,7 +224,7 @@ def _install(
         # The engine is installed alone first, so that its metadata show which torch it requires.
         run_uv(log_path, *install, "--no-deps", requirement.pin)
         lines = (*lines, *_torch_of_pypi(folder))
-    overrides.write_text("\n".join(lines))
+    replace_file(overrides, "\n".join(lines).encode())
     if requirement.lock is not None:
         # uv refuses a package whose checksum isn't the one in the lock.
         arguments = ("--constraint", str(requirement.lock), *arguments)

@@ -15,7 +15,7 @@ import pytest
 from specreg.baselines.record import record_baseline
 from specreg.core.bounded_log import KEPT_BYTES
 from specreg.core.errors import ServerDiedError, SpecregError
-from specreg.core.files import replace_file
+from specreg.core.files import append_lines, replace_file
 from specreg.engines.engine import Engine
 from specreg.engines.registry import ENGINES
 from specreg.report.document import began_at, load_report, record_document
@@ -33,7 +33,7 @@ WHOLE = 3_000_000
 # Writes a file over and over, all A or all B, until it is killed.
 WRITING = """
 import itertools, pathlib, sys
-from specreg.core.files import replace_file
+from specreg.core.files import append_lines, replace_file
 for letter in itertools.cycle("AB"):
     replace_file(pathlib.Path(sys.argv[1]), letter.encode() * int(sys.argv[2]))
     print(letter, flush=True)
@@ -71,6 +71,16 @@ def test_row_13_a_full_disk_leaves_the_old_file(tmp_path: Path, writer: str) -> 
         WRITERS[writer](path)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("write", [replace_file, append_lines])
+def test_row_13_the_file_for_which_there_is_no_room_is_named(
+    tmp_path: Path, write: Callable[[Path, bytes], None]
+) -> None:
+    path = tmp_path / "file"
+    with disk_full_at(50), pytest.raises(OSError, match="File too large") as refused:
+        write(path, b"x" * 100)
+    assert refused.value.filename == str(path)
 
 
 def test_row_13_killed_while_writing(tmp_path: Path) -> None:

@@ -99,8 +99,9 @@ def test_a_start_that_is_refused_leaves_no_answer_of_an_earlier_run(
         ),
         ("", 130, "to continue, type the same command again"),
         ("no files", 10, "this machine: Too many open files; raise the limit"),
+        ("no room", 10, "this machine: No space left on device; make room"),
     ],
-    ids=["found", "between", "interrupted", "no-files"],
+    ids=["found", "between", "interrupted", "no-files", "no-room"],
 )
 def test_a_bisect_ends_with_the_status_of_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: str, status: int, message: str
@@ -113,6 +114,8 @@ def test_a_bisect_ends_with_the_status_of_what_it_found(
             raise KeyboardInterrupt
         if result == "no files":
             raise OSError(errno.EMFILE, "Too many open files")
+        if result == "no room":
+            raise OSError(errno.ENOSPC, "No space left on device")
         return result.split()
 
     monkeypatch.setattr(import_module("specreg.cli.gate"), "find_change", find)
