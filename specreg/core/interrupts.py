@@ -7,12 +7,18 @@ again and again, until the run waits or has been busy for a second.
 """
 
 import _thread
+import asyncio
 import os
 import signal
+import threading
 import time
 import traceback
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 _AGAIN_AFTER_S = 0.01
 """After this time, a signal that couldn't interrupt the run is sent again."""
@@ -128,3 +134,44 @@ def interrupt_on_signals() -> None:
 def check_signalled() -> None:
     """Raise `KeyboardInterrupt` if a signal has interrupted this process."""
     INTERRUPTER.check()
+
+
+def run_in_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine in an event loop of its own, and raise what a handler of SIGALRM raises.
+
+    pytest-timeout ends a test by such a handler. A loop drops what is raised in its callbacks, so
+    the coroutine is cancelled instead, and the exception is raised after it has ended.
+
+    Raises:
+        BaseException: As raised by the coroutine or by the handler.
+    """
+    import uvloop  # noqa: PLC0415 - it is needed for measuring only
+
+    handler = signal.getsignal(signal.SIGALRM)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or handler is None or isinstance(handler, int):
+        return uvloop.run(coroutine)
+    raised: list[BaseException] = []
+
+    async def run() -> _T:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(coroutine)
+
+        def note_alarm(number: int, frame: FrameType | None) -> None:
+            try:
+                handler(number, frame)
+            except BaseException as error:  # noqa: BLE001 - pytest's isn't an Exception
+                raised.append(error)
+                loop.call_soon_threadsafe(task.cancel)
+
+        signal.signal(signal.SIGALRM, note_alarm)
+        try:
+            return await task
+        finally:
+            signal.signal(signal.SIGALRM, handler)
+
+    try:
+        return uvloop.run(run())
+    finally:
+        if raised:
+            raise raised[0]

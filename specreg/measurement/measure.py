@@ -18,6 +18,7 @@ from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.interrupts import run_in_loop
 from specreg.core.processes import our_ids
 from specreg.core.reasons import Invalidity
 from specreg.core.timeline import Phase
@@ -177,12 +178,10 @@ def measure(arms: Sequence[Arm], workload: Workload, plan: Plan) -> tuple[Measur
     Raises:
         ServerDiedError: a server died.
     """
-    import uvloop  # noqa: PLC0415 - it is needed for measuring only
-
     idle = _watch_idle(plan)
     # A server may start further processes while it serves, so its processes are listed twice.
     pids = _pids(arms)
-    arm_replays, is_complete = uvloop.run(_replay_arms(arms, workload, plan))
+    arm_replays, is_complete = run_in_loop(_replay_arms(arms, workload, plan))
     pids |= _pids(arms)
     measurements = []
     for arm_replay in arm_replays:

@@ -1,6 +1,7 @@
 """A run that is cut short takes its servers with it."""
 
 import contextlib
+import json
 import signal
 import subprocess
 
@@ -10,7 +11,7 @@ import pytest
 from tests.doubles.screen import lines_of
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import MARK, marked, wait_until
-from tests.plugin.conftest import Suite
+from tests.plugin.conftest import Suite, decided
 
 SLOW = Script(step_ms=20.0)
 """A run takes long enough to be cut short."""
@@ -44,6 +45,44 @@ def test_a_run_that_is_interrupted_while_a_pair_starts_leaves_neither(suite: Sui
 
     assert run.returncode in {pytest.ExitCode.INTERRUPTED, -signal.SIGINT}, output
     assert not marked(suite.folder)
+
+
+ALARM = """
+import signal
+import pytest
+
+def fail(*_):
+    pytest.fail("Timeout from the plugin")
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, 15.0)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+"""
+"""Ends a test as pytest-timeout does by its method `signal`."""
+
+
+def test_a_case_that_hangs_is_ended_by_the_alarm_of_a_plugin(suite: Suite) -> None:
+    suite.script = Script(step_ms=5000.0)
+    (suite.folder / "alarm_plugin.py").write_text(ALARM)
+    suite.python_path = suite.folder
+    with start(suite, "-k", "eagle3 and c1 and acceptance", "-p", "alarm_plugin") as run:
+        output, _ = run.communicate(timeout=150)
+
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, output
+    assert "Timeout from the plugin" in output
+    assert "INTERNALERROR" not in output
+    assert not marked(suite.folder)
+    (ledger,) = suite.runs.glob("*/ledger.jsonl")
+    lines = ledger.read_bytes().splitlines()
+    assert lines
+    assert all(json.loads(line)["type"] != "Measured" for line in lines)
+    assert decided(ledger.parent).exit_status == pytest.ExitCode.TESTS_FAILED
 
 
 def test_a_run_under_nohup_goes_on_after_ctrl_c_and_is_ended_by_sigterm(suite: Suite) -> None:
