@@ -264,6 +264,18 @@ def widen_models(root: Path, spec: ServerSpec, *, show: Callable[[str], None]) -
         _make_folder(wide.folder, functools.partial(write, wide))
 
 
+def widened_folders(root: Path, spec: ServerSpec) -> Iterator[tuple[Path, bool]]:
+    """Yield the folder of each widened model of a server, and whether the model is the target.
+
+    A folder may not exist yet. Yields nothing if the server's models aren't widened.
+
+    Raises:
+        ModelError: As in `widen_models`.
+    """
+    for wide in _wide_models(root, spec):
+        yield wide.folder, wide.is_target
+
+
 def _content_sha256(folder: Path, *parameters: object) -> str:
     """Return a checksum of a model, its tokenizer, and the parameters of a model made from it."""
     content = hashlib.sha256(model_sha256(str(folder)).encode())
@@ -310,11 +322,13 @@ class _WideModel(NamedTuple):
         source: The folder of the narrow model.
         shape: The sizes of the wide model.
         folder: The folder of the wide model.
+        is_target: True for the target, False for the draft.
     """
 
     source: Path
     shape: Shape
     folder: Path
+    is_target: bool
 
 
 def _wide_models(root: Path, spec: ServerSpec) -> Iterator[_WideModel]:
@@ -340,4 +354,4 @@ def _wide_models(root: Path, spec: ServerSpec) -> Iterator[_WideModel]:
             )
         content_sha256 = _content_sha256(source, shape, _RECIPE)
         folder = cache_dir() / "models" / f"{source.name}-wide-{spec.widen}-{content_sha256}"
-        yield _WideModel(source, shape, folder)
+        yield _WideModel(source, shape, folder, role == TARGET)

@@ -23,7 +23,7 @@ from specreg.datasets.table import dataset_named
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
-from specreg.matrix.models import is_hub_id, resolve_model
+from specreg.matrix.models import is_hub_id, resolve_model, widened_folders
 from specreg.matrix.prompts import load_case_prompts
 from specreg.report.tables import render_rows
 from specreg.servers.build_tools import missing_tools
@@ -42,8 +42,10 @@ _EMPTY_GIB = 2.0
 """The most memory that the driver itself holds on a GPU, as far as is known."""
 _CLOCKS_SET_BY_APPLICATION = 0x2
 """NVML's bit in `State.throttle_mask` for clocks that an application has set."""
-_ENVIRONMENT_GIB = 10.0
-"""The size of the largest environment of an engine so far: that of vLLM 0.33.0 takes 9.4 GiB."""
+_CPU_ENVIRONMENT_GIB = 7.0
+"""The size of the largest environment of an engine without a GPU so far."""
+_GPU_ENVIRONMENT_GIB = 10.0
+"""The same on a GPU: the environment of vLLM 0.33.0 takes 9.4 GiB."""
 _RUN_GIB = 0.5
 """Disk space for the logs, the ledger and the power samples of a run. A CPU run took 1.5 MB."""
 
@@ -319,6 +321,19 @@ def _models_gib(context: RunContext) -> Mapping[str, float | None]:
     return sizes_gib
 
 
+def _models_to_widen_gib(context: RunContext) -> float:
+    """Return the size in GiB of the widened models that a run makes first."""
+    sizes_gib: dict[Path, float] = {}
+    for spec in dict.fromkeys(case.server for case in _runnable_cases(context)):
+        # A model that is missing or can't be widened is a finding of another check.
+        with contextlib.suppress(ModelError):
+            for folder, is_target in widened_folders(context.root, spec):
+                if spec.sizes is not None and not folder.is_dir():
+                    gib = spec.sizes.target_gib if is_target else spec.sizes.draft_gib
+                    sizes_gib[folder] = gib or 0.0
+    return sum(sizes_gib.values())
+
+
 class _Need(NamedTuple):
     """The disk space that a run needs in a folder.
 
@@ -340,10 +355,14 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
         gib for name, gib in _models_gib(context).items() if is_hub_id(name) and not is_cached(name)
     ]
     missing_engines = list(_engines_needed(context).values()).count(False)
+    environment_gib = _GPU_ENVIRONMENT_GIB if context.provision.on_gpu else _CPU_ENVIRONMENT_GIB
     needs = [
-        _need("engines", cache_dir(), _ENVIRONMENT_GIB * missing_engines),
+        _need("engines", cache_dir(), environment_gib * missing_engines),
         _need("runs", context.run_folder.parent, _RUN_GIB),
     ]
+    widened_gib = _models_to_widen_gib(context)
+    if widened_gib:
+        needs.insert(1, _need("widened models", cache_dir(), widened_gib))
     # Without huggingface_hub it isn't known which models the cache has.
     if is_installed():
         models_gib = sum(gib for gib in missing_gib if gib is not None)

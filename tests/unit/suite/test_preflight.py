@@ -18,6 +18,7 @@ from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.datasets.hub import why_gated, why_unfetchable
 from specreg.engines.registry import engine_named
+from specreg.matrix.models import widen_models
 from specreg.suite.context import RunContext
 from specreg.suite.preflight import Finding, State, render_findings
 from specreg.telemetry.identity import ProcessorLoad
@@ -358,6 +359,19 @@ def test_a_model_whose_size_the_tier_does_not_say_is_not_one_of_0_gib(root: Path
     disk = only_finding(here, "disk").says
     assert disk.endswith("about 7.5 GiB needed, without 1 model(s) of unknown size")
     assert of_model(here, "org/draft").says == "org/draft: not in the hub's cache"
+
+
+def test_widened_models_need_room_until_they_are_made(root: Path) -> None:
+    tiny = builders.ROOT / "fixtures/models/tiny/target"
+    path = write_tier(root, methods='["none"]', target=tiny, target_gib=15.9)
+    path.write_text(path.read_text().replace("[models.pair]", '[models.pair]\nwiden = "30m"'))
+    here = context_here(root)
+    disk = only_finding(here, "disk").says
+    assert "widened models" in disk
+    assert "about 23.4 GiB needed" in disk
+    (server,) = {case.server for case in here.tier.cases}
+    widen_models(root, server, show=print)
+    assert "about 7.5 GiB needed" in only_finding(here, "disk").says
 
 
 def test_an_engine_is_installed_or_will_be(root: Path) -> None:
