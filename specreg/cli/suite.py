@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
 from specreg.core.files import real_path
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
-from specreg.core.received import unpack_received
+from specreg.core.received import received_files, write_received
 from specreg.measurement.ledger import LEDGER
 from specreg.report.document import FILE_NAME, exit_status, load_own_report
 from specreg.report.progress import Progress
@@ -41,6 +40,8 @@ from specreg.suite.shard_runs import has_plan, load_shard
 from specreg.suite.shards import SHARDS, Shard
 
 _BYTES_PER_GIB = 2**30
+_ShardResult = tuple[int, str, dict[str, bytes]]
+"""The exit status of a shard, the last lines that it printed, and the files of its run by name."""
 _ANSWERS_WITHIN_S = 10.0
 _LEFT_OUT = (".git", ".specreg", ".nox", ".venv", "**/__pycache__", "**/.mypy_cache")
 """The parts of the repository that no node needs."""
@@ -246,14 +247,14 @@ def ray(
 
     # Collect the folders of the runs, and merge them.
     home = Path(tempfile.mkdtemp(prefix="shards-", dir=root / ".specreg"))
-    runs = list(_run_folders(cluster, waiting, shards, home))
+    runs = list(run_folders(cluster, waiting, shards, home))
     cluster.shutdown()
     if not runs:
         raise SpecregError("specreg ray: no shard returned its folder; see the messages above")
     _merge(runs, into, root, options)
 
 
-def _run_folders(
+def run_folders(
     cluster: Any,  # noqa: ANN401 - the module of Ray, which is an extra
     waiting: dict[Any, int],
     shards: int,
@@ -265,33 +266,35 @@ def _run_folders(
         cluster: the module of Ray.
         waiting: the number of each shard, by the reference to the result of its task.
         shards: how many shards the run is cut into.
-        home: the folder in which the folders of the runs are unpacked.
+        home: the folder in which the folders of the runs are written.
     """
     while waiting:
         (done,), _ = cluster.wait(list(waiting), num_returns=1)
         number = waiting.pop(done)
         try:
-            status, output, packed = cluster.get(done)
+            status, output, files = msgspec.convert(cluster.get(done), _ShardResult)
         except cluster.exceptions.RayError as error:
             # The message of Ray's own error is a traceback.
             cause = getattr(error, "cause", None) or error
             say(f"shard {number}/{shards}: lost, {cause!r}", err=True)
             continue
+        except msgspec.ValidationError as error:
+            say(f"shard {number}/{shards}: lost, it returned something else: {error}", err=True)
+            continue
         say(f"shard {number}/{shards}: ended with status {status}", err=True)
-        if not packed:
+        if not files:
             say(output, err=True)
             continue
+        run_folder = home / str(number)
         try:
-            run_folder = unpack_received(packed, home / str(number))
+            write_received(files, run_folder)
         except OSError as error:
             say(f"shard {number}/{shards}: lost, its folder {error.strerror}", err=True)
             continue
         yield run_folder
 
 
-def run_shard(
-    number: int, of: int, arguments: tuple[str, ...], folder: str
-) -> tuple[int, str, bytes]:
+def run_shard(number: int, of: int, arguments: tuple[str, ...], folder: str) -> _ShardResult:
     """Run a shard on a node of the cluster, as a task of Ray.
 
     Args:
@@ -301,8 +304,8 @@ def run_shard(
         folder: the repository, if all nodes share its folder; empty if Ray sends a copy.
 
     Returns:
-        The exit status of pytest, the last lines that it printed, and the folder of its run as a
-        packed archive, which is empty if there is no such folder.
+        The exit status of pytest, the last lines that it printed, and the content of each file of
+        its run's folder by its path there; no files if there is no such folder.
     """
     with interruptible(), contextlib.ExitStack() as cleanups:
         temporary = new_temporary("shard-")
@@ -322,7 +325,7 @@ def run_shard(
             temporary=temporary,
         )
         # The temporary folder contains the run's folder, so it is removed only after the run's
-        # folder was packed. If this process is killed first, the supervisor removes it.
+        # folder was read. If this process is killed first, the supervisor removes it.
         cleanups.callback(clean_up, process)
         # When Ray cancels this task, the shard has to end with it.
         try:
@@ -333,11 +336,11 @@ def run_shard(
         finally:
             end_process(process, grace_s=_SHARD_ENDS_WITHIN_S)
         run_folder = next(runs.glob(f"*-{number}of{of}"), None)
-        packed = io.BytesIO()
+        files = {}
         if run_folder is not None:
-            with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-                archive.add(run_folder, arcname=run_folder.name)
-        return status, process.last_lines(), packed.getvalue()
+            for path in received_files(run_folder):
+                files[str(path)] = (run_folder / path).read_bytes()
+        return status, process.last_lines(), files
 
 
 @contextlib.contextmanager

@@ -7,14 +7,11 @@ folder that somebody changes meanwhile can't lead elsewhere.
 """
 
 import contextlib
-import io
 import os
 import re
 import shutil
 import stat
-import tarfile
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO
 
@@ -135,35 +132,25 @@ def write_below(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-def unpack_received(packed: bytes, into: Path) -> Path:
-    """Unpack a run folder that another machine has packed with tar.
+def write_received(files: Mapping[str, bytes], into: Path) -> None:
+    """Write the files of a run folder that another machine has sent.
 
-    Returns:
-        The folder. `into` has nothing else in it.
+    Args:
+        files: The content of each file, by its path in the run folder.
+        into: The folder to write them to.
 
     Raises:
-        OSError: The bytes aren't an archive of one folder; or the archive has something other than
-            folders and regular files, a name that leads out of the folder, or too many or too large
-            files; or `into` exists already, or can't be written.
+        OSError: There are too many or too large files, or a path could lead elsewhere; or a file
+            can't be written.
     """
-    into.mkdir(parents=True)
-    left_bytes = _MAX_FOLDER_BYTES
-    try:
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            for number, member in enumerate(archive):
-                left_bytes -= member.size
-                if number > _MAX_FILES or left_bytes < 0:
-                    raise refusal("unpacks to too many or too large files")
-                if not (member.isfile() or member.isdir()):
-                    raise refusal("is neither a folder nor a regular file", Path(member.name))
-                # The filter also refuses members whose names lead out of the folder.
-                archive.extract(member, into, filter="data")
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise refusal(f"can't be unpacked, {error}") from error
-    folders = list(into.iterdir())
-    if len(folders) != 1 or not folders[0].is_dir():
-        raise refusal(f"holds {len(folders)} entries, needed one folder")
-    return folders[0]
+    if len(files) > _MAX_FILES:
+        raise refusal(f"holds more than {_MAX_FILES} files")
+    if sum(map(len, files.values())) > _MAX_FOLDER_BYTES:
+        raise refusal(f"holds more than {_MAX_FOLDER_BYTES / 2**30:g} GiB")
+    for name, content in files.items():
+        if name.count("/") > _MAX_FOLDERS_DEEP:
+            raise refusal(f"lies more than {_MAX_FOLDERS_DEEP} folders deep", PurePath(name))
+        write_below(into, name, content)
 
 
 def check_below(folder: Path, name: str) -> Path:
