@@ -145,6 +145,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
     """End the run and write its documents, before pytest-benchmark writes its file."""
     hide_values_of_interrupt(session.config)
+    if _is_stopped_by_failures(session, exitstatus):
+        exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = exitstatus
     _finish(session, exitstatus)
     yield
     # The last line, below pytest's own, explains the exit status, because nox prints only a number.
@@ -230,6 +233,13 @@ def _conclude(config: pytest.Config, run: Run[Any], *, cut_short: bool) -> Itera
             record_property(name, value)
     if changes:
         yield render_changes(changes)
+
+
+def _is_stopped_by_failures(session: pytest.Session, exitstatus: int) -> bool:
+    """Return whether -x or --maxfail ended the run, which pytest-xdist calls an interrupt."""
+    is_interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+    by_a_signal = bool(INTERRUPTER.interrupting_signals)
+    return is_interrupted and bool(session.shouldfail) and not by_a_signal
 
 
 def _is_cut_short(session: pytest.Session, exitstatus: int) -> bool:

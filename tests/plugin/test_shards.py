@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specreg.report.document import FILE_NAME, RunVerdict, load_report
+from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite, decided
 from tests.plugin.preloaded import PreloadedPython
 from tests.unit.builders.sharded_runs import CASES, CHOSEN, TIER
@@ -170,3 +171,19 @@ def test_an_unreadable_baseline_ends_the_workers_before_anything_starts(recorded
     path.write_text(content)
     assert done.returncode == 11, done.stdout
     assert f"baseline '{path}'" in done.stdout
+
+
+@pytest.mark.parametrize("stop", ["-x", "--maxfail=1"])
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_a_regression_that_stops_the_run_has_status_1(
+    recorded: Suite, stop: str, workers: tuple[str, ...]
+) -> None:
+    """pytest-xdist calls this an interrupt, whose status is 2."""
+    suite = beside(recorded, f"stopped{stop}{len(workers)}")
+    suite.script = Script(acceptance_probs=(0.1,))
+    done = suite.run(*CHOSEN, stop, *workers)
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.splitlines()[-1].startswith("exit status 1: ")
+    verdict = suite.verdict()
+    assert verdict.exit_status == 1
+    assert "REGRESSED" in {outcome for outcome, _ in words(verdict).values()}
