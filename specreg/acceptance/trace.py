@@ -60,6 +60,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         answer_sha256: the first 16 digits of a checksum of everything that was generated: its token
             ids if the server reports them, and each text with the channel in which it came. Empty
             if the stream doesn't show everything that was generated.
+        ids_sha256: the same checksum of the token ids alone; empty if not all of them are known.
         prompt_tokens: the number of tokens of the whole conversation before the answer, as the
             server counts them; None if the server doesn't report it.
         thought_chunk_sizes: like `chunk_sizes`, for the later chunks that carried only a thought,
@@ -83,6 +84,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: StepCounts | None = None
     error: str | None = None
     answer_sha256: str = ""
+    ids_sha256: str = ""
     prompt_tokens: int | None = None
     thought_chunk_sizes: tuple[int, ...] = ()
     reply: Reply | None = None

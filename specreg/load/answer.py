@@ -170,7 +170,7 @@ class AnswerText:
             An empty text if nothing came, or if some tokens came without any text and not all
             tokens have ids, because two such answers may differ in tokens that aren't seen.
         """
-        has_all_ids = bool(tokens) and len(self._token_ids) == tokens
+        has_all_ids = self._has_all_ids(tokens)
         if not has_all_ids and (self.is_partly_unseen or not self._stretches):
             return ""
         digest = hashlib.sha256()
@@ -181,6 +181,19 @@ class AnswerText:
             digest.update(b"%b %d " % (stretch.channel.encode(), len(text)))
             digest.update(text)
         return digest.hexdigest()[:_DIGITS]
+
+    def ids_sha256(self, tokens: int) -> str:
+        """Return the first 16 digits of a checksum of the token ids; empty if any isn't known.
+
+        Args:
+            tokens: how many tokens came, by the server's count.
+        """
+        if not self._has_all_ids(tokens):
+            return ""
+        return hashlib.sha256(msgspec.json.encode(self._token_ids)).hexdigest()[:_DIGITS]
+
+    def _has_all_ids(self, tokens: int) -> bool:
+        return bool(tokens) and len(self._token_ids) == tokens
 
     def _joined(self, channel: str) -> str:
         """Return the text of one channel."""

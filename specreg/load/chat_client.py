@@ -451,6 +451,7 @@ def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) 
         acceptance=stream.acceptance,
         error=stream.error,
         answer_sha256=stream.answer.sha256(stream.tokens),
+        ids_sha256=stream.answer.ids_sha256(stream.tokens),
         prompt_tokens=stream.prompt_tokens,
         thought_chunk_sizes=chunk_sizes(thought_chunks),
         reply=reply,

@@ -118,6 +118,7 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
         prompts: how many prompts had their first turn answered.
         distinct: how many of the answers to first turns differ from each other; null where one of
             them isn't known in full.
+        other_texts: answers with the tokens of an answer of the control, but another streamed text.
     """
 
     requests: int
@@ -131,6 +132,7 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     after_empty_replies: int
     prompts: int
     distinct: int | None
+    other_texts: int = 0
 
 
 class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,7 +259,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         power = replay.power
     answers = None
     if replay is not None and replay.traces:
-        answers = _answers(replay.traces, thinking=measurement.case.thinking)
+        answers = _answers(replay, thinking=measurement.case.thinking)
     return Figures(
         case_id=measurement.case.id,
         launch=launch,
@@ -274,8 +276,9 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
     )
 
 
-def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> AnswerFigures:
+def _answers(replay: Replay, *, thinking: bool | None) -> AnswerFigures:
     """Count what the answers contain."""
+    traces = replay.traces
     # `thought_chunk_sizes` leaves out the first chunk, so it is empty for a thought of one chunk.
     thoughts = [
         trace
@@ -303,7 +306,23 @@ def _answers(traces: Sequence[RequestTrace], *, thinking: bool | None) -> Answer
         after_empty_replies=sum(trace.empty_replies > 0 for trace in traces),
         prompts=len(prompt_ids),
         distinct=distinct_answers,
+        other_texts=_other_texts(traces, replay.control_replay.traces),
     )
+
+
+def _other_texts(traces: Sequence[RequestTrace], control_traces: Sequence[RequestTrace]) -> int:
+    """Count the answers with the tokens of an answer of the control, but another streamed text."""
+    control_texts: dict[tuple[str, int, str], set[str]] = {}
+    for trace in control_traces:
+        key = (trace.prompt_id, trace.turn, trace.ids_sha256)
+        control_texts.setdefault(key, set()).add(trace.answer_sha256)
+    other_texts = 0
+    for trace in traces:
+        texts = control_texts.get((trace.prompt_id, trace.turn, trace.ids_sha256))
+        # Without the ids of all tokens, it isn't known whether the tokens are equal.
+        if trace.ids_sha256 and texts and trace.answer_sha256 not in texts:
+            other_texts += 1
+    return other_texts
 
 
 def _by_part(traces: Sequence[RequestTrace], draft_tokens: int) -> dict[str, PartFigures]:

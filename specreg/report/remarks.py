@@ -23,6 +23,13 @@ def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
     if figures.answers is not None:
         for remark in _answer_remarks(figures.answers):
             yield f"{subject}: {remark}"
+        other_texts = figures.answers.other_texts
+        if other_texts:
+            yield (
+                f"{subject}: {other_texts} of {figures.answers.requests} answers have the tokens of"
+                " an answer without speculation, but another streamed text: the server's parser or"
+                " detokenizer loses or changes text of a stream"
+            )
     if figures.acceptance is not None:
         for remark in _acceptance_remarks(figures.acceptance):
             yield f"{subject}: {remark}"

@@ -1,5 +1,7 @@
 """What must hold is checked as a user runs it: one changed token turns it red."""
 
+import re
+
 from specreg.datasets.prepare import load_prompts
 from specreg.datasets.table import dataset_named
 from specreg.verdicts.verdict import Outcome
@@ -33,3 +35,16 @@ def test_one_changed_token_is_wrong_and_named_however_many_are_equal(suite: Suit
     wrong_token = likeliest(answer[position])[-1]
     tokens = f"{wrong_token} with speculation, {answer[position]} without speculation"
     assert f"'{prompt.id}', token {position + 1}: {tokens}, 19.00 nats apart" in done.stdout
+
+
+def test_text_that_a_parser_loses_is_named_although_all_tokens_are_equal(suite: Suite) -> None:
+    suite.script = Script(loses_text=True)
+
+    done = suite.run("tests/perf", "-q", "-k", "c1 and eagle3 and (lossless or throughput)")
+
+    lossless = next(
+        verdict for verdict in suite.verdict().verdicts if verdict.metric == "lossless_frac"
+    )
+    assert (lossless.outcome, lossless.value) == (Outcome.PASS, 1.0)
+    words = r"'vllm-eagle3-tiny-toy-c1': (\d+) of \1 answers have the tokens of an answer without"
+    assert re.search(words, done.stdout), done.stdout

@@ -102,6 +102,7 @@ def job_of(
         prompt_ids=prompt_token_ids(body.text),
         with_ids=bool(body.return_token_ids),
         thought_tokens=script.thought_tokens,
+        loses_text=script.loses_text,
         scored=body.logprobs,
         scored_by_id=bool(body.return_tokens_as_token_ids),
     )

@@ -17,6 +17,7 @@ class Wire:
         key: the random part of its id.
         with_ids: whether the request wants `return_token_ids`.
         thought_tokens: how many tokens of a chat's answer are its thought.
+        loses_text: whether a chunk has the text of its last token only, as some parsers leave it.
         sent_ids: the tokens streamed so far.
         scored: how many log-probabilities it wants of each token, None for none.
         scored_by_id: whether their tokens are to be named by id.
@@ -30,6 +31,7 @@ class Wire:
     scored: int | None = None
     scored_by_id: bool = False
     thought_tokens: int = 0
+    loses_text: bool = False
     sent_ids: list[int] = field(default_factory=list)
 
     thought_key: ClassVar[str] = "reasoning"
@@ -47,7 +49,8 @@ class Wire:
 
     def event(self, chunk: Chunk, steps: Steps, *, last: bool) -> Json:
         """The event of one chunk; the last one says why it ends."""
-        choice = self.choice(chunk.token_ids, "delta") | {"index": 0, "token_ids": None}
+        shown = chunk.token_ids[-1:] if self.loses_text else chunk.token_ids
+        choice = self.choice(shown, "delta") | {"index": 0, "token_ids": None}
         self.sent_ids.extend(chunk.token_ids)
         if self.with_ids:
             choice["token_ids"] = chunk.token_ids

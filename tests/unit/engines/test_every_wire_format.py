@@ -143,6 +143,7 @@ def test_the_steps_that_were_played_are_read_back_exactly(
         ids = msgspec.json.encode(steps.token_ids) if (protocol, form) in WITH_IDS else b""
         text = b"text %d %b" % (len(shown), shown) if shown else b""
         assert trace.answer_sha256 == hashlib.sha256(ids + text).hexdigest()[:16]
+        assert trace.ids_sha256 == (hashlib.sha256(ids).hexdigest()[:16] if ids else "")
     spec = dataclasses.replace(builders.SPEC, draft_tokens=draft_tokens)
     record = read_acceptance(spec, ENGINES[protocol].wire_format, done.traces, before, after)
     assert record is not None

@@ -193,12 +193,31 @@ def test_what_the_answers_hold_is_counted() -> None:
         "after_empty_replies": 1,
         "prompts": 3,
         "distinct": 2,
+        "other_texts": 0,
     }
     part = dataclasses.replace(ROUNDS[0], traces=(thought, later, short, none))
     assert as_json(measured(record(), rounds=(part,)))["answers"] == answers
     unknown = msgspec.structs.replace(none, answer_sha256="")
     part = dataclasses.replace(part, traces=(thought, later, short, unknown))
     assert as_json(measured(record(), rounds=(part,)))["answers"] == answers | {"distinct": None}
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "others"),
+    [("ids", "whole", 0), ("ids", "partial", 1), ("other", "partial", 0), ("", "partial", 0)],
+)
+def test_a_streamed_text_that_differs_alone_is_counted(ids: str, text: str, others: int) -> None:
+    plain = msgspec.structs.replace(SWIFT, ids_sha256="ids" if ids else "", answer_sha256="whole")
+    trace = msgspec.structs.replace(plain, ids_sha256=ids, answer_sha256=text)
+    rounds, control_rounds = (
+        (dataclasses.replace(ROUNDS[0], traces=(one,)),) for one in (trace, plain)
+    )
+    measurement = measured(record(), rounds=rounds)
+    assert measurement.replay is not None
+    replay = dataclasses.replace(measurement.replay, control_rounds=control_rounds)
+    answers = figures_of(dataclasses.replace(measurement, replay=replay), 1).answers
+    assert answers is not None
+    assert answers.other_texts == others
 
 
 def test_thoughts_and_answers_have_an_acceptance_each_by_their_chunks() -> None:
@@ -318,7 +337,7 @@ def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: 
 
 KINDS = [Figures, AcceptanceFigures, AnswerFigures, PartFigures, ArmFigures, PaceFigures]
 ADDED = {"answers", "by_part", "undrafted_steps", "drafts_every_step", "facts"}
-ADDED |= {"chunks_split_steps"}
+ADDED |= {"chunks_split_steps", "other_texts"}
 ADDED |= {"thinking", "with_thought"}
 """Figures that reports of earlier versions, which can still be read, don't have."""
 
