@@ -148,7 +148,7 @@ def watch(devices: Sequence[Device], path: Path) -> Iterator[Watch]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     log_path = path.with_name(f"{path.name}.log")
-    command = (sys.executable, "-m", "specreg.telemetry.sampler")
+    command = (sys.executable, "-P", "-m", "specreg.telemetry.sampler")
     with path.open("wb") as output:
         try:
             with child_process(command, log_path=log_path, output=output) as child:

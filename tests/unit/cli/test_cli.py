@@ -1,6 +1,7 @@
 """The command: what it lists and prepares, and what it answers to a wrong name."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,16 @@ def test_a_bug_is_no_verdict_and_names_the_file_that_was_read(tmp_path: Path) ->
     done = run_here(sys.executable, "-c", BUG, "report", str(tmp_path))
     assert done.returncode == 10, done.stderr
     assert str(tmp_path / "report.json") in done.stderr.strip().splitlines()[-1]
+
+
+def test_no_module_of_a_foreign_folder_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_bytes(msgspec.json.encode(reports.REPORT))
+    for name in ("msgspec", "typer", "html", "amdsmi", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("print('foreign')")
+    variables = {**os.environ, "PYTHONPATH": str(builders.ROOT)}
+    done = run_here(sys.executable, "-m", "specreg", "report", ".", cwd=tmp_path, env=variables)
+    assert "foreign" not in done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_command_is_listed_with_its_first_line() -> None:
