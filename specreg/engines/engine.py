@@ -205,6 +205,8 @@ class Requirement:
         local_torch: The build of torch for CPUs that the engine needs; None for PyPI's torch.
         source: The wheel or folder that the engine is built from; empty for a release.
         locks: The folder with the locks.
+        index: The package index from which the package fetches the engine while it is installed;
+            empty for an engine that PyPI itself has.
     """
 
     package: str
@@ -214,6 +216,7 @@ class Requirement:
     local_torch: str | None = None
     source: str = field(default="", repr=False)
     locks: Path = field(default=LOCKS, repr=False)
+    index: str = field(default="", repr=False)
 
     @property
     def lock(self) -> Path | None:
@@ -287,6 +290,9 @@ class Engine(ABC):
         oldest: The oldest version that specreg supports.
         program: The program that must be on PATH; None for an engine that specreg installs.
         module: The Python module of the engine; empty if it is a program.
+        pythons: The versions of Python that its package is built for; empty for all of specreg's.
+        libraries: The libraries of the system that it needs, as linkers name them, each with what
+            to install.
         health_path: The path of its health check.
         version_path: The path at which it reports its version.
         wire_format: How requests to it and its answers are written.
@@ -302,7 +308,7 @@ class Engine(ABC):
         pinned_on_cpu: The methods whose acceptance it can pin without a GPU.
         compiles: True if its servers compile kernels with nvcc on a GPU.
         has_model_runners: True if its model runner can be chosen.
-        pins_revisions: True if the revision of a model can be chosen.
+        revisions: The models whose revision on the hub can be chosen, "target" and "draft".
         sampling_flags: The flags that set the defaults of sampling, which have no effect because
             each request sets its own.
         serve_command: How a command line of its users is read; None if it can't be turned into a
@@ -318,6 +324,8 @@ class Engine(ABC):
     oldest: ClassVar[str]
     program: ClassVar[str | None] = None
     module: ClassVar[str] = ""
+    pythons: ClassVar[tuple[str, ...]] = ()
+    libraries: ClassVar[Mapping[str, str]] = {}
     health_path: ClassVar[str] = "/health"
     version_path: ClassVar[str] = "/version"
     wire_format: ClassVar[WireFormat]
@@ -329,7 +337,7 @@ class Engine(ABC):
     pinned_on_cpu: ClassVar[Collection[str]] = ()
     compiles: ClassVar[bool] = False
     has_model_runners: ClassVar[bool] = False
-    pins_revisions: ClassVar[bool] = False
+    revisions: ClassVar[Collection[str]] = ()
     sampling_flags: ClassVar[tuple[str, ...]] = ()
     serve_command: ClassVar[ServeCommand | None] = None
     reserved_speculation_keys: ClassVar[Mapping[str, str]] = {}

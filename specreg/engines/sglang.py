@@ -381,7 +381,7 @@ class Sglang(Engine):
     pinned_on_gpu: ClassVar = ("draft_model", "eagle", "eagle3", "mtp", "dflash")
     pinned_on_cpu: ClassVar = pinned_on_gpu
     compiles: ClassVar = True
-    pins_revisions: ClassVar = True
+    revisions: ClassVar = ("target", "draft")
 
     sampling_flags: ClassVar = ("--sampling-defaults", "--preferred-sampling-params")
     serve_command: ClassVar = _SERVE_COMMAND

@@ -7,7 +7,8 @@ has ended. The first position is drafted as often as there are steps that draft,
 all positions are the numbers of drafted and of accepted tokens. The request is added between
 `[DONE]` and the end of the answer's body (openai_server.py), and specreg's client waits for that
 end. Before TensorRT-LLM#17082 the counters took the drafts of the next step for the drafts of the
-verified step, so older versions aren't supported.
+verified step, and the stable 1.2 has no such counters (they came with TensorRT-LLM#12636). So the
+acceptance of older versions is estimated from the chunks of the answers.
 """
 
 import json
@@ -22,6 +23,11 @@ from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling
 from specreg.engines.serve_command import ServeCommand
 from specreg.engines.wire_format import MetricsPage, WireFormat
 
+_VERSION = "1.3.0rc29"
+"""The release of September 29, 2026.
+
+It surely has TensorRT-LLM#17082: TensorRT-LLM#19311 shows that the source had it on September 17.
+"""
 PATH = "/prometheus/metrics"
 _PREFIX = "trtllm_"
 _SPEC_DECODE = f"{_PREFIX}spec_decode_"
@@ -33,6 +39,7 @@ class TensorrtLlmWireFormat(WireFormat):
 
     counters_source: ClassVar[Source | None] = Source.TRTLLM_COUNTERS
     counters_path: ClassVar[str | None] = PATH
+    counters_since: ClassVar = _VERSION
     counters_flag: ClassVar = "return_perf_metrics: true"
 
     def parse_counters(self, page: str) -> Counters:
@@ -60,11 +67,6 @@ class TensorrtLlmWireFormat(WireFormat):
         return Counters(steps=counts.steps, counts=counts, requests=parsed.total(_ENDED))
 
 
-_VERSION = "1.3.0rc29"
-"""The release of September 29, 2026.
-
-It surely has TensorRT-LLM#17082: TensorRT-LLM#19311 shows that the source had it on September 17.
-"""
 _OPTIONS = "options.yaml"
 _SECTION = "speculative_config"
 """The section of the file of options."""
@@ -135,8 +137,13 @@ class TensorrtLlm(Engine):
 
     name: ClassVar = "tensorrt_llm"
     methods: ClassVar = _METHODS
-    oldest: ClassVar = _VERSION
+    oldest: ClassVar = "1.2"
     module: ClassVar = "tensorrt_llm"
+    # The classifiers of the package, and what mpi4py loads at its import.
+    pythons: ClassVar = ("3.10", "3.12")
+    libraries: ClassVar = {"mpi": "Open MPI (libopenmpi-dev, openmpi)"}
+    # `trtllm-serve` has no option for the revision of a draft.
+    revisions: ClassVar = ("target",)
     parallel_fields: ClassVar = frozenset({"tensor", "pipeline", "expert"})
     wire_format: ClassVar = TensorrtLlmWireFormat()
     serves_names: ClassVar = False
@@ -162,7 +169,10 @@ class TensorrtLlm(Engine):
                 "engine 'tensorrt_llm': runs only on a GPU; put it into a tier that needs a GPU"
             )
             raise UnsupportedError(message)
-        return Requirement(package="tensorrt-llm", version=_VERSION)
+        # What PyPI has fetches the wheel of 2 GB from NVIDIA's index while it is installed.
+        return Requirement(
+            package="tensorrt-llm", version=_VERSION, index="https://pypi.nvidia.com"
+        )
 
     def further_speculation(
         self, speculation: Sequence[tuple[str, Setting]]
@@ -206,6 +216,9 @@ class TensorrtLlm(Engine):
         expert_gpus = 1
         if parallel.expert:
             expert_gpus = parallel.tensor
+        revision_flags: tuple[str, ...] = ()
+        if options.target_revision:
+            revision_flags = ("--revision", options.target_revision)
         flags_unless_default = given_flags(
             ("--tp_size", parallel.tensor),
             ("--pp_size", parallel.pipeline),
@@ -214,6 +227,7 @@ class TensorrtLlm(Engine):
         )
         return (
             *(program, options.target),
+            *revision_flags,
             *("--host", "127.0.0.1", "--port", str(options.port)),
             *("--max_batch_size", str(options.max_sequences)),
             *("--max_seq_len", str(options.max_model_len_tokens)),

@@ -156,7 +156,7 @@ class Triton(Engine):
     parallel_fields: ClassVar = vllm.Vllm.parallel_fields - {"ray"}
     wire_format: ClassVar = TritonWireFormat()
     has_model_runners: ClassVar = True
-    pins_revisions: ClassVar = True
+    revisions: ClassVar = ("target", "draft")
     reserved_speculation_keys: ClassVar = vllm.Vllm.reserved_speculation_keys
 
     def requirement(self, *, on_gpu: bool) -> Requirement:

@@ -381,7 +381,7 @@ class Vllm(Engine):
     # vLLM's sampler on a GPU is FlashInfer's, which compiles it.
     compiles: ClassVar = True
     has_model_runners: ClassVar = True
-    pins_revisions: ClassVar = True
+    revisions: ClassVar = ("target", "draft")
     sampling_flags: ClassVar = ("--generation-config", "--override-generation-config")
     serve_command: ClassVar = _SERVE_COMMAND
     reserved_speculation_keys: ClassVar = {

@@ -493,6 +493,8 @@ class WireFormat:
         request_source: the source of the acceptance in each answer; None if answers have none.
         counters_source: the source of the acceptance in the counters; None if they have none.
         counters_path: the path of the counters; None if the server has none.
+        counters_since: the first version of the engine whose counters are right; empty if those of
+            all versions are.
         counters_flag: what the server must be started with to have counters: a flag, a setting, or
             a phrase that ends the sentence "start the server with …".
         accepts_only_text: True if each prompt must be a text, because the server takes neither a
@@ -507,6 +509,7 @@ class WireFormat:
     request_source: ClassVar[Source | None] = None
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
+    counters_since: ClassVar[str] = ""
     counters_flag: ClassVar[str] = "its counters enabled"
     accepts_only_text: ClassVar[bool] = False
     has_token_ids: ClassVar[bool] = False

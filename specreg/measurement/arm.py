@@ -382,7 +382,7 @@ class ArmReplay:
             InvalidMeasurementError: the counters can't be read.
         """
         wire_format = self.arm.server.engine.wire_format
-        path = wire_format.counters_path
+        path = self.arm.server.counters_path
         if path is None or not self.arm.case.speculates:
             return None
         page = await self.clients.scrape(path)

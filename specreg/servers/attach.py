@@ -236,7 +236,7 @@ def _check_counters(server: Server) -> None:
         AttachError: The counters are missing, or can't be read.
     """
     wire_format = server.engine.wire_format
-    path = wire_format.counters_path
+    path = server.counters_path
     if path is None or server.spec.method == "none":
         return
     try:

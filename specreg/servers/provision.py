@@ -12,6 +12,7 @@ Examples are `vllm==0.31.0`, `vllm@dist/vllm-0.33.0-py3-none-any.whl`, `sglang@.
 `vllm@/opt/vllm/bin/python`. On a machine without a GPU, `vllm` means vLLM's build for CPUs.
 """
 
+import ctypes.util
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -114,9 +115,12 @@ def engine_environment(requirement: Requirement, *, show: Callable[[str], None])
                 continue
             _record_environment(python, torch_source)
             return str(python)
+    network = "the network"
+    if requirement.index:
+        network += f", by which this package fetches the engine from {requirement.index}"
     raise EnvironmentSetupError(
         f"environment for '{requirement.pin}': could not be installed;"
-        " check the network, and the disk, of which an environment takes 3 to 11 GB\n"
+        f" check {network}, and the disk, of which an environment takes 3 to 11 GB\n"
         + "\n".join(failures)
     )
 
@@ -344,11 +348,13 @@ class Provision:
             variables = {**os.environ, **dict(spec.engine_env)}
             self._check_installed(engine, variables)
             engine.check(spec)
-            if (spec.target_revision or spec.draft_revision) and not engine.pins_revisions:
-                raise UnsupportedError(
-                    f"model pair '{spec.models}': engine '{spec.engine}' can serve only the newest"
-                    " revision; leave the revisions out, or name a folder"
-                )
+            revisions = {"target": spec.target_revision, "draft": spec.draft_revision}
+            for role, revision in revisions.items():
+                if revision and role not in engine.revisions:
+                    raise UnsupportedError(
+                        f"model pair '{spec.models}': engine '{spec.engine}' can serve only the"
+                        f" newest revision of the {role}; leave {revision} out, or name a folder"
+                    )
             self._check_build(spec, find_gpus(), variables)
             if spec.parallel.nodes > 1:
                 raise UnsupportedError(
@@ -435,12 +441,19 @@ class Provision:
                 f"version '{self.version}' with python '{python}': the interpreter has a version of"
                 " its own; leave one of them out"
             )
+        elif self.on_gpu and self._makes_environment(engine):
+            reason = why_not_installable(engine)
         elif python is not None and (
             lack := why_no_module(python, engine.module, variables=variables)
         ):
             reason = f"python '{python}': {lack}; install {engine.name} there, or name another"
         if reason:
             raise UnsupportedError(reason)
+
+    def _makes_environment(self, engine: Engine) -> bool:
+        """Return whether specreg makes the environment of an engine itself."""
+        is_elsewhere = self.url is not None or self.python is not None
+        return engine.program is None and not is_elsewhere
 
     def environment(self, spec: ServerSpec) -> tuple[str, Requirement]:
         """Return the interpreter that a server runs with, and make its environment if need be.
@@ -610,6 +623,41 @@ def why_no_program(engine: Engine) -> str:
         return ""
     advice = "run where it is installed, or leave the engine's cases out"
     return f"engine '{engine.name}': no program '{engine.program}' on PATH; {advice}"
+
+
+def why_not_installable(
+    engine: Engine,
+    python: str = f"{sys.version_info.major}.{sys.version_info.minor}",
+    find_library: Callable[[str], str | None] = ctypes.util.find_library,
+) -> str:
+    """Return why the package of an engine can't be installed or used on this machine.
+
+    Args:
+        engine: The engine.
+        python: The version of Python that its environment would have.
+        find_library: Returns the file of a system's library; None if there is none.
+
+    Returns:
+        The reason with advice; empty if nothing is known to be in the way.
+    """
+    subject = f"engine '{engine.name}'"
+    elsewhere = (
+        f"name the Python of an environment that has it ({PYTHON_CHOICE}), or start it in its"
+        " vendor's container and measure it with --specreg-attach=URL"
+    )
+    if engine.pythons and python not in engine.pythons:
+        versions = " and ".join(engine.pythons)
+        return (
+            f"{subject}: its package is built for Python {versions}, and specreg runs on {python};"
+            f" run specreg on Python {engine.pythons[-1]}, {elsewhere}"
+        )
+    for library, package in engine.libraries.items():
+        if find_library(library) is None:
+            return (
+                f"{subject}: needs the library lib{library}, which this machine doesn't have;"
+                f" install {package}, {elsewhere}"
+            )
+    return ""
 
 
 def check_version(case: Case, version: str) -> None:

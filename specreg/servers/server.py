@@ -31,6 +31,7 @@ from specreg.core.server_words import quote_answer
 from specreg.datasets.hub import cached_commit
 from specreg.engines.engine import Engine, Identity
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
+from specreg.engines.methods import is_older
 from specreg.engines.wire_format import (
     DONE,
     Ask,
@@ -99,6 +100,15 @@ class Server:
         return Endpoint(
             base_url=self.base_url, model=self.model, engine=self.engine.name, refused=self.refused
         )
+
+    @property
+    def counters_path(self) -> str | None:
+        """The path of its counters; None if it has none, or if they are wrong in its version."""
+        wire_format = self.engine.wire_format
+        first_version = wire_format.counters_since
+        if first_version and is_older(self.engine_version, first_version):
+            return None
+        return wire_format.counters_path
 
     def pids(self) -> frozenset[int]:
         """Return the ids of the server's processes; empty if specreg didn't start it."""

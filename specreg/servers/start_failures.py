@@ -268,6 +268,11 @@ _CAUSES = (
         advice="run it on a newer system, or use another version of the engine",
     ),
     KnownCause(
+        says="MPI's library, libmpi, is missing",
+        pattern=r"libmpi\S*: cannot open shared|cannot load MPI library",
+        advice="install it for the whole system (libopenmpi3, openmpi), as TensorRT-LLM needs it",
+    ),
+    KnownCause(
         says=r"lacks the package \1",
         # Transformers writes this if a model's code or a file format needs another package.
         pattern=(

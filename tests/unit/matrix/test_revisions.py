@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,10 +91,25 @@ def test_a_revision_is_of_a_draft_of_the_pair(tmp_path: Path) -> None:
         cases_of(tmp_path, method="eagle")
 
 
-def test_an_engine_that_fetches_the_newest_alone_is_refused(tmp_path: Path) -> None:
+def test_tensorrt_llm_serves_the_pinned_revision_of_a_target(tmp_path: Path) -> None:
+    plain, _ = cases_of(tmp_path, "tensorrt_llm")
+    assert "--revision 0123abcd" in words_of(plain, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "revisions", "role"),
+    [
+        ("tensorrt_llm", {}, "draft"),
+        ("tensorrt_llm", {"target_revision": ""}, "draft"),
+        ("reference", {"draft_revision": ""}, "target"),
+    ],
+)
+def test_an_engine_that_fetches_the_newest_alone_is_refused(
+    tmp_path: Path, engine: str, revisions: dict[str, Any], role: str
+) -> None:
     _, eagle3 = cases_of(tmp_path)
-    spec = dataclasses.replace(eagle3.server, engine="tensorrt_llm")
+    spec = dataclasses.replace(eagle3.server, engine=engine, method="draft_model", **revisions)
     case = dataclasses.replace(eagle3, server=spec, control=None)
     provision = Provision(on_gpu=True, show=print, url="http://127.0.0.1:9")
-    with pytest.raises(UnsupportedError, match="can serve only the newest revision"):
+    with pytest.raises(UnsupportedError, match=f"only the newest revision of the {role}; leave"):
         provision.check([case])

@@ -221,10 +221,20 @@ def test_a_server_that_is_too_old_is_refused(tmp_path: Path) -> None:
     with serving(TENSORRT_LLM) as url:
         check_attached(cases, url, root=tmp_path)
     with (
-        serving(TENSORRT_LLM | {"/version": b'{"version": "1.2.1"}'}) as url,
-        pytest.raises(UnsupportedError, match=r"'tensorrt_llm' 1\.2\.1: is too old; use 1\.3"),
+        serving(TENSORRT_LLM | {"/version": b'{"version": "1.1.0"}'}) as url,
+        pytest.raises(UnsupportedError, match=r"'tensorrt_llm' 1\.1\.0: is too old; use 1\.2"),
     ):
         check_attached(cases, url, root=tmp_path)
+
+
+def test_the_stable_tensorrt_llm_is_measured_without_its_counters(tmp_path: Path) -> None:
+    spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", target="a/toy")
+    pages = TENSORRT_LLM | {"/version": b'{"version": "1.2.1"}'}
+    without_counters = {name: page for name, page in pages.items() if name != "/prometheus/metrics"}
+    with serving(without_counters) as url:
+        check_attached([dataclasses.replace(builders.CASE, server=spec)], url, root=tmp_path)
+        server = attached(spec, url, tmp_path)
+    assert (server.engine_version, server.counters_path) == ("1.2.1", None)
 
 
 def test_sglang_says_it_in_its_settings(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from specreg.servers.provision import (
     interpreter_of,
     parse_origin,
     provision_side,
+    why_not_installable,
 )
 from tests.unit import builders
 from tests.unit.builders.wheels import write_wheel
@@ -105,6 +106,10 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
             " a version, or choose other cases"
         ),
     ),
+    "not-installable": (
+        *(ON_GPU, [case("tensorrt_llm")]),
+        "engine 'tensorrt_llm': ",  # of the Python, or of libmpi
+    ),
     "needs-a-gpu": (INSTALLED, [case("tensorrt_llm")], "'tensorrt_llm': runs only on a GPU"),
     "spread-of-the-draft": (
         *(ON_GPU, [case("sglang", parallel=Parallel(tensor=2, draft_tensor=1))]),
@@ -126,6 +131,16 @@ def test_what_cannot_be_measured_is_said_before_anything_starts(
 ) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(words)):
         provision.check(cases)
+
+
+def test_an_engine_whose_package_does_not_run_here_is_refused() -> None:
+    engine = ENGINES["tensorrt_llm"]
+    words = "engine 'tensorrt_llm': its package is built for Python 3.10 and 3.12, and specreg runs"
+    assert why_not_installable(engine, "3.11").startswith(words)
+    reason = why_not_installable(engine, "3.12", lambda _: None)
+    assert reason.startswith("engine 'tensorrt_llm': needs the library libmpi, which this machine")
+    assert why_not_installable(engine, "3.12", lambda name: f"lib{name}.so.40") == ""
+    assert why_not_installable(ENGINES["vllm"], "3.14", lambda _: None) == ""
 
 
 @pytest.mark.parametrize(
@@ -437,6 +452,14 @@ def test_when_no_way_works_each_says_why(make: Make) -> None:
     assert of_index.startswith("pytorch-cpu-index:\n")
     assert of_pypi.startswith("pypi:\n")
     assert "specregengine" in of_pypi
+
+
+def test_a_package_that_fetches_its_engine_names_the_index_if_it_fails(make: Make) -> None:
+    requirement = dataclasses.replace(OWN, index="https://index.example")
+    words = "check the network, by which this package fetches the engine from https://index.example"
+    with pytest.raises(EnvironmentSetupError, match=words):
+        make("", requirement=requirement)
+    assert ENGINES["tensorrt_llm"].requirement(on_gpu=True).index
 
 
 def test_an_environment_is_looked_for_without_making_it(

@@ -140,6 +140,11 @@ GATED = (
             ),
             "lacks the package flash_attn",
         ),
+        (
+            "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory",
+            "MPI's library, libmpi, is missing",
+        ),
+        ("RuntimeError: cannot load MPI library", "MPI's library, libmpi, is missing"),
         ("ImportError: cannot import name 'x' from 'transformers'", "broken engine environment"),
         ("safetensors_rust.SafetensorError: Error while deserializing header", "a file of the"),
         ("serve.py: error: argument --dtype: invalid choice: 'x'", "unknown or refused argument"),
