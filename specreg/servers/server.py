@@ -213,7 +213,11 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
     try:
         probe = send_probe(server, timeout_s=deadline_s - time.monotonic())
     except ServerRefusedError as error:
-        raise start_error(server, str(error)) from error
+        problem = str(error)
+        # An engine that refuses a request says which model it serves.
+        if not _names_model(server):
+            problem = "its port is already in use by another service"
+        raise start_error(server, problem) from error
     end = server.wait_for_end()
     if end:
         # The start has failed even if a token came, because then another server at the same port
@@ -293,6 +297,15 @@ def _check_port(server: StartedServer) -> None:
         return
     if server.engine.serves_names and identity.model not in {"", server.model}:
         raise start_error(server, f"its port is already in use by a server of '{identity.model}'")
+
+
+def _names_model(server: StartedServer) -> bool:
+    """Return whether what answers at a server's port reports a model."""
+    try:
+        identity = identify(server.engine, server.base_url, within_s=_IDENTITY_TIMEOUT_S)
+    except (AnswerError, AttachError):
+        return False
+    return bool(identity.model)
 
 
 def identify(engine: Engine, url: str, *, within_s: float) -> Identity:

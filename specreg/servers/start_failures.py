@@ -1,7 +1,7 @@
 """Find out from a server's log why the server didn't start.
 
 A cause is named only if the log has words that no other failure writes. If the log has no such
-words, the cause is unknown, and the last exception of the log is quoted.
+words, the first error of the log is quoted, because the errors after it are often its consequences.
 """
 
 import re
@@ -58,7 +58,7 @@ class StartFailure:
         says: What is wrong.
         advice: What to do.
         error: The class of the error that is raised.
-        is_known: False if the log doesn't show the cause.
+        is_known: False if the log shows neither a cause nor an error.
     """
 
     says: str
@@ -214,9 +214,11 @@ _CAUSES = (
         says="port in use",
         pattern=(
             r"[Aa]ddress already in use|Errno 98\b|[Pp]ort (?:\d+ )?is (?:already )?in use"
-            r"|port is already in use|ADDRINUSE"
+            r"|ADDRINUSE|Socket '[^'\n]*' already in use|Failed to bind to address"
+            # SGLang writes this about each of its ports.
+            r"|\bat \d+ is not available in \d+ seconds"
         ),
-        advice="run again; each time that the server started, another program took its port",
+        advice="end the program that has it, or run again on another port",
         error=PortInUseError,
     ),
     KnownCause(
@@ -326,15 +328,6 @@ _CAUSES = (
         ),
         advice="check the model's name or folder",
     ),
-    KnownCause(
-        says=r"its worker failed, \1",
-        # vLLM's API server gets only the message from its worker, not the traceback.
-        pattern=(
-            r"Worker failed with error '((?!No module).+?)', please check"
-            r"|EngineCore\S* pid=\d+\)\S* ERROR .*\] (\w+Error: .+)"
-        ),
-        advice="read the log, which has more; if it is a bug of the engine, use another version",
-    ),
 )
 """The known causes. The first one whose words are in a text is named, so a special cause comes
 before a general one."""
@@ -349,8 +342,10 @@ _QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
 """The levels of lines that a server also writes when it starts without a problem."""
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: .+)?|Fatal Python error: .+"
+    r"|.{0,300}\b[Aa]ssertion .{0,300}\bfailed.{0,300}| *what\(\): .+"
 )
-"""A line that reports an exception without a traceback above it, or a crash of Python itself."""
+"""A line that reports an exception without a traceback above it, a crash of Python itself, or an
+assertion or exception of C++."""
 _TRACEBACK = "Traceback (most recent call last):"
 _ENDS_MESSAGE = ("During handling of the above", "The above exception was", "[20")
 """The beginnings of lines that follow an exception's message: Python introduces the next exception,
@@ -372,17 +367,22 @@ class LoggedException:
     Attributes:
         level: The level at which it was logged; None if it was printed.
         frame: The last line of its traceback that names a file.
+        source: The line of source code below `frame`.
         message: The lines of its message, the type in the first; empty while its traceback is read.
     """
 
     level: str | None = None
     frame: str = ""
+    source: str = ""
     message: list[str] = field(default_factory=list)
 
     @property
     def quote(self) -> str:
         """Its type and its message in one line, cut to `_QUOTE_CHARACTERS`."""
         lines = self.message
+        # An assertion without a message says nothing but its source.
+        if lines[0] == "AssertionError" and self.source:
+            return f"AssertionError: {self.source}"[:_QUOTE_CHARACTERS]
         # All lines of pydantic's errors are quoted, because the first one only counts the errors.
         if "validation error" not in lines[0]:
             lines = lines[:1]
@@ -440,6 +440,9 @@ class LogReading:
         if exception is not None and reads_frames and text.startswith((" ", "\t")):
             if text.lstrip().startswith("File "):
                 exception.frame = text.strip()
+                exception.source = ""
+            elif not exception.source:
+                exception.source = text.strip()
             return
         # Any other line may report an exception, or continue the message of one.
         if level in _QUIET_LEVELS:
@@ -484,15 +487,16 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
         failure = _known_failure(text)
         if failure is not None:
             return failure
-    # The kernel kills a process when memory runs short. Too little memory isn't named as the cause,
-    # because SGLang kills itself with the same signal when one of its processes fails.
+    if exceptions:
+        return StartFailure(
+            says=f"its first error is '{exceptions[0].quote}'", advice="read the log"
+        )
+    # The kernel kills a process when memory runs short. SGLang kills itself with the same signal
+    # when one of its processes fails, but then the log has an error.
     if status == -signal.SIGKILL:
         advice = "read the log; if it has no other cause, make more memory available"
         return StartFailure(says="killed by SIGKILL", advice=advice, is_known=False)
-    advice = "read the log"
-    if exceptions:
-        advice = f"the last error in the log is '{exceptions[-1].quote}': {advice}"
-    return StartFailure(says="unknown cause", advice=advice, is_known=False)
+    return StartFailure(says="unknown cause", advice="read the log", is_known=False)
 
 
 def _known_failure(text: str) -> StartFailure | None:

@@ -22,6 +22,7 @@ from specreg.servers.server import StartedServer, facts_of, start_error
 from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
+from tests.unit.builders.http_servers import answering
 from tests.unit.builders.started_servers import PROVISION, at_most, left_of, start
 
 
@@ -168,6 +169,17 @@ def test_a_port_that_another_server_has_is_left_to_it(tmp_path: Path) -> None:
     assert left_of(tmp_path) == []
 
 
+def test_a_port_that_another_service_has_is_left_to_it(tmp_path: Path) -> None:
+    """It is healthy, and knows no path of an engine."""
+    with answering(lambda path, _: b"" if path == "/health" else 404) as url:
+        port = int(url.rpartition(":")[2])
+        slow = Script(ready_after_s=30.0)
+        error = failed_start(tmp_path, slow, within_s=20, choose_port=lambda: port)
+    by = "its port is already in use by another service: port in use"
+    assert error.failure == by
+    assert left_of(tmp_path) == []
+
+
 def test_modules_that_an_engine_needs_are_found_beside_those_of_the_case(tmp_path: Path) -> None:
     spec = builders.on_server(method="scheduled", draft=None, pinned_length_tokens=2.5).server
     with start(tmp_path, Script(), spec=spec) as server:
@@ -220,7 +232,10 @@ FRAME = '  File "core.py", line 12345 in step\n'
     [
         ("torch.OutOfMemoryError: CUDA out of memory.", "out of memory"),
         ("api_server.py: error: unrecognized arguments: --spec", "unknown or refused argument"),
-        ("pydantic_core.ValidationError: 1 error", "unknown cause"),
+        (
+            "pydantic_core.ValidationError: 1 error",
+            "its first error is 'pydantic_core.ValidationError: 1 error'",
+        ),
         (CODE, "a model brings code of its own"),
         ("OSError: [Errno 98] error while attempting to bind", "port in use"),
         (
@@ -241,20 +256,27 @@ FRAME = '  File "core.py", line 12345 in step\n'
         ),
         (
             "RuntimeError: Worker failed with error 'too many values', please check the stack",
-            "its worker failed, too many values",
+            (
+                "its first error is 'RuntimeError: Worker failed with error 'too many values',"
+                " please check the stack'"
+            ),
         ),
         (
             f"(EngineCore pid=11) ERROR 11-22 [core.py:1195] {KERNEL}",
-            f"its worker failed, {KERNEL}",
+            f"its first error is '{KERNEL}'",
         ),
-        ("HFValidationError: Repo id must use", "unknown cause"),
+        (
+            "HFValidationError: Repo id must use",
+            "its first error is 'HFValidationError: Repo id must use'",
+        ),
         ("Ignore import error when loading m: No module named 'cutlass'", "unknown cause"),
         (
             # They do without the first one.
             "WARNING ModuleNotFoundError: No module named 'a'\nNotFoundError: No module named 'b'",
             "lacks the module 'b'",
         ),
-        ("RuntimeError: something else", "unknown cause"),
+        ("RuntimeError: something else", "its first error is 'RuntimeError: something else'"),
+        ("INFO done", "unknown cause"),
     ],
 )
 def test_a_failure_is_told_by_its_last_words(tmp_path: Path, line: str, failure: str) -> None:
@@ -277,10 +299,7 @@ def test_an_unknown_error_is_quoted_as_it_may_be_shown(tmp_path: Path) -> None:
     )
     error = start_error(builders.server(log_path=log_path), "ended with status 1")
     first, *_ = str(error).splitlines()
-    assert first.endswith(
-        "ended with status 1: unknown cause; the last error in the log is 'ValueError: new': read"
-        " the log, or run the server's command by hand:"
-    )
+    assert first.endswith("ended with status 1: its first error is 'ValueError: new'; read the log")
 
 
 def test_the_cause_may_stand_far_above_the_last_words(tmp_path: Path) -> None:

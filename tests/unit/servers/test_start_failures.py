@@ -199,6 +199,15 @@ def test_the_advice_can_be_followed_in_a_run_and_in_a_gate(log: str, advice: str
         (GATED, ModelNotFetchedError),
         ("OSError: We couldn't connect to 'https://huggingface.co' to load", ModelNotFetchedError),
         ("OSError: [Errno 98] Address already in use", PortInUseError),
+        (
+            "ValueError: nccl_port at 30000 is not available in 30 seconds. port is used",
+            PortInUseError,
+        ),
+        (
+            "failed to start HTTP service: Unavailable - Socket '127.0.0.1:8000' already in use ",
+            PortInUseError,
+        ),
+        ("RuntimeError: Failed to bind to address 127.0.0.1:50051", PortInUseError),
     ],
 )
 def test_a_cause_that_a_run_treats_otherwise_has_an_error_of_its_own(
@@ -213,7 +222,7 @@ def test_a_cause_that_a_run_treats_otherwise_has_an_error_of_its_own(
         ("RuntimeError: something new", "RuntimeError: something new"),
         ("KeyError: 'NewMoeForCausalLM'", "KeyError: 'NewMoeForCausalLM'"),
         ("engine.errors.Failed: words", "engine.errors.Failed: words"),
-        ("AssertionError", "AssertionError"),
+        ("AssertionError: the head has 4 layers", "AssertionError: the head has 4 layers"),
         ("Fatal Python error: Segmentation fault", "Fatal Python error: Segmentation fault"),
         (
             "TypeError: LlamaAttention.__init__() got an unexpected keyword argument 'x'",
@@ -246,16 +255,52 @@ def test_an_exception_whose_cause_is_unknown_is_quoted_and_blames_nothing(
     failure = why_not_started(
         "ended with status 1", "".join(f"{prefix}{line}\n" for line in lines.splitlines())
     )
-    assert failure.says == "unknown cause"
-    assert failure.advice == f"the last error in the log is '{quote}': read the log"
-    assert not failure.is_known
+    assert failure.says == f"its first error is '{quote}'"
+    assert failure.advice == "read the log"
 
 
 def test_an_exception_without_its_traceback_is_quoted_too() -> None:
     """A log's end may begin below it."""
     failure = why_not_started("ended with status 1", "pydantic_core.ValidationError: 1 error\n")
-    assert failure.says == "unknown cause"
-    assert "pydantic_core.ValidationError: 1 error" in failure.advice
+    assert "pydantic_core.ValidationError: 1 error" in failure.says
+
+
+ASSERTION = """\
+Traceback (most recent call last):
+  File "/env/engine/scheduler.py", line 12, in run
+    self.load()
+  File "/env/engine/eagle.py", line 34, in load
+    assert head.vocabulary == target.vocabulary
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+AssertionError
+"""
+LATER = f"{FRAMES}RuntimeError: the event loop is closed\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "quote"),
+    [
+        (ASSERTION, "AssertionError: assert head.vocabulary == target.vocabulary"),
+        (
+            "python3: ../src/eagle.cc:34: void load(): Assertion `head == target' failed.",
+            "python3: ../src/eagle.cc:34: void load(): Assertion `head == target' failed.",
+        ),
+        (
+            "[TensorRT-LLM][ERROR] Assertion failed: head must fit (eagle.cpp:34)",
+            "[TensorRT-LLM][ERROR] Assertion failed: head must fit (eagle.cpp:34)",
+        ),
+        ("terminate called after\n  what():  no head", "what():  no head"),
+    ],
+)
+@pytest.mark.parametrize("status", [1, -9])
+def test_the_first_error_of_an_engine_is_quoted_and_not_what_follows_from_it(
+    log: str, quote: str, status: int
+) -> None:
+    """SGLang kills itself when one of its processes fails."""
+    failure = why_not_started(f"ended with status {status}", f"{log}\n{LATER}", status=status)
+    assert quote in failure.says
+    assert "event loop" not in failure.says
+    assert failure.is_known
 
 
 def test_an_exception_that_only_points_to_another_one_is_not_the_cause() -> None:
