@@ -29,6 +29,9 @@ _NEWER_ENGINE = (
     f" Python of an environment that has a newer Transformers ({PYTHON_CHOICE})"
 )
 _COMPILERS = f"{specreg_command('doctor')} says which nvcc the server finds"
+_MORE_SHARED_MEMORY = (
+    "a container gets 64 MB of /dev/shm unless it is started with --ipc=host or --shm-size=16g"
+)
 _DOCTOR = f"run {specreg_command('doctor')}, which says what the driver shows"
 
 
@@ -86,6 +89,15 @@ _CAUSES = (
             r"|No available memory|is less than desired GPU memory|std::bad_alloc"
         ),
         advice="free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
+    ),
+    KnownCause(
+        says="too little shared memory, /dev/shm",
+        # The words of NCCL, of PyTorch, and of Python's shared memory, which vLLM uses.
+        pattern=(
+            r"shared memory segment /dev/shm|extend /dev/shm/nccl|insufficient shared memory"
+            r"|[Bb]us error"
+        ),
+        advice=_MORE_SHARED_MEMORY,
     ),
     KnownCause(
         says="a disk is full",
@@ -327,6 +339,12 @@ _CAUSES = (
             r"|Can't load the configuration of"
         ),
         advice="check the model's name or folder",
+    ),
+    KnownCause(
+        says="NCCL, which connects the GPUs, failed",
+        # Without NCCL_DEBUG, this is all that it writes.
+        pattern=r"NCCL error|ncclSystemError|ncclUnhandledCudaError|ncclInternalError",
+        advice=f"{_MORE_SHARED_MEMORY}; else set NCCL_DEBUG=INFO in engine_env and read the log",
     ),
 )
 """The known causes. The first one whose words are in a text is named, so a special cause comes

@@ -46,6 +46,9 @@ _CPU_ENVIRONMENT_GIB = 7.0
 """The size of the largest environment of an engine without a GPU so far."""
 _GPU_ENVIRONMENT_GIB = 10.0
 """The same on a GPU: the environment of vLLM 0.33.0 takes 9.4 GiB."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is only looked at
+_SHARED_MEMORY_GIB = 1.0
+"""The shared memory that NCCL's guide gives a container ("Troubleshooting", "Docker"), 1 GB."""
 _RUN_GIB = 0.5
 """Disk space for the logs, the ledger and the power samples of a run. A CPU run took 1.5 MB."""
 
@@ -405,6 +408,27 @@ def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> Finding
     return Finding("disk", says, advice, State.IN_THE_WAY)
 
 
+def _examine_shared_memory(context: RunContext) -> Iterator[Finding]:
+    """Yield whether there is enough shared memory, if a server uses several GPUs."""
+    if not context.provision.on_gpu or context.provision.url is not None:
+        return
+    if any(case.server.parallel.gpus_by_node > 1 for case in _runnable_cases(context)):
+        yield shared_memory(shutil.disk_usage(_SHARED_MEMORY).free / _GIB)
+
+
+def shared_memory(left_gib: float) -> Finding:
+    """Return whether so much free shared memory is enough for servers on several GPUs."""
+    says = f"{left_gib:.1f} GiB free in {_SHARED_MEMORY}"
+    if left_gib >= _SHARED_MEMORY_GIB:
+        return Finding("shared memory", says)
+    return Finding(
+        "shared memory",
+        f"{says}, and NCCL and the engines need {_SHARED_MEMORY_GIB:.0f} GiB to connect GPUs",
+        "start the container with --ipc=host or --shm-size=16g",
+        State.IN_THE_WAY,
+    )
+
+
 def _examine_engines(context: RunContext) -> Iterator[Finding]:
     """Yield which engines are installed already, and which the first run will install."""
     for requirement, is_installed_already in _engines_needed(context).items():
@@ -586,6 +610,7 @@ _CHECKS = (
     _examine_power,
     _examine_disks,
     _examine_locks,
+    _examine_shared_memory,
     _examine_engines,
     _examine_build_tools,
     _examine_models,

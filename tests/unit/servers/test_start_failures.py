@@ -126,6 +126,28 @@ GATED = (
             ),
             "CUDA's compiler and its headers are of different releases",
         ),
+        (
+            (
+                "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled"
+                " system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.30.7\n"
+                "ncclSystemError: System call (e.g. socket, malloc) or external library call"
+                " failed or device error.\nLast error:\nError while creating shared memory segment"
+                " /dev/shm/nccl-lL1Vm2 (size 9637888), error: No space left on device (28)"
+            ),
+            "too little shared memory, /dev/shm",
+        ),
+        (
+            "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)",
+            "NCCL, which connects the GPUs, failed",
+        ),
+        (
+            (
+                "RuntimeError: NCCL error: unhandled cuda error\nLast error:\nCuda failure 2"
+                " 'out of memory'"
+            ),
+            "out of memory",
+        ),
+        ("Fatal Python error: Bus error", "too little shared memory, /dev/shm"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "ninja is missing"),
         ("RuntimeError: Failed to find C compiler. Please specify via CC", "a C or C++ compiler"),
         ("cuda_utils.c:6:10: fatal error: Python.h: No such file", "Python's headers are missing"),

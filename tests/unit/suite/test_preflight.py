@@ -20,7 +20,7 @@ from specreg.datasets.hub import why_gated, why_unfetchable
 from specreg.engines.registry import engine_named
 from specreg.matrix.models import widen_models
 from specreg.suite.context import RunContext
-from specreg.suite.preflight import Finding, State, render_findings
+from specreg.suite.preflight import Finding, State, render_findings, shared_memory
 from specreg.telemetry.identity import ProcessorLoad
 from tests.doubles.hub import FakeHub
 from tests.doubles.nvml.device import Answer, Process, ScriptedDriver, ScriptedGpu, Throttle
@@ -359,6 +359,24 @@ def test_a_model_whose_size_the_tier_does_not_say_is_not_one_of_0_gib(root: Path
     disk = only_finding(here, "disk").says
     assert disk.endswith("about 7.5 GiB needed, without 1 model(s) of unknown size")
     assert of_model(here, "org/draft").says == "org/draft: not in the hub's cache"
+
+
+@pytest.mark.parametrize(
+    ("left_gib", "state"), [(0.0625, State.IN_THE_WAY), (0.97, State.IN_THE_WAY), (8.0, State.OK)]
+)
+def test_a_container_has_too_little_shared_memory_for_several_gpus(
+    left_gib: float, state: State
+) -> None:
+    assert shared_memory(left_gib).state is state
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_shared_memory_is_looked_at_if_a_server_uses_several_gpus(
+    root: Path, gpu_python: PreloadedPython, gpus: int
+) -> None:
+    methods = f'["none"]\nparallel = {{ tensor = {gpus} }}'
+    findings = with_gpus(root, gpu_python, WELL, WELL, gpus=gpus, methods=methods)
+    assert ("shared memory" in findings) is (gpus > 1)
 
 
 def test_widened_models_need_room_until_they_are_made(root: Path) -> None:
