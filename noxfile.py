@@ -222,9 +222,19 @@ def package(session: nox.Session) -> None:
 
 @nox.session(tags=["develop"])
 def audit(session: nox.Session) -> None:
-    """Look for known vulnerabilities in what is locked; fails if they can't be looked up."""
+    """Look for known vulnerabilities in what is locked, and in the oldest versions that users get.
+
+    It fails if they can't be looked up.
+    """
     _install(session, "audit", project=False)
-    session.run("python", ".ci/audit.py", _LOCK, *session.posargs)
+    floors = str(Path(session.create_tmp()) / "floors.txt")
+    extras = [("--extra", name) for name in _LOCKED_EXTRAS]
+    session.run(
+        *("uv", "pip", "compile", "pyproject.toml", "--output-file", floors, "--quiet"),
+        *itertools.chain.from_iterable(extras),
+        *("--resolution", "lowest-direct", "--python-version", "3.11", "--generate-hashes"),
+    )
+    session.run("python", ".ci/audit.py", _LOCK, floors, "--", *session.posargs)
 
 
 @nox.session(tags=["engines"])

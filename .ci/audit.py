@@ -84,14 +84,21 @@ def judge(answer: bytes) -> tuple[int, str]:
     return NONE_STATUS, f"NONE: no vulnerability is known of {len(dependencies)} packages"
 
 
-def main(requirements: str, options: Sequence[str]) -> int:
-    """Audit a file of requirements with further options of pip-audit; return the exit status."""
-    command = ("pip-audit", "--requirement", requirements, *_OPTIONS, *options)
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE)  # noqa: S603 - our own
-    status, message = judge(done.stdout)
-    print(message)  # noqa: T201 - that is its purpose
-    return status
+def main(arguments: Sequence[str]) -> int:
+    """Audit files of requirements, with the options of pip-audit after `--`; return the status."""
+    separator = [*arguments, "--"].index("--")
+    options = arguments[separator + 1 :]
+    statuses = set()
+    for requirements in arguments[:separator]:
+        command = ("pip-audit", "--requirement", requirements, *_OPTIONS, *options)
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE)  # noqa: S603 - our own
+        status, message = judge(done.stdout)
+        print(f"{message}\n({requirements})")  # noqa: T201 - that is its purpose
+        statuses.add(status)
+    if SOME_STATUS in statuses:
+        return SOME_STATUS
+    return max(statuses)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1], sys.argv[2:]))
+    raise SystemExit(main(sys.argv[1:]))

@@ -413,7 +413,7 @@ def test_an_audit_that_could_not_look_is_not_green(
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit 1\n")
     program.chmod(0o755)
     done = subprocess.run(
-        (sys.executable, str(ROOT / ".ci/audit.py"), "constraints.txt"),
+        (sys.executable, str(ROOT / ".ci/audit.py"), "constraints.txt", "floors.txt"),
         check=False,
         capture_output=True,
         text=True,
@@ -421,3 +421,4 @@ def test_an_audit_that_could_not_look_is_not_green(
     )
     assert done.returncode == status, done.stderr
     assert done.stdout.startswith(message)
+    assert "(floors.txt)" in done.stdout
