@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from specreg.acceptance.record import AcceptanceRecord, Counters, Source, StepCounts
+from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, Source, StepCounts
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 
@@ -246,20 +246,41 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     at_ends = (before.running_requests, after.running_requests)
     known = [running for running in at_ends if running is not None]
     return Counters(
-        steps=steps, counts=counts, requests=requests, running_requests=max(known, default=None)
+        steps=steps,
+        counts=counts,
+        requests=requests,
+        running_requests=max(known, default=None),
+        copies=after.copies,
     )
 
 
-def check_reconciled(requests: StepCounts, rise: Counters) -> None:
+def count_once(rise: Counters, *, requests: int, steps: int | None = None) -> Counters:
+    """Return the rise of one copy of the counters, if every copy counted the run's own requests.
+
+    Otherwise the series of the counters belong to several copies of the model, which share the
+    requests, so that their sum counts.
+
+    Args:
+        rise: by how much the server's counters rose.
+        requests: the number of requests of the run.
+        steps: the number of their steps; None if only the counters know it.
+    """
+    one_copy = rise.of_one_copy
+    is_own = one_copy.steps == steps if rise.requests is None else one_copy.requests == requests
+    return one_copy if is_own else rise
+
+
+def check_reconciled(requests: StepCounts, rise: Counters, *, ended: int | None = None) -> None:
     """Check that the requests add up to the rise of the server's counters, as far as it is known.
 
     Args:
         requests: the counts of all requests of the run, added up.
         rise: by how much the server's counters rose.
+        ended: the number of requests of the run; None if it isn't known.
 
     Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` if the server counted more steps, else
-            `COUNTS_DISAGREE`.
+        InvalidMeasurementError: `FOREIGN_TRAFFIC` if the server counted more steps, and nothing
+            shows that they belong to the run's own requests, else `COUNTS_DISAGREE`.
     """
     if rise.steps == requests.steps and rise.counts in {None, requests}:
         return
@@ -270,6 +291,13 @@ def check_reconciled(requests: StepCounts, rise: Counters) -> None:
         f"our requests: steps, accepted, drafted {_listed(requests)}; the server's counters:"
         f" {rise_text}"
     )
+    times = rise.steps // max(requests.steps, 1)
+    if times > 1 and rise.counts == sum([requests] * times, NO_STEPS):
+        problem = f"the server counts each of our steps {times} times"
+        raise InvalidMeasurementError("COUNTS_DISAGREE", f"{message}; {problem}; {_TRY_VERSION}")
+    if rise.steps > requests.steps and rise.requests is not None and rise.requests == ended:
+        problem = "only our requests ended, so some answers lack steps that the server took"
+        raise InvalidMeasurementError("COUNTS_DISAGREE", f"{message}; {problem}; look at its log")
     raise _disagreement(message, is_foreign=rise.steps > requests.steps)
 
 

@@ -207,12 +207,36 @@ class Counters:
         requests: the number of requests that ended; None if the server doesn't count them.
         running_requests: the number of requests running at the moment. For a rise, it is the larger
             one of the numbers before and after it. None if the server doesn't report it.
+        copies: how many series each count has, if they are equal, as where each rank of tensor
+            parallelism counts all steps; all of them are in the sums. 1 if they aren't equal.
     """
 
     steps: int
     counts: StepCounts | None = None
     requests: int | None = None
     running_requests: int | None = None
+    copies: int = 1
+
+    @property
+    def of_one_copy(self) -> "Counters":
+        """The counts of one of the copies."""
+        counts = self.counts
+        if counts is not None:
+            proposed = counts.proposed
+            counts = StepCounts(
+                steps=counts.steps // self.copies,
+                accepted=counts.accepted // self.copies,
+                proposed=None if proposed is None else proposed // self.copies,
+                position_counts=tuple(count // self.copies for count in counts.position_counts),
+            )
+        requests = self.requests
+        return dataclasses.replace(
+            self,
+            steps=self.steps // self.copies,
+            counts=counts,
+            requests=None if requests is None else requests // self.copies,
+            copies=1,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,7 +206,7 @@ class SglangWireFormat(WireFormat, TokenApi):
         """
         parsed = MetricsPage(page)
         parsed.require(_VERIFY_CALLS, advice=f"start the server with {self.counters_flag}")
-        return Counters(steps=parsed.total(_VERIFY_CALLS))
+        return Counters(steps=parsed.total(_VERIFY_CALLS), copies=parsed.copies(_VERIFY_CALLS))
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """Return a call that tokenizes a chat with the model's template, or a text as it is."""

@@ -51,8 +51,10 @@ class TensorrtLlmWireFormat(WireFormat):
             InvalidMeasurementError: The page can't be read, or the counters are missing.
         """
         parsed = MetricsPage(page, path=PATH)
-        drafted = parsed.by_position(f"{_SPEC_DECODE}drafted_tokens_total", "token_position")
-        accepted = parsed.by_position(f"{_SPEC_DECODE}accepted_tokens_total", "token_position")
+        drafted_name = f"{_SPEC_DECODE}drafted_tokens_total"
+        accepted_name = f"{_SPEC_DECODE}accepted_tokens_total"
+        drafted = parsed.by_position(drafted_name, "token_position")
+        accepted = parsed.by_position(accepted_name, "token_position")
         # Only this counter is required. A position has no counter until it counts something.
         parsed.require(_ENDED, advice=f"start the server with {self.counters_flag}")
         depth = max(drafted, default=-1) + 1
@@ -64,7 +66,12 @@ class TensorrtLlmWireFormat(WireFormat):
             proposed=drafted.total(),
             position_counts=tuple(position_counts),
         )
-        return Counters(steps=counts.steps, counts=counts, requests=parsed.total(_ENDED))
+        copies = parsed.copies(
+            *(drafted_name, accepted_name, _ENDED), labels=("token_position", "finished_reason")
+        )
+        return Counters(
+            steps=counts.steps, counts=counts, requests=parsed.total(_ENDED), copies=copies
+        )
 
 
 _OPTIONS = "options.yaml"

@@ -106,7 +106,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             *_REQUESTS,
             advice="without them, foreign requests can't be noticed; use a newer version of vLLM",
         )
-        # Sum them: each copy of the model has series of its own.
+        # Sum them: each copy of the model has series of its own, as may each rank of one copy.
         drafts_name, proposed_name, accepted_name, positions_name = _COUNTERS
         ended_name, running_name = _REQUESTS
         positions = parsed.by_position(positions_name, "position")
@@ -122,6 +122,7 @@ class VllmWireFormat(WireFormat, TokenApi):
             counts=counts,
             requests=parsed.total(ended_name),
             running_requests=parsed.total(running_name),
+            copies=parsed.copies(*_COUNTERS, ended_name, labels=("position", "finished_reason")),
         )
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:

@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Generic, Literal, TypeVar
@@ -458,6 +458,24 @@ class MetricsPage:
         """
         return sum(self._count(sample) for sample in self.samples if sample.name == name)
 
+    def copies(self, *names: str, labels: Container[str] = ()) -> int:
+        """Return how many equal series each of these counters has.
+
+        Which label tells the ranks of a server apart isn't known, so each label is tried, and all
+        of them together.
+
+        Args:
+            names: the names of the counters.
+            labels: the labels whose values are counters of their own, such as a draft position.
+
+        Returns:
+            1 if no label has equal series for all of its values.
+        """
+        samples = [sample for sample in self.samples if sample.name in names]
+        candidates = {label for sample in samples for label in sample.labels if label not in labels}
+        trials = [candidates, *({label} for label in candidates)]
+        return max(_equal_series(samples, ignored) for ignored in trials)
+
     def by_position(self, name: str, label: str) -> Counter[int]:
         """Sum up the samples of a name for each draft position.
 
@@ -482,6 +500,21 @@ class MetricsPage:
             message = f"{sample.name} is {sample.value}, which is no count; look at {self._path}"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message)
         return int(sample.value)
+
+
+def _equal_series(samples: Sequence[Sample], ignored: Container[str]) -> int:
+    """Return how many samples differ in the ignored labels alone, if their values are equal.
+
+    Returns:
+        1 if any of these values differ, or if the numbers of samples do.
+    """
+    values_by_name: dict[tuple[object, ...], list[float]] = {}
+    for sample in samples:
+        kept = sorted(pair for pair in sample.labels.items() if pair[0] not in ignored)
+        values_by_name.setdefault((sample.name, *kept), []).append(sample.value)
+    are_equal = all(len(set(values)) == 1 for values in values_by_name.values())
+    numbers = {len(values) for values in values_by_name.values()}
+    return numbers.pop() if are_equal and len(numbers) == 1 else 1
 
 
 class WireFormat:

@@ -159,6 +159,7 @@ class ArmReplay:
             if counters is None:
                 return
             rise = checks.check_counters(self._counted_until or self.before, counters)
+            rise = checks.count_once(rise, requests=len(replayed.traces))
             self._counted_until = counters
             if rise.counts is not None:
                 self._counted.append(_round_acceptance(replayed, rise.counts))
@@ -448,13 +449,16 @@ def read_acceptance(
             counts = [dataclasses.replace(step_counts, proposed=None) for step_counts in counts]
         record = _record(wire_format.request_source, View.VERIFIER, traces, counts)
         if rise is not None:
-            checks.check_reconciled(record.total, rise)
+            steps = record.total.steps
+            own_rise = checks.count_once(rise, requests=len(traces), steps=steps)
+            checks.check_reconciled(record.total, own_rise, ended=len(traces))
     elif wire_format.counters_source is not None and rise is not None and rise.counts is not None:
-        checks.check_ended(len(traces), rise)
+        own_rise = checks.count_once(rise, requests=len(traces))
+        checks.check_ended(len(traces), own_rise)
         record = AcceptanceRecord(
             source=wire_format.counters_source,
             view=View.VERIFIER,
-            total=rise.counts,
+            total=own_rise.counts or NO_STEPS,
             prompts=(),
             later_tokens=_later_tokens(traces),
         )

@@ -6,6 +6,7 @@ from typing import ClassVar
 import msgspec
 
 from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.counters import of_ranks
 from tests.doubles.vllm.http import Request, Response, Routes
 from tests.doubles.vllm.request import Body, StreamOptions
 from tests.doubles.vllm.steps import Chunk, Steps
@@ -29,7 +30,8 @@ class ScriptedSglang(ScriptedServer):
 
     async def _metrics(self, _: Request) -> Response:
         calls = sum(steps.verify_steps for steps in self.ended)
-        return Response(body=f'{_CALLS}{{engine_type="unified"}} {calls}.0\n'.encode())
+        page = f'{_CALLS}{{engine_type="unified"}} {calls}.0\n'.encode()
+        return Response(body=of_ranks(page, self._script.ranks))
 
     def parse_body(self, raw: bytes) -> Body:
         """A chat like vLLM's, or what `/generate` takes."""

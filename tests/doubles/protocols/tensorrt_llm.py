@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tests.doubles.vllm.app import ScriptedServer, json_response
+from tests.doubles.vllm.counters import of_ranks
 from tests.doubles.vllm.http import Request, Response, Routes
 from tests.doubles.vllm.steps import Chunk, Steps
 from tests.doubles.vllm.wire import ChatWire, CompletionWire, Json, Wire
@@ -38,7 +39,7 @@ class ScriptedTensorrtLlm(ScriptedServer):
                         for position in range(tokens)
                     )
         page = "".join(f"trtllm_{name} {n}.0\n" for name, n in counts.items())
-        return Response(body=page.encode())
+        return Response(body=of_ranks(page.encode(), self._script.ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

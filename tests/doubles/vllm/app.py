@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
-from .counters import OTHER_PREFIX, PREFIX, Counters
+from .counters import OTHER_PREFIX, PREFIX, Counters, of_ranks
 from .http import HttpServer, Request, Response, Routes
 from .launch import Launch
 from .request import Body, Job, job_of
@@ -103,7 +103,7 @@ class ScriptedServer:
         page = self._counters.exposition()
         if self._script.fault is Fault.COUNTERS_NAN:
             page = re.sub(rb"(_total\{.*\}) .*", rb"\1 NaN", page)
-        return Response(body=page)
+        return Response(body=of_ranks(page, self._script.ranks))
 
     async def _chat(self, request: Request) -> Response | None:
         return await self.answer(request, ChatWire)

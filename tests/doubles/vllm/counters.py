@@ -11,6 +11,18 @@ OTHER_PREFIX = "vllm:speculation"
 """What the fault `counters_renamed` calls them."""
 
 
+def of_ranks(page: bytes, ranks: int) -> bytes:
+    """A page on which each rank has series of its own, with the same numbers."""
+    lines = []
+    for line in page.split(b"\n"):
+        name, brace, rest = line.partition(b"{")
+        if line.startswith(b"#") or not brace or ranks == 1:
+            lines.append(line)
+            continue
+        lines += [b'%b{tp_rank="%d",%b' % (name, rank, rest) for rank in range(ranks)]
+    return b"\n".join(lines)
+
+
 class Counters:
     """One life of the counters; those of the speculation are absent where nothing is drafted."""
 

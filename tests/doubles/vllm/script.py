@@ -108,6 +108,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             counts from 1; 0 for the same tokens as without.
         stream: what comes at once: the tokens of a step, one token, or by turns one token, a step
             and two steps.
+        ranks: how many ranks count all that the server does, each in series of its own.
         loses_text: whether a chunk has the text of its last token only.
         undrafted_frac: of the steps, how many draft nothing; they emit one token and count nowhere.
         sampling_defaults: the parameters for which the server has defaults; it accepts each draft
@@ -137,6 +138,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     thought_tokens: int = 0
     otherwise_from_token: int = 0
     stream: Stream = Stream.STEPS
+    ranks: int = 1
     loses_text: bool = False
     undrafted_frac: float = 0.0
     sampling_defaults: tuple[str, ...] = ()

@@ -349,6 +349,22 @@ def test_counters_that_disagree_with_the_requests_are_refused(
         checks.check_reconciled(COUNTS, counters)
 
 
+@pytest.mark.parametrize(
+    ("counters", "words"),
+    [
+        (page(COUNTS + COUNTS), "counts each of our steps 2 times"),
+        (page(COUNTS + COUNTS + COUNTS), "counts each of our steps 3 times"),
+        (
+            dataclasses.replace(page(COUNTS + builders.counts(1, 0, 0, 0)), requests=3),
+            "some answers lack steps",
+        ),
+    ],
+)
+def test_steps_of_our_own_requests_are_nobody_elses(counters: Counters, words: str) -> None:
+    with builders.invalid("COUNTS_DISAGREE", words):
+        checks.check_reconciled(COUNTS, counters, ended=3)
+
+
 def test_delivered_tokens_are_checked_against_a_sum_too() -> None:
     record = dataclasses.replace(builders.acceptance(COUNTS), prompts=())
     request = builders.trace(builders.chunk(1), builders.chunk(2, tokens=50))

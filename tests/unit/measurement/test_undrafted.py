@@ -21,7 +21,7 @@ from tests.doubles.protocols.sglang import ScriptedSglang
 from tests.doubles.protocols.tensorrt_llm import ScriptedTensorrtLlm
 from tests.doubles.vllm.app import ScriptedServer
 from tests.doubles.vllm.launch import Launch
-from tests.doubles.vllm.script import Script, Stream
+from tests.doubles.vllm.script import Fault, Script, Stream
 from tests.doubles.vllm.steps import Steps
 from tests.unit import builders
 
@@ -116,6 +116,21 @@ def test_how_a_front_end_cuts_the_stream_changes_no_acceptance(
     measurement = dataclasses.replace(builders.measurement({}), replay=replay)
     remarks = list(workload_remarks(figures_of(measurement, 1)))
     assert any("in several chunks" in remark for remark in remarks) is record.chunks_split_steps
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", SERVERS)
+def test_what_each_rank_counts_is_counted_once(name: str, ranks: int) -> None:
+    """Each rank of tensor parallelism may have series of its own, all with the same counts."""
+    record = replayed(name, msgspec.structs.replace(SCRIPT, ranks=ranks)).acceptance
+    assert record == replayed(name).acceptance
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm-counters"])
+def test_another_client_is_noticed_whatever_the_ranks(name: str) -> None:
+    script = msgspec.structs.replace(SCRIPT, ranks=2, fault=Fault.COUNTERS_TOO_HIGH)
+    with builders.invalid("FOREIGN_TRAFFIC", "another client"):
+        replayed(name, script)
 
 
 @pytest.mark.parametrize("name", SERVERS)
