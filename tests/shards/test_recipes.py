@@ -127,7 +127,9 @@ def test_an_indexed_job_of_kubernetes_runs_the_shards(
 def test_a_matrix_of_github_hands_its_runs_on_as_artifacts(
     repository: Path, environment: Mapping[str, str], tmp_path: Path
 ) -> None:
-    first, last = recipe("GitHub").split("# and in a job that needs it, with if: always()\n")
+    first, last = recipe("GitHub").split(
+        "# In a second job, with needs: this one and if: always()\n"
+    )
     job = yaml.safe_load(first)
     output = ""
     for shard in job["strategy"]["matrix"]["shard"]:

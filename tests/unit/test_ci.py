@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -118,18 +119,29 @@ def test_each_system_kills_as_often_at_night() -> None:
 
 
 def test_an_action_is_pinned_by_its_commit_and_has_one_version_everywhere() -> None:
-    """A tag can be moved to other code; the documents name the version's first number."""
-    lines = [line for path in WORKFLOWS for line in path.read_text().splitlines()]
+    """A tag can be moved to other code. The documents show what a user copies."""
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    lines = [line for path in (*WORKFLOWS, *pages) for line in path.read_text().splitlines()]
     uses = [line.partition("uses: ")[2] for line in lines if "uses: " in line]
-    pins = [re.fullmatch(r"(actions/[\w-]+)@[0-9a-f]{40} # (v\d+)\.\d+\.\d+", use) for use in uses]
-    assert None not in pins, uses
-    assert len(set(uses)) == len({use.partition("@")[0] for use in uses}), sorted(set(uses))
-    versions = {pin[1]: pin[2] for pin in pins if pin is not None}
-    documents = [path.read_text() for path in (ROOT / "docs").rglob("*.md")]
-    shown = [use for text in documents for use in re.findall(r"(actions/[\w-]+)@(\w+)", text)]
-    assert shown
-    for action, version in shown:
-        assert versions[action] == version
+    pins = {use.split()[0].rstrip(",") for use in uses}
+    for pin in pins:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", pin), pin
+    assert len(pins) == len({pin.partition("@")[0] for pin in pins}), sorted(pins)
+    assert all(re.search(r" # v\d+\.\d+\.\d+$", use) for use in uses)
+
+
+def test_only_a_job_that_runs_nothing_else_gives_an_action_a_token() -> None:
+    """As the page about CI asks for: whoever may write to the repository executes none of it."""
+    page = (ROOT / "docs/how-to/run-in-ci.md").read_text()
+    recipe = page.partition("## A chart over time")[2]
+    block = textwrap.dedent("\n".join(re.findall(r"^(?:    .*)$", recipe, re.MULTILINE)))
+    jobs = YAML(typ="safe").load(block)
+    with_token = [
+        job for job in jobs.values() if any("token" in str(step) for step in job["steps"])
+    ]
+    assert with_token
+    for job in with_token:
+        assert not [step for step in job["steps"] if "run" in step]
 
 
 def test_what_starts_nox_is_pinned_with_checksums_in_each_system() -> None:
