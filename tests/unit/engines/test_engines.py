@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from specreg.engines.engine import LaunchOptions, Memory, Parallel
 from specreg.engines.registry import ENGINES, engine_named
 from specreg.engines.vllm import engine_arguments
 from tests.unit import builders
+from tests.unit.builders.llm_args import unfit_options
 
 PYTHON = Path("/envs/one/bin/python")
 CASE_ARGS = {"triton": ("seed=7",)}
@@ -179,14 +182,11 @@ def test_without_a_gpu_an_engine_comes_with_a_cpus_torch_and_no_kernels(
 @pytest.mark.parametrize("method", sorted(ENGINES["tensorrt_llm"].methods))
 def test_tensorrt_llms_options_are_spelt_as_its_argument_classes(method: str) -> None:
     """They refuse what they don't know; a setting stands where its path says."""
-    read = builders.ROOT / "fixtures/recordings/tensorrt_llm/llm_args.json"
-    reading = json.loads(read.read_text())
     options = options_of("tensorrt_llm", method, on_gpu=True)
     options_file = json.loads(ENGINES["tensorrt_llm"].files(options)["options.yaml"])
+    assert list(unfit_options(options_file)) == []
     config = options_file.pop("speculative_config", {})
-    kind = config.pop("decoding_type", None)
-    assert set(config) <= {*reading["every"], *reading["types"].get(kind, ())}
-    assert (kind is None) == (method == "none")
+    assert ("decoding_type" in config) == (method != "none")
     assert options_file.pop("disable_overlap_scheduler", False) == (
         method in {"ngram", "draft_model"}
     )
@@ -194,6 +194,69 @@ def test_tensorrt_llms_options_are_spelt_as_its_argument_classes(method: str) ->
         "dtype": "float32",
         "return_perf_metrics": True,
         "kv_cache_config": {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.4},
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"no_such_option": 1},
+        {"dtype": 7},
+        {"return_perf_metrics": 1},
+        {"kv_cache_config": {"enable_reuse": False}},
+        {"kv_cache_config": {"free_gpu_memory_fraction": "0.4"}},
+        {"speculative_config": {"decoding_type": "Eagle4", "max_draft_len": 3}},
+        {"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": -3}},
+        # A field of another method.
+        {"speculative_config": {"decoding_type": "Eagle3", "is_public_pool": False}},
+        {"speculative_config": {"decoding_type": "NGram", "max_matching_ngram_size": 0}},
+        {"speculative_config": {"decoding_type": "DFlash", "attention_backend": "FA3"}},
+    ],
+)
+def test_an_option_that_tensorrt_llm_would_refuse_is_noticed(wrong: dict[str, Any]) -> None:
+    assert len(list(unfit_options(wrong))) == 1
+
+
+SOURCE = """
+class Mode(StrEnum):
+    FAST = "fast"
+    SLOW = "slow"
+
+class Base(StrictBaseModel):
+    size: Optional[int] = Field(default=None, description="alias")
+    model: str = Field(validation_alias=AliasChoices("model", "model_dir"))
+    _hidden: int = PrivateAttr(0)
+    SHARED: ClassVar[int] = 1
+
+class Special(Base):
+    mode: Mode = Field(default=Mode.FAST, alias="_mode")
+    size: PositiveInt = 1
+
+    @property
+    def wide(self) -> bool:
+        return True
+
+Config: TypeAlias = Annotated[Union[Base, Special], Field(discriminator="mode")]
+"""
+
+
+def test_the_argument_classes_are_read_from_a_checkout(tmp_path: Path) -> None:
+    file = tmp_path / "tensorrt_llm/llmapi/llm_args.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(SOURCE)
+    script = builders.ROOT / "fixtures/recordings/read_llm_args.py"
+    command = (sys.executable, str(script), str(tmp_path), "--commit", "0123abcd")
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    read = json.loads(done.stdout)
+    assert (read["file"], read["commit"]) == ("tensorrt_llm/llmapi/llm_args.py", "0123abcd")
+    assert read["types"] == {
+        "Mode": "Literal['fast', 'slow']",
+        "Config": "Annotated[Union[Base, Special], Field(discriminator='mode')]",
+    }
+    base = {"size": "Optional[int]", "model": "str", "model_dir": "str"}
+    assert read["classes"] == {
+        "Base": base,
+        "Special": base | {"size": "PositiveInt", "mode": "Mode", "_mode": "Mode"},
     }
 
 

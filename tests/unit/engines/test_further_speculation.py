@@ -58,9 +58,9 @@ def test_sglang_gets_flags_and_one_that_is_true_stands_alone(key: str) -> None:
 
 
 def test_tensorrt_llm_gets_them_in_the_section_of_its_file() -> None:
-    words = words_of(spec_with("tensorrt_llm", acceptance_window=100))
+    words = words_of(spec_with("tensorrt_llm", acceptance_rate_window_size=100))
     options = json.loads(words[words.index("{") :])
-    assert options["speculative_config"]["acceptance_window"] == 100
+    assert options["speculative_config"]["acceptance_rate_window_size"] == 100
 
 
 @pytest.mark.parametrize("key", ["rejection_sample_method", "rejection-sample-method"])
