@@ -343,6 +343,16 @@ def test_a_loss_of_output_names_the_part_that_was_lost() -> None:
     assert THROUGHPUT in reason
 
 
+def test_how_chunks_are_cut_is_no_part_of_a_lost_output() -> None:
+    """The engine counts as many tokens per step on both sides."""
+    merged = judge(launches(-0.09, noise=0.0, step_ms=11.0, tokens_per_step=1.9))
+    assert merged.cause is not None
+    assert dict(merged.cause.parts)["acceptance"] == 0.0
+    of_tokens = dataclasses.replace(accepted(), chunks_split_steps=True)
+    split = judge(launches(-0.09, noise=0.0, step_ms=1.0, acceptance=of_tokens))
+    assert (split.outcome, split.cause) == (Outcome.REGRESSED, None)
+
+
 def test_a_lost_pair_is_settled_once_all_has_an_interval() -> None:
     lost = Verdict(case_id=PAIR.id, metric=STEP, outcome=Outcome.REGRESSED)
     open_yet = Verdict(case_id=PAIR.id, metric=THROUGHPUT, outcome=Outcome.INCONCLUSIVE)
