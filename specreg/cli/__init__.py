@@ -13,6 +13,7 @@ import typer
 
 import specreg
 from specreg.core.errors import SpecregError
+from specreg.core.files import large_file_line
 from specreg.core.readable import readable_block, readable_line
 from specreg.core.redaction import hide_secrets_of
 from specreg.suite.options import Options
@@ -130,7 +131,9 @@ def say(text: object, *, err: bool = False, styled: bool = False) -> None:
 
 @contextlib.contextmanager
 def naming(*paths: Path) -> Iterator[None]:
-    """Name the files that a command reads in the traceback of a bug that it meets with them."""
+    """Name the files that a command reads: the large ones now, and all if it meets a bug."""
+    for line in filter(None, map(large_file_line, paths)):
+        say(line, err=True)
     try:
         yield
     except Exception as error:

@@ -11,6 +11,7 @@ from specreg.baselines.schema import read_baselines
 from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, naming, say
 from specreg.core.errors import ReportError, check_name
 from specreg.core.names import check_spelling
+from specreg.measurement.ledger import LEDGER
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import (
     FILE_NAME,
@@ -82,25 +83,26 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
     """Write a run in some forms, or the second of two runs against the first."""
     for name in to or ():
         check_name("form", name, FORMS, "specreg report --to")
-    first_name = names[0] if names else None
-    run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, first_name)
-    document = load_report(run_folder / FILE_NAME)
-    declare_report_vocabulary(document, *FLAGS)
-    read_paths = [run_folder / FILE_NAME]
-    target = folder or run_folder
-    if len(names) == _MAX_RUNS:
-        first = document
-        run_folder = _folder_of(root / DEFAULT_OPTIONS.runs, names[1])
-        read_paths.append(run_folder / FILE_NAME)
-        document = side_by_side(first, load_report(run_folder / FILE_NAME))
-        # The name becomes part of a folder's name, and a report may come from another machine.
-        check_spelling("run", first.run.run)
-        target = folder or run_folder / f"against-{first.run.run}"
-        if target.is_symlink():
-            message = f"'{target}': is a symbolic link; remove it, or name another --folder"
-            raise ReportError(message)
-        record_document(target / FILE_NAME, document)
-    with naming(*read_paths):
+    runs = root / DEFAULT_OPTIONS.runs
+    run_folders = [_folder_of(runs, name) for name in names] or [_folder_of(runs, None)]
+    run_folder = run_folders[-1]
+    paths = [each_folder / FILE_NAME for each_folder in run_folders]
+    if any(FORMS[name].takes_ledger for name in to or ALWAYS):
+        paths.append(run_folder / LEDGER)
+    with naming(*paths):
+        first = load_report(run_folders[0] / FILE_NAME)
+        declare_report_vocabulary(first, *FLAGS)
+        document = first
+        target = folder or run_folder
+        if len(names) == _MAX_RUNS:
+            document = side_by_side(first, load_report(run_folder / FILE_NAME))
+            # The name becomes part of a folder's name, and a report may come from another machine.
+            check_spelling("run", first.run.run)
+            target = folder or run_folder / f"against-{first.run.run}"
+            if target.is_symlink():
+                message = f"'{target}': is a symbolic link; remove it, or name another --folder"
+                raise ReportError(message)
+            record_document(target / FILE_NAME, document)
         for path in write_outputs(to or ALWAYS, document, run_folder, target):
             say(path)
 

@@ -142,21 +142,22 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         for run in runs
         if run not in begun
     ]
-    shards = sorted(map(load_shard, begun), key=lambda shard: shard.plan.shard_number)
-    context = open_merged(real_path(root), options, shards, real_path(into))
-    shards_inconclusive = shards[0].plan.options.inconclusive
-    if shards_inconclusive != options.inconclusive:
-        rule = f"this merge judges with '{options.inconclusive}'"
-        remarks.append(f"the shards ran with --specreg-inconclusive={shards_inconclusive}, {rule}")
+    with naming(*(run / name for run in begun for name in (FILE_NAME, LEDGER))):
+        shards = sorted(map(load_shard, begun), key=lambda shard: shard.plan.shard_number)
+        context = open_merged(real_path(root), options, shards, real_path(into))
+        shards_inconclusive = shards[0].plan.options.inconclusive
+        if shards_inconclusive != options.inconclusive:
+            rule = f"this merge judges with '{options.inconclusive}'"
+            remark = f"the shards ran with --specreg-inconclusive={shards_inconclusive}, {rule}"
+            remarks.append(remark)
 
-    # Judge their measurements together.
-    with naming(*(shard.folder / LEDGER for shard in shards)):
-        run, shard_remarks = merge_shards(
+        # Judge their measurements together.
+        merged, shard_remarks = merge_shards(
             context, shards, missing_is_invalid=True, ended_at=last_end(shards)
         )
         remarks += shard_remarks
-        run.judge.conclude()
-        result = run.result()
+        merged.judge.conclude()
+        result = merged.result()
     failed_otherwise = any(shard.failed_otherwise for shard in shards)
     status = exit_status(result.verdicts) or int(failed_otherwise)
 
@@ -166,7 +167,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         recorded, all_written = record_baselines(result, color=color)
         status = status or int(bool(remarks) or not all_written)
         say("\n\n".join(recorded), styled=color)
-    verdict = run_verdict(result, status, cut_short=not run.cases.is_whole)
+    verdict = run_verdict(result, status, cut_short=not merged.cases.is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     lines = record_run(result, verdict, command=command, remarks=remarks)
     path = context.run_folder / FILE_NAME

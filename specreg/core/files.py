@@ -28,6 +28,8 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors that a decoder raises for bytes that it can't read. RecursionError comes from too deep
 a nesting."""
 MIB = 2**20
+_LARGE_FILE_BYTES = 20 * MIB
+"""The size from which the user is told that a file is read. Reading 20 MiB takes some seconds."""
 _KINDS = {
     stat.S_IFREG: "a regular file",
     stat.S_IFDIR: "a folder",
@@ -246,6 +248,20 @@ def read_bounded(file: Readable, most_bytes: int) -> bytes:
     if len(content) > most_bytes:
         raise refusal(f"is longer than {most_bytes / MIB:g} MiB")
     return content
+
+
+def large_file_line(path: Path) -> str:
+    """Return a line that says that a file is read which is so large that this takes a while.
+
+    Returns:
+        The line; empty if the file isn't large, or isn't there.
+    """
+    size_bytes = 0
+    with contextlib.suppress(OSError):
+        size_bytes = path.stat().st_size
+    if size_bytes < _LARGE_FILE_BYTES:
+        return ""
+    return f"reading '{path}', {size_bytes / MIB:.0f} MiB"
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:

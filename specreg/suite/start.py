@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from specreg.core.files import large_file_line
 from specreg.core.timeline import Timeline
 from specreg.measurement.ledger import LEDGER, Ledger
 from specreg.report.document import record_document
@@ -48,7 +49,10 @@ def start_run(
         whole_run_folder = context.run_folder.parents[1]
         claim = GpuClaim()
     worker_ledgers = whole_run_folder.glob(f"shards/*/{LEDGER}")
-    ledger.read([*worker_ledgers, whole_run_folder / LEDGER])
+    ledgers = [*worker_ledgers, whole_run_folder / LEDGER]
+    for line in filter(None, map(large_file_line, ledgers)):
+        context.provision.show(line)
+    ledger.read(ledgers)
     timeline = Timeline(listener=progress.watch)
     page = LivePage(progress=progress.run)
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from specreg import __version__ as specreg_version
 from specreg.baselines.record import record_baseline
-from specreg.cli import app, main
+from specreg.cli import app, main, naming
 from tests.plugin.conftest import run_here
 from tests.plugin.preloaded import PreloadedPython
 from tests.unit import builders
@@ -110,6 +110,17 @@ def test_a_bug_is_no_verdict_and_names_the_file_that_was_read(tmp_path: Path) ->
     done = run_here(sys.executable, "-c", BUG, "report", str(tmp_path))
     assert done.returncode == 10, done.stderr
     assert str(tmp_path / "report.json") in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_large_file_is_named_before_it_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large, small = tmp_path / "large", tmp_path / "small"
+    small.write_bytes(b"{}")
+    with large.open("wb") as file:
+        file.truncate(30 * 2**20)
+    with naming(large, small, tmp_path / "missing"):
+        assert capsys.readouterr().err == f"reading '{large}', 30 MiB\n"
 
 
 def test_no_module_of_a_foreign_folder_is_imported(tmp_path: Path) -> None:

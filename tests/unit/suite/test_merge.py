@@ -361,8 +361,6 @@ MISFIT_LINES = (
     ("Measured", {"acceptance.total.position_counts": [2, 2, -2]}),
     ("Measured", {"acceptance.prompts.0.counts.accepted": -(2**52)}),
     ("Measured", {"acceptance.prompts.1.counts.steps": -3}),
-    ("Measured", {"acceptance.prompts.0.undrafted_steps": -1}),
-    ("Measured", {"acceptance.undrafted_steps": -(2**60)}),
     ("Measured", {"acceptance.later_tokens": -1}),
     ("Replayed", {"finished.trace.acceptance.proposed": -1}),
     ("Replayed", {"finished.trace.empty_replies": -1}),
