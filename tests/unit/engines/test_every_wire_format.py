@@ -176,3 +176,15 @@ def test_a_fault_is_an_error_of_its_request_in_every_protocol(
     errors = [trace.error for trace in play(protocol, form, 3, requests, script)[0].traces]
     assert sorted(error is None for error in errors) == [False, True, True]
     assert words in next(error for error in errors if error is not None)
+
+
+def test_steps_are_read_from_the_chunks_of_a_tensorrt_llm_without_right_counters() -> None:
+    requests = [Played(accepted=(3, 0, 2), tokens=9), Played(accepted=(1, 1), tokens=5)]
+    done, _, _ = play("tensorrt_llm", Form.CHAT, 3, requests)
+    spec = dataclasses.replace(builders.SPEC, draft_tokens=3)
+    record = read_acceptance(
+        spec, ENGINES["tensorrt_llm"].wire_format, done.traces, before=None, after=None
+    )
+    assert record is not None
+    assert record.source is Source.STREAM_CHUNKS
+    assert (record.total.steps, record.total.accepted) == (5, 7)

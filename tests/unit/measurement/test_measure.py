@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from specreg.acceptance.record import AcceptanceRecord, StepCounts
+from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
 from specreg.datasets.prompts import Prompt, cut_evenly
 from specreg.engines.vllm import Vllm, VllmWireFormat
@@ -318,6 +318,25 @@ def test_counters_that_are_missing_leave_the_speeds(servers: tuple[Server, Serve
     assert measurement.acceptance is None
     timed_families = {Family.THROUGHPUT, Family.LATENCY, Family.SPEEDUP}
     assert set(measurement.values) == metrics_in(*timed_families - measurement.invalid.keys())
+
+
+@pytest.mark.parametrize(
+    ("version", "source"), [("1.2.1", Source.STREAM_CHUNKS), ("1.3.0", Source.VLLM_COUNTERS)]
+)
+def test_counters_that_are_wrong_in_a_version_are_not_read(
+    servers: tuple[Server, Server], version: str, source: Source
+) -> None:
+    class Counting(VllmWireFormat):
+        request_source: ClassVar[Source | None] = None
+        counters_since: ClassVar[str] = "1.3"
+
+    class Other(Vllm):
+        wire_format = Counting()
+
+    server = dataclasses.replace(servers[0], engine=Other(), engine_version=version)
+    measurement = measured(server, servers[1], BESIDE_CONTROL)
+    assert measurement.acceptance is not None
+    assert measurement.acceptance.source is source
 
 
 def test_a_client_that_is_behind_leaves_the_acceptance(servers: tuple[Server, Server]) -> None:
