@@ -15,6 +15,7 @@ import itertools
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -352,6 +353,13 @@ def nights(session: nox.Session) -> None:
     """Record the tier `cpu` and run it unchanged, `-- 10` times; none may be red."""
     _install(session, "tests")
     session.run("python", "-m", "tests.bench.nights", *session.posargs)
+
+
+@nox.session(tags=["stress"])
+def nightly(session: nox.Session) -> None:
+    """Run all of nightly.yml in order; hours. `-- 1/2` runs half, `-- flags fuzz` some."""
+    _install(session, "tests")
+    session.run("python", ".ci/nightly.py", sys.executable, *session.posargs)
 
 
 @nox.session(tags=["upkeep"])

@@ -112,6 +112,66 @@ def test_each_system_installs_promtool_for_the_exports_alone(checkout: Checkout)
                 installed.unlink()
 
 
+def run_nightly(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the nightly rows with an interpreter that only notes what it is to run."""
+    python = folder / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$SPECREG_KILLS $*" >> {folder}/calls\n[ "$4" != flags ] || exit 3\n'
+    )
+    python.chmod(0o755)
+    command = (sys.executable, ".ci/nightly.py", str(python), *words)
+    return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+
+
+def calls_of(folder: Path) -> list[list[str]]:
+    """What was run, and with which number of kills; the words as the shell joined them."""
+    return [line.split(" ") for line in (folder / "calls").read_text().splitlines()]
+
+
+def expected_calls() -> list[list[str]]:
+    """What nightly.yml says, with the quotes of its shell removed."""
+    rows = load(WORKFLOW / "nightly.yml")["jobs"]["nox"]["strategy"]["matrix"]["include"]
+    calls = []
+    for row in rows:
+        words = row.get("arguments", "").replace('"', "").split()
+        calls.append(["50", "-m", "nox", "-s", row["session"], "--", *words])
+    return calls
+
+
+def test_one_command_runs_each_row_of_the_night_and_goes_on_after_a_red_one(tmp_path: Path) -> None:
+    done = run_nightly(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert calls_of(tmp_path) == expected_calls()
+    results = {
+        line.split()[0]: line
+        for line in done.stdout.splitlines()
+        if re.search(r"\d min \d\d s$", line)
+    }
+    assert results.keys() == {row[4] for row in expected_calls()}
+    assert "RED, status 3" in results["flags"]
+    assert all(" green " in line for name, line in results.items() if name != "flags")
+
+
+def test_the_halves_of_the_night_have_each_row_once(tmp_path: Path) -> None:
+    for half in ("1/2", "2/2"):
+        run_nightly(tmp_path, half)
+    assert sorted(calls_of(tmp_path)) == sorted(expected_calls())
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(("readme", "bench"), 0), (("3/2",), 1), (("x",), 1)]
+)
+def test_some_rows_of_the_night_are_chosen_by_their_sessions(
+    tmp_path: Path, words: tuple[str, ...], status: int
+) -> None:
+    done = run_nightly(tmp_path, *words)
+    assert done.returncode == status, done.stdout + done.stderr
+    if status == 0:
+        assert {call[4] for call in calls_of(tmp_path)} == set(words)
+    else:
+        assert "is neither a part nor a session; type 1/2" in done.stderr
+
+
 def test_each_system_kills_as_often_at_night() -> None:
     github = load(WORKFLOW / "nightly.yml")["jobs"]["nox"]["steps"][-1]["env"]
     assert load(BUILDKITE)["steps"][1].get("env") == github
