@@ -1,5 +1,6 @@
 """Find models by folder or hub id, compute their checksums, and make larger models from them."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -187,18 +188,16 @@ def model_sha256(reference: str) -> str:
         return ""
     digest = hashlib.sha256()
     for path in (folder / CONFIG, *_weight_files(folder)):
-        digest.update(bytes.fromhex(_file_sha256(path)))
+        with _named_errors(path):
+            digest.update(bytes.fromhex(file_sha256(path)))
     return digest.hexdigest()
 
 
-def _file_sha256(path: Path) -> str:
-    """Return the checksum of a model's file.
-
-    Raises:
-        ModelError: The file can't be read.
-    """
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Raise an OSError as a ModelError that names the file of the model."""
     try:
-        return file_sha256(path)
+        yield
     except OSError as error:
         problem = f"model file '{path}': {cause_of(error)}"
         cure = "remove it, or fetch the model again"
@@ -281,7 +280,8 @@ def _content_sha256(folder: Path, *parameters: object) -> str:
     content = hashlib.sha256(model_sha256(str(folder)).encode())
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
-            content.update(bytes.fromhex(_file_sha256(folder / name)))
+            with _named_errors(folder / name):
+                content.update((folder / name).read_bytes())
     for parameter in parameters:
         content.update(repr(parameter).encode())
     return content.hexdigest()
