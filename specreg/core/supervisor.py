@@ -40,7 +40,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from specreg.core.bounded_log import SECRET_BYTES, BoundedLog
+from specreg.core.bounded_log import BoundedLog
 from specreg.core.redaction import hide, hide_bytes
 from specreg.core.sessions import POLL_S, Session, end_all
 from specreg.core.shared_memory import remove_shared, shared_by
@@ -229,12 +229,7 @@ def _remove(folders: Sequence[str]) -> None:
 def _log_without(secrets: Sequence[str], path: Path) -> BoundedLog:
     """Open the log, in which these secrets are hidden."""
     hide_known = functools.partial(hide, secrets=secrets)
-    longest_bytes = max((len(os.fsencode(secret)) for secret in secrets), default=0)
-    return BoundedLog(
-        path,
-        functools.partial(hide_bytes, hide=hide_known),
-        secret_bytes=max(SECRET_BYTES, longest_bytes),
-    )
+    return BoundedLog(path, functools.partial(hide_bytes, hide=hide_known))
 
 
 MAIN = (
