@@ -1,11 +1,10 @@
 """Start child processes, exchange messages with them, and end them with all their descendants.
 
-A server's workers may leave its process group or outlive their parent. So each process that is
-started here gets a mark in its environment, which its descendants inherit and by which they are
-found. Each child has a supervisor process, which writes the child's log, and ends the child if
-specreg itself is killed. A child may start further processes in the same way, as a shard on a
-cluster does. These inherit the marks of all processes above them, so the outermost supervisor finds
-all of them.
+A server's workers may leave its process group or outlive their parent. So each program that is
+started here has a supervisor process as its parent, below which all of its descendants stay. The
+supervisor also writes the program's log, and ends the program if specreg itself is killed. A
+program may start further ones in the same way, as a shard on a cluster does. They are descendants
+of the outermost supervisor too.
 
 The temporary folder of a child is made after its supervisor has started, and removed before its
 supervisor ends. So the supervisor can always remove the folder, whenever specreg is killed.
@@ -17,17 +16,21 @@ from its standard output. Other output of the child goes to its log.
 import asyncio
 import atexit
 import contextlib
+import errno
+import io
+import itertools
 import json
+import math
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import time
-import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,21 +40,13 @@ from typing import IO, TypeVar
 import msgspec
 import psutil
 
+from specreg.core.descendants import SUPERVISOR_PROGRAM, end_all, living
 from specreg.core.errors import UnkillableError
 from specreg.core.files import replace_file
 from specreg.core.readable import readable_block
 from specreg.core.redaction import hide_secrets_of, known_secrets
-from specreg.core.sessions import (
-    VARIABLE,
-    Session,
-    end_all,
-    living,
-    marks_below,
-    started_ticks,
-    supervisor_marks,
-)
 from specreg.core.shared_memory import shared_files
-from specreg.core.supervisor import DONE, EXEC_S, MAIN, NESTED_S, SETTLE
+from specreg.core.supervisor import DONE, NESTED_S, SETTLE, Start, Started
 
 _GRACE_S = 5.0
 """How long a process may take to end by itself before it is killed, if a caller sets no time."""
@@ -61,6 +56,7 @@ _GONE_S = 20.0
 """How much longer a killed process may take to free its memory before it counts as unkillable."""
 _REAPED_S = 5.0
 """How long to wait for the exit status of a process after the kill."""
+_STATUS_BYTES = 16
 _MESSAGE_BYTES = 256 * 2**20
 """The longest line of messages that is read in an event loop."""
 _TAIL_BYTES = 64 * 1024
@@ -76,23 +72,74 @@ NO_FILES: Mapping[Path, str] = MappingProxyType({})
 _MessageT = TypeVar("_MessageT")
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Program:
+    """A program that a supervisor has started. It is used like a `subprocess.Popen`.
+
+    Attributes:
+        status: The pipe in which its supervisor says its exit status. It doesn't block.
+        stdin: What specreg writes to it; None if it has no input.
+        stdout: What specreg reads from it; None if specreg doesn't.
+        returncode: Its exit status; None as long as none is known.
+    """
+
+    args: Sequence[str]
+    pid: int
+    status: io.FileIO
+    stdin: IO[bytes] | None = None
+    stdout: IO[bytes] | None = None
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its exit status; None if it still runs."""
+        if self.returncode is None and not self.status.closed:
+            with contextlib.suppress(BlockingIOError):
+                digits = os.read(self.status.fileno(), _STATUS_BYTES)
+                # A supervisor that is killed says nothing, and its program is killed with it.
+                self.returncode = int(digits or -signal.SIGKILL)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return its exit status.
+
+        Args:
+            timeout: How long to wait, in seconds; None for as long as it takes.
+
+        Raises:
+            subprocess.TimeoutExpired: It still runs after that time.
+        """
+        if self.poll() is None:
+            poller = select.poll()
+            poller.register(self.status, select.POLLIN)
+            poller.poll(None if timeout is None else 1000 * timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
+        return status
+
+    def kill(self) -> None:
+        """Kill it, without its descendants. Nothing happens if it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedProcess:
     """A started process. If it exchanges messages with specreg, it ends when its input is closed.
 
     Attributes:
         popen: The process.
-        session: Identifies its descendants.
-        supervisor: The process that writes its log, removes the files of its descendants in
+        supervisor: Its parent, which writes its log, removes the files of its descendants in
             /dev/shm, and ends all of them if specreg is killed.
+        orders: What specreg writes to the supervisor, and the supervisor answers.
         log_path: Its log.
         temporary: Its temporary folder, which `clean_up` removes, or the supervisor if specreg is
             killed; None if it has none.
     """
 
-    popen: subprocess.Popen[bytes]
-    session: Session
+    popen: Program
     supervisor: subprocess.Popen[bytes]
+    orders: io.BufferedIOBase
     log_path: Path
     temporary: Path | None
 
@@ -131,8 +178,11 @@ class SupervisedProcess:
         return log_tail(self.log_path)
 
 
-_RUNNING: dict[str, SupervisedProcess] = {}
-"""The processes that were started and not stopped yet, by their marks."""
+_RUNNING: dict[int, SupervisedProcess] = {}
+"""The processes that were started and not stopped yet, by the ids of their supervisors."""
+
+
+_ORDER_NUMBERS = itertools.count(1)
 
 
 def new_temporary(prefix: str = "specreg-") -> Path:
@@ -157,7 +207,7 @@ def start_process(
 
     Args:
         command: The program and its arguments.
-        environment: All of its variables. The mark and `SPT_NOENV` are added to them.
+        environment: All of its variables.
         log_path: The file that gets the beginning and the end of what it prints, without secrets.
             It may be in the temporary folder.
         cwd: Its working folder.
@@ -170,78 +220,90 @@ def start_process(
     Raises:
         OSError: The program can't be run, or the folder, a file or the log can't be written.
     """
-    mark = uuid.uuid4().hex
-    marked_environment = {
-        **environment,
-        VARIABLE: marks_below(os.environ, mark),
-        # setproctitle, which vLLM's workers call, writes over the environment that /proc shows.
-        "SPT_NOENV": "1",
-    }
     # The log must not show what the command is given as a secret.
     hide_secrets_of(environment, command)
-    log_read_fd, log_write_fd = os.pipe()
-    try:
-        supervisor = _start_supervisor(mark, log_read_fd, log_path, temporary)
-        try:
-            if temporary is not None:
-                temporary.mkdir(mode=0o700)
-            for path, text in files.items():
-                replace_file(path, text.encode())
-            # The supervisor opens the log once it has read the first line of its input, and the log
-            # must exist then.
-            log_path.write_bytes(b"")
-            # Secrets aren't among the arguments, because a list of processes shows those.
-            startup_message = {"secrets": known_secrets(), "shared": tuple(shared_files())}
-            _tell(supervisor, json.dumps(startup_message))
-            popen = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
-                command,
-                env=marked_environment,
-                stdin=subprocess.DEVNULL if messages is None else subprocess.PIPE,
-                stdout=log_write_fd if messages is None else messages,
-                stderr=log_write_fd,
-                start_new_session=True,
-                cwd=cwd,
-            )
-            session = Session(mark, popen.pid, started_ticks(popen.pid))
-            _tell(supervisor, f"{session.leader} {session.started}")
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                # An interrupt may come after the fork, before the child's process id is known here.
-                # Then the child can be found only by its mark, and shows the mark only once it runs
-                # its own program.
-                time.sleep(EXEC_S)
-                end_all(Session(mark), signal.SIGKILL, _KILL_S)
-            _dismiss(supervisor, temporary)
-            raise
-    finally:
-        # The log ends when the last process that prints into it has closed its end of the pipe.
-        os.close(log_write_fd)
-        os.close(log_read_fd)
+    with contextlib.ExitStack() as passed:
+        # What the supervisor gets is closed here, so that a pipe ends with the last process that
+        # has it.
+        log_read, log_write = map(passed.enter_context, _new_pipe())
+        status, status_write = _new_pipe()
+        passed.enter_context(status_write)
+        our_socket, supervisor_socket = socket.socketpair()
+        passed.enter_context(supervisor_socket)
+        with our_socket:
+            orders = our_socket.makefile("rwb")
+        pass_fds = [file.fileno() for file in (supervisor_socket, log_read, status_write)]
+        folders = () if temporary is None else (str(temporary.absolute()),)
+        # The program inherits the standard streams of its supervisor.
+        supervisor = subprocess.Popen(  # noqa: S603 - our own arguments, no shell
+            (
+                *(sys.executable, "-I", "-S", "-c", SUPERVISOR_PROGRAM, _IMPORT_ROOT),
+                *(*map(str, pass_fds), *folders),
+            ),
+            stdin=subprocess.DEVNULL if messages is None else subprocess.PIPE,
+            stdout=log_write if messages is None else messages,
+            stderr=log_write,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            cwd="/",
+        )
     process = SupervisedProcess(
-        popen=popen, session=session, supervisor=supervisor, log_path=log_path, temporary=temporary
+        popen=Program(
+            args=command, pid=-1, status=status, stdin=supervisor.stdin, stdout=supervisor.stdout
+        ),
+        supervisor=supervisor,
+        orders=orders,
+        log_path=log_path,
+        temporary=temporary,
     )
-    _RUNNING[mark] = process
+    try:
+        if temporary is not None:
+            temporary.mkdir(mode=0o700)
+        for path, text in files.items():
+            replace_file(path, text.encode())
+        # The supervisor expects the log to exist.
+        log_path.write_bytes(b"")
+        process.popen.pid = _start_program(process, environment, cwd)
+    except BaseException:
+        # The supervisor ends what it may have started already.
+        clean_up(process)
+        raise
+    _RUNNING[supervisor.pid] = process
     return process
 
 
-def _start_supervisor(
-    mark: str, log_read_fd: int, log_path: Path, temporary: Path | None
-) -> subprocess.Popen[bytes]:
-    """Start the supervisor of a process that is about to be started."""
-    arguments = [_IMPORT_ROOT, mark, str(log_read_fd), str(log_path.absolute())]
-    if temporary is not None:
-        arguments.append(str(temporary.absolute()))
-    return subprocess.Popen(  # noqa: S603 - our own arguments, no shell
-        (sys.executable, "-I", "-S", "-c", MAIN, *arguments),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        # With our standard error it would keep pytest's pipes open.
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, VARIABLE: supervisor_marks(os.environ)},
-        pass_fds=(log_read_fd,),
-        start_new_session=True,
-        cwd="/",
+def _new_pipe() -> tuple[io.FileIO, io.FileIO]:
+    """Return the read end, which doesn't block, and the write end of a new pipe."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    return io.FileIO(read_fd, "rb"), io.FileIO(write_fd, "wb")
+
+
+def _start_program(process: SupervisedProcess, environment: Mapping[str, str], cwd: Path) -> int:
+    """Let a supervisor start its program, and return the program's process id.
+
+    Raises:
+        OSError: The program can't be run, or the supervisor has ended.
+    """
+    command = process.popen.args
+    # Variables and arguments may be secret, so they aren't among the supervisor's own arguments,
+    # which a list of processes shows.
+    start = Start(
+        command=command,
+        environment=dict(environment),
+        cwd=str(cwd.absolute()),
+        log_path=str(process.log_path.absolute()),
+        secrets=known_secrets(),
+        shared=tuple(shared_files()),
     )
+    _tell(process, json.dumps(start))
+    answer = process.orders.readline()
+    if not answer:
+        raise OSError(errno.ECHILD, "its supervisor has ended", command[0])
+    started = Started(*json.loads(answer))
+    if started.errno:
+        raise OSError(started.errno, os.strerror(started.errno), started.filename)
+    return started.pid
 
 
 @contextlib.contextmanager
@@ -281,7 +343,6 @@ def child_process(
         yield process
     finally:
         stop_process(process)
-        _close(process.popen)
 
 
 def stop_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> None:
@@ -307,8 +368,7 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
         UnkillableError: Some of the processes can't be killed.
     """
     try:
-        settle_log(process)
-        end_all(process.session, signal.SIGTERM, grace_s)
+        _signal_all(process, signal.SIGTERM, grace_s)
     except KeyboardInterrupt:
         # As a rule this is the second Ctrl-C, whose sender doesn't want to wait.
         kill_running()
@@ -320,12 +380,10 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(_REAPED_S)
         settle_log(process)
-        _RUNNING.pop(process.session.mark, None)
+        _RUNNING.pop(process.supervisor.pid, None)
     if survivor_ids:
         # A process that held much memory, as on a GPU, needs seconds to free it.
-        survivor_ids = end_all(process.session, signal.SIGKILL, _GONE_S)
-        # Polling reaps the process, which is a zombie otherwise.
-        process.popen.poll()
+        survivor_ids = end_all(process.supervisor.pid, signal.SIGKILL, _GONE_S)
     if survivor_ids:
         survivors = ", ".join(map(describe, survivor_ids))
         waited_s = _KILL_S + _GONE_S
@@ -337,8 +395,22 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
 
 
 def clean_up(process: SupervisedProcess) -> None:
-    """Remove the temporary folder of a process that has ended, and end its supervisor."""
-    _dismiss(process.supervisor, process.temporary)
+    """Remove the temporary folder of a process that has ended, and end its supervisor.
+
+    The supervisor completes the log.
+    """
+    # The folder goes first: whenever specreg is killed, the supervisor is there to remove it.
+    if process.temporary is not None:
+        shutil.rmtree(process.temporary, ignore_errors=True)
+    _tell(process, DONE)
+    for stream in (process.orders, process.popen.stdin, process.popen.stdout):
+        # The reader may have been killed before it read all.
+        with contextlib.suppress(ConnectionError):
+            if stream is not None:
+                stream.close()
+    process.supervisor.wait()
+    process.popen.poll()
+    process.popen.status.close()
 
 
 @atexit.register
@@ -354,17 +426,39 @@ def settle_log(process: SupervisedProcess) -> None:
     The supervisor also notes which files the processes have in /dev/shm, and removes them later if
     the processes don't. If the supervisor is gone, this returns at once.
     """
-    supervisor = process.supervisor
-    if supervisor.stdout is not None and not supervisor.stdout.closed:
-        _tell(supervisor, SETTLE)
-        # The supervisor answers with an empty line. If it is gone, the pipe has ended.
-        supervisor.stdout.readline()
+    if not process.orders.closed:
+        order = f"{SETTLE} {next(_ORDER_NUMBERS)}"
+        _tell(process, order)
+        # The supervisor repeats the order as its answer. An interrupt may have left an earlier
+        # answer unread. If the supervisor is gone, the connection has ended.
+        with contextlib.suppress(ConnectionError):
+            while process.orders.readline().decode().strip() not in {"", order}:
+                pass
 
 
 def _kill(process: SupervisedProcess) -> list[int]:
     """Kill a process and its descendants, and return the ids of those that survive."""
-    settle_log(process)
-    return end_all(process.session, signal.SIGKILL, _KILL_S, nested_after_s=NESTED_S)
+    return _signal_all(process, signal.SIGKILL, _KILL_S, nested_after_s=NESTED_S)
+
+
+def _signal_all(
+    process: SupervisedProcess,
+    number: signal.Signals,
+    within_s: float,
+    *,
+    nested_after_s: float = math.inf,
+) -> list[int]:
+    """Signal a process and its descendants as `end_all` does, and return the ids of the survivors.
+
+    Before that the supervisor notes what they have in /dev/shm.
+    """
+    return end_all(
+        process.supervisor.pid,
+        number,
+        within_s,
+        look=lambda: settle_log(process),
+        nested_after_s=nested_after_s,
+    )
 
 
 def log_end(path: Path) -> str:
@@ -426,7 +520,10 @@ def _resident_bytes(process_id: int) -> int:
 
 def process_ids(process: SupervisedProcess) -> frozenset[int]:
     """Return the ids of a process and its descendants."""
-    return frozenset(living(process.session))
+    if process.supervisor.returncode is not None:
+        # Another process may have got the id of a supervisor that has ended.
+        return frozenset()
+    return frozenset(living(process.supervisor.pid))
 
 
 def our_ids() -> frozenset[int]:
@@ -437,32 +534,14 @@ def our_ids() -> frozenset[int]:
     return frozenset(all_ids)
 
 
-def _tell(supervisor: subprocess.Popen[bytes], line: str) -> None:
-    """Send a line to a supervisor."""
-    _write(supervisor.stdin, f"{line}\n".encode())
+def _tell(process: SupervisedProcess, order: str) -> None:
+    """Send a line to the supervisor of a process."""
+    _write(process.orders, f"{order}\n".encode())
 
 
-def _write(pipe: IO[bytes] | None, content: bytes) -> None:
+def _write(pipe: IO[bytes] | io.BufferedIOBase | None, content: bytes) -> None:
     """Write to a process. Nothing happens if it has ended, like a supervisor that was killed."""
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(ConnectionError):
         if pipe is not None:
             pipe.write(content)
             pipe.flush()
-
-
-def _dismiss(supervisor: subprocess.Popen[bytes], temporary: Path | None) -> None:
-    """Remove a process's temporary folder, and end its supervisor, which completes the log."""
-    # The folder goes first: whenever specreg is killed, the supervisor is there to remove it.
-    if temporary is not None:
-        shutil.rmtree(temporary, ignore_errors=True)
-    _tell(supervisor, DONE)
-    _close(supervisor)
-    supervisor.wait()
-
-
-def _close(popen: subprocess.Popen[bytes]) -> None:
-    """Close this side of a process's pipes. The process may have ended before it read all."""
-    for stream in (popen.stdin, popen.stdout):
-        with contextlib.suppress(BrokenPipeError):
-            if stream is not None:
-                stream.close()

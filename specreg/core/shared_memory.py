@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from specreg.core.sessions import Session, all_process_ids, living
+from specreg.core.descendants import all_process_ids, living
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - it is what glibc's shm_open and sem_open use
 _PREFIX = f"{FOLDER}/"
@@ -21,9 +21,12 @@ def shared_files() -> frozenset[str]:
     return frozenset()
 
 
-def shared_by(session: Session, before: Collection[str]) -> set[str]:
-    """Return the names of a session's files in /dev/shm, except those that were there before."""
-    return set(used_by(living(session)).difference(before))
+def shared_below(supervisor: int, before: Collection[str]) -> set[str]:
+    """Return the names of the files in /dev/shm that the descendants of a supervisor use.
+
+    Those that were there before are left out.
+    """
+    return set(used_by(living(supervisor)).difference(before))
 
 
 def used_by(process_ids: Iterable[int] | None = None) -> frozenset[str]:

@@ -1,29 +1,29 @@
-"""Supervise a process that was started: write its log, and end it if we are killed.
+"""Supervise a program: start it, write its log, and end it if specreg is killed.
 
-`MAIN` runs this with the standard library alone. Its arguments are `MARK DESCRIPTOR LOG FOLDER…`:
+`SUPERVISOR_PROGRAM` runs this with the standard library alone. Its arguments are
+`ORDERS LOG STATUS FOLDER…`:
 
-- MARK is a text in the environment of all supervised processes, by which they are found;
-- DESCRIPTOR is the read end of the pipe that they print into;
-- LOG is the file of their log;
-- each FOLDER is removed if the supervisor ends the processes, or if none was ever started.
+- ORDERS is the descriptor of a socket, from which it reads orders;
+- LOG is that of the read end of the pipe that the program prints into;
+- STATUS is that of the write end of the pipe that gets the program's exit status, as digits;
+- each FOLDER, which need not exist yet, is removed if the supervisor ends the program, or if none
+  was ever started.
 
-Neither the log nor a folder need exist before the first line of the input.
+The program inherits the supervisor's standard streams. The orders are read line by line:
 
-The input is read line by line:
-
-- a JSON object first, with `secrets`, which are never written, and `shared`, the files that were in
-  /dev/shm before;
-- the process id and the start time of the session's leader, once there is one;
-- `settle`, which is answered with an empty line once all that was printed is on disk and all that
-  the processes have in /dev/shm is noted;
+- `Start` as JSON first, which is answered with `Started`;
+- `settle NUMBER`, which is repeated as the answer once all that was printed is on disk and all
+  that the processes have in /dev/shm is noted;
 - `done` at the end.
 
-An input that ends without `done` means that its writer is gone, as a rule because of SIGKILL. The
-processes are ended then. What they leave in /dev/shm is removed in either case. No other process
-holds the other end of the input, because Python's pipes aren't inherited by other programs.
+Orders that end without `done` mean that their writer is gone, as a rule because of SIGKILL. The
+program and its descendants are ended then. What they leave in /dev/shm is removed in either case.
+No other process holds the other end of the socket, because Python's descriptors aren't inherited by
+other programs.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import io
@@ -33,17 +33,19 @@ import select
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from specreg.core.bounded_log import BoundedLog
+from specreg.core.descendants import POLL_S, end_all, living
 from specreg.core.redaction import hide, hide_bytes
-from specreg.core.sessions import POLL_S, Session, end_all
-from specreg.core.shared_memory import remove_shared, shared_by
+from specreg.core.shared_memory import remove_shared, shared_below
 
 DONE = "done"
 SETTLE = "settle"
@@ -54,18 +56,48 @@ A supervised process that is specreg itself starts an inner supervisor for its o
 time is longer than the inner supervisor waits before it kills them. So the inner supervisor can
 clean up first.
 """
-EXEC_S = 0.2
-"""How long a forked child may take until it runs its own program, with its mark."""
 _GRACE_S = 2.0
 """How long the processes may take to end by themselves before they are killed."""
 _KILLED_S = 30.0
 """How long to wait for the end of killed processes, at most."""
+_SWEEP_S = 1.0
+"""How long to look for descendants that are left at the end, at most."""
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _PIECE_BYTES = 2**20
 _IDLE_S = 0.1
 """If nothing is printed for this long, the log is written. While output goes on, the writes are at
 least this far apart."""
 _WAIT_PER_WRITE = 20
 """While output goes on, the next write waits this many times as long as the last one took."""
+
+
+class Start(NamedTuple):
+    """What a supervisor is to start.
+
+    Attributes:
+        command: The program and its arguments.
+        environment: All of its variables.
+        cwd: Its working folder.
+        log_path: The file of its log, which exists.
+        secrets: The texts that the log doesn't show.
+        shared: The files that were in /dev/shm before.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    cwd: str
+    log_path: str
+    secrets: Sequence[str]
+    shared: Sequence[str]
+
+
+class Started(NamedTuple):
+    """The process id of what was started; or the system's error, and the file that it names."""
+
+    pid: int
+    errno: int = 0
+    filename: str | None = None
 
 
 class _LogPipe:
@@ -133,11 +165,37 @@ class _LogPipe:
 class _Supervisor:
     """The supervised processes, their log, and their files in /dev/shm."""
 
-    def __init__(self, mark: str, pipe: _LogPipe, shared_before: Collection[str]) -> None:
-        self._session = Session(mark)
-        self._pipe = pipe
+    def __init__(self, log_pipe: _LogPipe, status_fd: int, shared_before: Sequence[str]) -> None:
+        self._log_pipe = log_pipe
+        self._status_fd = status_fd
         self._shared_before = shared_before
         self._shared = set[str]()
+        self._leader = -1
+        self._ended_fd = _ended_children_fd()
+
+    def start(self, start: Start) -> Started:
+        """Start the program, and return its process id or the error."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            popen = subprocess.Popen(  # noqa: S603 - specreg's own arguments, no shell
+                start.command,
+                env=start.environment,
+                start_new_session=True,
+                cwd=start.cwd,
+                # Whoever kills the supervisor kills the program too. This process has no other
+                # thread yet, which could be in the middle of something.
+                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+            )
+        except OSError as error:
+            return Started(-1, error.errno or 0, error.filename)
+        finally:
+            # Its streams have to end with the program and its descendants.
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream_fd in range(3):
+                os.dup2(nothing, stream_fd)
+        self._leader = popen.pid
+        return Started(popen.pid)
 
     def follow(self, orders: io.FileIO) -> bool:
         """Follow orders until the last one.
@@ -146,7 +204,10 @@ class _Supervisor:
             True if the last one said that all is done; False if the writer of the orders is gone.
         """
         while True:
-            if not self._pipe.read([orders.fileno()]):
+            ready_fds = self._log_pipe.read([orders.fileno(), self._ended_fd])
+            if self._ended_fd in ready_fds:
+                self._reap()
+            if orders.fileno() not in ready_fds:
                 continue
             order = orders.readline().decode().strip()
             if not order:
@@ -154,71 +215,105 @@ class _Supervisor:
                 return False
             if order == DONE:
                 return True
-            if order == SETTLE:
-                self._settle()
-            else:
-                # The leader of the session has started.
-                leader, started = order.split()
-                self._session = Session(self._session.mark, int(leader), int(started))
+            self._note_shared()
+            self._log_pipe.settle()
+            _answer(orders, order)
 
     def end_processes(self) -> None:
         """End the processes, and read what they print: one that waits to print can't end."""
         ending = threading.Thread(target=self._end)
         ending.start()
         while ending.is_alive():
-            self._pipe.read(within_s=POLL_S)
+            self._log_pipe.read(within_s=POLL_S)
 
-    def remove_shared(self) -> None:
-        """Remove what the processes have left in /dev/shm."""
+    def finish(self) -> None:
+        """Kill what is left, remove what the processes have left in /dev/shm, and end the log."""
+        until_s = time.monotonic() + _SWEEP_S
+        # A process that forks at the wrong moment is missing in a list of processes. But as long as
+        # any descendant lives, the supervisor has a child.
+        while self._reap() and time.monotonic() < until_s:
+            for pid in living(os.getpid()):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(POLL_S)
         remove_shared(self._shared)
+        self._log_pipe.settle()
 
-    def _settle(self) -> None:
-        self._note_shared()
-        self._pipe.settle()
-        with contextlib.suppress(OSError):
-            os.write(1, b"\n")
+    def _reap(self) -> bool:
+        """Take the exit statuses of children that have ended, and return whether any child is left.
+
+        Children are the program and descendants whose own parent has ended.
+        """
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._ended_fd, _PIECE_BYTES)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._leader:
+                exit_status = os.waitstatus_to_exitcode(status)
+                with contextlib.suppress(OSError):  # nobody may want to know
+                    os.write(self._status_fd, b"%d" % exit_status)
 
     def _end(self) -> None:
         """Ask the processes to end, and kill those that don't."""
-        if self._session.leader < 0:
-            # specreg may have been killed between the fork and the exec of the leader. The leader
-            # gets its mark only by exec, so this waits until exec must be over.
-            time.sleep(EXEC_S)
-        self._note_shared()
-        end_all(self._session, signal.SIGTERM, _GRACE_S)
+        own_id = os.getpid()
+        end_all(own_id, signal.SIGTERM, _GRACE_S, look=self._note_shared)
         # They may have opened more in /dev/shm while they ended.
-        self._note_shared()
-        end_all(self._session, signal.SIGKILL, _KILLED_S, nested_after_s=NESTED_S)
+        end_all(own_id, signal.SIGKILL, _KILLED_S, look=self._note_shared, nested_after_s=NESTED_S)
 
     def _note_shared(self) -> None:
-        self._shared |= shared_by(self._session, self._shared_before)
+        self._shared |= shared_below(os.getpid(), self._shared_before)
 
 
 def main() -> None:
     """Supervise until the input says that all is done, or ends without saying so."""
-    # A cancelled CI job signals all of its processes, and so this one. The signals are ignored,
-    # because the input says when to end.
+    # A cancelled CI job signals all of its processes, and so this one. The signals do nothing here,
+    # because the input says when to end. The program doesn't inherit that, as it would SIG_IGN.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    mark, log_read_fd, log_path, *folders = sys.argv[1:]
+        signal.signal(number, _do_nothing)
+    orders_fd, log_fd, status_fd = map(int, sys.argv[1:4])
+    folders = sys.argv[4:]
     # Without a buffer, because select doesn't see what lies in one.
-    orders = io.FileIO(0)
+    orders = io.FileIO(orders_fd, "r+b")
     first_line = orders.readline().decode().strip()
     if first_line in {"", DONE}:
-        # The process was never started.
+        # The program was never started.
         _remove(folders)
         return
-    startup_message = json.loads(first_line)
-    log = _log_without(startup_message["secrets"], Path(log_path))
-    pipe = _LogPipe(int(log_read_fd), log)
-    supervisor = _Supervisor(mark, pipe, startup_message["shared"])
+    start = Start(*json.loads(first_line))
+    log = _log_without(start.secrets, Path(start.log_path))
+    supervisor = _Supervisor(_LogPipe(log_fd, log), status_fd, start.shared)
+    _answer(orders, json.dumps(supervisor.start(start)))
     is_done = supervisor.follow(orders)
     if not is_done:
         supervisor.end_processes()
         _remove(folders)
-    supervisor.remove_shared()
-    pipe.settle()
+    supervisor.finish()
     log.close()
+
+
+def _ended_children_fd() -> int:
+    """Return a descriptor that can be read once a child has ended."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _do_nothing)
+    return read_fd
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    """Handle a signal."""
+
+
+def _answer(orders: io.FileIO, line: str) -> None:
+    """Answer an order. Nothing happens if specreg is gone."""
+    with contextlib.suppress(OSError):
+        orders.write(f"{line}\n".encode())
 
 
 def _remove(folders: Sequence[str]) -> None:
@@ -230,9 +325,3 @@ def _log_without(secrets: Sequence[str], path: Path) -> BoundedLog:
     """Open the log, in which these secrets are hidden."""
     hide_known = functools.partial(hide, secrets=secrets)
     return BoundedLog(path, functools.partial(hide_bytes, hide=hide_known))
-
-
-MAIN = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from specreg.core.supervisor import main; main()"
-)
-"""For `python -I -S -c`, with the folder that holds specreg as its first argument."""

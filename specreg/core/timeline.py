@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 
 import msgspec
-
-from specreg.core.sessions import started_ticks
 
 _NS_PER_S = 10**9
 
@@ -81,7 +80,9 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
 
 def process_began_ns() -> int:
     """Return when this process began, on the monotonic clock and with a resolution of 10 ms."""
-    started_s = started_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    # Field 22 of proc_pid_stat(5). The name of the program, which may have spaces, is field 2.
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     started_ns = round(started_s * _NS_PER_S)
     # The start of a process is counted from the boot, with the time that the machine slept. The
     # monotonic clock leaves that time out.

@@ -6,11 +6,10 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
@@ -428,8 +427,7 @@ def start_error(server: StartedServer, problem: str) -> ServerStartError:
     failure = why_not_started(problem, log, status=server.process.popen.poll())
     advice = failure.advice
     if not failure.is_known:
-        arguments = cast("Sequence[str]", server.process.popen.args)
-        command = shlex.join(map(str, arguments))
+        command = shlex.join(server.process.popen.args)
         advice = f"{advice}, or run the server's command by hand:\n{command}"
     is_unfetched = failure.error is ModelNotFetchedError
     code = "MODEL_NOT_FETCHED" if is_unfetched else "SERVER_NOT_STARTED"

@@ -175,7 +175,6 @@ def test_row_05_a_worker_that_cannot_be_killed_ends_the_run(run: Hurt) -> None:
         (worker,) = server.children()
         server.kill()
         output, _ = pytest_run.communicate(timeout=120)
-        assert lives(worker)
     assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED, output
     assert f"process {worker.pid} (" in output
     assert (

@@ -20,7 +20,7 @@ import msgspec
 import psutil
 import pytest
 
-from specreg.core.sessions import VARIABLE
+from specreg.core.descendants import SUPERVISOR_PROGRAM
 from specreg.core.shared_memory import shared_files
 from tests.doubles.vllm.script import Fault, Script
 from tests.faults.running import MARK, lives, marked, shared_left, wait_until
@@ -180,7 +180,8 @@ def supervised(folder: Path) -> list[psutil.Process]:
     processes = []
     for process in marked(folder):
         with contextlib.suppress(psutil.Error):
-            if VARIABLE in process.environ():
+            family = [process, *process.parents()]
+            if any(SUPERVISOR_PROGRAM in arguments_of(member) for member in family):
                 processes.append(process)
     return processes
 

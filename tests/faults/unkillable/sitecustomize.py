@@ -1,4 +1,6 @@
-"""Lets no SIGKILL reach some processes, as if they waited in the kernel.
+"""Lets no SIGKILL of ours reach some processes, as if they waited in the kernel.
+
+A supervisor, which loads no such module, still kills them when it ends.
 
 Put on PYTHONPATH, in each Python it loads; theirs is the command line that holds `$UNKILLABLE`.
 """

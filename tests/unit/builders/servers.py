@@ -1,14 +1,15 @@
 """Servers that answer, and what the scripted one truly does."""
 
 import dataclasses
+import io
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from specreg.acceptance.record import StepCounts
-from specreg.core.processes import SupervisedProcess
-from specreg.core.sessions import Session
+from specreg.core.processes import Program, SupervisedProcess
 from specreg.datasets.prompts import Prompt
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
@@ -39,6 +40,9 @@ def server(
     """A server that answers at `base_url`; its process has ended."""
     process = subprocess.Popen(command)
     process.wait()
+    status_read_fd, status_write_fd = os.pipe()
+    os.write(status_write_fd, b"%d" % process.returncode)
+    os.close(status_write_fd)
     return StartedServer(
         spec=SPEC,
         engine=engine_named("vllm"),
@@ -48,9 +52,9 @@ def server(
         draft="some/draft",
         engine_version="99.0+scripted",
         process=SupervisedProcess(
-            popen=process,
-            session=Session("none"),
+            popen=Program(args=command, pid=process.pid, status=io.FileIO(status_read_fd)),
             supervisor=process,
+            orders=io.BytesIO(),
             log_path=log_path,
             temporary=None,
         ),

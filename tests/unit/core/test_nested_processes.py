@@ -87,7 +87,7 @@ run = start_process(
     (sys.executable, "-c", {RUN!r}, *sys.argv[1:]),
     environment=os.environ,
     log_path=temporary / "log",
-    cwd={str(builders.ROOT)!r},
+    cwd=pathlib.Path({str(builders.ROOT)!r}),
     temporary=temporary,
 )
 try:
@@ -159,7 +159,7 @@ process = start_process(
     (sys.executable, "-c", "import time; time.sleep(120)"),
     environment=os.environ,
     log_path=temporary / "log",
-    cwd=sys.argv[1],
+    cwd=pathlib.Path(sys.argv[1]),
     temporary=temporary,
     files={temporary / "files/config": "text"},
 )

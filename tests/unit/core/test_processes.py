@@ -13,6 +13,7 @@ import msgspec
 import psutil
 import pytest
 
+from specreg.core.descendants import living
 from specreg.core.processes import (
     SupervisedProcess,
     child_process,
@@ -22,7 +23,6 @@ from specreg.core.processes import (
     start_process,
     stop_process,
 )
-from specreg.core.sessions import Session, living, started_ticks
 from specreg.core.shared_memory import FOLDER, remove_shared, shared_files, used_by
 from tests.unit import builders
 from tests.unit.builders.processes import lives
@@ -40,6 +40,8 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(os.getpid(), flush=True)
 time.sleep(120)
 """
+
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 
 SLEEPING = """
 import os, time
@@ -125,6 +127,38 @@ def test_a_child_that_wrote_over_its_environment_is_gone(tmp_path: Path, marked_
     assert process.popen.returncode is not None
 
 
+# Its grandchild begins anew without an environment, in a session of its own, and ends with a third.
+DAEMON = """
+import os, signal, subprocess, sys, time
+if os.fork():
+    time.sleep(120)
+os.setsid()
+if os.fork():
+    os._exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.setsid()
+daemon = "import os, time; print(os.getpid(), flush=True); time.sleep(120)"
+os.execve(sys.executable, (sys.executable, "-c", daemon), {})
+"""
+
+
+@pytest.mark.parametrize("ends", ["stopped", "killed"])
+def test_a_daemon_that_keeps_nothing_of_its_server_is_gone(tmp_path: Path, ends: str) -> None:
+    """Neither session nor environment nor parent."""
+    if ends == "stopped":
+        process = start(tmp_path, DAEMON)
+        daemon = await_pid(tmp_path / "log")
+        stop_process(process)
+    else:
+        program = STARTING.replace(repr(DEAF), repr(DAEMON)) + f"start('log')\n{KILLED}"
+        command = (sys.executable, "-c", program, str(tmp_path))
+        subprocess.run(command, check=False, cwd=builders.ROOT)
+        daemon = await_pid(tmp_path / "log")
+    with at_most(8):
+        while lives(daemon):
+            time.sleep(0.01)
+
+
 def test_a_process_whose_first_thread_ended_is_gone(tmp_path: Path) -> None:
     """It looks like one that only waits to be reaped, and can't be before its last thread ends."""
     process = start(tmp_path, HEADLESS)
@@ -158,7 +192,7 @@ def test_what_cannot_be_killed_is_named_and_not_waited_for(tmp_path: Path) -> No
         timeout=40,
     )
     process_id = await_pid(tmp_path / "log")
-    os.kill(process_id, signal.SIGKILL)
+    assert not lives(process_id), "its supervisor isn't planted"
     assert done.stdout.startswith(f"process {process_id} ({psutil.Process().name()}, user ")
     assert "): still there 1.5 s after" in done.stdout
 
@@ -189,9 +223,6 @@ def test_a_second_ctrl_c_waits_for_no_server_of_several(tmp_path: Path) -> None:
     assert [lives(await_pid(tmp_path / name)) for name in "ab"] == [False, False]
 
 
-KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
-
-
 @pytest.mark.parametrize("end", ["", KILLED], ids=["at-our-end", "killed"])
 def test_what_is_left_ends_with_us(tmp_path: Path, end: str) -> None:
     """By its supervisor where we are killed, which removes its temporary folder in any case."""
@@ -207,38 +238,32 @@ def test_what_is_left_ends_with_us(tmp_path: Path, end: str) -> None:
     assert not (tmp_path / "log-temporary").exists()
 
 
-def test_a_supervisor_goes_with_what_it_watches_and_may_be_killed_before(tmp_path: Path) -> None:
-    for killed in (False, True):
-        process = start(tmp_path, SLEEPING)
-        process_id = await_pid(tmp_path / "log")
-        if killed:
-            process.supervisor.kill()
-            process.supervisor.wait()
-        with at_most(5):
-            settle_log(process)
-        assert lives(process_id)
+def test_a_supervisor_goes_with_what_it_watches(tmp_path: Path) -> None:
+    process = start(tmp_path, SLEEPING)
+    process_id = await_pid(tmp_path / "log")
+    assert living(process.supervisor.pid) == [process_id]
+    stop_process(process)
+    assert process.supervisor.returncode == 0
+    assert not lives(process_id)
+    assert process_ids(process) == frozenset()
+
+
+def test_a_supervisor_that_is_killed_takes_its_program_with_it(tmp_path: Path) -> None:
+    process = start(tmp_path, SLEEPING)
+    process_id = await_pid(tmp_path / "log")
+    process.supervisor.kill()
+    with at_most(5):
+        assert process.popen.wait() == -signal.SIGKILL
+        settle_log(process)
         stop_process(process)
-        assert process.supervisor.returncode == (-signal.SIGKILL if killed else 0)
-        assert not lives(process_id)
-
-
-def test_a_session_that_another_leads_meanwhile_is_another_s() -> None:
-    """A number may be given away again once the last process of its session ended."""
-    with subprocess.Popen(("/bin/sleep", "120"), start_new_session=True) as stranger:
-        session = Session("no-such-mark", stranger.pid, started_ticks(stranger.pid))
-        assert living(session) == [stranger.pid]
-        assert living(session._replace(started=session.started - 1)) == []
-        assert living(Session("no-such-mark")) == []
-        stranger.kill()
-        os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet taken away
-        assert living(session) == []
+    assert not lives(process_id)
 
 
 def test_both_streams_go_to_the_log_without_a_secret(tmp_path: Path) -> None:
     """Nor is it in the list of processes; the program leads its own session."""
     program = (
         "import os, sys, time; print('out', os.getcwd(), flush=True);"
-        "print('err', os.getsid(0) == os.getpid(), os.environ['SPT_NOENV'], file=sys.stderr);"
+        "print('err', os.getsid(0) == os.getpid(), file=sys.stderr);"
         "w = sys.stdout.write; w(os.environ['MY_TOKEN'][:4]); sys.stdout.flush(); time.sleep(0.5);"
         "w(os.environ['MY_TOKEN'][4:] + '\\nhttp://me:planted-2@host\\n'); sys.exit(7)"
     )
@@ -247,7 +272,7 @@ def test_both_streams_go_to_the_log_without_a_secret(tmp_path: Path) -> None:
     assert "planted-1" not in " ".join(psutil.Process(process.supervisor.pid).cmdline())
     process.popen.wait()
     stop_process(process)
-    expected = f"out {tmp_path}\nerr True 1\nHIDDEN\nhttp://me:HIDDEN@host\n"
+    expected = f"out {tmp_path}\nerr True\nHIDDEN\nhttp://me:HIDDEN@host\n"
     assert (tmp_path / "log").read_text() == expected
     assert process.popen.returncode == 7
 
@@ -394,3 +419,57 @@ def test_what_a_process_leaves_in_shared_memory_goes_with_it_and_not_before(
     assert used_by([process.pid]) == set()
     remove_shared([shared.name, "no-such-file"])
     assert not shared.exists()
+
+
+# Makes a semaphore every 25 ms and keeps it, as a server does that starts many processes.
+MAKING = """
+import itertools, os, signal, sys, time
+from _multiprocessing import SemLock
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+kept = []
+for number in itertools.count():
+    kept.append(SemLock(1, 1, 1, f"/{sys.argv[1]}-{number}", False))
+    time.sleep(0.025)
+"""
+# Starts it, and is killed.
+MAKING_RUN = f"""{STARTING.partition("def start")[0]}
+log_path = folder / "log"
+start_process(
+    (sys.executable, "-c", {MAKING!r}, *sys.argv[2:4]),
+    environment=os.environ, log_path=log_path, cwd=folder,
+)
+while not log_path.read_text().endswith("\\n"):
+    time.sleep(0.01)
+time.sleep(float(sys.argv[4]))
+{KILLED}
+"""
+
+
+@pytest.mark.parametrize("moment_ms", range(100, 130, 5))
+@pytest.mark.parametrize("hears", ["hears", "deaf"])
+def test_no_semaphore_is_left_of_a_server_that_makes_them_all_the_time(
+    tmp_path: Path, hears: str, moment_ms: int
+) -> None:
+    """Whether specreg ends it or is killed itself."""
+    names = []
+    for ends in ("stopped", "killed"):
+        name = f"specreg-test-{uuid.uuid4().hex[:8]}"
+        names.append(name)
+        if ends == "stopped":
+            process = start(tmp_path, MAKING, name, hears)
+            server = await_pid(tmp_path / "log")
+            time.sleep(moment_ms / 1000)
+            stop_process(process, grace_s=0.3)
+        else:
+            arguments = (str(tmp_path), name, hears, str(moment_ms / 1000))
+            command = (sys.executable, "-c", MAKING_RUN, *arguments)
+            subprocess.run(command, check=False, cwd=builders.ROOT)
+            server = await_pid(tmp_path / "log")
+        with at_most(10):
+            while lives(server):
+                time.sleep(0.01)
+    with at_most(5):
+        while any(name in file for name in names for file in shared_files()):
+            time.sleep(0.05)

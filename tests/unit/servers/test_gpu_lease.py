@@ -103,7 +103,9 @@ class Machine:
             for order in orders:
                 assert run.do(order).endswith("locked")
             yield run
-            process.popen.communicate()  # ends by itself once it has no orders
+            assert process.popen.stdin is not None
+            process.popen.stdin.close()
+            process.popen.wait()  # ends by itself once it has no orders
 
 
 @pytest.fixture
