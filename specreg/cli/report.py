@@ -25,8 +25,6 @@ from specreg.report.document import (
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
 from specreg.report.trend import FILE_NAME as TREND_FILE
 from specreg.report.trend import MachineHistory, load_histories, render_trend
-from specreg.report.vocabulary import declare_report_vocabulary
-from specreg.suite.options import FLAGS
 
 _MAX_RUNS = 2
 _USUAL_FORMS = " and ".join(ALWAYS)
@@ -91,7 +89,6 @@ def _write_run(names: Sequence[str], to: list[str] | None, folder: Path | None, 
         paths.append(run_folder / LEDGER)
     with naming(*paths):
         first = load_report(run_folders[0] / FILE_NAME)
-        declare_report_vocabulary(first, *FLAGS)
         document = first
         target = folder or run_folder
         if len(names) == _MAX_RUNS:

@@ -31,7 +31,6 @@ from specreg.report.document import (
 )
 from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
-from specreg.report.vocabulary import render_unhidden
 from specreg.stats.intervals import LEVEL
 
 _HEADLINES = {
@@ -264,9 +263,6 @@ def _remarks(gate: Gate) -> Iterator[str]:
         f" and each launch was kept under load for at least {options.least_s:g} s"
     )
     yield _looks_remark(rules)
-    unhidden = render_unhidden()
-    if unhidden:
-        yield unhidden
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     for pair in gate.pairs:

@@ -52,7 +52,6 @@ from specreg.matrix.prompts import check_contexts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.ledger import LEDGER, ArmLaunch, FailedLaunch, Key, Ledger, MeasuredLaunch
 from specreg.measurement.measure import Plan, measure, workload_of
-from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.installer import packages_sha256
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import Origin, Provision, parse_origin, provision_side
@@ -427,7 +426,6 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     origins = (parse_origin(options.a), parse_origin(options.b))
     overrides_of_a = [parse_override(text) for text in options.a_overrides]
     overrides_of_b = [parse_override(text) for text in options.b_overrides]
-    declare_vocabulary(tier.cases, tier.name, folder.name)
 
     # Choose the pairs that are compared.
     cases = _chosen_cases(options, tier, origins)

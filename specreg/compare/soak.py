@@ -28,7 +28,6 @@ from specreg.measurement.measure import Plan, Workload, batch_size_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
 from specreg.report.remarks import workload_remarks
 from specreg.report.terminal import render_verdicts
-from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import parse_origin, provision_side
 from specreg.servers.server import StartedServer
@@ -480,7 +479,6 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
             reason = f"case '{options.case}': {unmet[options.case]}"
         raise UnsupportedError(f"tier '{tier.name}': {reason}; choose another case")
     case = fitting[0]
-    declare_vocabulary([case], tier.name, path.parent.name)
     return Soak(options=options, tier=tier, case=case, ledger=Ledger(path))
 
 

@@ -17,11 +17,21 @@ import functools
 import re
 from collections.abc import Iterable
 
-from specreg.core.redaction import STYLING, hide
+from specreg.core.redaction import hide
 
 _REPLACEMENT = "\ufffd"
 _OWN_STYLE = re.compile(r"\x1b\[(?:0|1|2|3[1-7])?(?:;(?:0|1|2|3[1-7]))*m")
 """The styles in which our own tables are printed: bold, dim and colours of the foreground."""
+_STYLING = re.compile(
+    # The control sequences of ECMA-48, its control strings, such as the title of a window, and
+    # escapes of two or three characters: `tput sgr0` writes one. A sequence may begin with a single
+    # control character of 8 bits, which is a surrogate if it wasn't encoded as UTF-8.
+    r"(?:\x1b\[|[\x9b\udc9b])[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f\udc90\udc98\udc9d-\udc9f])"
+    r"[^\x07\x1b\x90\x98\x9c-\x9f\udc90\udc98\udc9c-\udc9f]*(?:\x07|\x1b\\|[\x9c\udc9c])"
+    r"|\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ`-~])"
+)
+"""The sequences that style a text on a terminal."""
 _UNUSUAL = re.compile(r"[^\t\n\x20-\x7e]")
 _CI_COMMAND = re.compile(r"(?<!\S):{2,}")
 _AZURE_COMMAND = re.compile(r"##(?=\w*\[)")
@@ -51,7 +61,7 @@ def readable_block(
     text = text.replace("\r\n", "\n")
     # A style begins with an escape character, or with a control character that isn't ASCII.
     if "\x1b" in text or not text.isascii():
-        text = STYLING.sub("", text)
+        text = _STYLING.sub("", text)
     text = hide(text, secrets)
     text = _UNUSUAL.sub(_printable, text)
     text = without_ci_commands(text)

@@ -2,9 +2,9 @@
 
 A secret is the value of an environment variable or an option whose name says so (`HF_TOKEN`,
 `--api-key`), a password in a URL, a parameter of a URL with such a name, or what follows
-`Authorization:`, `X-Api-Key:` or `Bearer`. A value that is shorter than 8 characters, or that is a
-word which specreg itself writes, can't be hidden wherever it occurs, because every text would have
-holes. `unhidden` names the variables and options with such values.
+`Authorization:`, `X-Api-Key:` or `Bearer`. It is hidden as it is, as JSON and URLs write it, and as
+Basic authorization encodes it with its user. A value that is shorter than 8 characters isn't
+hidden wherever it occurs, because every text would have holes.
 
 This module needs only the standard library, because the supervisor, which writes the logs, has
 nothing else.
@@ -12,13 +12,11 @@ nothing else.
 
 import base64
 import functools
-import html
 import json
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 from urllib.parse import quote, quote_plus, unquote
 
 HIDDEN = "HIDDEN"
@@ -59,18 +57,6 @@ _ABOUT_A_SECRET = frozenset(
     }
 )
 """Last parts of the names of variables that hold something about a secret: HF_TOKEN_PATH."""
-STYLING = re.compile(
-    # The control sequences of ECMA-48, its control strings, such as the title of a window, and
-    # escapes of two or three characters: `tput sgr0` writes one. A sequence may begin with a single
-    # control character of 8 bits, which is a surrogate if it wasn't encoded as UTF-8.
-    r"(?:\x1b\[|[\x9b\udc9b])[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f\udc90\udc98\udc9d-\udc9f])"
-    r"[^\x07\x1b\x90\x98\x9c-\x9f\udc90\udc98\udc9c-\udc9f]*(?:\x07|\x1b\\|[\x9c\udc9c])"
-    r"|\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ`-~])"
-)
-"""The sequences that style a text on a terminal. One may be in the middle of a secret."""
-_STYLE_START = re.compile(r"[\x1b\x90\x98\x9b\x9d-\x9f\udc90\udc98\udc9b\udc9d-\udc9f]")
-"""The characters with which such a sequence begins."""
 _SAFE_IN_URLS = ("", "/", "!'()*", "/?:@!$'()*,", "!$&'()*+,;=:@/?")
 """The characters that programs leave as they are in a URL: Python, JavaScript, aiohttp, httpx."""
 _RUNNING_TEST = "PYTEST_CURRENT_TEST"
@@ -111,19 +97,8 @@ _BEARER = re.compile(
 )
 
 
-class NamedValue(NamedTuple):
-    """A secret value, with the name of its variable, option or parameter, or with what it is."""
-
-    name: str
-    value: str
-
-
-_LEARNT: set[NamedValue] = set()
-_WORDS: list[str] = [""]
-"""All words that were declared, a line each, in one text that is searched at once.
-
-The list has only this text, which `declare_words` replaces.
-"""
+_LEARNT: set[str] = set()
+"""The secrets of other programs."""
 
 
 def hide_secrets_of(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
@@ -131,13 +106,7 @@ def hide_secrets_of(environment: Mapping[str, str], arguments: Sequence[str] = (
 
     The secrets in the variables of this process are always hidden, without a call.
     """
-    _LEARNT.update(_named_values(environment, arguments))
-
-
-def declare_words(words: Iterable[str]) -> None:
-    """Never hide these words or parts of them. They are names, as of fields, metrics and cases."""
-    known = set(_WORDS[0].split("\n"))
-    _WORDS[0] = "\n".join(sorted(known.union(words)))
+    _LEARNT.update(_secrets_in(environment, arguments))
 
 
 def known_secrets() -> tuple[str, ...]:
@@ -147,17 +116,7 @@ def known_secrets() -> tuple[str, ...]:
     """
     # With a variable that changes in each test, the forms would be sought anew each time.
     variables = tuple(item for item in os.environ.items() if item[0] != _RUNNING_TEST)
-    return _known(variables, frozenset(_LEARNT), _WORDS[0])
-
-
-def unhidden() -> tuple[str, ...]:
-    """Return each variable and option whose secret value can't be hidden, with the reason."""
-    descriptions = set()
-    for value in _named_values(os.environ, ()) | _LEARNT:
-        reason = _why_unhidden(value.value)
-        if reason:
-            descriptions.add(f"{value.name} ({reason})")
-    return tuple(sorted(descriptions))
+    return _known(variables, frozenset(_LEARNT))
 
 
 def hide(text: str, secrets: Iterable[str] | None = None) -> str:
@@ -172,23 +131,6 @@ def hide(text: str, secrets: Iterable[str] | None = None) -> str:
     """
     if secrets is None:
         secrets = known_secrets()
-    text = _hide_unstyled(text, secrets)
-    # A style in the middle of a secret would hide the secret from the search above. In an ASCII
-    # text a style begins with ESC, and looking for ESC is much faster than the expression.
-    is_styled = "\x1b" in text if text.isascii() else _STYLE_START.search(text) is not None
-    if is_styled:
-        lines = text.split("\n")
-        text = "\n".join(_hide_styled(line, secrets) for line in lines)
-    return text
-
-
-def hide_bytes(content: bytes, hide: Callable[[str], str] = hide) -> bytes:
-    """Return bytes without secrets, as `hide` returns a text. Bytes that aren't UTF-8 are kept."""
-    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-
-
-def _hide_unstyled(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without its secrets, except those that a style divides."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     # Looking for a word first is a hundred times faster than the expression.
@@ -203,14 +145,9 @@ def _hide_unstyled(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-def _hide_styled(line: str, secrets: Iterable[str]) -> str:
-    """Return a line without its secrets. It loses its styles if one of them divides a secret."""
-    hidden = _hide_unstyled(line, secrets)
-    without_styles = _hide_unstyled(STYLING.sub("", line), secrets)
-    # The texts differ if a secret was found only after the styles were removed.
-    if STYLING.sub("", hidden) == without_styles:
-        return hidden
-    return without_styles
+def hide_bytes(content: bytes, hide: Callable[[str], str] = hide) -> bytes:
+    """Return bytes without secrets, as `hide` returns a text. Bytes that aren't UTF-8 are kept."""
+    return hide(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def _without_parameter(match: re.Match[str]) -> str:
@@ -240,35 +177,31 @@ def says_secret(name: str) -> bool:
     return any(_SAYS_SECRET.fullmatch(part) for part in parts if part not in _ORDINARY_PARTS)
 
 
-def _named_values(
-    environment: Mapping[str, str], arguments: Sequence[str] = ()
-) -> frozenset[NamedValue]:
+def _secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -> set[str]:
     """Return all values that a name or a URL marks as secret, including short ones."""
     # Variables whose names say so.
-    assigned = {
-        NamedValue(name, value) for name, value in environment.items() if is_secret(name, value)
-    }
+    secrets = {value for name, value in environment.items() if is_secret(name, value)}
     # Arguments after a flag whose name says so: `--api-key VALUE`.
     flag = ""
     for argument in arguments:
         if argument.startswith("--"):
             flag = "" if "=" in argument else argument
         elif flag and is_secret(flag, argument):
-            assigned.add(NamedValue(flag, argument))
+            secrets.add(argument)
     # The address of a proxy may have a password without being a whole URL.
     for name, value in environment.items():
         if name.upper().endswith("_PROXY") and "://" not in value:
-            assigned.update(_marked_in(f"http://{value}"))
+            secrets.update(_marked_in(f"http://{value}"))
     # Secrets that are marked inside a value or an argument, such as the password in a URL.
     values = (value for name, value in environment.items() if name != _RUNNING_TEST)
     for text in (*values, *arguments):
-        assigned.update(_marked_in(text))
-        assigned.update(_assigned_in(text))
+        secrets.update(_marked_in(text))
+        secrets.update(_assigned_in(text))
         # A value may be a command line, as in PYTEST_ADDOPTS or in `command` of a tier.
         words = _words_of(text)
         if len(words) > 1 and "--" in text:
-            assigned.update(_named_values({}, words))
-    return frozenset(assigned)
+            secrets.update(_secrets_in({}, words))
+    return secrets
 
 
 def _words_of(text: str) -> Sequence[str]:
@@ -279,24 +212,32 @@ def _words_of(text: str) -> Sequence[str]:
         return text.split()
 
 
-def _marked_in(text: str) -> Iterator[NamedValue]:
+def _marked_in(text: str) -> Iterator[str]:
     """Yield the passwords and parameters in a text's URLs, and its bearer tokens."""
     if "://" in text:
         for match in _PASSWORD.finditer(text):
-            password = match[0].removeprefix(match[1] or match[2])
+            before = match[1] or match[2]
+            password = match[0].removeprefix(before)
             # A shorter password is hidden in its URL only.
             if len(password) >= _LEAST_CHARACTERS:
-                yield NamedValue("the password of a URL", password)
-                yield NamedValue("the password of a URL", unquote(password))
+                yield password
+                yield unquote(password)
+            user = before.removeprefix("://")
+            yield _basic(unquote(user + password))
     for _, name, value in _PARAMETER.findall(text):
         if is_secret(name, value) and not _SETTING.fullmatch(value):
-            yield NamedValue(name, value)
-            yield NamedValue(name, unquote(value))
+            yield value
+            yield unquote(value)
     for match in _BEARER.finditer(text):
-        yield NamedValue("a bearer token", match[2])
+        yield match[2]
 
 
-def _assigned_in(text: str) -> Iterator[NamedValue]:
+def _basic(credentials: str) -> str:
+    """Return `user:password` as Basic authorization encodes it."""
+    return base64.b64encode(credentials.encode(errors="surrogateescape")).decode()
+
+
+def _assigned_in(text: str) -> Iterator[str]:
     """Yield the secrets that a text assigns to a name: `token=…`, `"token": "…"`."""
     for match in _ASSIGNED.finditer(text):
         name, double_quoted, single_quoted, bare = match.groups()
@@ -304,9 +245,9 @@ def _assigned_in(text: str) -> Iterator[NamedValue]:
         # In `Authorization: Bearer TOKEN` the word before the token isn't secret.
         value = _SCHEME.sub("", unquote(value), count=1)
         # The value may be written as in JSON, with escapes that the secret itself lacks.
-        for secret in dict.fromkeys((value, _decoded(value))):
+        for secret in (value, _decoded(value)):
             if is_secret(name, secret):
-                yield NamedValue(name, secret)
+                yield secret
 
 
 def _decoded(text: str) -> str:
@@ -328,40 +269,23 @@ def is_secret(name: str, value: str) -> bool:
     is_count = "TOKENS" in name.upper() and _NUMBER.fullmatch(value) is not None
     # `eos_token=<|end|>`
     is_special_token = value.startswith("<") and value.endswith(">")
-    # Only the password in a URL is secret, and that is found by the URL.
-    is_url = "://" in value
     # A file with a secret may have any name, as in `SSH_KEY=/root/.ssh/id`.
     is_path = "/" in value and "\0" not in value and os.access(value, os.F_OK)
-    return not (is_count or is_special_token or is_url or is_path)
-
-
-def _why_unhidden(value: str) -> str:
-    """Return why a secret isn't hidden wherever it occurs; empty if it is hidden."""
-    if len(value) < _LEAST_CHARACTERS:
-        return f"shorter than {_LEAST_CHARACTERS} characters"
-    if "\n" not in value and value in _WORDS[0]:
-        return "a word that specreg itself writes"
-    return ""
+    return not (is_count or is_special_token or is_path)
 
 
 @functools.lru_cache(maxsize=2)
-def _known(
-    variables: tuple[tuple[str, str], ...], learnt: frozenset[NamedValue], words: str
-) -> tuple[str, ...]:
+def _known(variables: tuple[tuple[str, str], ...], learnt: frozenset[str]) -> tuple[str, ...]:
     """Return all forms of all secrets.
 
     Args:
         variables: The variables of this process.
         learnt: The secrets of other programs.
-        words: The words that are never hidden. `_why_unhidden` reads them from `_WORDS`, but the
-            result depends on them, so they belong to the key of the cache.
     """
-    del words
-    named = _named_values(dict(variables)) | learnt
     forms = set[str]()
-    for value in {secret.value for secret in named}:
-        for text in {value, *_parts_of(value)}:
-            if not _why_unhidden(text):
+    for secret in _secrets_in(dict(variables)) | learnt:
+        for text in (secret, *_parts_of(secret)):
+            if len(text) >= _LEAST_CHARACTERS:
                 forms.update(_forms_of(text))
     return tuple(sorted(forms, key=len, reverse=True))
 
@@ -379,53 +303,10 @@ def _parts_of(value: str) -> Iterator[str]:
 
 
 def _forms_of(secret: str) -> Iterator[str]:
-    """Yield a secret in each form in which programs write it."""
-    for written in {secret, shlex.quote(secret).strip("'"), *_quoted(secret)}:
-        yield written
-        # A secret may be quoted twice: in JSON in a log of JSON, or in the repr of a command.
-        yield from _quoted(written)
-    # In a URL, where some programs write the escapes in lower case.
-    for encode in (quote, quote_plus):
-        for safe in _SAFE_IN_URLS:
-            encoded = encode(secret, safe=safe, errors="surrogateescape")
-            yield encoded
-            yield re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), encoded)
-    content = secret.encode(errors="surrogateescape")
-    yield content.hex()
-    yield content.hex().upper()
-    for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
-        yield alphabet(content).decode()
-        yield from _inside_base64(content, alphabet)
-
-
-def _quoted(text: str) -> Iterator[str]:
-    """Yield the forms that a text has between quotes in HTML, Python and JSON."""
-    yield html.escape(text)
-    yield html.escape(text, quote=False)
-    yield repr(text)[1:-1]
-    yield ascii(text)[1:-1]
-    yield repr(text.encode(errors="surrogateescape"))[2:-1]
+    """Yield a secret as it is, and as JSON and URLs write it."""
+    yield secret
     for is_ascii in (True, False):
-        quoted = json.dumps(text, ensure_ascii=is_ascii)[1:-1]
-        yield quoted
-        yield quoted.replace("/", r"\/")
-        yield re.sub("[<>&]", _go_escape, quoted)
-
-
-def _go_escape(match: re.Match[str]) -> str:
-    """Return a character as Go escapes it in JSON, in case somebody puts the JSON into HTML."""
-    return f"\\u{ord(match[0]):04x}"
-
-
-def _inside_base64(content: bytes, alphabet: Callable[[bytes], bytes]) -> Iterator[str]:
-    """Yield three texts, one of which is in the base64 of any longer text with the content.
-
-    The longer text may be `user:password`. Base64 writes three bytes as four characters, so the
-    content has one form for each number of bytes, modulo 3, before it. The characters that also
-    depend on the neighbouring bytes are left out.
-    """
-    for before_bytes in range(3):
-        encoded = alphabet(bytes(before_bytes) + content).decode()
-        first = -(-8 * before_bytes // 6)
-        end = 8 * (before_bytes + len(content)) // 6
-        yield encoded[first:end]
+        yield json.dumps(secret, ensure_ascii=is_ascii)[1:-1]
+    for safe in _SAFE_IN_URLS:
+        yield quote(secret, safe=safe, errors="surrogateescape")
+        yield quote_plus(secret, safe=safe, errors="surrogateescape")

@@ -137,21 +137,6 @@ def _check_plain(value: object, subject: str) -> None:
         raise msgspec.ValidationError(f"{subject} is {value!a}, which is no plain text")
 
 
-def words_in(*kinds: Any) -> frozenset[str]:  # noqa: ANN401 - whatever msgspec can encode
-    """Return the words that types give to their encoded values.
-
-    They are the names of fields, and the values of enumerations and literals.
-
-    Args:
-        kinds: The types, which msgspec can encode.
-    """
-    words = set[str]()
-    for kind in kinds:
-        for info in _types_in(msgspec.inspect.type_info(kind)):
-            words.update(_words_of(info))
-    return frozenset(words)
-
-
 def with_texts(content: _ContentT, change: Callable[[str], str]) -> _ContentT:
     """Return a value with each text in it changed, except for names and keys.
 
@@ -297,15 +282,3 @@ def _parts_of(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
         yield info.item_type
     elif isinstance(info, msgspec.inspect.Metadata):
         yield info.type
-
-
-def _words_of(info: msgspec.inspect.Type) -> Iterator[str]:
-    """Yield the words that a type itself gives to encoded values, without those of its parts."""
-    if isinstance(info, _TYPES_WITH_FIELDS):
-        yield from (field.encode_name for field in info.fields)
-    if isinstance(info, msgspec.inspect.StructType) and isinstance(info.tag, str):
-        yield info.tag
-    if isinstance(info, msgspec.inspect.EnumType):
-        yield from (str(member.value) for member in info.cls)
-    if isinstance(info, msgspec.inspect.LiteralType):
-        yield from map(str, info.values)

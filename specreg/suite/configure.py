@@ -15,13 +15,11 @@ from specreg.matrix.tier import load_tier
 from specreg.measurement.ledger import last_run
 from specreg.measurement.metrics import check_allowed
 from specreg.report.progress import Progress
-from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.attach import check_attached, without_controls
 from specreg.servers.provision import why_no_program
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.machine import check_usable, gpus_of, remarks_on, render_count
 from specreg.suite.options import (
-    FLAGS,
     MAX_GPU_MEMORY_GIB,
     MAX_LAUNCHES_ASKED,
     MAX_PROMPTS_ASKED,
@@ -166,12 +164,8 @@ def open_context(
     clock = RunClock.start()
     if worker_folder is None:
         run_folder = _run_folder(root / options.runs, options, clock)
-        whole_run_folder = run_folder
     else:
         run_folder = worker_folder
-        whole_run_folder = worker_folder.parents[1]
-    # These names are never hidden, even if a secret has the same characters.
-    declare_vocabulary(tier.cases, tier.name, environment.name, whole_run_folder.name, *FLAGS)
 
     provision = provision_of(
         options, on_gpu=tier.needs_gpus > 0, show=progress.show, tell=progress.tell

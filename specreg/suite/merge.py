@@ -24,13 +24,12 @@ from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.ledger import LEDGER, Ledger
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
-from specreg.report.vocabulary import declare_vocabulary
 from specreg.servers.launch import LazyServer, Poll
 from specreg.suite.configure import load_cases
 from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
 from specreg.suite.group_judge import GroupJudge
 from specreg.suite.merged_cases import MergedCases
-from specreg.suite.options import FLAGS, Options
+from specreg.suite.options import Options
 from specreg.suite.plan import COPIED, RunPlan, matrix_sha256
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.result import Run
@@ -279,7 +278,6 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
         _check_names(shard, tier)
     # Prepare the folder.
     _empty(into)
-    declare_vocabulary(tier.cases, tier.name, plan.environment.name, plan.run, into.name, *FLAGS)
     began_at = min(shard.plan.began_at for shard in shards)
     return RunContext(
         name=re.sub(r"-\d+of\d+$", "", plan.run),

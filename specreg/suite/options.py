@@ -200,11 +200,6 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
     return field.metadata["flag"] or f"--specreg-{field.name.replace('_', '-')}"
 
 
-FLAGS = tuple(flag_of(field) for field in dataclasses.fields(Options))
-"""All flags. They appear in the commands that specreg prints, so they are never hidden as
-secrets."""
-
-
 def options_typed(arguments: Sequence[str]) -> Options:
     """Return specreg's options among the arguments of pytest, and ignore all other arguments.
 

@@ -14,7 +14,6 @@ from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import last_launches
 from specreg.report.remarks import workload_remarks
-from specreg.report.vocabulary import render_unhidden
 from specreg.suite.context import RunContext
 from specreg.suite.document import exact_baseline
 from specreg.suite.result import RunResult
@@ -27,9 +26,6 @@ def remarks_of(result: RunResult) -> Iterator[str]:
     A run that records baselines yields only the remarks that need no baseline.
     """
     yield from result.retried
-    not_hidden = render_unhidden()
-    if not_hidden:
-        yield not_hidden
     yield from _estimate(result)
     yield from _refused_sampling(result)
     for figures in last_launches(result.figures):

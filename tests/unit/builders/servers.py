@@ -40,9 +40,10 @@ def server(
     """A server that answers at `base_url`; its process has ended."""
     process = subprocess.Popen(command)
     process.wait()
-    status_read_fd, status_write_fd = os.pipe()
-    os.write(status_write_fd, b"%d" % process.returncode)
-    os.close(status_write_fd)
+    with io.FileIO(os.devnull) as status:
+        program = Program(
+            args=command, pid=process.pid, status=status, returncode=process.returncode
+        )
     return StartedServer(
         spec=SPEC,
         engine=engine_named("vllm"),
@@ -52,7 +53,7 @@ def server(
         draft="some/draft",
         engine_version="99.0+scripted",
         process=SupervisedProcess(
-            popen=Program(args=command, pid=process.pid, status=io.FileIO(status_read_fd)),
+            popen=program,
             supervisor=process,
             orders=io.BytesIO(),
             log_path=log_path,

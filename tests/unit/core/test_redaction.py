@@ -1,27 +1,17 @@
 """A secret is hidden wherever it stands and however it is written; all else stays as it is."""
 
 import base64
-import binascii
 import dataclasses
-import html
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import pytest
 
 from specreg.core.errors import SpecregError
-from specreg.core.redaction import (
-    HIDDEN,
-    declare_words,
-    hide,
-    hide_bytes,
-    hide_secrets_of,
-    known_secrets,
-    unhidden,
-)
+from specreg.core.redaction import HIDDEN, hide, hide_bytes, hide_secrets_of, known_secrets
 from tests.unit import builders
 
 ODD = "päss\"w<o>rd/&'7\\x"
@@ -173,22 +163,15 @@ def test_secrets_stand_in_options_and_urls(arguments: tuple[str, ...], secrets: 
     assert_hides(secrets, {}, arguments)
 
 
-def json_in(outer: Callable[[str], str]) -> Callable[[str], str]:
-    """Writes a text as JSON, and that once more."""
-    return lambda text: outer(json.dumps(text)[1:-1])
-
-
-def of_go(text: str) -> str:
-    """Writes a text as Go does in JSON, so that it is no HTML."""
-    return json.dumps(text).replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+def unescaped(text: str) -> str:
+    """JSON that isn't ASCII, as most languages but Python write it."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 WAYS = [
-    *(str, json.dumps, html.escape, repr, partial(quote, safe="")),
-    *(ascii, of_go, lambda text: repr(text.encode())[1:], partial(html.escape, quote=False)),
-    *(lambda text: json.dumps(text).replace("/", r"\/"), partial(quote, safe="!'()*")),
-    partial(quote, safe="!$&'()*+,;=:@/?"),
-    *(json_in(json.dumps), json_in(repr), json_in(html.escape)),
+    *(str, json.dumps, unescaped, partial(quote, safe=""), quote_plus),
+    # JavaScript, httpx and aiohttp leave these.
+    *(partial(quote, safe="!'()*"), partial(quote, safe="!$&'()*+,;=:@/?")),
 ]
 
 
@@ -203,60 +186,25 @@ def test_a_known_secret_is_hidden_however_it_is_written(
     assert hide_bytes(text.encode()).decode().strip("\"'") == hidden
 
 
-@pytest.mark.parametrize("before", ["", "a", "ab", "user:", "a long text before "])
-@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, binascii.hexlify])
-def test_a_known_secret_is_hidden_inside_what_encodes_it(
-    monkeypatch: pytest.MonkeyPatch, before: str, encode: Callable[[bytes], bytes]
-) -> None:
-    planted = "planted>>>???secret"
-    monkeypatch.setenv("PLANTED_PASSWORD", planted)
-    text = encode(f"{before}{planted} and more".encode()).decode()
-    shown = hide(text)
-    assert HIDDEN in shown
-    # What is left of it are its neighbours' own bytes, and the bits that it shares with them.
-    after = encode(before.encode()), encode(b" and more")
-    assert len(shown) <= len(HIDDEN) + sum(map(len, after)) + 6
+def test_the_basic_authorization_of_a_url_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASKED", "http://ada:pla%40nted@host/x")
+    encoded = base64.b64encode(b"ada:pla@nted").decode()
+    assert hide(f"sent {encoded} to it") == f"sent {HIDDEN} to it"
 
 
-@pytest.mark.parametrize("value", ["short", "1", "true", "null", "x", "acceptance", "ategor"])
-def test_a_short_value_and_a_word_of_our_own_are_named_and_stay(
-    monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
-    declare_words(["acceptance_length", "category"])
-    monkeypatch.setenv("CACHE_KEY", value)
-    text = f'{{"acceptance": 1, "category": true, "x": null, "{value}": "{value}"}}'
-    assert hide(text) == text
-    (named,) = [name for name in unhidden() if name.startswith("CACHE_KEY ")]
-    short = "CACHE_KEY (shorter than 8 characters)"
-    assert named == ("CACHE_KEY (a word that specreg itself writes)" if len(value) > 7 else short)
+def test_a_value_that_is_short_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHE_KEY", "seven77")
+    monkeypatch.setenv("OTHER_KEY", "eight888")
+    assert hide("seven77, eight888") == f"seven77, {HIDDEN}"
 
 
-EIGHT_BIT = ("\x9b31m", "\x9d0;title\x9c", "\x90x\x9c", "\x9eprivate\x07")
-"""Styles that begin with a control character of 8 bits, which terminals obey too."""
-
-
-@pytest.mark.parametrize("style", EIGHT_BIT)
-def test_a_style_of_8_bits_in_a_log_does_not_show_a_secret(
-    monkeypatch: pytest.MonkeyPatch, style: str
-) -> None:
-    monkeypatch.setenv("PLANTED_KEY", "planted-secret")
-    line = f"before {style}plan{style}ted-secret{style} after"
-    for encoding in ("utf-8", "latin-1"):
-        assert hide_bytes(line.encode(encoding)) == f"before {HIDDEN} after".encode()
-
-
-@pytest.mark.parametrize("style", ["\x1b[31m", "\x1b]0;title\x07", "\x1b(B", "\x1b7", *EIGHT_BIT])
-def test_a_style_in_the_middle_of_a_secret_does_not_show_it(
-    monkeypatch: pytest.MonkeyPatch, style: str
-) -> None:
-    monkeypatch.setenv("PLANTED_KEY", "planted-secret")
-    colored = f"{style}a line of its own"
-    text = f"{colored}\nbefore {style}plan{style}ted-secret{style} after"
-    assert hide(text) == f"{colored}\nbefore {HIDDEN} after"
-    text = f"{style}http://{style}someone:{style}short@host"
-    assert hide(text) == f"{style}http://{style}someone:{HIDDEN}@host"
-    text = f"{colored} planted-secret"
-    assert hide(text) == f"{colored} {HIDDEN}"
+def test_the_name_of_a_variable_decides_and_not_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A webhook's URL is as good as a password, and looks like any other."""
+    webhook = "https://hooks.example.org/services/T0/B0/planted"
+    monkeypatch.setenv("CHAT_WEBHOOK", webhook)
+    assert hide(f"POST {webhook}") == f"POST {webhook}"
+    monkeypatch.setenv("CHAT_WEBHOOK_SECRET", webhook)
+    assert hide(f"POST {webhook}") == f"POST {HIDDEN}"
 
 
 def test_a_secret_of_several_lines_is_hidden_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
