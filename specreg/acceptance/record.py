@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from specreg.core.readable import Label
+
 _CountT = TypeVar("_CountT")
 _KeyT = TypeVar("_KeyT")
 _RequestKey = tuple[str | tuple[str, ...], int]
@@ -251,8 +253,8 @@ class PromptAcceptance:
         turn: which turn of the conversation it is, from 1.
     """
 
-    prompt_id: str
-    category: str
+    prompt_id: Label
+    category: Label
     counts: StepCounts
     completion_tokens: int
     turn: int = 1

@@ -13,9 +13,11 @@ replaced:
 What is left is legal in XML too.
 """
 
-import functools
 import re
 from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
 
 from specreg.core.redaction import hide
 
@@ -32,6 +34,17 @@ _STYLING = re.compile(
     r"|\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ`-~])"
 )
 """The sequences that style a text on a terminal."""
+_PLAIN_PATTERN = (
+    # No command of a CI system.
+    r"^(?!.*(?:(?<!\S)::|##\w*\[))"
+    # No control characters, no spaces but the usual one, and nothing that is invisible, turns the
+    # direction of writing, is half a surrogate pair, or has no character.
+    r"[^\x00-\x1f\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u1680\u180e\u2000-\u200f"
+    r"\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff0-\uffff]*$(?!\n)"
+)
+"""A text of one line that can be shown as it is. `$` alone would accept a newline at the end."""
+Label = Annotated[str, msgspec.Meta(pattern=_PLAIN_PATTERN)]
+"""A name in a document that may come from another machine. Names are shown as they are."""
 _UNUSUAL = re.compile(r"[^\t\n\x20-\x7e]")
 _CI_COMMAND = re.compile(r"(?<!\S):{2,}")
 _AZURE_COMMAND = re.compile(r"##(?=\w*\[)")
@@ -80,11 +93,9 @@ def without_ci_commands(text: str) -> str:
     return _AZURE_COMMAND.sub("# #", text)
 
 
-# A ledger has the same names a million times.
-@functools.lru_cache(maxsize=4096)
 def is_plain(text: str) -> bool:
     """Return whether a text is one line that can be shown as it is."""
-    return "\n" not in text and "\t" not in text and readable_block(text, secrets=()) == text
+    return re.search(_PLAIN_PATTERN, text) is not None
 
 
 def readable_line(text: str, most_characters: int | None = None) -> str:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from specreg.core.readable import Label
+
 
 @dataclass(frozen=True, slots=True)
 class Invalidity:
@@ -12,7 +14,7 @@ class Invalidity:
         text: what is wrong and what to do.
     """
 
-    code: str
+    code: Label
     text: str
 
     def __str__(self) -> str:
@@ -30,7 +32,7 @@ class Reason:
         remedy: what to do about it; empty if there is nothing to do.
     """
 
-    code: str = ""
+    code: Label = ""
     text: str
     remedy: str = ""
 

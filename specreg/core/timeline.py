@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.core.readable import Label
+
 _NS_PER_S = 10**9
 
 
@@ -55,8 +57,8 @@ class PairTime(msgspec.Struct, frozen=True, kw_only=True):
         phases_s: The time of each phase, in seconds.
     """
 
-    pair: str
-    phases_s: dict[str, float]
+    pair: Label
+    phases_s: dict[Label, float]
 
     @property
     def total_s(self) -> float:

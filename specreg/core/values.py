@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from specreg.core.readable import is_plain, readable_block
+from specreg.core.readable import readable_block
 from specreg.core.redaction import hide, known_secrets
 
 _ContentT = TypeVar("_ContentT")
@@ -40,10 +40,8 @@ NAMING_FIELDS = frozenset(
         "dataset",
         "digest",
         "draft",
-        "dtype",
         "engine",
         "environment",
-        "history_reply",
         "kind",
         "look",
         "method",
@@ -56,31 +54,17 @@ NAMING_FIELDS = frozenset(
         "prompt_id",
         "run",
         "shards",
-        "shown",
-        "subject",
         "target",
         "tier",
         "tier_cases",
         "tolerances",
-        # Versions of specreg and of Python, and times.
-        "began_at",
-        "commit",
-        "ended_at",
-        "python_version",
-        "recorded_on",
-        "specreg_version",
         # Names of a machine and its devices, which lead to its baselines.
-        "bus_id",
         "cpu",
         "gpus",
         "host",
         "id",
         "instruction_set",
         "name",
-        "sensor",
-        "throttled",
-        # Why an answer ended, which is one of a few words of the server.
-        "finish_reason",
     }
 )
 """The fields that hold names. Files and their entries are found and compared by these names.
@@ -99,42 +83,6 @@ def readable_values(content: _ContentT) -> _ContentT:
     """Return a value whose texts people can read: without secrets and control characters."""
     secrets = known_secrets()
     return with_texts(content, lambda text: readable_block(text, secrets=secrets))
-
-
-def check_plain_names(document: object) -> None:
-    """Check that the names in a document of another machine can be printed as they are.
-
-    `readable_values` doesn't change names, so a name with control characters would reach the
-    terminal.
-
-    Args:
-        document: The decoded JSON, without types.
-
-    Raises:
-        msgspec.ValidationError: A key, or the value of a field that holds names, isn't plain text.
-    """
-    if isinstance(document, dict):
-        for key, value in document.items():
-            _check_plain(key, "a key")
-            if _is_for_names(key):
-                _check_plain(value, f"`{key}`")
-            check_plain_names(value)
-    elif isinstance(document, list):
-        for value in document:
-            check_plain_names(value)
-
-
-def _check_plain(value: object, subject: str) -> None:
-    """Check a name, or each name in a list. A value of another type isn't checked here.
-
-    Raises:
-        msgspec.ValidationError: A name isn't plain text.
-    """
-    if isinstance(value, list):
-        for part in value:
-            _check_plain(part, subject)
-    elif isinstance(value, str) and not is_plain(value):
-        raise msgspec.ValidationError(f"{subject} is {value!a}, which is no plain text")
 
 
 def with_texts(content: _ContentT, change: Callable[[str], str]) -> _ContentT:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from specreg.core.errors import check_name
+from specreg.core.readable import Label
 from specreg.core.redaction import hide_secrets_of
 from specreg.core.values import hide_values
 from specreg.datasets.prompts import AS_IS
@@ -214,12 +215,12 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
         num_prompts: how many prompts `--num-prompts` sets instead; null without it.
     """
 
-    engine: str
-    method: str
+    engine: Label
+    method: Label
     draft_tokens: int
-    target_sha256: str
-    target: str
-    prompts_sha256: str
+    target_sha256: Label
+    target: Label
+    prompts_sha256: Label
     limits: Limits = NO_LIMITS
     prompts: int | None = None
     num_prompts: int | None = None

@@ -11,6 +11,7 @@ import msgspec
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.acceptance.trace import Reply, RequestTrace
 from specreg.core.names import ReportedCase
+from specreg.core.readable import Label
 from specreg.core.reasons import Invalidity
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import METHODS
@@ -92,9 +93,9 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     view: View
     total: PartFigures
     category_acceptance_length_tokens: float | None
-    by_category: dict[str, PartFigures]
-    by_turn: dict[str, PartFigures]
-    by_part: dict[str, PartFigures] = {}
+    by_category: dict[Label, PartFigures]
+    by_turn: dict[Label, PartFigures]
+    by_part: dict[Label, PartFigures] = {}
     drafts_every_step: bool = True
     chunks_split_steps: bool = False
 
@@ -186,7 +187,7 @@ class ArmFigures(PaceFigures, frozen=True, kw_only=True):
     goodput_requests_per_s: float | None
     send_delay_ms: Summary | None
     client_lag_ms: Summary | None
-    by_category: dict[str, PaceFigures]
+    by_category: dict[Label, PaceFigures]
 
 
 class SpeedupFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +203,7 @@ class SpeedupFigures(msgspec.Struct, frozen=True, kw_only=True):
     throughput_ratio: float | None
     round_ratio: Summary | None
     tpot_ratio: float | None
-    tpot_ratio_by_category: dict[str, float | None]
+    tpot_ratio_by_category: dict[Label, float | None]
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,7 +228,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     launch: int
     engine_version: str
     invalid: dict[Family, Invalidity] | None
-    judged: dict[str, float]
+    judged: dict[Label, float]
     acceptance: AcceptanceFigures | None
     timing: ArmFigures | None
     control: ArmFigures | None

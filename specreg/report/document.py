@@ -29,11 +29,11 @@ from specreg.core.commands import portable_options, run_command, specreg_command
 from specreg.core.errors import ReportError
 from specreg.core.files import MIB, UNREADABLE, cause_of, replace_file
 from specreg.core.names import ReportedCase
-from specreg.core.readable import readable_block
+from specreg.core.readable import Label, readable_block
 from specreg.core.reasons import Reason
 from specreg.core.received import read_received, write_below
 from specreg.core.timeline import RunTime
-from specreg.core.values import check_plain_names, readable_values, with_texts
+from specreg.core.values import readable_values, with_texts
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.figures import Figures, SpeedupFigures
@@ -102,7 +102,7 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
         engine_versions: the engines of the side, each with the version that its server reported.
     """
 
-    name: str
+    name: Label
     text: str
     overrides: tuple[str, ...] = ()
     installed: str = ""
@@ -126,17 +126,17 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema_version: Literal[3] = SCHEMA_VERSION
-    run: str
-    tier: str
-    environment: str
+    run: Label
+    tier: Label
+    environment: Label
     attached: str = ""
     complete: bool
     exit_status: int
-    outcomes: dict[str, int]
+    outcomes: dict[Label, int]
     verdicts: tuple[Verdict, ...]
-    skipped: dict[str, str] = {}
+    skipped: dict[Label, str] = {}
     no_power: str = ""
-    slowed: dict[str, float] = {}
+    slowed: dict[Label, float] = {}
     load: ProcessorLoad | None = None
 
 
@@ -190,11 +190,11 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         facts: what the engine reported about the first recorded launch.
     """
 
-    environment: str
+    environment: Label
     recorded_on: str
     engine_version: str
     reason: str
-    values: dict[str, float]
+    values: dict[Label, float]
     marginal_frac: tuple[float, ...]
     driver_version: str = ""
     facts: LaunchFacts = NOTHING_KNOWN
@@ -221,12 +221,12 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     case_id: ReportedCase
-    engine: str
-    method: str
-    models: str
-    dataset: str
-    target: str
-    draft: str
+    engine: Label
+    method: Label
+    models: Label
+    dataset: Label
+    target: Label
+    draft: Label
     settings: CaseSettings | None
     figures: Figures | None
     expected: Expected | None
@@ -263,7 +263,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     machine: Environment
     origin: RunOrigin
     cases: tuple[CaseReport, ...]
-    tier_cases: tuple[str, ...]
+    tier_cases: tuple[Label, ...]
     remarks: tuple[str, ...] = ()
     ended_at: str = ""
     time: RunTime | None = None
@@ -388,10 +388,7 @@ def load_own_report(path: Path) -> Report:
     try:
         content = read_received(path.parent, path.name, _MAX_BYTES)
         report = msgspec.json.decode(content, type=Report)
-        # Decoding to `Report` drops unknown fields. The checks also cover what it dropped.
-        document = msgspec.json.decode(content)
-        check_numbers(document)
-        check_plain_names(document)
+        check_numbers(msgspec.to_builtins(report))
         if len(report.arms) not in _ARM_COUNTS:
             raise msgspec.ValidationError(f"`arms` has {len(report.arms)}, needed none or two")
     except (OSError, *UNREADABLE) as error:

@@ -10,6 +10,7 @@ import msgspec
 
 from specreg.baselines.record import commit_of
 from specreg.core.names import CaseId, Name
+from specreg.core.readable import Label
 from specreg.matrix.case import Tier
 from specreg.suite.context import RunContext
 from specreg.suite.machine import gpus_of
@@ -31,7 +32,7 @@ COPIED = ("logs", "power")
 PLAN_VERSION: Literal[1] = 1
 # A merge reads plans from other machines, so the lengths of texts and the numbers are bounded.
 _Text = Annotated[str, msgspec.Meta(max_length=20_000)]
-_Word = Annotated[str, msgspec.Meta(max_length=128)]
+_Word = Annotated[Label, msgspec.Meta(max_length=128)]
 _ShardNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)]
 _Gib = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 

@@ -15,7 +15,6 @@ import msgspec
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE
 from specreg.core.received import check_below, read_received, received_files
-from specreg.core.values import check_plain_names
 from specreg.matrix.case import Case
 from specreg.measurement.ledger import LEDGER, read_ledger
 from specreg.measurement.measure import Measurement
@@ -106,7 +105,6 @@ def _decode_plan(path: Path, content: bytes) -> RunPlan:
         if version != PLAN_VERSION:
             message = f"'{path}': is of version {version}, this specreg reads {PLAN_VERSION}"
             raise SpecregError(f"{message}; merge with the specreg that measured")
-        check_plain_names(msgspec.json.decode(content))
         return msgspec.json.decode(content, type=RunPlan)
     except UNREADABLE as error:
         raise SpecregError(f"'{path}': {error}; {_AGAIN}") from error

@@ -15,6 +15,7 @@ import psutil
 
 from specreg.core.errors import NoGpuError, SensorError
 from specreg.core.names import MAX_NAME_CHARACTERS
+from specreg.core.readable import Label
 from specreg.telemetry import amd
 from specreg.telemetry.gpus import find_visible
 from specreg.telemetry.sensor import Device, HiddenGpu
@@ -25,7 +26,7 @@ _SHORT_INSTRUCTION_SETS = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
 _CHECKSUM_CHARACTERS = 8
-_DeviceName = Annotated[str, msgspec.Meta(max_length=256)]
+_DeviceName = Annotated[Label, msgspec.Meta(max_length=256)]
 _LOADED_FRAC = 0.5
 """The share of the cores that other programs may keep busy before a speed on processors suffers."""
 

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import msgspec
 
+from specreg.core.readable import Label
+
 SCRIPTED = "Scripted"
 """The prefix of the names of test devices, from which no baseline is written."""
 
@@ -60,8 +62,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     sensor: str
-    id: str
-    name: str
+    id: Label
+    name: Label
     number: int
     scope: Scope
     limit_w: float | None = None

@@ -21,6 +21,7 @@ from specreg.baselines.schema import Baseline, Noise
 from specreg.core.errors import ReportError
 from specreg.core.files import MIB, UNREADABLE, append_lines, read_regular
 from specreg.core.names import ReportedCase
+from specreg.core.readable import Label
 from specreg.core.values import readable_values
 from specreg.matrix.case import CaseSettings
 from specreg.matrix.models import model_sha256
@@ -33,8 +34,8 @@ _FEWEST_RUNS = 5
 """The fewest identical runs from which their noise is estimated."""
 _MOST_NIGHTS = 1_000
 """The most nights of a case that are read, the newest ones. They are three years of nights."""
-_Text = Annotated[str, msgspec.Meta(max_length=1024)]
-_RunName = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[0-9]{8}")]
+_Word = Annotated[Label, msgspec.Meta(max_length=1024)]
+_RunName = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[0-9]{8}[\w.-]*$(?!\n)")]
 """The name of a run's folder, which begins with its date, so that nights are ordered by name."""
 _LEAST_VALUE = 1e-12
 _LARGEST_VALUE = 1e12
@@ -77,16 +78,16 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     run: _RunName
     case_id: ReportedCase
-    settings_sha256: str
+    settings_sha256: Label
     engine_version: str
-    draft_sha256: str
-    values: dict[str, _Value]
-    outcomes: dict[str, str]
-    engine: _Text = ""
-    baseline_sha256: str = ""
+    draft_sha256: Label
+    values: dict[Label, _Value]
+    outcomes: dict[Label, str]
+    engine: _Word = ""
+    baseline_sha256: Label = ""
     launches: _LaunchCount = 1
-    launch_values: dict[str, _LaunchValues] = {}
-    host: _Text = ""
+    launch_values: dict[Label, _LaunchValues] = {}
+    host: _Word = ""
     recorded: bool = False
     accepted: bool = False
     lost: bool = False

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specreg.core.names import Name, ReportedCase
+from specreg.core.readable import Label
 from specreg.core.reasons import Reason
 
 
@@ -68,7 +69,7 @@ class Cause:
             1 + change over all parts is the factor by which the output speed changed.
     """
 
-    parts: tuple[tuple[str, float], ...]
+    parts: tuple[tuple[Label, float], ...]
 
     def __str__(self) -> str:
         return ", ".join(f"{change_frac:+.1%} by {name}" for name, change_frac in self.parts)
@@ -98,7 +99,7 @@ class Comparison:
     """
 
     expected: float | None = None
-    against: str = ""
+    against: Label = ""
     tolerance_frac: float | None = None
     two_sided: bool = False
     change_frac: float | None = None

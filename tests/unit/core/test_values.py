@@ -12,7 +12,8 @@ import pytest
 
 from specreg.baselines.record import record_baseline
 from specreg.baselines.schema import load_baseline, render_baseline
-from specreg.core.values import check_plain_names, hide_values, readable_values, with_texts
+from specreg.core.errors import ReportError
+from specreg.core.values import hide_values, readable_values, with_texts
 from specreg.report.document import load_report, record_document
 from tests.unit import builders
 from tests.unit.builders import reports
@@ -125,25 +126,42 @@ ODD_NAMES = (
 
 @pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
 @pytest.mark.parametrize(
-    "document",
+    ("place", "value"),
     [
-        {"run": {"verdicts": [{"reason": {"code": "NAME"}}]}},
-        {"cases": [{"engine": "NAME"}]},
-        {"comparison": {"against": "NAME"}},
-        {"cause": {"parts": [["NAME", 0.5]]}},
-        {"outcomes": {"NAME": 1}},
-        {"files_sha256": "NAME"},
+        (("run", "run"), "NAME"),
+        (("run", "outcomes"), {"NAME": 1}),
+        (("run", "verdicts", 0, "case_id"), "NAME"),
+        (("run", "verdicts", 0, "reason"), {"code": "NAME", "text": "x"}),
+        (("run", "verdicts", 0, "comparison", "against"), "NAME"),
+        (("run", "verdicts", 0, "cause"), {"parts": [["NAME", 0.5]]}),
+        (("machine", "cpu"), "NAME"),
+        (("cases", 0, "engine"), "NAME"),
+        (("cases", 0, "target"), "NAME"),
+        (("tier_cases", 0), "NAME"),
     ],
     ids=str,
 )
-def test_a_name_that_is_no_plain_text_is_refused(name: str, document: dict[str, Any]) -> None:
+def test_a_name_that_is_no_plain_text_is_refused(
+    tmp_path: Path, name: str, place: tuple[str | int, ...], value: object
+) -> None:
     """Names aren't changed before they are shown, so those of other machines have to be plain."""
-    check_plain_names(document)
-    encoded = msgspec.json.encode(document).decode()
-    hostile = json.loads(encoded.replace("NAME", json.dumps(name)[1:-1]))
-    with pytest.raises(msgspec.ValidationError, match="plain text"):
-        check_plain_names(hostile)
+    for written, is_odd in ((json.dumps("plain"), False), (json.dumps(name), True)):
+        document = json.loads(msgspec.json.encode(reports.REPORT))
+        *folders, last = place
+        holder = document
+        for part in folders:
+            holder = holder[part]
+        holder[last] = json.loads(json.dumps(value).replace('"NAME"', written))
+        (tmp_path / "report.json").write_text(json.dumps(document))
+        if is_odd:
+            with pytest.raises(ReportError):
+                load_report(tmp_path / "report.json")
+        else:
+            load_report(tmp_path / "report.json")
 
 
-def test_any_other_text_is_shown_readably_and_not_refused() -> None:
-    check_plain_names({"error": "a\nb", "remarks": ["::error::x"], "name": "NVIDIA H100 80GB"})
+def test_any_other_text_is_shown_readably_and_not_refused(tmp_path: Path) -> None:
+    document = json.loads(msgspec.json.encode(reports.REPORT))
+    document["remarks"] = ["::error::x\0"]
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    assert load_report(tmp_path / "report.json").remarks == (": :error::x\ufffd",)

@@ -359,9 +359,9 @@ def test_a_run_that_covers_a_part_of_its_tier_is_repeated_for_its_cases(tmp_path
     ("old", "new", "words"),
     [
         ('"arms":[]', '"arms":[{"name":"A","text":"x"}]', "needed none or two"),
-        ('"tier":"cpu"', '"tier":"cpu\\n::error::x"', "`tier` is .*, which is no plain text"),
-        ('"code":"', '"code":"\\u001b', "`code` is .*, which is no plain text"),
-        ('"slowed":{}', '"slowed":{"::x":0.5}', "a key is '::x', which is no plain text"),
+        ('"tier":"cpu"', '"tier":"cpu\\n::error::x"', r"regex .* at `\$\.run\.tier`"),
+        ('"code":"', '"code":"\\u001b', r"regex .* at `\$\.run\.verdicts.*\.code`"),
+        ('"slowed":{}', '"slowed":{"::x":0.5}', r"regex .* at `key` in `\$\.run\.slowed`"),
         ('"exit_status":', '"exit_status":' + "9" * 400 + ',"x":', "too large to calculate with"),
     ],
 )
