@@ -76,7 +76,8 @@ class ServerSettings:
     it into the engine's own flag.
 
     Attributes:
-        dtype: the number format, by the engine's name for it.
+        dtype: the number format of target and draft, by the engine's name for it; `"auto"` for that
+            of the target.
         max_model_len_tokens: the context: the most tokens of prompt and answer together.
         max_sequences: the most requests that the server works on at once.
         parallel: how the model is spread over GPUs, see the table `parallel`.
