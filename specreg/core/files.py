@@ -208,26 +208,17 @@ def check_kind(status: os.stat_result, needed_kind: int, path: PurePath | None =
 
 
 @contextlib.contextmanager
-def open_checked(name: str | Path, folder: int | None = None) -> Iterator[BinaryIO]:
+def open_checked(path: Path, *, follow_symlinks: bool = True) -> Iterator[BinaryIO]:
     """Open a regular file to read it.
-
-    Args:
-        name: The path of the file; or its name in `folder`, and then a link isn't followed.
-        folder: The descriptor of the folder; None if `name` is a path.
 
     Raises:
         OSError: The file can't be opened, or isn't a regular file.
     """
-    follows = folder is None
     # The kind is checked before the file is opened, because opening a device may have an effect,
-    # and reading a FIFO waits forever. It is checked again afterwards, because somebody may have
-    # replaced the file meanwhile.
-    check_kind(os.stat(name, dir_fd=folder, follow_symlinks=follows), stat.S_IFREG)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    if not follows:
-        flags |= os.O_NOFOLLOW
-    with open(os.open(name, flags, dir_fd=folder), "rb") as file:  # noqa: PTH123 - has no dir_fd
-        check_kind(os.fstat(file.fileno()), stat.S_IFREG)
+    # and reading a FIFO waits forever.
+    check_kind(path.stat(follow_symlinks=follow_symlinks), stat.S_IFREG)
+    flags = os.O_RDONLY if follow_symlinks else os.O_RDONLY | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags), "rb") as file:
         yield file
 
 

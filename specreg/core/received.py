@@ -2,8 +2,8 @@
 
 Whoever ran a shard wrote what is in its folder, so the content is only data. A link in it could
 lead to a secret of this machine, reading a FIFO would wait forever, and a file of a terabyte would
-fill the memory. Each file is opened once, folder by folder and without following a link. So even a
-folder that somebody changes meanwhile can't lead elsewhere.
+fill the memory. So each part of a path is looked at before a file is opened, and no link is
+followed. The account that runs specreg is trusted not to change a folder meanwhile.
 """
 
 import contextlib
@@ -29,7 +29,6 @@ _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.~-]{1,200}", re.ASCII)
 _MAX_FILES = 20_000
 _MAX_FOLDERS_DEEP = 8
 _MAX_FOLDER_BYTES = 8 * 2**30
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -44,16 +43,12 @@ def open_received(folder: Path, name: str) -> Iterator[BinaryIO]:
         OSError: The path has a part that isn't a plain name; or the file doesn't exist, isn't a
             regular file, has further hard links, or is behind a link. `strerror` says which.
     """
+    path = folder
     *folders, file_name = _parts_of(folder, name)
-    with contextlib.ExitStack() as opened:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        opened.callback(os.close, descriptor)
-        for part in folders:
-            # Opening a link would fail too, but with an error that doesn't name it as a link.
-            check_kind(os.stat(part, dir_fd=descriptor, follow_symlinks=False), stat.S_IFDIR)
-            descriptor = os.open(part, _OPEN_FOLDER, dir_fd=descriptor)
-            opened.callback(os.close, descriptor)
-        file = opened.enter_context(open_checked(file_name, descriptor))
+    for part in folders:
+        path /= part
+        check_kind(path.lstat(), stat.S_IFDIR)
+    with open_checked(path / file_name, follow_symlinks=False) as file:
         _check_alone(os.fstat(file.fileno()))
         yield file
 
@@ -82,7 +77,7 @@ def received_files(folder: Path) -> list[PurePosixPath]:
     top = real_path(folder)
     # Walking through a FIFO would wait for a writer.
     check_kind(top.stat(), stat.S_IFDIR)
-    for path, folders, names, descriptor in os.fwalk(top, follow_symlinks=False):
+    for path, folders, names in os.walk(top):
         below = PurePosixPath(Path(path).relative_to(top))
         if len(below.parts) > _MAX_FOLDERS_DEEP:
             raise refusal(f"lies more than {_MAX_FOLDERS_DEEP} folders deep", below)
@@ -91,7 +86,7 @@ def received_files(folder: Path) -> list[PurePosixPath]:
             raise refusal(f"holds more than {_MAX_FILES} files and folders")
         for name in (*folders, *names):
             needed_kind = stat.S_IFDIR if name in folders else stat.S_IFREG
-            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            status = Path(path, name).lstat()
             check_kind(status, needed_kind, below / name)
             _check_alone(status, below / name)
             if needed_kind == stat.S_IFREG:
