@@ -379,8 +379,8 @@ The first row that applies counts.
 
 A run also ends with 1 if a test failed for another reason than a verdict, or if a baseline couldn't
 be written. 2, 4 and 5 are pytest's own: the run was interrupted; an option, a file or the machine
-doesn't fit; no test was selected. nox turns every code but 0 into 1. The original is `exit_status`
-in `verdict.json`.
+doesn't fit; no test was selected. A `specreg` command that refuses its input ends with 10. nox
+turns every code but 0 into 1. The original is `exit_status` in `verdict.json`.
 
 [Options and commands](options.md) has the exit codes of `specreg gate`, `bisect` and `soak`.
 

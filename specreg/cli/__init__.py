@@ -143,9 +143,9 @@ def naming(*paths: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command line. An error of specreg shows only its message, and ends with status 1.
+    """Run the command line. An error of specreg shows only its message.
 
-    A bug ends with status 10, because 1 may be a verdict.
+    Errors and bugs end with status 10, because 1 may be a verdict.
     """
     try:
         # The values of options such as tokens are hidden in all output from here on.
@@ -153,7 +153,7 @@ def main() -> None:
         app()
     except SpecregError as error:
         say(error, err=True)
-        raise SystemExit(1) from error
+        raise SystemExit(FAILED_STATUS) from error
     except Exception:  # noqa: BLE001 - a bug in specreg, whatever it is
         # `say` prints the traceback, because Python would print it with secrets.
         say(traceback.format_exc(), err=True)

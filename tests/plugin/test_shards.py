@@ -98,7 +98,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     assert words(decided(suite.folder / "died")) == expected, "what it had finished counts"
 
     itself = suite.merge(*shards, into=shards[0])
-    assert itself.returncode == 1
+    assert itself.returncode == 10
     assert "is one of the shards; name another folder" in itself.stderr
     assert (shards[0] / "ledger.jsonl").stat().st_size
 
@@ -106,7 +106,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     for name, value in (("commit", "other"), ("shards", plan["shards"][:1])):
         (shards[1] / "plan.json").write_text(json.dumps(plan | {name: value}))
         refused = suite.merge(*shards, into=suite.folder / "other")
-        assert refused.returncode == 1
+        assert refused.returncode == 10
         assert f"{name} differs: " in refused.stderr
         assert "merge only the shards of one run" in refused.stderr
 
