@@ -359,7 +359,8 @@ def nights(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run all of nightly.yml in order; hours. `-- 1/2` runs half, `-- flags fuzz` some."""
     _install(session, "tests")
-    session.run("python", ".ci/nightly.py", sys.executable, *session.posargs)
+    command = ("python", ".ci/nightly.py", sys.executable, *session.posargs)
+    session.run(*command, interrupt_timeout=120.0, terminate_timeout=30.0)
 
 
 @nox.session(tags=["upkeep"])

@@ -80,10 +80,13 @@ def run(python: str, rows: Sequence[Row], variables: Mapping[str, str]) -> list[
         print(f"\n=== {number} of {len(rows)}: {row}", flush=True)  # noqa: T201 - its output
         started_s = time.monotonic()
         command = (python, "-m", "nox", "-s", row.session, "--", *row.arguments)
-        try:
-            status = subprocess.run(command, check=False, env=os.environ | variables).returncode  # noqa: S603 - ours
-        except KeyboardInterrupt:
-            break
+        with subprocess.Popen(command, env=os.environ | variables) as process:  # noqa: S603 - ours
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:
+                # Ctrl-C reached the session too, which stops its servers first.
+                process.wait()
+                break
         results.append(Result(row, status, time.monotonic() - started_s))
     return results
 
@@ -108,7 +111,9 @@ def main() -> None:
     chosen_rows = chosen(rows, words)
     results = run(python, chosen_rows, variables)
     print()  # noqa: T201 - its output
-    Console(width=160 if not sys.stdout.isatty() else None).print(table_of(chosen_rows, results))
+    Console(markup=False, width=None if sys.stdout.isatty() else 160).print(
+        table_of(chosen_rows, results)
+    )
     all_green = len(results) == len(chosen_rows) and all(result.status == 0 for result in results)
     sys.exit(0 if all_green else 1)
 
