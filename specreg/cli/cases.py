@@ -1,5 +1,6 @@
 """Commands that need no run: `specreg matrix`, `baselines`, `engines`, `prepare`, `selftest`."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,12 +20,13 @@ from specreg.baselines.estimate import (
 from specreg.baselines.schema import baseline_files, read_baselines, render_schema
 from specreg.baselines.store import BaselineStore
 from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, say
+from specreg.core.errors import UnsupportedError
 from specreg.core.files import data_dir
 from specreg.datasets.prepare import prepare as prepare_set
 from specreg.datasets.prepare import prepare_command
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import render_methods
-from specreg.matrix.case import Case, Tier, render_memory
+from specreg.matrix.case import Case, ServerSpec, Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.tables import NOTHING, format_number, render_rows
@@ -126,10 +128,28 @@ def tier_of(folder: Path, name: str | None) -> Tier:
     return load_tier(folder, name).chosen(gpus.memory_gib)
 
 
-def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
+def matrix(
+    tier: TierOption = None,
+    root: RootOption = HERE,
+    *,
+    text: Annotated[str, typer.Option("-k", help="only cases whose id contains this")] = "",
+    commands: Annotated[
+        bool, typer.Option("--commands", help="print each server's environment and command")
+    ] = False,
+) -> None:
     """Print a tier's cases, what each needs, and about how long it takes."""
     folder = root / DEFAULT_OPTIONS.matrix
     chosen = tier_of(folder, tier)
+    cases = tuple(case for case in chosen.cases if text.lower() in case.id.lower())
+    if not cases:
+        raise UnsupportedError(
+            f"-k '{text}': no case of tier '{chosen.name}' has it in its id; leave it out to see"
+            " all ids"
+        )
+    chosen = dataclasses.replace(chosen, cases=cases)
+    if commands:
+        say(_render_commands(root.resolve(), chosen))
+        return
     for case in chosen.cases:
         check_allowed(case, chosen.locations[case.id])
     gpus = find_gpus()
@@ -139,6 +159,24 @@ def matrix(tier: TierOption = None, root: RootOption = HERE) -> None:
     estimates = {case.id: estimate_of(case, store, kind) for case in chosen.cases}
     say(render_matrix(chosen, estimates, gpus))
     say(f"tiers: {', '.join(tier_names(folder))}")
+
+
+def _render_commands(root: Path, tier: Tier) -> str:
+    """Render the command of each server of a tier, below the ids of the cases that it serves."""
+    # What starts servers takes a second to import.
+    from specreg.servers.provision import Provision  # noqa: PLC0415
+    from specreg.servers.shell_command import shell_command  # noqa: PLC0415
+
+    provision = Provision(on_gpu=tier.needs_gpus > 0, show=say)
+    ids_by_server: dict[ServerSpec, list[str]] = {}
+    for case in tier.cases:
+        for spec in dict.fromkeys((case.control, case.server)):
+            if spec is not None:
+                ids_by_server.setdefault(spec, []).append(case.id)
+    return "\n\n".join(
+        f"# {', '.join(case_ids)}\n{shell_command(root, spec, provision)}"
+        for spec, case_ids in ids_by_server.items()
+    )
 
 
 def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> str:

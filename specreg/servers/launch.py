@@ -198,7 +198,7 @@ class ServerStart:
             log_path = numbered(self.log_path, next(numbers))
         # Start the process and note what is known of the server.
         with self._mapped_errors(log_path):
-            variables = self._variables(engine, options)
+            variables = self._variables(options)
             process = self._start(engine, options, variables, log_path)
         packages: tuple[str, ...] = ()
         if self._python:
@@ -278,15 +278,13 @@ class ServerStart:
                 f"SERVER_NOT_STARTED: server '{self.spec.id}'", problem, advice, log_path, ""
             ) from error
 
-    def _variables(self, engine: Engine, options: LaunchOptions) -> dict[str, str]:
+    def _variables(self, options: LaunchOptions) -> dict[str, str]:
         """Return the environment variables of the server.
-
-        The engine's variables replace those of this process, and the case's variables replace both.
 
         Raises:
             OSError: The links to a CUDA toolkit can't be written.
         """
-        variables = {SAFE_PATH: "1", **os.environ}
+        variables = dict(os.environ)
         # A killed server leaves sockets in its temporary folder, so the server gets a folder that
         # is removed. PyTorch's compiled code would be in it too, but the next start needs that
         # code again. So the code gets a folder that stays.
@@ -294,27 +292,7 @@ class ServerStart:
             compiled_folder = str(cache_dir() / "torchinductor")
             variables.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled_folder)
             variables["TMPDIR"] = str(self._temporary)
-        if self._python:
-            # SGLang calls ninja, which is among the environment's programs. It finds ninja only if
-            # their folder is on PATH.
-            folders = (str(Path(self._python).parent), os.environ.get("PATH", ""))
-            variables["PATH"] = os.pathsep.join(folders)
-        engine_variables = engine.environment(options)
-        case_variables = dict(self.spec.engine_env)
-        # Both the engine and the case may add folders of modules. These are joined, because the
-        # server needs all of them.
-        module_folders = [
-            source["PYTHONPATH"]
-            for source in (engine_variables, case_variables)
-            if "PYTHONPATH" in source
-        ]
-        variables |= engine_variables
-        variables |= case_variables
-        if module_folders:
-            variables["PYTHONPATH"] = os.pathsep.join(module_folders)
-        if engine.compiles and self.provision.on_gpu:
-            variables |= toolkit_variables(Path(self._python), variables)
-        return variables
+        return server_variables(self.spec, self._python, options, variables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +310,47 @@ class LaunchSite:
     folder: Path
     on_gpu: bool
     version: str = ""
+
+
+def server_variables(
+    spec: ServerSpec, python: str, options: LaunchOptions, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment variables of a server.
+
+    The engine's variables replace the inherited ones, and the case's variables replace both.
+
+    Args:
+        spec: The server.
+        python: The interpreter of the engine's environment; empty if the engine is a program.
+        options: The options of the server.
+        inherited: The variables of the process that starts it.
+
+    Raises:
+        OSError: The links to a CUDA toolkit can't be written.
+    """
+    engine = engine_named(spec.engine)
+    variables = {SAFE_PATH: "1", **inherited}
+    if python:
+        # SGLang calls ninja, which is among the environment's programs. It finds ninja only if
+        # their folder is on PATH.
+        folders = (str(Path(python).parent), inherited.get("PATH", ""))
+        variables["PATH"] = os.pathsep.join(folders)
+    engine_variables = engine.environment(options)
+    case_variables = dict(spec.engine_env)
+    # Both the engine and the case may add folders of modules. These are joined, because the server
+    # needs all of them.
+    module_folders = [
+        source["PYTHONPATH"]
+        for source in (engine_variables, case_variables)
+        if "PYTHONPATH" in source
+    ]
+    variables |= engine_variables
+    variables |= case_variables
+    if module_folders:
+        variables["PYTHONPATH"] = os.pathsep.join(module_folders)
+    if engine.compiles and options.on_gpu:
+        variables |= toolkit_variables(Path(python), variables)
+    return variables
 
 
 def launch_options(

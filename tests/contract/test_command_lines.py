@@ -17,9 +17,12 @@ from specreg.engines.methods import METHODS, Tree
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import ServerSpec
 from specreg.matrix.tier import load_tier, tier_names
-from specreg.servers.launch import LaunchSite, launch_options
+from specreg.servers.provision import Provision
+from specreg.servers.provision import interpreter_of as interpreter_in_cache
+from specreg.servers.shell_command import shell_command
 from tests.contract.engines import interpreter_of, modules_of
 from tests.unit import builders
+from tests.unit.builders.shell import paste, write_stub
 
 PARSERS = Path(__file__).parent / "parsers"
 VERSIONS = [
@@ -70,9 +73,14 @@ def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
 
 
 def arguments_of(engine: str, options: LaunchOptions) -> Sequence[str]:
+    """The arguments of the command line with these options."""
+    return arguments_in(engine_named(engine).command(Path("python"), options))
+
+
+def arguments_in(words: Sequence[str]) -> Sequence[str]:
     """The words of a command line behind the module, and behind what it is asked to do."""
-    words = engine_named(engine).command(Path("python"), options)[3:]
-    return words[1:] if words[0] == "serve" else words
+    first = 4 if words[3] == "serve" else 3
+    return words[first:]
 
 
 def problems(
@@ -95,27 +103,35 @@ def problems(
 
 
 def servers_of_tiers(engine: str, version: str) -> Mapping[str, ServerSpec]:
-    """Each server of the repository's tiers, by what it is and for which tier."""
+    """Each server and control of the repository's tiers, by what it is and for which tier."""
     folder = builders.ROOT / "fixtures/matrix"
     servers = {}
     for name in tier_names(folder):
         for case in load_tier(folder, name).cases:
-            spelling = engine_named(case.server.engine).spelling_of(case.server.method)
-            if case.server.engine == engine and spelling.is_in(version):
-                servers[f"{case.server.id} of {name}, {case.in_flight} in flight"] = case.server
+            for spec in (case.server, case.control):
+                if spec is None or spec.engine != engine:
+                    continue
+                if engine_named(engine).spelling_of(spec.method).is_in(version):
+                    servers[f"{spec.id} of {name}, {case.in_flight} in flight"] = spec
     return servers
 
 
 @pytest.mark.parametrize(("engine", "version"), VERSIONS)
 def test_the_engine_takes_the_command_line_of_each_server_of_the_tiers(
-    engine: str, version: str, tmp_path: Path
+    engine: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What a shell starts if all of `specreg matrix --commands` is pasted into it."""
     servers = servers_of_tiers(engine, version)
-    site = LaunchSite(port=8123, folder=tmp_path, on_gpu=True, version=version)
-    commands = {}
-    for name, spec in servers.items():
-        options = launch_options(spec, (spec.target, spec.draft), site)
-        commands[name] = arguments_of(engine, options)
+    provision = Provision(on_gpu=True, show=print, version=version)
+    with monkeypatch.context() as patched:
+        patched.setenv("SPECREG_CACHE", str(tmp_path))
+        for spec in servers.values():
+            write_stub(interpreter_in_cache(provision.requirement(spec)))
+        text = "\n".join(shell_command(builders.ROOT, spec, provision) for spec in servers.values())
+        started = paste(text, tmp_path)
+    commands = {
+        name: arguments_in(words) for name, (words, _) in zip(servers, started, strict=True)
+    }
     assert len(commands) > 20
 
     problems_found = problems(engine, version, [*commands.values()])
