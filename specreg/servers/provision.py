@@ -16,6 +16,7 @@ import ctypes.util
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -75,6 +76,9 @@ _GRAMMAR = (
     "give ENGINE, ENGINE==VERSION, or [ENGINE@]PATH, where PATH is a wheel, the folder of a git"
     " checkout, or a Python interpreter"
 )
+_PRECOMPILED = re.compile(r"flashinfer-(?:cubin|jit-cache)\b")
+"""The packages that `vllm download-kernels` installs. They hold kernels that FlashInfer would
+compile otherwise, so they may be added to an environment."""
 _INDEX_LINES = 5
 """How many of the last lines of pip's output an error quotes."""
 
@@ -174,7 +178,10 @@ def _check_unchanged(python: Path, requirement: Requirement) -> None:
             f"environment for '{requirement.pin}': uv doesn't list its packages, so a change can't"
             f" be noticed; run this, and repair what it reports: {command}"
         )
-    changes = differing_packages(record.packages, packages)
+    changes = differing_packages(
+        itertools.filterfalse(_PRECOMPILED.match, record.packages),
+        itertools.filterfalse(_PRECOMPILED.match, packages),
+    )
     if changes:
         raise EnvironmentSetupError(
             f"environment for '{requirement.pin}': was changed after it was installed,"

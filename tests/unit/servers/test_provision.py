@@ -354,6 +354,24 @@ def test_an_environment_that_was_changed_by_hand_is_refused(tmp_path: Path, make
         make(tmp_path)
 
 
+def test_precompiled_kernels_may_be_added_to_an_environment(tmp_path: Path, make: Make) -> None:
+    """`vllm download-kernels` does that, and vLLM's log advises it."""
+    write_wheel(tmp_path, "specregengine", "1.0")
+    python, _ = make(tmp_path)
+    (metadata,) = python.parents[1].glob("lib/*/site-packages/specregengine-1.0.dist-info")
+    for name in ("flashinfer_cubin", "flashinfer_jit_cache"):
+        added = metadata.with_name(f"{name}-0.7.2.dist-info")
+        shutil.copytree(metadata, added)
+        text = (added / "METADATA").read_text()
+        name_in_metadata = name.replace("_", "-")
+        (added / "METADATA").write_text(
+            text.replace("specregengine", name_in_metadata).replace("1.0", "0.7.2")
+        )
+    installed_packages.cache_clear()
+    assert "flashinfer-cubin==0.7.2" in installed_packages(str(python))
+    assert make(tmp_path) == (python, [])
+
+
 def test_an_environment_whose_packages_uv_does_not_list_is_not_taken_for_changed(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
