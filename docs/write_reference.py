@@ -39,10 +39,10 @@ from specreg.matrix.case import CaseSettings
 from specreg.matrix.tables import CasesTable, ModelsTable, TierFile
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import GATE_METRICS, METRICS, SPOILS, Family, Metric
-from specreg.report.document import exit_status
 from specreg.report.tables import axis_of
 from specreg.suite.options import Options, flag_of
 from specreg.telemetry.identity import Environment
+from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import SKIPPED, Outcome, Verdict
 
 ROOT = Path(__file__).parents[1]

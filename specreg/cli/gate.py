@@ -23,8 +23,8 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.files import cause_of, real_path, remedy_of
 from specreg.core.interrupts import interrupt_on_signals
-from specreg.report.document import exit_status
 from specreg.report.terminal import render_report
+from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
 
 INTERRUPTED_STATUS = 130

@@ -19,10 +19,10 @@ from specreg.report.document import (
     load_verdict,
     record_document,
     render_schema,
-    side_by_side,
     write_in,
 )
 from specreg.report.exports import ALWAYS, FORMS, write_outputs
+from specreg.report.side_by_side import side_by_side
 from specreg.report.trend import FILE_NAME as TREND_FILE
 from specreg.report.trend import MachineHistory, load_histories, render_trend
 

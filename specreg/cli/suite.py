@@ -25,7 +25,7 @@ from specreg.core.files import real_path
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
 from specreg.core.received import received_files, write_received
 from specreg.measurement.ledger import LEDGER
-from specreg.report.document import FILE_NAME, exit_status, load_own_report
+from specreg.report.document import FILE_NAME, load_own_report
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_report
 from specreg.suite.configure import open_context
@@ -38,6 +38,7 @@ from specreg.suite.plan import PLAN
 from specreg.suite.preflight import State, examine, render_findings
 from specreg.suite.shard_runs import has_plan, load_shard
 from specreg.suite.shards import SHARDS, Shard
+from specreg.verdicts.status import exit_status
 
 _BYTES_PER_GIB = 2**30
 _ShardResult = tuple[int, str, dict[str, bytes]]

@@ -24,14 +24,13 @@ from specreg.report.document import (
     Report,
     RunVerdict,
     Tone,
-    count_outcomes,
-    exit_status,
     origin_of,
     record_document,
 )
 from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
 from specreg.stats.intervals import LEVEL
+from specreg.verdicts.status import count_outcomes, exit_status
 
 _HEADLINES = {
     "upgrade": (Tone.GOOD, "B is as good as A in all that was compared"),

@@ -34,12 +34,12 @@ from specreg.core.reasons import Reason
 from specreg.measurement.ledger import ArmLaunch, FailedLaunch
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, Metric
-from specreg.report.document import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
 from specreg.report.tables import label_of
 from specreg.stats.intervals import LEVEL, Effect, change_of_pairs, t_quantile
 from specreg.verdicts.changed_lengths import weigh_changed_lengths
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import Reference, judge_effect
+from specreg.verdicts.status import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
 from specreg.verdicts.verdict import MACHINE_MOVED, Cause, Comparison, Outcome, Verdict
 
 UNCHECKED = "UNCHECKED"

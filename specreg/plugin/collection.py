@@ -34,11 +34,11 @@ from specreg.plugin.suite_tests import (
     subject_of,
 )
 from specreg.plugin.xdist import is_grouped
-from specreg.report.document import NO_BASELINE_STATUS
 from specreg.suite.configure import check_cases
 from specreg.suite.context import RunContext
 from specreg.suite.selection import Selection, select, subjects_of
 from specreg.suite.shards import Shard, check_workers, cut, expected_times, server_groups
+from specreg.verdicts.status import NO_BASELINE_STATUS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,7 +10,6 @@ from specreg.core.readable import readable_block, readable_line
 from specreg.plugin.state import CONTEXT, END, NOTES, PROGRESS, RUN
 from specreg.plugin.suite_tests import case_of, is_suite_test, subject_of
 from specreg.plugin.terminal import has_color
-from specreg.report.document import STATUS_MEANINGS
 from specreg.report.failures import (
     Failure,
     make_traceback_readable,
@@ -20,6 +19,7 @@ from specreg.report.failures import (
 )
 from specreg.suite.finish import render_end
 from specreg.suite.result import RunResult
+from specreg.verdicts.status import STATUS_MEANINGS
 from specreg.verdicts.verdict import Verdict
 
 _FAILED_BY_VERDICT = "specreg_failed_by_verdict"

@@ -42,7 +42,6 @@ from specreg.plugin.xdist import (
     judge_workers,
     worker_folder,
 )
-from specreg.report.document import exit_status
 from specreg.report.progress import Progress
 from specreg.suite.configure import open_context
 from specreg.suite.document import run_verdict
@@ -55,6 +54,7 @@ from specreg.suite.result import Run, RunResult, empty_result
 from specreg.suite.selection import Selection
 from specreg.suite.shards import list_shards
 from specreg.suite.start import start_run
+from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
 
 

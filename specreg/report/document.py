@@ -11,10 +11,7 @@ import contextlib
 import datetime as dt
 import json
 import platform
-import statistics
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -22,28 +19,23 @@ from typing import Literal
 import msgspec
 
 import specreg
-from specreg.baselines.comparison import CaseBaselines, differing_settings
 from specreg.baselines.record import commit_of
-from specreg.baselines.schema import load_acceptance, schema_of
-from specreg.core.commands import portable_options, run_command, specreg_command
+from specreg.baselines.schema import schema_of
+from specreg.core.commands import portable_options, run_command
 from specreg.core.errors import ReportError
 from specreg.core.files import MIB, UNREADABLE, cause_of, replace_file
 from specreg.core.names import ReportedCase
 from specreg.core.readable import Label, readable_block
-from specreg.core.reasons import Reason
 from specreg.core.received import read_received, write_below
 from specreg.core.timeline import RunTime
 from specreg.core.values import readable_values, with_texts
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.matrix.case import CaseSettings
-from specreg.measurement.figures import Figures, SpeedupFigures
-from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, acceptance_value, better_frac
+from specreg.measurement.figures import Figures
 from specreg.measurement.plausible import check_numbers
-from specreg.stats.percentiles import Summary
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import RunRecord
-from specreg.verdicts.verdict import Comparison, Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 
 SCHEMA_VERSION: Literal[3] = 3
 FILE_NAME = "report.json"
@@ -53,15 +45,6 @@ _ARM_COUNTS = {0, 2}
 by side."""
 _NAME_THE_ENGINE = ("--specreg-engine-version", "--specreg-engine-python", "--specreg-attach")
 """The options that decide which version of an engine a run measures."""
-REGRESSED_STATUS = 1
-UNDECIDED_STATUS = 10
-NO_BASELINE_STATUS = 11
-STATUS_MEANINGS = {
-    REGRESSED_STATUS: "something is proven to be worse or wrong, or a test failed otherwise",
-    UNDECIDED_STATUS: "nothing is proven to be worse, but something couldn't be judged",
-    NO_BASELINE_STATUS: "nothing is worse, but there is no baseline to compare with",
-}
-"""What each exit status of a failed run means, for readers who see only the number."""
 
 
 class Tone(StrEnum):
@@ -274,29 +257,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     hints: tuple[str, ...] = ()
 
 
-def exit_status(verdicts: Sequence[Verdict]) -> int:
-    """Return the exit status of a run with these verdicts.
-
-    Returns:
-        1 if a figure is REGRESSED or WRONG; otherwise 10 if one is INVALID or if the test of an
-        INCONCLUSIVE one fails; otherwise 11 if a baseline is missing or unreadable; otherwise 0.
-    """
-    failed = {verdict.outcome for verdict in verdicts if verdict.fails}
-    if failed & {Outcome.REGRESSED, Outcome.WRONG}:
-        return REGRESSED_STATUS
-    if failed & {Outcome.INVALID, Outcome.INCONCLUSIVE}:
-        return UNDECIDED_STATUS
-    if Outcome.NO_BASELINE in failed:
-        return NO_BASELINE_STATUS
-    return 0
-
-
-def count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Count the verdicts of each outcome, in the order in which `Outcome` defines them."""
-    counts = Counter(verdict.outcome for verdict in verdicts)
-    return {str(outcome): counts[outcome] for outcome in Outcome if counts[outcome]}
-
-
 def flat_fields(verdict: Verdict) -> dict[str, object]:
     """Return the fields of a verdict without nesting, for a row of a table or for properties.
 
@@ -465,315 +425,3 @@ def load_verdict(path: Path) -> RunVerdict | None:
         content = read_received(path.parent, path.name, _MAX_BYTES)
         return msgspec.json.decode(content, type=RunVerdict)
     return None
-
-
-def last_launches(figures: Iterable[Figures]) -> tuple[Figures, ...]:
-    """Return, for each case, the figures of its launch with the fewest invalid metric families.
-
-    The last of several such launches counts. A case is left out if all families of its best launch
-    are invalid. The cases are in the order of their first launches.
-    """
-    last_by_case: dict[str, Figures] = {}
-    for launch in figures:
-        last = last_by_case.setdefault(launch.case_id, launch)
-        if _validity_and_number(launch) > _validity_and_number(last):
-            last_by_case[launch.case_id] = launch
-    return tuple(
-        launch for launch in last_by_case.values() if len(launch.invalid or ()) < len(Family)
-    )
-
-
-def _validity_and_number(launch: Figures) -> tuple[int, int]:
-    """Return a sort key. The last one has the fewest invalid families, then the highest number."""
-    return -len(launch.invalid or ()), launch.launch
-
-
-def slowed_of(figures: Iterable[Figures]) -> dict[str, float]:
-    """Return the speedup of each case that speculation slows down.
-
-    A case counts as slowed down if, in each of its launches, at least nine in ten rounds were
-    slower than the control's rounds next to them. Its speedup is the geometric mean over its
-    launches.
-    """
-    speedups: dict[str, list[SpeedupFigures]] = {}
-    for launch in figures:
-        if launch.speedup is not None and launch.speedup.throughput_ratio:
-            speedups.setdefault(launch.case_id, []).append(launch.speedup)
-    slowed = {}
-    for case_id, case_speedups in speedups.items():
-        if not all(_is_slower(speedup.round_ratio) for speedup in case_speedups):
-            continue
-        ratios = [speedup.throughput_ratio for speedup in case_speedups if speedup.throughput_ratio]
-        slowed[case_id] = statistics.geometric_mean(ratios)
-    return slowed
-
-
-def _is_slower(round_ratio: Summary | None) -> bool:
-    """Return True if nine in ten rounds were slower than those of the control."""
-    # A single round shows nothing about how rounds vary.
-    return round_ratio is not None and round_ratio.count > 1 and round_ratio.p90 < 1
-
-
-def expected_of(
-    case_baselines: CaseBaselines, measurements: Sequence[Measurement]
-) -> Expected | None:
-    """Return what the baseline of a case expects of the prompts that were measured.
-
-    A baseline also has further prompts, which a run replays only if the case's own prompts can't
-    decide. They are left out unless they were measured, so that charts and verdicts compare the
-    same prompts. The speed of another kind of machine is left out as well.
-
-    Returns:
-        None without a baseline.
-    """
-    baseline = case_baselines.baseline
-    if baseline is None:
-        return None
-    recorded = load_acceptance(baseline.acceptance)
-
-    # Restrict the recorded acceptance to the prompts that were measured.
-    records = [measurement.acceptance for measurement in measurements if measurement.acceptance]
-    measured_prompts: set[str] = set()
-    if records:
-        measured_prompts = {prompt.prompt_id for prompt in records[0].prompts}
-    if recorded is not None and recorded.prompts and measured_prompts:
-        recorded = recorded.only(measured_prompts)
-    marginal_frac: tuple[float, ...] = ()
-    if recorded is not None:
-        marginal_frac = recorded.total.marginal_acceptance
-
-    # Acceptance carries over from other machines, but speed needs a baseline of this one.
-    values = {}
-    for metric in METRICS.values():
-        if not metric.by_launch:
-            values[metric.name] = acceptance_value(metric, recorded)
-        elif case_baselines.exact is not None:
-            values[metric.name] = baseline.expected_value(metric)
-
-    provenance = baseline.provenance
-    return Expected(
-        environment=baseline.environment.name,
-        recorded_on=provenance.recorded_on,
-        engine_version=provenance.engine_version,
-        driver_version=provenance.driver_version,
-        facts=provenance.facts,
-        reason=provenance.reason,
-        values={name: value for name, value in values.items() if value is not None},
-        marginal_frac=marginal_frac,
-    )
-
-
-def side_by_side(a: Report, b: Report) -> Report:
-    """Return a report of run B in which run A takes the place of the baseline.
-
-    The report contains the cases that both runs have. It shows changes and judges none of them, so
-    its exit status is 0, and remarks name the status of a run that failed.
-
-    A figure is NOT_COMPARABLE if it is INVALID in a run, if its settings differ or aren't known, or
-    if it is a speed or a power and the machines are of different kinds.
-
-    Raises:
-        ReportError: The runs have no case in common, or one of the reports compares two sides
-            already.
-    """
-    # Find the cases that both runs have.
-    names = f"'{a.run.run}' and '{b.run.run}'"
-    if a.arms or b.arms:
-        message = f"runs {names}: one of them compares two sides already; name runs of the suite"
-        raise ReportError(message)
-    cases_of_a = {case.case_id: case for case in a.cases}
-    common_cases = [case for case in b.cases if case.case_id in cases_of_a]
-    if not common_cases:
-        raise ReportError(f"runs {names}: no case is in both; name two runs of one tier")
-
-    # Compare them.
-    verdicts: list[Verdict] = []
-    cases: list[CaseReport] = []
-    for case in common_cases:
-        case_of_a = cases_of_a[case.case_id]
-        verdicts += _changes(a, b, case_of_a, case)
-        # The paths of the logs are relative to the folder of run B. This document isn't in it.
-        cases.append(msgspec.structs.replace(case, expected=_as_expected(a, case_of_a), logs=()))
-
-    # Make the document of run B into one of two sides.
-    common_ids = {case.case_id for case in common_cases}
-    sides = {"A": a, "B": b}
-    arms = tuple(
-        ArmReport(
-            name=name,
-            text=_describe_run(report.run),
-            engine_versions=tuple(dict.fromkeys(_engine_versions(report.cases))),
-        )
-        for name, report in sides.items()
-    )
-    run = msgspec.structs.replace(
-        b.run,
-        attached="",
-        complete=True,
-        exit_status=exit_status(verdicts),
-        verdicts=tuple(verdicts),
-        outcomes=count_outcomes(verdicts),
-        skipped={},
-    )
-    command = specreg_command("report", a.run.run, b.run.run)
-    return msgspec.structs.replace(
-        b,
-        run=run,
-        origin=msgspec.structs.replace(b.origin, command=command),
-        cases=tuple(cases),
-        remarks=(*_cases_of_one_side(sides, common_ids), *_failed_sides(sides)),
-        time=None,
-        title="Two runs side by side",
-        answers=(_count_changes(verdicts),),
-        arms=arms,
-    )
-
-
-def _count_changes(verdicts: Iterable[Verdict]) -> Headline:
-    """Return a headline with the number of figures that are better in B and that are worse."""
-    compared = 0
-    better = 0
-    worse = 0
-    for verdict in verdicts:
-        change_frac = verdict.comparison.change_frac
-        if change_frac is None:
-            continue
-        compared += 1
-        # More power is neither better nor worse.
-        if not verdict.comparison.two_sided:
-            better += change_frac > 0
-            worse += change_frac < 0
-    text = f"of {compared} figures {better} are better in B and {worse} worse; none is judged"
-    return Headline(subject="B against A", tone=Tone.DOUBT, text=text)
-
-
-def _cases_of_one_side(sides: Mapping[str, Report], common_ids: AbstractSet[str]) -> Iterator[str]:
-    """Yield a remark for each side that has cases which the other side lacks."""
-    for name, report in sides.items():
-        ids = [case.case_id for case in report.cases if case.case_id not in common_ids]
-        if ids:
-            yield f"only {name} has {', '.join(ids)}"
-
-
-def _failed_sides(sides: Mapping[str, Report]) -> Iterator[str]:
-    """Yield a remark for each side whose run failed, with its exit status."""
-    for name, report in sides.items():
-        status = report.run.exit_status
-        if status in STATUS_MEANINGS:
-            yield f"run {name} ended with status {status}: {STATUS_MEANINGS[status]}"
-        elif status:
-            yield f"run {name} ended with status {status}"
-
-
-def _describe_run(run: RunVerdict) -> str:
-    """Describe a run that is a side: its name, its machine and the server it attached to."""
-    description = f"run {run.run} on {run.environment}"
-    if run.attached:
-        description += f", attached to {run.attached}"
-    return description
-
-
-def _changes(a: Report, b: Report, old: CaseReport, new: CaseReport) -> Iterator[Verdict]:
-    """Yield a verdict for each of a case's figures that have a value in both runs.
-
-    The verdict on a metric has the change, or the reason why the two figures can't be compared. If
-    the outcomes of the runs differ, it names both.
-
-    Args:
-        a: the report of run A.
-        b: the report of run B.
-        old: the case in run A.
-        new: the case in run B.
-    """
-    verdicts_of_a = {
-        verdict.metric: verdict
-        for verdict in last_verdicts(a.run.verdicts)
-        if verdict.case_id == old.case_id and verdict.value is not None
-    }
-    settings_obstacle = "its settings aren't known"
-    if old.settings is not None and new.settings is not None:
-        settings_obstacle = differing_settings(old.settings, new.settings)
-    environments = sorted({a.run.environment, b.run.environment})
-    machine_obstacle = ""
-    if len(environments) > 1:
-        machine_obstacle = f"measured on {' and on '.join(environments)}"
-    for verdict in last_verdicts(b.run.verdicts):
-        verdict_of_a = verdicts_of_a.get(verdict.metric)
-        is_of_case = verdict.case_id == new.case_id and verdict.value is not None
-        if is_of_case and verdict_of_a is not None:
-            metric = METRICS.get(verdict.metric)
-            obstacle = settings_obstacle
-            # Acceptance doesn't depend on the machine, so it can be compared between machines.
-            if not obstacle and metric is not None and metric.by_launch:
-                obstacle = machine_obstacle
-            yield _change(verdict_of_a, verdict, obstacle)
-
-
-def _change(verdict_of_a: Verdict, verdict_of_b: Verdict, obstacle: str) -> Verdict:
-    """Return a verdict on the change of a figure that both runs have.
-
-    Args:
-        verdict_of_a: a verdict that has a value.
-        verdict_of_b: a verdict on the same figure that has a value.
-        obstacle: why the settings or the machines forbid a comparison; empty if they allow it.
-    """
-    # Find out whether the figures can be compared, and what to say about that.
-    outcomes = f"{verdict_of_a.outcome} in A, {verdict_of_b.outcome} in B"
-    reason = obstacle
-    if Outcome.INVALID in (verdict_of_a.outcome, verdict_of_b.outcome):
-        obstacle = outcomes
-        reason = outcomes
-    elif verdict_of_a.outcome is not verdict_of_b.outcome:
-        reason = "; ".join(filter(None, (outcomes, obstacle)))
-    outcome = Outcome.MEASURED
-    if obstacle:
-        outcome = Outcome.NOT_COMPARABLE
-
-    # Compare them. A correctness check isn't a metric, so it has no change.
-    metric = METRICS.get(verdict_of_b.metric)
-    change_frac = None
-    value_of_a = verdict_of_a.value
-    value_of_b = verdict_of_b.value
-    if metric is not None and not obstacle and value_of_a is not None and value_of_b is not None:
-        change_frac = better_frac(metric, value_of_b, value_of_a)
-    comparison = Comparison(
-        expected=value_of_a,
-        change_frac=change_frac,
-        two_sided=metric is not None and metric.two_sided,
-    )
-    return Verdict(
-        case_id=verdict_of_b.case_id,
-        metric=verdict_of_b.metric,
-        outcome=outcome,
-        value=value_of_b,
-        comparison=comparison,
-        reason=Reason(text=reason) if reason else None,
-    )
-
-
-def _as_expected(a: Report, case: CaseReport) -> Expected | None:
-    """Return what run A says about a case, in the form of a baseline; None without figures.
-
-    The values stay empty, because each verdict contains the value of run A that it compares with.
-    """
-    if case.figures is None:
-        return None
-    marginal_frac: tuple[float, ...] = ()
-    if case.figures.acceptance is not None:
-        marginal_frac = case.figures.acceptance.total.marginal_frac
-    return Expected(
-        environment=a.run.environment,
-        recorded_on=a.ended_at.partition("T")[0],
-        engine_version=case.figures.engine_version,
-        reason=f"run {a.run.run}",
-        values={},
-        marginal_frac=marginal_frac,
-        driver_version=a.origin.driver_version,
-    )
-
-
-def _engine_versions(cases: Iterable[CaseReport]) -> Iterator[str]:
-    """Yield the engine of each case with the version that its server reported, if it did."""
-    for case in cases:
-        if case.figures is not None and case.figures.engine_version:
-            yield f"{case.engine} {case.figures.engine_version}"

@@ -8,22 +8,16 @@ from specreg.baselines.comparison import differing_settings
 from specreg.baselines.schema import Baseline
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
-from specreg.report.document import (
-    CaseReport,
-    Report,
-    RunVerdict,
-    count_outcomes,
-    expected_of,
-    origin_of,
-    reproduce_command,
-    slowed_of,
-)
+from specreg.report.document import CaseReport, Report, RunVerdict, origin_of, reproduce_command
+from specreg.report.expected import expected_of
+from specreg.report.launches import slowed_of
 from specreg.servers.launch import log_paths
 from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.options import MAX_LAUNCHES_ASKED
 from specreg.suite.result import RunResult, shown_launch
 from specreg.verdicts.detection import MAX_LAUNCHES
 from specreg.verdicts.history import RunRecord
+from specreg.verdicts.status import count_outcomes
 
 LOGS_FOLDER = "logs"
 """The folder of a run that has the logs of its servers."""

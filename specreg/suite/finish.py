@@ -7,8 +7,9 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.report import terminal
-from specreg.report.document import FILE_NAME, Report, RunVerdict, last_launches, record_document
+from specreg.report.document import FILE_NAME, Report, RunVerdict, record_document
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
+from specreg.report.launches import last_launches
 from specreg.report.page import render_markdown
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times

@@ -12,7 +12,7 @@ from specreg.engines.launch_facts import changed_facts
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import last_launches
+from specreg.report.launches import last_launches
 from specreg.report.remarks import workload_remarks
 from specreg.suite.context import RunContext
 from specreg.suite.document import exact_baseline

@@ -18,8 +18,9 @@ from specreg.core.received import check_below, read_received, received_files
 from specreg.matrix.case import Case
 from specreg.measurement.ledger import LEDGER, read_ledger
 from specreg.measurement.measure import Measurement
-from specreg.report.document import FILE_NAME, Report, exit_status, load_report
+from specreg.report.document import FILE_NAME, Report, load_report
 from specreg.suite.plan import COPIED, PLAN, PLAN_VERSION, RunPlan
+from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
 
 _MAX_PLAN_BYTES = 16 * 2**20

@@ -18,8 +18,9 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 
 from specreg.correctness.checks import CHECKS
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import Report, side_by_side
+from specreg.report.document import Report
 from specreg.report.page import render_page
+from specreg.report.side_by_side import side_by_side
 from specreg.report.trend import MachineHistory, load_histories, render_trend
 from specreg.verdicts.verdict import NOTHING_COMPARED
 from tests.unit import builders

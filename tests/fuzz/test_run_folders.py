@@ -18,9 +18,10 @@ from specreg.measurement.ledger import LEDGER, Ledger, read_ledger
 from specreg.measurement.metrics import METRICS
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import render_benchmarks
-from specreg.report.document import FILE_NAME, ArmReport, Report, load_report, side_by_side
+from specreg.report.document import FILE_NAME, ArmReport, Report, load_report
 from specreg.report.exports import FORMS
 from specreg.report.page import render_page
+from specreg.report.side_by_side import side_by_side
 from specreg.report.terminal import render_report
 from specreg.stats.intervals import Spread
 from specreg.suite.document import run_verdict

@@ -9,16 +9,9 @@ from specreg.load.rounds import Round
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
-from specreg.report.document import (
-    CaseReport,
-    Expected,
-    Report,
-    RunOrigin,
-    RunVerdict,
-    count_outcomes,
-    exit_status,
-)
+from specreg.report.document import CaseReport, Expected, Report, RunOrigin, RunVerdict
 from specreg.verdicts.history import RunRecord
+from specreg.verdicts.status import count_outcomes, exit_status
 from specreg.verdicts.verdict import Cause, Comparison, Outcome, Verdict
 from tests.unit import builders
 

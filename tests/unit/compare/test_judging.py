@@ -14,7 +14,7 @@ from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPU
 from specreg.core.reasons import Invalidity, Reason
 from specreg.measurement.ledger import ArmLaunch
 from specreg.measurement.metrics import GATE_METRICS, Family
-from specreg.report.document import exit_status
+from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.bench.gate import CASES, World, simulated_decision
 from tests.unit import builders

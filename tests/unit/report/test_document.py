@@ -17,26 +17,24 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
 from specreg.report.charts import change_pictures
 from specreg.report.document import (
-    STATUS_MEANINGS,
     Expected,
     Report,
-    exit_status,
-    last_launches,
     load_own_report,
     load_report,
     load_verdict,
     record_document,
     render_schema,
-    side_by_side,
-    slowed_of,
 )
 from specreg.report.failures import properties
+from specreg.report.launches import last_launches, slowed_of
 from specreg.report.page import render_markdown, render_page
+from specreg.report.side_by_side import side_by_side
 from specreg.report.summary import notes_of
 from specreg.report.terminal import render_report
 from specreg.stats.percentiles import summarize
 from specreg.suite.document import report_of, run_verdict
 from specreg.telemetry.identity import Environment
+from specreg.verdicts.status import STATUS_MEANINGS, exit_status
 from specreg.verdicts.verdict import Outcome
 from tests.unit import builders
 from tests.unit.builders import reports, runs

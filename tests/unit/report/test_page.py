@@ -22,11 +22,12 @@ from specreg.report.charts import (
     positions_by_method,
     speedup_picture,
 )
-from specreg.report.document import ArmReport, CaseReport, Headline, Report, Tone, side_by_side
+from specreg.report.document import ArmReport, CaseReport, Headline, Report, Tone
 from specreg.report.drawing import CurvePicture
 from specreg.report.failures import since_when
 from specreg.report.junit import render_junit
 from specreg.report.page import render_page
+from specreg.report.side_by_side import side_by_side
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.verdict import Outcome
