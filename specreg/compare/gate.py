@@ -48,7 +48,7 @@ from specreg.datasets.prompts import prompts_sha256
 from specreg.load.chat_client import FinishedRequest, Record
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model, served_models
-from specreg.matrix.prompts import check_contexts, load_case_prompts
+from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.ledger import LEDGER, ArmLaunch, FailedLaunch, Key, Ledger, MeasuredLaunch
 from specreg.measurement.measure import Plan, measure, workload_of
@@ -565,6 +565,7 @@ def _sides(
                 origin, cases, on_gpu=on_gpu, show=options.show, waits=options.waits
             )
             sources.append(source)
+            check_drafts(options.root, cases)
             check_contexts(options.root, cases)
     # Install only after both sides were checked, because an installation takes minutes.
     for side, source in zip(COMPARED, sources, strict=True):

@@ -20,7 +20,7 @@ from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.processes import resident_bytes
 from specreg.core.reasons import Reason
 from specreg.matrix.case import Case, Tier
-from specreg.matrix.prompts import check_contexts, load_case_prompts
+from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.figures import figures_of
 from specreg.measurement.ledger import LEDGER, Ledger, Segment
@@ -157,6 +157,7 @@ class Soak:
         engine_origin = parse_origin(options.engine or case.server.engine)
         on_gpu = self.tier.needs_gpus > 0
         source = provision_side(engine_origin, [case], on_gpu=on_gpu, show=options.show)
+        check_drafts(options.root, [case])
         check_contexts(options.root, [case])
         start = ServerStart(
             spec=case.server,

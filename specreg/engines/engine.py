@@ -148,6 +148,10 @@ class Memory:
     share_frac: float
 
 
+ReadConfig = Callable[[], Mapping[str, Any]]
+"""Returns the content of a model's `config.json`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions(LaunchSettings):
     """The options from which an engine makes the command line of a server.
@@ -473,6 +477,19 @@ class Engine(ABC):
             if not (is_default or is_like_target or is_supported):
                 message = f"engine '{self.name}' can't spread a model in this way; leave it out"
                 raise UnsupportedError(f"parallel.{name} = {value}: {message}")
+
+    def check_draft(self, settings: LaunchSettings, read_config: ReadConfig) -> None:
+        """Check that the engine takes a draft with a server's settings.
+
+        Args:
+            settings: The settings of the server.
+            read_config: Returns the draft's `config.json`, which it may have to fetch; empty if
+                that isn't available.
+
+        Raises:
+            UnsupportedError: The engine would refuse the draft.
+        """
+        del settings, read_config
 
     def files(self, options: LaunchOptions) -> Mapping[str, str]:
         """Return the texts of the files that a server reads, by their path in `options.folder`."""

@@ -6,6 +6,7 @@ The server also starts without a GPU if another package takes the place of the k
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -23,6 +24,8 @@ from specreg.engines.engine import (
     Fetch,
     Identity,
     LaunchOptions,
+    LaunchSettings,
+    ReadConfig,
     Requirement,
     given_flags,
 )
@@ -416,6 +419,27 @@ class Sglang(Engine):
                 raise UnsupportedError(f"{message}; correct it, or leave it out")
         return super().further_speculation(flags)
 
+    def check_draft(self, settings: LaunchSettings, read_config: ReadConfig) -> None:
+        """Check that the context is no longer than the draft's, or that this is allowed.
+
+        SGLang 0.5.23 gives the draft the context of the server, and raises if that is more than the
+        draft's configuration states (`_derive_context_length` in srt/configs/model_config.py).
+
+        Raises:
+            UnsupportedError: The context is too long for the draft.
+        """
+        variables = {**os.environ, **dict(settings.engine_env)}
+        if variables.get(_LONGER_CONTEXT, "").lower() in {"1", "true", "yes", "y"}:
+            return
+        longest_tokens = _context_tokens(read_config())
+        if longest_tokens is None or settings.max_model_len_tokens <= longest_tokens:
+            return
+        raise UnsupportedError(
+            f"max_model_len_tokens = {settings.max_model_len_tokens}: the draft's context has only"
+            f" {longest_tokens} tokens, and SGLang refuses a longer one; lower it, or set"
+            f' engine_env = {{ {_LONGER_CONTEXT} = "1" }} if the draft works beyond its context'
+        )
+
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
         """Return a configuration with the algorithm in capitals, and EAGLE instead of NEXTN."""
         algorithm = str(speculation.get("speculative-algorithm", "")).upper()
@@ -569,9 +593,7 @@ def _dtype(options: LaunchOptions) -> str:
     config = options.target_config
     if options.dtype != "auto" or not config:
         return options.dtype
-    # The configuration of a model that also takes images has one for its language model.
-    parts = [config[key] for key in _LANGUAGE_MODELS if isinstance(config.get(key), dict)]
-    language_model = next(iter(parts), config)
+    language_model = _language_model(config)
     stated = _stated_format(language_model) or _stated_format(config)
     if stated in {"float16", "bfloat16"}:
         return stated
@@ -581,6 +603,32 @@ def _dtype(options: LaunchOptions) -> str:
     if str(language_model.get("model_type", "")).startswith("gemma"):
         return "bfloat16"
     return "float16"
+
+
+def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a model's configuration that is about its language model.
+
+    The configuration of a model that also takes images has a part for it, and others are all of it.
+    """
+    parts = [config[key] for key in _LANGUAGE_MODELS if isinstance(config.get(key), dict)]
+    return next(iter(parts), config)
+
+
+def _context_tokens(config: Mapping[str, Any]) -> int | None:
+    """Return the longest context that SGLang takes a model to have; None if it isn't stated.
+
+    That is `get_context_length` of 0.5.23 (srt/utils/hf_transformers/common.py).
+    """
+    language_model = _language_model(config)
+    lengths = [language_model[key] for key in _CONTEXT_KEYS if language_model.get(key)]
+    if not lengths:
+        return None
+    # transformers 5 has renamed the key.
+    scaling = language_model.get("rope_scaling") or language_model.get("rope_parameters") or {}
+    is_in_length = "original_max_position_embeddings" in scaling
+    is_in_length = is_in_length or scaling.get("rope_type") == "llama3"
+    factor = 1 if is_in_length else scaling.get("factor", 1)
+    return int(factor * lengths[0])
 
 
 def _stated_format(config: Mapping[str, Any]) -> str:
@@ -619,6 +667,12 @@ def _revision_flags(options: LaunchOptions) -> Sequence[str]:
     return words
 
 
+_CONTEXT_KEYS = (
+    *("max_sequence_length", "seq_length", "max_seq_len", "model_max_length"),
+    "max_position_embeddings",
+)
+"""What a configuration may call the longest context, in SGLang's order."""
+_LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _LANGUAGE_MODELS = ("thinker_config", "llm_config", "language_config", "text_config")
 """Where a model's configuration has that of its language model, in SGLang's order."""
 _CPU_FLAGS = (

@@ -3,7 +3,8 @@
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import Form
-from specreg.matrix.case import Case
-from specreg.matrix.models import model_file, resolve_model, vocabulary_of
+from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.models import config_of, model_file, resolve_model, vocabulary_of
+from specreg.matrix.weights import CONFIG
 
 
 def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
@@ -86,6 +88,29 @@ def check_contexts(root: Path, cases: Iterable[Case]) -> None:
         # A model that isn't available is reported by the tests of the case.
         with contextlib.suppress(ModelError):
             _check_context(root, case)
+
+
+def check_drafts(root: Path, cases: Iterable[Case]) -> None:
+    """Check that the engine of each case takes its draft, by the draft's configuration.
+
+    If that isn't available, the draft isn't checked, and its server refuses what it can't take.
+
+    Raises:
+        UnsupportedError: An engine would refuse a draft.
+    """
+    for spec in dict.fromkeys(case.server for case in cases if case.server.draft is not None):
+        read_config = functools.partial(_draft_config, root, spec)
+        engine_named(spec.engine).check_draft(spec, read_config)
+
+
+def _draft_config(root: Path, spec: ServerSpec) -> Mapping[str, Any]:
+    """Return the configuration of a server's draft; empty if it isn't available."""
+    try:
+        draft = resolve_model(root, spec.draft or "")
+        folder = model_file(draft, CONFIG).parent
+    except ModelError:
+        return {}
+    return config_of(str(folder), spec.draft_revision, os.environ)
 
 
 def _check_context(root: Path, case: Case) -> None:

@@ -10,7 +10,7 @@ from specreg.core.errors import SpecregError, check_name
 from specreg.core.files import cause_of, check_can_write
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
-from specreg.matrix.prompts import check_contexts
+from specreg.matrix.prompts import check_contexts, check_drafts
 from specreg.matrix.tier import load_tier
 from specreg.measurement.ledger import last_run
 from specreg.measurement.metrics import check_allowed
@@ -274,4 +274,5 @@ def check_cases(context: RunContext, cases: Collection[Case]) -> None:
         check_attached(cases, context.provision.url, root=context.root)
     else:
         context.provision.check(cases)
+        check_drafts(context.root, cases)
     check_contexts(context.root, cases)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from specreg.core.errors import DatasetError, ModelError
+from specreg.core.errors import DatasetError, ModelError, UnsupportedError
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
-from specreg.matrix.prompts import check_contexts, count_tokens
+from specreg.matrix.prompts import check_contexts, check_drafts, count_tokens
 from tests.unit import builders
 
 TINY = builders.ROOT / "fixtures/models/tiny/target"
@@ -112,3 +112,75 @@ def test_a_model_that_is_not_there_hides_no_prompt_that_does_not_fit(root: Path)
     with pytest.raises(DatasetError, match="don't fit"):
         check_contexts(root, [dataclasses.replace(case(), server=missing), case()])
     check_contexts(root, [dataclasses.replace(case(), server=missing)])
+
+
+LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+
+
+def with_head(root: Path, config: dict[str, Any], **settings: Any) -> Case:  # noqa: ANN401 - as above
+    """A case of SGLang with a head of one's own."""
+    shutil.copytree(TINY.parent / "eagle3", root / "fixtures/head", dirs_exist_ok=True)
+    (root / "fixtures/head/config.json").write_text(json.dumps(config))
+    spec = builders.on_server(engine="sglang", method="eagle3", draft="fixtures/head").server
+    return dataclasses.replace(builders.CASE, server=dataclasses.replace(spec, **settings))
+
+
+@pytest.mark.parametrize(
+    ("config", "longest_tokens"),
+    [
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"max_position_embeddings": 9999, "model_max_length": 2048}, 2048),
+        ({"text_config": {"max_position_embeddings": 2048}, "max_position_embeddings": 9}, 2048),
+        ({"max_position_embeddings": 512, "rope_scaling": {"factor": 4.0}}, 2048),
+        ({"max_position_embeddings": 512, "rope_parameters": {"factor": 4.0}}, 2048),
+        (
+            {
+                "max_position_embeddings": 2048,
+                "rope_scaling": {"factor": 8.0, "rope_type": "llama3"},
+            },
+            2048,
+        ),
+        (
+            {
+                "max_position_embeddings": 2048,
+                "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 512},
+            },
+            2048,
+        ),
+    ],
+)
+def test_sglang_is_not_started_with_a_context_that_the_draft_lacks(
+    root: Path, config: dict[str, Any], longest_tokens: int
+) -> None:
+    check_drafts(root, [with_head(root, config, max_model_len_tokens=longest_tokens)])
+    with pytest.raises(UnsupportedError) as error:
+        check_drafts(root, [with_head(root, config, max_model_len_tokens=longest_tokens + 1)])
+    assert str(error.value).startswith(
+        f"max_model_len_tokens = {longest_tokens + 1}: the draft's context has only"
+        f" {longest_tokens} tokens"
+    )
+    assert f'engine_env = {{ {LONGER} = "1" }}' in str(error.value)
+
+
+def test_a_context_that_the_draft_lacks_can_be_allowed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"max_position_embeddings": 2048}
+    too_long = with_head(root, config, max_model_len_tokens=4096)
+    allowed = with_head(root, config, max_model_len_tokens=4096, engine_env=((LONGER, "1"),))
+    check_drafts(root, [allowed])
+    monkeypatch.setenv(LONGER, "true")
+    check_drafts(root, [too_long])
+    monkeypatch.setenv(LONGER, "0")
+    with pytest.raises(UnsupportedError):
+        check_drafts(root, [too_long])
+
+
+def test_a_draft_is_not_checked_for_what_is_not_known_or_harmless(root: Path) -> None:
+    unstated = with_head(root, {"architectures": ["Other"]}, max_model_len_tokens=4096)
+    check_drafts(root, [unstated])
+    missing = builders.on_server(engine="sglang", draft="fixtures/none")
+    # vLLM drafts no further than the context of its draft.
+    on_vllm = builders.on_server(engine="vllm", draft="fixtures/head", max_model_len_tokens=2**20)
+    without = builders.on_server(engine="sglang", method="none", draft=None)
+    check_drafts(root, [missing, on_vllm, without])
