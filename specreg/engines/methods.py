@@ -52,19 +52,23 @@ class Spelling:
         packages: The packages that the method needs in addition to the engine.
         learns: True if the method drafts from texts that the server has generated before, so that
             the acceptance depends on them.
+        since: The first version of the engine with the method, or the oldest one that was looked
+            at; empty if all have it.
         until: The first version of the engine without the method; empty if all have it.
     """
 
     settings: Mapping[str, Setting]
     packages: tuple[str, ...] = ()
     learns: bool = False
+    since: str = ""
     until: str = ""
 
     def is_in(self, version: str) -> bool:
         """Return whether a version of the engine has the method; True if the version is unknown."""
-        if not version or not self.until:
+        if not version:
             return True
-        return is_older(version, self.until)
+        is_too_old = bool(self.since) and is_older(version, self.since)
+        return not is_too_old and (not self.until or is_older(version, self.until))
 
     def render(
         self, draft: str | None, draft_tokens: int, tree: Tree | None = None
@@ -141,6 +145,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "pard": Method(needs_draft=True),
         "p_eagle": Method(needs_draft=True),
         "dflash": Method(needs_draft=True),
+        # DFlash with a convolution and a choice among candidates, and DFlash with a refiner.
+        "dflash2": Method(needs_draft=True),
+        "xpress": Method(needs_draft=True),
         # Like DFlash, but each token is then corrected by the one before it. A step may have fewer
         # drafts than requested, if the head's confidence is low.
         "dspark": Method(needs_draft=True),

@@ -318,6 +318,8 @@ _METHODS = {
     "frozen_kv_mtp": _drafter("FROZEN_KV_MTP", _CHAIN),
     "multi_layer_eagle": _drafter("EAGLE", _CHAIN | {"enable-multi-layer-eagle": True}),
     "dflash": _drafter("DFLASH", _DRAFT),
+    # SGLang tells its head apart by the architecture in the head's config.json.
+    "dflash2": _drafter("DFLASH", _DRAFT),
     "dspark": _drafter("DSPARK", _DRAFT),
 }
 

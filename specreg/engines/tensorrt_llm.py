@@ -107,6 +107,7 @@ _METHODS = {
     "suffix_automaton": _drafter("SA"),
     # The head's own config.json has its mask token and the layers that it reads.
     "dflash": _drafter("DFlash", speculative_model=DRAFT),
+    "dspark": _drafter("DSpark", speculative_model=DRAFT),
 }
 
 

@@ -676,7 +676,7 @@ def check_version(case: Case, version: str) -> None:
             version is checked.
 
     Raises:
-        UnsupportedError: The version is too old for the suite, no longer has the method, or can't
+        UnsupportedError: The version is too old for the suite, doesn't have the method, or can't
             answer the case's form of requests.
     """
     engine = engine_named(case.server.engine)
@@ -686,9 +686,10 @@ def check_version(case: Case, version: str) -> None:
     method = case.server.method
     spelling = engine.spelling_of(method)
     if not spelling.is_in(version):
+        versions = f"from {spelling.since} on" if spelling.since else f"before {spelling.until}"
         raise UnsupportedError(
-            f"method '{method}': {engine.name} {version} no longer has it, needed a version before"
-            f" {spelling.until}; use such a version, or choose other cases"
+            f"method '{method}': {engine.name} {version} doesn't have it, needed a version"
+            f" {versions}; use such a version, or choose other cases"
         )
     if case.form is Form.CHAT and engine.wire_format.accepts_only_text:
         raise UnsupportedError(

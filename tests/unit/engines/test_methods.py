@@ -66,6 +66,9 @@ def test_a_tree_is_as_deep_as_asked_and_counts_its_root() -> None:
         ("medusa", "0.32.0", True),
         ("medusa", "0.33.0", False),
         ("medusa", "", True),  # of a build it is known once it is installed
+        ("xpress", "0.32.0", False),
+        ("xpress", "0.33.0", True),
+        ("xpress", "", True),
         ("eagle3", "0.33.0", True),
     ],
 )

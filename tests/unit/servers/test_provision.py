@@ -102,9 +102,13 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
     "a-method-that-is-gone": (
         *(of_version("0.33.0"), [case("vllm", "medusa")]),
         (
-            "method 'medusa': vllm 0.33.0 no longer has it, needed a version before 0.33; use such"
+            "method 'medusa': vllm 0.33.0 doesn't have it, needed a version before 0.33; use such"
             " a version, or choose other cases"
         ),
+    ),
+    "a-method-that-is-newer": (
+        *(of_version("0.32.0"), [case("vllm", "xpress")]),
+        "method 'xpress': vllm 0.32.0 doesn't have it, needed a version from 0.33 on; use such",
     ),
     "not-installable": (
         *(ON_GPU, [case("tensorrt_llm")]),
