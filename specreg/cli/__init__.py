@@ -39,6 +39,7 @@ _COMMANDS: Mapping[str, str] = {
     "doctor": "suite",
     "report": "report",
     "merge": "suite",
+    "judge": "suite",
     "ray": "suite",
     "selftest": "cases",
     "baselines": "cases",

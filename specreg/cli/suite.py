@@ -19,23 +19,27 @@ import typer
 
 from specreg.baselines.record import COMMIT, commit_of
 from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, naming, say
+from specreg.compare.options import parse_tolerances
 from specreg.core.commands import install_command
 from specreg.core.errors import SpecregError, check_name
 from specreg.core.files import real_path
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
 from specreg.core.received import received_files, write_received
 from specreg.measurement.ledger import LEDGER
+from specreg.measurement.metrics import METRICS
 from specreg.report.document import FILE_NAME, load_own_report
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_report
 from specreg.suite.configure import open_context
-from specreg.suite.document import run_verdict
+from specreg.suite.document import report_of, run_verdict
 from specreg.suite.finish import record_run
-from specreg.suite.merge import last_end, merge_shards, open_merged
+from specreg.suite.judged_again import judge_again
+from specreg.suite.merge import merge_shards, open_merged
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Inconclusive, Options, options_typed
 from specreg.suite.plan import PLAN
 from specreg.suite.preflight import State, examine, render_findings
+from specreg.suite.remarks import remarks_of
 from specreg.suite.shard_runs import has_plan, load_shard
 from specreg.suite.shards import SHARDS, Shard
 from specreg.verdicts.status import exit_status
@@ -55,6 +59,19 @@ of the shard, which has to remove the shard's folder.
 _POLL_S = 0.1
 _SHARD_ENDS_WITHIN_S = 8.0
 """How long a shard may take to end when it has to: more than the 5 s that it gives its server."""
+
+
+_InconclusiveOption = Annotated[
+    str, typer.Option(help="what INCONCLUSIVE does to the status: nights, fail, warn or warn-speed")
+]
+_MatrixOption = Annotated[str, typer.Option(help="the folder of the tiers, relative to the root")]
+_BaselinesOption = Annotated[
+    str, typer.Option(help="the folder of the baselines, relative to the root")
+]
+_HistoryOption = Annotated[
+    str | None,
+    typer.Option(help="the folder of the history, relative to the root, or none to leave it out"),
+]
 
 
 def doctor(
@@ -84,22 +101,10 @@ def merge(
         str | None,
         typer.Option(help="why baselines are recorded (default: the reason of the shards)"),
     ] = None,
-    inconclusive: Annotated[
-        str,
-        typer.Option(help="what INCONCLUSIVE does to the status: nights, fail, warn or warn-speed"),
-    ] = DEFAULT_OPTIONS.inconclusive,
-    matrix: Annotated[
-        str, typer.Option(help="the folder of the tiers, relative to the root")
-    ] = DEFAULT_OPTIONS.matrix,
-    baselines: Annotated[
-        str, typer.Option(help="the folder of the baselines, relative to the root")
-    ] = DEFAULT_OPTIONS.baselines,
-    history: Annotated[
-        str | None,
-        typer.Option(
-            help="the folder of the history, relative to the root, or none to leave it out"
-        ),
-    ] = DEFAULT_OPTIONS.history,
+    inconclusive: _InconclusiveOption = DEFAULT_OPTIONS.inconclusive,
+    matrix: _MatrixOption = DEFAULT_OPTIONS.matrix,
+    baselines: _BaselinesOption = DEFAULT_OPTIONS.baselines,
+    history: _HistoryOption = DEFAULT_OPTIONS.history,
     *,
     update_baselines: Annotated[
         bool, typer.Option("--update-baselines", help="write the baselines that shards recorded")
@@ -120,6 +125,46 @@ def merge(
         history=history,
     )
     _merge(runs, into, root, options)
+
+
+def judge(
+    run: Annotated[Path, typer.Argument(help="the folder of the run, which stays as it is")],
+    root: RootOption = HERE,
+    inconclusive: _InconclusiveOption = DEFAULT_OPTIONS.inconclusive,
+    matrix: _MatrixOption = DEFAULT_OPTIONS.matrix,
+    baselines: _BaselinesOption = DEFAULT_OPTIONS.baselines,
+    history: _HistoryOption = DEFAULT_OPTIONS.history,
+    *,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(help="METRIC=SHARE, the tolerated loss of a metric in place of its own"),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="the name of an earlier run in the history that isn't judged with"),
+    ] = None,
+) -> None:
+    """Judge a recorded run anew: with other tolerances, newer baselines, or without a night.
+
+    Nothing is started or written. Example: `specreg judge .specreg/runs/20261128T020000-1
+    --tolerance throughput_tokens_per_s=0.05`
+    """
+    check_name("--inconclusive", inconclusive, get_args(Inconclusive))
+    options = Options(
+        inconclusive=inconclusive, matrix=matrix, baselines=baselines, history=history
+    )
+    tolerances_frac = parse_tolerances(tolerance or (), METRICS)
+    with naming(run / FILE_NAME, run / LEDGER):
+        judged, remarks = judge_again(
+            real_path(root), options, run, tolerances_frac, frozenset(without or ())
+        )
+        result = judged.result()
+    status = exit_status(result.verdicts)
+    verdict = run_verdict(result, status, cut_short=not judged.cases.is_whole)
+    command = shlex.join(("specreg", *sys.argv[1:]))
+    report = report_of(result, verdict, command=command, remarks=(*remarks, *remarks_of(result)))
+    say(render_report(report, color=sys.stdout.isatty()), styled=sys.stdout.isatty())
+    raise typer.Exit(status)
 
 
 def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> None:
@@ -153,9 +198,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
             remarks.append(remark)
 
         # Judge their measurements together.
-        merged, shard_remarks = merge_shards(
-            context, shards, missing_is_invalid=True, ended_at=last_end(shards)
-        )
+        merged, shard_remarks = merge_shards(context, shards, missing_is_invalid=True)
         remarks += shard_remarks
         merged.judge.conclude()
         result = merged.result()

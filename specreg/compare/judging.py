@@ -14,9 +14,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from specreg.acceptance.record import NO_STEPS
 from specreg.baselines.answer_lengths import changed_lengths
@@ -26,10 +24,8 @@ from specreg.baselines.comparison import (
     paired_counts,
     paired_ratio_change,
 )
-from specreg.compare.options import TOLERANCE, ComparisonOptions
+from specreg.compare.options import ComparisonOptions, parse_tolerances
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
-from specreg.core.errors import UnsupportedError, check_name
-from specreg.core.files import UNREADABLE
 from specreg.core.reasons import Reason
 from specreg.measurement.ledger import ArmLaunch, FailedLaunch
 from specreg.measurement.measure import Measurement
@@ -67,8 +63,6 @@ _MAX_GROWTH_RATIO = 1000
 number."""
 
 _NEVER_DECIDED = "no number of launches or prompts would decide it"
-
-_Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 def why_invalid(launch: ArmLaunch, metric: Metric) -> Reason | None:
@@ -150,16 +144,7 @@ def rules_of(options: ComparisonOptions, *, figures: int) -> Rules:
         UnsupportedError: a tolerance isn't a fraction between 0 and 1.
         UnknownNameError: a tolerance names a metric that doesn't exist.
     """
-    tolerances = {}
-    for text in options.tolerances:
-        name, _, share = text.partition("=")
-        where = f"{TOLERANCE} {text}"
-        check_name("metric", name, GATE_METRICS, where)
-        try:
-            tolerances[name] = msgspec.convert(share, _Share, strict=False)
-        except UNREADABLE as error:
-            message = f"{where}: '{share}' is no fraction between 0 and 1; 0.03 is 3 %"
-            raise UnsupportedError(message) from error
+    tolerances = parse_tolerances(options.tolerances, GATE_METRICS)
     return Rules(launches=options.launches, figures=figures, tolerances=tolerances)
 
 

@@ -4,18 +4,22 @@ A field with a Typer annotation is an option or an argument of the command; see 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from typer import Argument, Option
 
-from specreg.core.files import real_path
+from specreg.core.errors import UnsupportedError, check_name
+from specreg.core.files import UNREADABLE, real_path
 from specreg.core.readable import readable_block
+from specreg.measurement.metrics import Metric
 
 TOLERANCE = "--tolerance"
+_Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 MAX_LAUNCHES = 1000
 """The most launches of each side of a gate."""
 
@@ -168,3 +172,23 @@ class SoakOptions(ServerOptions):
             max=1,
         ),
     ] = None
+
+
+def parse_tolerances(texts: Iterable[str], metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Return tolerances that were typed as METRIC=SHARE, by the metric's name.
+
+    Raises:
+        UnsupportedError: a tolerance isn't a fraction between 0 and 1.
+        UnknownNameError: a tolerance names none of the metrics.
+    """
+    tolerances = {}
+    for text in texts:
+        name, _, share = text.partition("=")
+        where = f"{TOLERANCE} {text}"
+        check_name("metric", name, metrics, where)
+        try:
+            tolerances[name] = msgspec.convert(share, _Share, strict=False)
+        except UNREADABLE as error:
+            message = f"{where}: '{share}' is no fraction between 0 and 1; 0.03 is 3 %"
+            raise UnsupportedError(message) from error
+    return tolerances

@@ -474,6 +474,11 @@ class Case(WorkloadSettings):
             return dataclasses.replace(self, prompts=prompts, matrix_prompts=None)
         return dataclasses.replace(self, prompts=prompts, matrix_prompts=matrix_prompts)
 
+    def tolerating(self, tolerances_frac: Mapping[str, float]) -> "Case":
+        """Return the case with other tolerances for some metrics, by their names."""
+        tolerances = {**dict(self.tolerances), **tolerances_frac}
+        return dataclasses.replace(self, tolerances=tuple(tolerances.items()))
+
     @property
     def needs_fresh_server(self) -> bool:
         """True if another case's requests to the server would change what this case measures."""

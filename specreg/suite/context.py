@@ -89,6 +89,7 @@ class RunContext:
         clock: The time of day.
         is_worker: True if this process is a worker of pytest-xdist, which measures a part of the
             run.
+        nights_left_out: The names of earlier runs that aren't judged with.
         processor_load: The load of this machine when the run began; None if the run was merged from
             shards, which may come from other machines.
     """
@@ -103,6 +104,7 @@ class RunContext:
     store: BaselineStore
     clock: RunClock
     is_worker: bool = False
+    nights_left_out: AbstractSet[str] = frozenset()
     processor_load: ProcessorLoad | None = None
 
     @property
@@ -157,7 +159,10 @@ class RunContext:
             return NO_HISTORY
         case_ids = {case.id for case in self.tier.cases}
         case_ids.update(path.stem for path in self.store.own_paths())
-        return load_history(self.history_path, dt.datetime.now(tz=dt.UTC), case_ids)
+        history = load_history(self.history_path, dt.datetime.now(tz=dt.UTC), case_ids)
+        for name in self.nights_left_out:
+            history = history.without(name)
+        return history
 
     @property
     def history_path(self) -> Path:

@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from specreg.baselines.record import commit_of
@@ -63,7 +63,7 @@ def merge_shards(
     *,
     missing_is_invalid: bool,
     are_workers: bool = False,
-    ended_at: str = "",
+    known: Mapping[str, Case] | None = None,
 ) -> tuple[Run[MergedCases], tuple[str, ...]]:
     """Judge the measurements of shards as if one process had made them, and copy their files.
 
@@ -72,7 +72,8 @@ def merge_shards(
         shards: The shards.
         missing_is_invalid: True if a case that no shard measured is INVALID; False to leave it out.
         are_workers: True if the shards are workers of this run, on this machine.
-        ended_at: When the last shard ended, as ISO 8601; empty if the run ends in this process.
+        known: The cases that are judged, by the `Case.key` with which they were measured; None for
+            those of the tier.
 
     Returns:
         The run, and remarks on its shards.
@@ -81,7 +82,8 @@ def merge_shards(
         SpecregError: A ledger can't be read, or the files of a shard can't be copied.
     """
     # Read the ledgers.
-    shards = [with_ledger(shard, context.tier.cases, is_ours=are_workers) for shard in shards]
+    known = known or {case.key: case for case in context.tier.cases}
+    shards = [with_ledger(shard, known, is_ours=are_workers) for shard in shards]
     ledger = Ledger(context.run_folder / LEDGER)
     cases = MergedCases(shards=shards, root=context.root, ledger=ledger)
     selection = _selection_of(cases, context)
@@ -113,7 +115,7 @@ def merge_shards(
         selection=selection,
         cases=cases,
         judge=judge,
-        ended_at=ended_at,
+        ended_at="" if are_workers else last_end(shards),
         is_merged=True,
     )
     return run, tuple(cases.remarks())
@@ -275,7 +277,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
     _check_repository("commit", plan.commit, commit_of(root), root)
     _check_repository("matrix_sha256", plan.matrix_sha256, matrix_sha256(tier), root)
     for shard in shards:
-        _check_names(shard, tier)
+        check_names(shard, tier)
     # Prepare the folder.
     _empty(into)
     began_at = min(shard.plan.began_at for shard in shards)
@@ -327,7 +329,7 @@ def _check_recording(plan: RunPlan, options: Options) -> None:
         raise SpecregError(f"{command} {_UPDATE}: {problem}; leave it out")
 
 
-def _check_names(shard: ShardRun, tier: Tier) -> None:
+def check_names(shard: ShardRun, tier: Tier) -> None:
     """Check that the plan of a shard names only cases, metrics and checks that exist here.
 
     Raises:

@@ -6,7 +6,7 @@ the measurements of a shard that died can be merged too.
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -111,12 +111,12 @@ def _decode_plan(path: Path, content: bytes) -> RunPlan:
         raise SpecregError(f"'{path}': {error}; {_AGAIN}") from error
 
 
-def with_ledger(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> ShardRun:
+def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) -> ShardRun:
     """Return a shard with the measurements and verdicts of its ledger.
 
     Args:
         shard: The shard.
-        cases: The cases of the tier in this repository. Entries of other cases are left out.
+        known: The cases in this repository, by `Case.key`. Entries of other cases are left out.
         is_ours: True if this machine wrote the ledger. Then entries that can't be read are left
             out too, because an earlier version of the cases or of specreg may have written them.
 
@@ -127,20 +127,19 @@ def with_ledger(shard: ShardRun, cases: Iterable[Case], *, is_ours: bool) -> Sha
     path = shard.folder / LEDGER
     if not os.path.lexists(path):
         return shard
-    cases_by_key = {case.key: case for case in cases}
     # A ledger from another machine is checked line by line against the cases here.
-    trusted = None if is_ours else cases_by_key
+    trusted = None if is_ours else known
     recorded = read_ledger(path, known=trusted)
     measured = {
         (key.case_id, key.launch): measurement
         for key, measurement in recorded.measured.items()
-        if key.case in cases_by_key
+        if key.case in known
     }
     try:
         checked = {
             (key.case_id, check): msgspec.convert(line.verdict, Verdict)
             for (key, check), line in recorded.checked.items()
-            if key.case in cases_by_key
+            if key.case in known
         }
     except msgspec.ValidationError as error:
         raise SpecregError(f"ledger '{path}': {error}; {_AGAIN}") from error

@@ -25,7 +25,7 @@ from specreg.report.side_by_side import side_by_side
 from specreg.report.terminal import render_report
 from specreg.stats.intervals import Spread
 from specreg.suite.document import run_verdict
-from specreg.suite.merge import last_end, merge_shards, open_merged
+from specreg.suite.merge import merge_shards, open_merged
 from specreg.suite.options import Options
 from specreg.suite.plan import PLAN
 from specreg.suite.shard_runs import load_shard, with_ledger
@@ -64,7 +64,8 @@ def read_plan(machine: MergingMachine, shard: Path, folder: Path, content: bytes
 def read_foreign_ledger(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:
     """What a ledger says, calculated with as a merge and a report do."""
     copy = shard_with(shard, folder, LEDGER, content)
-    loaded = with_ledger(load_shard(copy), machine.tier.cases, is_ours=False)
+    known = {case.key: case for case in machine.tier.cases}
+    loaded = with_ledger(load_shard(copy), known, is_ours=False)
     for (case_id, launch), measurement in loaded.measured.items():
         assert measurement.case.id == case_id
         msgspec.json.encode(figures_of(measurement, launch))
@@ -100,7 +101,7 @@ def read_merged_report(machine: MergingMachine, shard: Path, folder: Path, conte
     copy = shard_with(shard, folder, FILE_NAME, content)
     shards = [load_shard(copy)]
     context = open_merged(machine.root, Options(), shards, folder / "merged")
-    run, _ = merge_shards(context, shards, missing_is_invalid=True, ended_at=last_end(shards))
+    run, _ = merge_shards(context, shards, missing_is_invalid=True)
     assert all(isinstance(loaded_shard.failed_otherwise, bool) for loaded_shard in shards)
     msgspec.json.encode(run_verdict(run.result(), 0, cut_short=False))
 
