@@ -162,10 +162,16 @@ def cause_of(error: Exception) -> str:
     return str(error)
 
 
-def remedy_of(error: OSError) -> str:
-    """Return what to do about an error of the system."""
-    if error.filename is not None:
-        return "make room or repair its rights"
+def remedy_of(error: OSError, of_file: str = "make room or repair its rights") -> str:
+    """Return what to do about an error of the system.
+
+    Args:
+        error: The error.
+        of_file: What to do if the file that the error names is the cause.
+    """
+    # Whatever file is opened when too many are open is named, and isn't the cause.
+    if error.filename is not None and error.errno not in {errno.EMFILE, errno.ENFILE}:
+        return of_file
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return "make room, `df -h` shows on which disk"
     return "raise the limit that it met, which `ulimit -a` shows, or end other programs"

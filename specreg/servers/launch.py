@@ -268,12 +268,11 @@ class ServerStart:
             yield
         except OSError as error:
             problem = f"can't be started, {cause_and_path_of(error)}"
-            advice = remedy_of(error)
-            if error.filename is not None:
-                advice = (
-                    "make room there, repair its rights, or delete the engine's environment in"
-                    " specreg's cache"
-                )
+            advice = remedy_of(
+                error,
+                of_file="make room there, repair its rights, or delete the engine's environment in"
+                " specreg's cache",
+            )
             raise ServerStartError(
                 f"SERVER_NOT_STARTED: server '{self.spec.id}'", problem, advice, log_path, ""
             ) from error

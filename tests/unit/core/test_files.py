@@ -1,5 +1,6 @@
 """A file is the old or the new one, and lines are added whole."""
 
+import errno
 import hashlib
 import os
 import platform
@@ -17,6 +18,7 @@ from specreg.core.files import (
     check_cache,
     data_dir,
     file_sha256,
+    remedy_of,
     replace_file,
     temporary_folder_beside,
 )
@@ -62,6 +64,25 @@ def test_a_folder_that_passes_is_empty_at_first_and_gone_at_last(tmp_path: Path)
         (folder / "made").touch()
         folder.rename(tmp_path / "file")
     assert (tmp_path / "file/made").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "remedy"),
+    [
+        (errno.ENOSPC, None, "make room, `df -h`"),
+        (errno.ENOSPC, "/disk/log", "make room or"),
+        (errno.EACCES, "/disk/log", "make room or repair its rights"),
+        (errno.EMFILE, None, "raise the limit"),
+        (errno.EMFILE, "/disk/log", "raise the limit"),
+        (errno.ENFILE, "/disk/log", "raise the limit"),
+        (errno.EAGAIN, None, "raise the limit"),
+    ],
+)
+def test_a_file_is_no_cause_if_too_many_are_open(
+    number: int, path: str | None, remedy: str
+) -> None:
+    error = OSError(number, os.strerror(number), path)
+    assert remedy_of(error).startswith(remedy)
 
 
 def test_lines_begin_anew_after_a_torn_one(tmp_path: Path) -> None:
