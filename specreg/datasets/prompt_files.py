@@ -307,7 +307,7 @@ def load_prompt_file(path: Path) -> tuple[Prompt, ...]:
     """
 
     def prompt_of(content: bytes, _: int) -> Prompt:
-        return msgspec.json.decode(content, type=Prompt)
+        return decode_json(content, Prompt)
 
     prompts, _ = _load(path, Prompt, prompt_of, _PROMPT_ADVICE)
     return prompts
@@ -488,6 +488,11 @@ def _json_rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, bytes]]:
         leading_blanks = content[:blank_bytes]
         first = 1 + len(leading_blanks.splitlines())
         rows = text.splitlines()
+        if rows[:1] == [b"{"]:
+            raise DatasetError(
+                f"prompt file '{path}': begins a JSON object over several lines, needed"
+                f" {_NEEDED_FORMS}; write each row as one line, or all rows as one array"
+            )
     else:
         beginning = ascii(text[:_SHOWN_CHARACTERS].decode(errors="replace"))
         raise DatasetError(

@@ -326,6 +326,7 @@ def test_a_wrong_row_of_parquet_is_refused_with_its_place(
         ("a.json", b'[{"text": "a"}, {"text" "b"}]', "a.json:2: "),
         ("a.json", b'[{"text": "a"}, {"text": NaN}, {"text": "b"}, }]', "a.json:4: "),
         ("a.jsonl", "a,b\n1,2".encode("utf-16"), r"begins with '.*a.*, needed JSON lines"),
+        ("a.json", b'\n{\n  "data": [\n    {"text": "a"}\n  ]\n}', "object over several lines"),
         ("a.jsonl", b"version https://git-lfs.github.com/spec/v1", "begins with 'version https"),
         ("a.jsonl.gz", b"\x1f\x8b\x08 and no more", "can't be unpacked: .*; fetch it again"),
         ("a.parquet", gzip.compress(b'{"text": "a"}', mtime=0)[:-9], "can't be unpacked: .*ended"),
@@ -425,6 +426,13 @@ def test_half_of_a_surrogate_pair_is_refused_with_its_row(
         load("genai-perf", path)
     assert str(error.value).startswith(f"{path}:2: ")
     assert str(error.value).endswith("; correct the row, or remove it")
+
+
+def test_half_of_a_surrogate_pair_is_named_in_our_own_format_too(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(r'{"id": "a", "category": "chat", "turns": ["x \ud83d y"]}')
+    with pytest.raises(DatasetError, match="half of a character"):
+        load_prompt_file(path)
 
 
 def zipped(content: bytes, *, files: int = 1) -> bytes:
