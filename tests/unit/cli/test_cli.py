@@ -125,7 +125,7 @@ def test_a_large_file_is_named_before_it_is_read(
 
 def test_no_module_of_a_foreign_folder_is_imported(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_bytes(msgspec.json.encode(reports.REPORT))
-    for name in ("msgspec", "typer", "html", "amdsmi", "sitecustomize"):
+    for name in ("msgspec", "typer", "html", "amdsmi", "sitecustomize", "pathlib"):
         (tmp_path / f"{name}.py").write_text("print('foreign')")
     variables = {**os.environ, "PYTHONPATH": str(builders.ROOT)}
     done = run_here(sys.executable, "-m", "specreg", "report", ".", cwd=tmp_path, env=variables)
