@@ -32,9 +32,10 @@ from specreg.cli import app
 from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
 from specreg.datasets.table import SETS, PromptSet, dataset_named
-from specreg.engines.engine import Engine, Parallel
+from specreg.engines.engine import Engine
 from specreg.engines.methods import METHODS, Method, Tree
 from specreg.engines.registry import ENGINES, render_methods
+from specreg.engines.server_spec import Parallel
 from specreg.matrix.case import CaseSettings
 from specreg.matrix.tables import CasesTable, ModelsTable, TierFile
 from specreg.matrix.tier import load_tier, tier_names

@@ -14,7 +14,8 @@ from pathlib import Path
 from specreg.baselines.schema import Baseline, read_baselines
 from specreg.baselines.store import BaselineStore
 from specreg.datasets.table import dataset_named
-from specreg.matrix.case import Case, ServerSpec, companions_of, in_run_order
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Case, companions_of, in_run_order
 from specreg.measurement.metrics import METRICS
 
 START_S = {"cpu": 30.0, "gpu": 120.0}

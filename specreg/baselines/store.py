@@ -13,8 +13,8 @@ from specreg.baselines.schema import Baseline, PublishedFigure
 from specreg.core.errors import BaselineError
 from specreg.core.values import readable_values
 from specreg.datasets.prompts import Prompt, prompts_sha256
-from specreg.engines.engine import ServerSettings, values_of_fields
-from specreg.matrix.case import Case, CaseSettings, Load, RequestSettings
+from specreg.engines.server_spec import ServerSettings
+from specreg.matrix.case import Case, CaseSettings, Load, RequestSettings, values_of_fields
 from specreg.matrix.models import model_sha256, served_models
 from specreg.matrix.prompts import load_case_prompts
 from specreg.stats.intervals import Spread

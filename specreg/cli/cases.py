@@ -26,7 +26,8 @@ from specreg.datasets.prepare import prepare as prepare_set
 from specreg.datasets.prepare import prepare_command
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import render_methods
-from specreg.matrix.case import Case, ServerSpec, Tier, render_memory
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Case, Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
 from specreg.report.tables import NOTHING, format_number, render_rows

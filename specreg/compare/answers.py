@@ -310,7 +310,7 @@ def why_not_compared(a: Case, b: Case) -> str:
         return f"engine '{a.server.engine}' reports no token ids"
     if not a.temperature == b.temperature == 0:
         return "the answers are drawn at random, because the temperature isn't 0"
-    if not (a.server.is_lossless and b.server.is_lossless):
+    if not all(engine_named(side.server.engine).is_lossless(side.server) for side in (a, b)):
         return "acceptance is pinned or lossy, so the answers depend on the drafts"
     target_settings = operator.attrgetter("target", "padding_layers", "widen", "dtype")
     if target_settings(a.server) != target_settings(b.server):

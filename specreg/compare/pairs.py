@@ -13,25 +13,31 @@ from typing import Annotated
 import msgspec
 
 from specreg.core.errors import UnsupportedError, check_name
-from specreg.engines.engine import LaunchSettings
 from specreg.engines.methods import METHODS, SCHEDULED
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import Case, DraftTokens, ServerSpec, Tier
+from specreg.engines.server_spec import DraftTokens, ServerSpec
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.table_cases import check_pinned, check_tree
 from specreg.matrix.tables import located_errors
 from specreg.measurement.metrics import GATE_METRICS, Metric
 
-_NOT_OVERRIDDEN = frozenset({"parallel", "speculation", "tree"})
-"""Settings with several values, which KEY=VALUE can't give."""
-_LAUNCH_TYPES = {
+_NOT_OVERRIDDEN = frozenset(
+    {
+        # Settings with several values, which KEY=VALUE can't give.
+        *("parallel", "speculation", "tree"),
+        # What a case is, and what is known of its models.
+        *("engine", "models", "variant", "target_revision", "draft_revision", "sizes", "widen"),
+    }
+)
+_SERVER_TYPES = {
     name: kind
-    for name, kind in typing.get_type_hints(LaunchSettings, include_extras=True).items()
+    for name, kind in typing.get_type_hints(ServerSpec, include_extras=True).items()
     if name not in _NOT_OVERRIDDEN
 }
 _TEXT_SETTINGS = ("method", "draft", "target", "engine_args", "engine_env")
 _TYPES: Mapping[str, object] = MappingProxyType(
     {
-        **_LAUNCH_TYPES,
+        **_SERVER_TYPES,
         **dict.fromkeys(_TEXT_SETTINGS, str),
         "draft_tokens": DraftTokens,
         "padding_layers": Annotated[int, msgspec.Meta(ge=0)],

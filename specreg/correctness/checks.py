@@ -18,8 +18,8 @@ from specreg.correctness.lossless import check_lossless
 from specreg.correctness.oracle_client import PredictDrafts, has_oracle, walk_answers
 from specreg.correctness.turns import ask_each_turn, turns_of
 from specreg.datasets.prompts import Prompt
-from specreg.engines.engine import ModelRunner
 from specreg.engines.registry import engine_named
+from specreg.engines.server_spec import ModelRunner
 from specreg.engines.wire_format import AnswerSettings, Endpoint, Transcript
 from specreg.load.rounds import Round
 from specreg.load.token_client import complete, encode_prompts, score
@@ -460,7 +460,7 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
     if not case.speculates or engine_named(case.server.engine).token_api is None:
         return ()
     # A verifier that accepts other tokens by design would always be WRONG.
-    if not case.server.is_lossless:
+    if not engine_named(case.server.engine).is_lossless(case.server):
         return ()
     is_greedy = case.temperature == 0
     has_control = case.control is not None

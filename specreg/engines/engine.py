@@ -1,11 +1,10 @@
 """The base class of engines, and the types of what is needed to install and start one."""
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -13,124 +12,10 @@ from specreg.core.errors import UnsupportedError, check_name
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Name
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
-from specreg.engines.methods import METHODS, Setting, Spelling, Tree
+from specreg.engines.methods import METHODS, Setting, Spelling
 from specreg.engines.serve_command import ServeCommand
+from specreg.engines.server_spec import ALONE, ModelRunner, Parallel, ServerSpec
 from specreg.engines.wire_format import TokenApi, WireFormat
-
-Positive = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
-ModelRunner = Literal["v1", "v2"]
-"""The part of vLLM that runs the steps of a model. vLLM has an old one, V1, and a new one, V2."""
-
-
-class Parallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a model is spread over GPUs.
-
-    Attributes:
-        tensor: over how many GPUs each matrix is split.
-        data: how many copies of the model there are.
-        expert: True if the experts of a layer lie on different GPUs instead of being split.
-        draft_tensor: the `tensor` of the draft; without it the engine chooses.
-        pipeline: into how many stages the layers are cut, each on GPUs of its own.
-        nodes: over how many machines the GPUs are spread evenly; a server on more than one is
-            measured by its URL (`--specreg-attach`).
-        ray: True if vLLM's Ray executor runs the parts.
-    """
-
-    tensor: Positive = 1
-    data: Positive = 1
-    expert: bool = False
-    draft_tensor: Positive | None = None
-    pipeline: Positive = 1
-    nodes: Positive = 1
-    ray: bool = False
-
-    @property
-    def without_draft(self) -> "Parallel":
-        """The same settings for a server without a draft."""
-        return msgspec.structs.replace(self, draft_tensor=None)
-
-    @property
-    def gpus(self) -> int:
-        """The number of GPUs that a server takes."""
-        return self.tensor * self.pipeline * self.data
-
-    @property
-    def gpus_by_node(self) -> int:
-        """The number of GPUs that a server takes on each machine."""
-        return self.gpus // self.nodes
-
-
-ALONE = Parallel()
-"""A whole model on one GPU."""
-
-
-# This class and `LaunchSettings` have no slots, because `CaseSettings` and `CasesTable` derive from
-# them and from further classes, and Python allows only one base class with slots. Those two derived
-# classes do have slots: msgspec decodes texts into them, and without slots it wouldn't set the
-# attributes that a text leaves out.
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """The settings of a server that must be equal for two measurements to be compared.
-
-    Each setting is a key of `[[cases]]`. The engine's file reads it from `LaunchOptions`, and turns
-    it into the engine's own flag.
-
-    Attributes:
-        dtype: the number format of target and draft, by the engine's name for it; `"auto"` for that
-            of the target.
-        max_model_len_tokens: the context: the most tokens of prompt and answer together.
-        max_sequences: the most requests that the server works on at once.
-        parallel: how the model is spread over GPUs, see the table `parallel`.
-        engine_args: further arguments of the engine's command line.
-        engine_env: further environment variables of the server.
-        trust_remote_code: True if the engine may run code that comes with the model, with all
-            rights of whoever runs specreg.
-        tree: how the drafts of a `…_tree` method branch, see the table `tree`.
-        pinned_length_tokens: the acceptance length that the engine keeps to, whatever is drafted;
-            it goes with `acceptance = "pinned"`.
-        speculation: further keys of the engine's speculative configuration, by the engine's own
-            names: for vLLM the keys of `--speculative-config`, for SGLang flags without the leading
-            dashes, for TensorRT-LLM the keys of `speculative_config`.
-    """
-
-    dtype: str = "auto"
-    max_model_len_tokens: Positive = 1024
-    max_sequences: Positive = 8
-    parallel: Parallel = ALONE
-    engine_args: tuple[str, ...] = ()
-    engine_env: tuple[tuple[str, str], ...] = ()
-    trust_remote_code: bool = False
-    tree: Tree | None = None
-    pinned_length_tokens: Annotated[float, msgspec.Meta(ge=1)] | None = None
-    speculation: tuple[tuple[str, Setting], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchSettings(ServerSettings):
-    """All settings of a server.
-
-    Attributes:
-        gpu_memory_frac: the most of a GPU's memory that the server may take, 0..1; half or less if
-            a control runs beside it. It isn't compared with a baseline.
-        model_runner: `"v1"` or `"v2"`, which of vLLM's model runners the server has; without it
-            vLLM chooses by its version, the method and the model. A model runner that is set here
-            is part of the case's id.
-    """
-
-    # These two aren't compared with a baseline. How large a share must be depends on the GPU, and
-    # the model runner is part of the case's id and so of the baseline's name.
-    gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
-    model_runner: ModelRunner | None = None
-
-
-def values_of_fields(kind: type[Any], source: object) -> dict[str, Any]:
-    """Return the values of an object's attributes that have the names of a dataclass's fields.
-
-    Args:
-        kind: The dataclass.
-        source: The object.
-    """
-    return {field.name: getattr(source, field.name) for field in dataclasses.fields(kind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,39 +38,32 @@ ReadConfig = Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions(LaunchSettings):
-    """The options from which an engine makes the command line of a server.
+class Site:
+    """What only the start of a server knows.
 
     Attributes:
-        target: The folder or hub id of the target.
-        served_name: The name under which the target is served.
         port: The port of the server.
-        speculation: All settings of the speculation, by the engine's names: those of the method and
-            the further ones of the case. Empty for `none`.
-        target_revision: The revision of the target on the hub; empty for its main branch.
-        draft_revision: The revision of the draft on the hub; empty for its main branch.
+        folder: An empty folder for the files of `Engine.files`.
+        on_gpu: True if the server runs on a GPU.
+        version: The version of the engine; empty if it isn't known.
+        served_name: The name under which the target is served.
+        target: The folder or hub id of the target, as the engine gets it.
+        draft: The folder or hub id of the draft, as the engine gets it; None without one.
         target_config: The target's `config.json`; empty if it isn't on this machine.
         offline: True if all models are folders, so that nothing needs to be fetched.
-        on_gpu: True if the server runs on a GPU.
-        folder: An empty folder for the files of `Engine.files`.
-        version: The version of the engine; empty if it isn't known.
         memory: The memory that the server gets; None to let the engine take what it finds, up to
             `gpu_memory_frac`.
     """
 
-    target: str
-    served_name: str
     port: int
-    # `field()` makes it required again. In the base class it has a default and another type, and
-    # holds only the further settings of the speculation.
-    speculation: Mapping[str, Setting] = field()  # type: ignore[assignment]
-    target_revision: str = ""
-    draft_revision: str = ""
+    folder: Path
+    on_gpu: bool
+    version: str = ""
+    served_name: str
+    target: str
+    draft: str | None
     target_config: Mapping[str, Any] = field(default_factory=dict)
     offline: bool
-    on_gpu: bool
-    folder: Path
-    version: str = ""
     memory: Memory | None = None
 
 
@@ -388,6 +266,20 @@ class Engine(ABC):
                 raise UnsupportedError(message)
         return dict(speculation)
 
+    def rendered_speculation(self, spec: ServerSpec, draft: str | None) -> Mapping[str, Setting]:
+        """Return all settings of a server's speculation by the engine's names; empty for `none`.
+
+        Args:
+            spec: The settings of the server.
+            draft: The folder or hub id of the draft as the engine gets it; None without one.
+
+        Raises:
+            UnsupportedError: The engine doesn't have a setting in `speculation`, or another setting
+                sets the same.
+        """
+        settings = self.spelling_of(spec.method).render(draft, spec.draft_tokens, spec.tree)
+        return {**settings, **self.further_speculation(spec.speculation)}
+
     def canonical_speculation(self, speculation: Mapping[str, Setting]) -> Mapping[str, Setting]:
         """Return a speculative configuration with each alias replaced by the name in `methods`."""
         return speculation
@@ -419,6 +311,12 @@ class Engine(ABC):
         del speculation
         return False
 
+    def is_lossless(self, spec: ServerSpec) -> bool:
+        """Return whether a server's speculation must not change the answers' distribution."""
+        if spec.pinned_length_tokens:
+            return False
+        return not self.accepts_unlikely_drafts(dict(spec.speculation))
+
     def pinned_methods(self, *, on_gpu: bool) -> Collection[str]:
         """Return the methods whose acceptance the engine can pin to a length."""
         return self.pinned_on_gpu if on_gpu else self.pinned_on_cpu
@@ -446,27 +344,27 @@ class Engine(ABC):
         del method, version
         return None
 
-    def check(self, settings: LaunchSettings) -> None:
-        """Check that the engine supports a server's settings.
+    def check(self, spec: ServerSpec) -> None:
+        """Check that the engine supports a server's spec.
 
         Raises:
             UnsupportedError: The engine doesn't support the parallelism, the speculation or the
                 choice of a model runner, or an argument sets defaults of sampling.
         """
-        for argument in settings.engine_args:
+        for argument in spec.engine_args:
             if argument.replace("_", "-").startswith(self.sampling_flags):
                 raise UnsupportedError(
                     f"engine_args {argument}: sets defaults of sampling, which have no effect"
                     " because each request sets its own; set temperature, top_p and top_k of the"
                     " case, and leave it out"
                 )
-        if settings.model_runner is not None and not self.has_model_runners:
+        if spec.model_runner is not None and not self.has_model_runners:
             raise UnsupportedError(
-                f"model_runner = {settings.model_runner}: engine '{self.name}' has only one model"
+                f"model_runner = {spec.model_runner}: engine '{self.name}' has only one model"
                 " runner; leave it out"
             )
-        self.further_speculation(settings.speculation)
-        parallel = settings.parallel
+        self.further_speculation(spec.speculation)
+        parallel = spec.parallel
         for name in Parallel.__struct_fields__:
             value = getattr(parallel, name)
             is_default = value == getattr(ALONE, name)
@@ -478,36 +376,38 @@ class Engine(ABC):
                 message = f"engine '{self.name}' can't spread a model in this way; leave it out"
                 raise UnsupportedError(f"parallel.{name} = {value}: {message}")
 
-    def check_draft(self, settings: LaunchSettings, read_config: ReadConfig) -> None:
+    def check_draft(self, spec: ServerSpec, read_config: ReadConfig) -> None:
         """Check that the engine takes a draft with a server's settings.
 
         Args:
-            settings: The settings of the server.
+            spec: The settings of the server.
             read_config: Returns the draft's `config.json`, which it may have to fetch; empty if
                 that isn't available.
 
         Raises:
             UnsupportedError: The engine would refuse the draft.
         """
-        del settings, read_config
+        del spec, read_config
 
-    def files(self, options: LaunchOptions) -> Mapping[str, str]:
-        """Return the texts of the files that a server reads, by their path in `options.folder`."""
-        del options
+    def files(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
+        """Return the texts of the files that a server reads, by their path in `site.folder`."""
+        del spec, site
         return {}
 
     @abstractmethod
-    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+    def command(self, python: Path, spec: ServerSpec, site: Site) -> tuple[str, ...]:
         """Return the command line that starts a server.
 
         Args:
             python: The interpreter of the engine's environment.
-            options: The options of the server.
+            spec: The settings of the server.
+            site: What only this start knows.
         """
 
-    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+    def environment(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
         """Return the environment variables that a server needs in addition to specreg's own."""
-        if options.offline:
+        del spec
+        if site.offline:
             return {"HF_HUB_OFFLINE": "1"}
         return {}
 

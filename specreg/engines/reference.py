@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from specreg.acceptance.record import Source
 from specreg.core.errors import UnsupportedError
-from specreg.engines.engine import Engine, LaunchOptions, Requirement
+from specreg.engines.engine import Engine, Requirement, Site
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.vllm import VllmWireFormat
 
 
@@ -82,30 +83,31 @@ class ReferenceEngine(Engine):
             raise UnsupportedError(f"speculation.{first_key}: {message}")
         return {}
 
-    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+    def command(self, python: Path, spec: ServerSpec, site: Site) -> tuple[str, ...]:
         """Return the command, with the method's settings as flags."""
-        gpus = options.parallel.pipeline
+        gpus = spec.parallel.pipeline
         device_flags: tuple[str, ...] = ("--device", "cpu")
-        if options.on_gpu and gpus > 1:
+        if site.on_gpu and gpus > 1:
             devices = [f"cuda:{index}" for index in range(gpus)]
             device_flags = ("--device", ",".join(devices))
-        elif options.on_gpu:
+        elif site.on_gpu:
             # Without the flag, the engine takes the first GPU that it sees.
             device_flags = ()
-        speculation_flags = [f"--{key}={value}" for key, value in options.speculation.items()]
+        speculation = self.rendered_speculation(spec, site.draft)
+        speculation_flags = [f"--{key}={value}" for key, value in speculation.items()]
         return (
             *(str(python), "-m", "specreg.engines.pytorch"),
-            *("--model", options.target, "--served-model-name", options.served_name),
-            *("--port", str(options.port)),
-            *("--dtype", options.dtype),
-            *("--context-tokens", str(options.max_model_len_tokens)),
-            *("--max-sequences", str(options.max_sequences)),
+            *("--model", site.target, "--served-model-name", site.served_name),
+            *("--port", str(site.port)),
+            *("--dtype", spec.dtype),
+            *("--context-tokens", str(spec.max_model_len_tokens)),
+            *("--max-sequences", str(spec.max_sequences)),
             *device_flags,
             *speculation_flags,
-            *options.engine_args,
+            *spec.engine_args,
         )
 
-    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+    def environment(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
         """Return variables with which the engine finds specreg, after the user's own modules."""
         # specreg isn't installed in the engine's environment, so its folder is named.
         folders = [str(Path(__file__).parents[2])]
@@ -113,4 +115,4 @@ class ReferenceEngine(Engine):
         if users_path:
             folders.insert(0, users_path)
         python_path = os.pathsep.join(folders)
-        return {**super().environment(options), "PYTHONPATH": python_path}
+        return {**super().environment(spec, site), "PYTHONPATH": python_path}

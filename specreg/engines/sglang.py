@@ -23,10 +23,10 @@ from specreg.engines.engine import (
     Engine,
     Fetch,
     Identity,
-    LaunchOptions,
-    LaunchSettings,
+    Memory,
     ReadConfig,
     Requirement,
+    Site,
     given_flags,
 )
 from specreg.engines.launch_facts import NONE, LaunchFacts
@@ -40,6 +40,7 @@ from specreg.engines.methods import (
 )
 from specreg.engines.repetition import RepeatingStream
 from specreg.engines.serve_command import TARGET, ServeCommand
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import (
     AnswerSettings,
     Ask,
@@ -421,7 +422,7 @@ class Sglang(Engine):
                 raise UnsupportedError(f"{message}; correct it, or leave it out")
         return super().further_speculation(flags)
 
-    def check_draft(self, settings: LaunchSettings, read_config: ReadConfig) -> None:
+    def check_draft(self, spec: ServerSpec, read_config: ReadConfig) -> None:
         """Check that the context is no longer than the draft's, or that this is allowed.
 
         SGLang 0.5.23 gives the draft the context of the server, and raises if that is more than the
@@ -430,14 +431,14 @@ class Sglang(Engine):
         Raises:
             UnsupportedError: The context is too long for the draft.
         """
-        variables = {**os.environ, **dict(settings.engine_env)}
+        variables = {**os.environ, **dict(spec.engine_env)}
         if variables.get(_LONGER_CONTEXT, "").lower() in {"1", "true", "yes", "y"}:
             return
         longest_tokens = _context_tokens(read_config())
-        if longest_tokens is None or settings.max_model_len_tokens <= longest_tokens:
+        if longest_tokens is None or spec.max_model_len_tokens <= longest_tokens:
             return
         raise UnsupportedError(
-            f"max_model_len_tokens = {settings.max_model_len_tokens}: the draft's context has only"
+            f"max_model_len_tokens = {spec.max_model_len_tokens}: the draft's context has only"
             f" {longest_tokens} tokens, and SGLang refuses a longer one; lower it, or set"
             f' engine_env = {{ {_LONGER_CONTEXT} = "1" }} if the draft works beyond its context'
         )
@@ -482,12 +483,12 @@ class Sglang(Engine):
             local_torch="torch==2.13.0",
         )
 
-    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+    def command(self, python: Path, spec: ServerSpec, site: Site) -> tuple[str, ...]:
         """Return the server's module, and the method's settings as flags."""
         device_flags: tuple[str, ...] = _CPU_FLAGS
-        if options.on_gpu:
-            device_flags = _gpu_flags(options)
-        parallel = options.parallel
+        if site.on_gpu:
+            device_flags = _gpu_flags(spec, site.memory)
+        parallel = spec.parallel
         # SGLang spreads experts over the GPUs of `tensor`.
         expert_gpus = 1
         if parallel.expert:
@@ -496,16 +497,16 @@ class Sglang(Engine):
             ("--tp-size", parallel.tensor),
             ("--dp-size", parallel.data),
             ("--ep-size", expert_gpus),
-            ("--trust-remote-code", options.trust_remote_code),
+            ("--trust-remote-code", spec.trust_remote_code),
         )
         return (
             *(str(python), "-m", "sglang.launch_server"),
-            *("--model-path", options.target, "--served-model-name", options.served_name),
-            *_revision_flags(options),
-            *("--host", "127.0.0.1", "--port", str(options.port)),
-            *("--dtype", _dtype(options)),
-            *("--context-length", str(options.max_model_len_tokens)),
-            *("--max-running-requests", str(options.max_sequences)),
+            *("--model-path", site.target, "--served-model-name", site.served_name),
+            *_revision_flags(spec),
+            *("--host", "127.0.0.1", "--port", str(site.port)),
+            *("--dtype", _dtype(spec, site.target_config)),
+            *("--context-length", str(spec.max_model_len_tokens)),
+            *("--max-running-requests", str(spec.max_sequences)),
             "--enable-metrics",
             # A prompt that is sent again must take as much time as the first time.
             "--disable-radix-cache",
@@ -513,19 +514,19 @@ class Sglang(Engine):
             *("--sampling-defaults", "openai"),
             *device_flags,
             *flags_unless_default,
-            *_speculation_flags(options.speculation),
+            *_speculation_flags(self.rendered_speculation(spec, site.draft)),
             # The user's own flags come last, because the last of several equal flags counts.
-            *options.engine_args,
+            *spec.engine_args,
         )
 
-    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+    def environment(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
         """Return the variables for offline use, for a CPU, and to pin the acceptance."""
-        variables = dict(super().environment(options))
-        if not options.on_gpu:
+        variables = dict(super().environment(spec, site))
+        if not site.on_gpu:
             variables |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-        if options.pinned_length_tokens:
+        if spec.pinned_length_tokens:
             variables |= {
-                "SGLANG_SIMULATE_ACC_LEN": str(options.pinned_length_tokens),
+                "SGLANG_SIMULATE_ACC_LEN": str(spec.pinned_length_tokens),
                 "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
                 # By default every accepted token is one fixed token, and not the drafted one.
                 "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
@@ -580,21 +581,24 @@ def _by_phase(prefill: str | None, decode: str | None) -> str:
     return f"prefill {prefill or NONE}, decode {decode or NONE}"
 
 
-def _dtype(options: LaunchOptions) -> str:
+def _dtype(spec: ServerSpec, config: Mapping[str, Any]) -> str:
     """Return the number format of a server's target and draft.
 
     With `auto`, SGLang takes the format of each model from that model's own configuration. Many
     EAGLE heads are in float16 beside a target in bfloat16, and a head in another format than its
     target's states fails at the first request. So the draft gets the target's format, as on vLLM.
 
+    Args:
+        spec: The settings of the server.
+        config: The target's `config.json`; empty if it isn't on this machine.
+
     Returns:
         The format that SGLang 0.5.23 takes for the target (`_get_and_verify_dtype` in
         srt/configs/model_config.py); `auto` if the configuration isn't known, or has another
         format than these.
     """
-    config = options.target_config
-    if options.dtype != "auto" or not config:
-        return options.dtype
+    if spec.dtype != "auto" or not config:
+        return spec.dtype
     language_model = _language_model(config)
     stated = _stated_format(language_model) or _stated_format(config)
     if stated in {"float16", "bfloat16"}:
@@ -659,13 +663,13 @@ def _speculation_flags(speculation: Mapping[str, Setting]) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _revision_flags(options: LaunchOptions) -> Sequence[str]:
+def _revision_flags(spec: ServerSpec) -> Sequence[str]:
     """Return the flags that choose the revisions of the models on the hub, if a case has any."""
     words: list[str] = []
-    if options.target_revision:
-        words += ["--revision", options.target_revision]
-    if options.draft_revision:
-        words += ["--speculative-draft-model-revision", options.draft_revision]
+    if spec.target_revision:
+        words += ["--revision", spec.target_revision]
+    if spec.draft_revision:
+        words += ["--speculative-draft-model-revision", spec.draft_revision]
     return words
 
 
@@ -685,18 +689,18 @@ _CPU_FLAGS = (
 )
 
 
-def _gpu_flags(options: LaunchOptions) -> tuple[str, ...]:
+def _gpu_flags(spec: ServerSpec, memory: Memory | None) -> tuple[str, ...]:
     """Return the flags for the memory, and for CUDA graphs of prefills up to the longest prompt."""
-    graphs = ("--cuda-graph-max-bs-prefill", str(options.max_model_len_tokens))
-    if options.memory is None:
-        return ("--mem-fraction-static", str(options.gpu_memory_frac), *graphs)
+    graphs = ("--cuda-graph-max-bs-prefill", str(spec.max_model_len_tokens))
+    if memory is None:
+        return ("--mem-fraction-static", str(spec.gpu_memory_frac), *graphs)
     # SGLang counts all memory taken since its own start, and so also the memory of a control that
     # starts at the same time. So the share has to cover both servers. The cache stays as large as
     # planned, because `--max-total-tokens` fixes it.
-    both_share_frac = options.memory.share_frac + options.gpu_memory_frac
+    both_share_frac = memory.share_frac + spec.gpu_memory_frac
     share_frac = min(both_share_frac, 0.95)
     return (
-        *("--max-total-tokens", str(options.memory.cache_tokens)),
+        *("--max-total-tokens", str(memory.cache_tokens)),
         *("--mem-fraction-static", f"{share_frac:.4f}"),
         *graphs,
     )

@@ -18,9 +18,10 @@ from typing import ClassVar
 
 from specreg.acceptance.record import Counters, Source, StepCounts
 from specreg.core.errors import UnsupportedError
-from specreg.engines.engine import Engine, LaunchOptions, Requirement, given_flags
+from specreg.engines.engine import Engine, Requirement, Site, given_flags
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling
 from specreg.engines.serve_command import ServeCommand
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import MetricsPage, WireFormat
 
 _VERSION = "1.3.0rc29"
@@ -193,55 +194,56 @@ class TensorrtLlm(Engine):
         """Return True for relaxed acceptance in a model's thoughts, which is lossy by design."""
         return bool(speculation.get("use_relaxed_acceptance_for_thinking"))
 
-    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+    def environment(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
         """Return the variables for offline use, and to pin the acceptance if the case does."""
-        variables = dict(super().environment(options))
-        length_tokens = options.pinned_length_tokens
+        variables = dict(super().environment(spec, site))
+        length_tokens = spec.pinned_length_tokens
         if length_tokens:
             # TensorRT-LLM's number doesn't include the token after the accepted drafts.
             accepted_tokens = f"{length_tokens - 1:g}"
             variables["TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"] = accepted_tokens
         return variables
 
-    def files(self, options: LaunchOptions) -> Mapping[str, str]:
+    def files(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
         """Return the file of options. It is JSON, which is also valid YAML."""
         settings = {
-            "dtype": options.dtype,
+            "dtype": spec.dtype,
             # A prompt that is sent again must take as much time as the first time.
             "kv_cache_config.enable_block_reuse": False,
-            "kv_cache_config.free_gpu_memory_fraction": options.gpu_memory_frac,
+            "kv_cache_config.free_gpu_memory_fraction": spec.gpu_memory_frac,
             # Without it, TensorRT-LLM counts nothing.
             "return_perf_metrics": True,
         }
-        all_settings = _nested({**settings, **options.speculation})
+        speculation = self.rendered_speculation(spec, site.draft)
+        all_settings = _nested({**settings, **speculation})
         return {_OPTIONS: json.dumps(all_settings, indent=2)}
 
-    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+    def command(self, python: Path, spec: ServerSpec, site: Site) -> tuple[str, ...]:
         """Return the command `trtllm-serve` from the folder of the interpreter."""
         program = str(python.with_name("trtllm-serve"))
-        parallel = options.parallel
+        parallel = spec.parallel
         # TensorRT-LLM spreads experts over the GPUs of `tensor`.
         expert_gpus = 1
         if parallel.expert:
             expert_gpus = parallel.tensor
         revision_flags: tuple[str, ...] = ()
-        if options.target_revision:
-            revision_flags = ("--revision", options.target_revision)
+        if spec.target_revision:
+            revision_flags = ("--revision", spec.target_revision)
         flags_unless_default = given_flags(
             ("--tp_size", parallel.tensor),
             ("--pp_size", parallel.pipeline),
             ("--ep_size", expert_gpus),
-            ("--trust_remote_code", options.trust_remote_code),
+            ("--trust_remote_code", spec.trust_remote_code),
         )
         return (
-            *(program, options.target),
+            *(program, site.target),
             *revision_flags,
-            *("--host", "127.0.0.1", "--port", str(options.port)),
-            *("--max_batch_size", str(options.max_sequences)),
-            *("--max_seq_len", str(options.max_model_len_tokens)),
+            *("--host", "127.0.0.1", "--port", str(site.port)),
+            *("--max_batch_size", str(spec.max_sequences)),
+            *("--max_seq_len", str(spec.max_model_len_tokens)),
             *flags_unless_default,
-            *("--extra_llm_api_options", str(options.folder / _OPTIONS)),
-            *options.engine_args,
+            *("--extra_llm_api_options", str(site.folder / _OPTIONS)),
+            *spec.engine_args,
         )
 
 

@@ -25,18 +25,10 @@ from specreg.core.errors import AttachError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
 from specreg.engines import vllm
-from specreg.engines.engine import (
-    Engine,
-    Fetch,
-    Identity,
-    LaunchOptions,
-    LaunchSettings,
-    ModelRunner,
-    Requirement,
-    ServerVersion,
-)
+from specreg.engines.engine import Engine, Fetch, Identity, Requirement, ServerVersion, Site
 from specreg.engines.launch_facts import LaunchFacts
 from specreg.engines.methods import Setting
+from specreg.engines.server_spec import ModelRunner, ServerSpec
 from specreg.engines.wire_format import (
     Ask,
     Event,
@@ -164,14 +156,14 @@ class Triton(Engine):
         del on_gpu
         return Requirement(package="tritonserver", version="")
 
-    def check(self, settings: LaunchSettings) -> None:
+    def check(self, spec: ServerSpec) -> None:
         """Check a server's settings, and that each argument has a name.
 
         Raises:
             UnsupportedError: An argument has no name, or the engine doesn't support a setting.
         """
-        super().check(settings)
-        for argument in settings.engine_args:
+        super().check(spec)
+        for argument in spec.engine_args:
             _parse_argument(argument)
 
     def further_speculation(
@@ -192,30 +184,31 @@ class Triton(Engine):
         """Return whether vLLM, the backend, accepts drafts that the target wouldn't generate."""
         return vllm.Vllm().accepts_unlikely_drafts(speculation)
 
-    def files(self, options: LaunchOptions) -> Mapping[str, str]:
+    def files(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
         """Return the model repository: the model's configuration and the engine's arguments."""
-        model = options.served_name
+        model = site.served_name
         # The user's own arguments come last, so that they replace those of specreg.
-        further_arguments = dict(map(_parse_argument, options.engine_args))
-        arguments = vllm.engine_arguments(options) | further_arguments
+        further_arguments = dict(map(_parse_argument, spec.engine_args))
+        speculation = self.rendered_speculation(spec, site.draft)
+        arguments = vllm.engine_arguments(spec, site, speculation) | further_arguments
         return {
             f"{model}/config.pbtxt": _CONFIG.format(name=model),
             f"{model}/1/model.json": json.dumps(arguments, indent=2),
         }
 
-    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+    def command(self, python: Path, spec: ServerSpec, site: Site) -> tuple[str, ...]:
         """Return the command that serves HTTP only, because nothing uses the other ports."""
-        del python
+        del python, spec
         return (
-            *("tritonserver", "--model-repository", str(options.folder)),
-            *("--model-control-mode", "explicit", "--load-model", options.served_name),
-            *("--http-address", "127.0.0.1", "--http-port", str(options.port)),
+            *("tritonserver", "--model-repository", str(site.folder)),
+            *("--model-control-mode", "explicit", "--load-model", site.served_name),
+            *("--http-address", "127.0.0.1", "--http-port", str(site.port)),
             *("--allow-grpc", "false", "--allow-metrics", "false"),
         )
 
-    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+    def environment(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
         """Return the variables of vLLM, which is the backend."""
-        return vllm.Vllm().environment(options)
+        return vllm.Vllm().environment(spec, site)
 
     def drafts_every_step(self, method: str, model_runner: str) -> bool:
         """Return whether every step drafts in vLLM, which is the backend."""

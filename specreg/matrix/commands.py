@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from specreg.core.errors import MatrixError
-from specreg.engines.engine import LaunchSettings, Parallel
 from specreg.engines.registry import ENGINES
 from specreg.engines.serve_command import (
     ReadCommand,
@@ -17,6 +16,7 @@ from specreg.engines.serve_command import (
     read_command,
     read_speculation,
 )
+from specreg.engines.server_spec import Parallel, ServerSpec
 from specreg.matrix.tables import as_toml
 
 COMMAND = "command"
@@ -148,7 +148,7 @@ def _values_of(command: ReadCommand) -> dict[str, Any]:
     Raises:
         MatrixError: A key can't have the value of its flag.
     """
-    kinds = typing.get_type_hints(LaunchSettings, include_extras=True)
+    kinds = typing.get_type_hints(ServerSpec, include_extras=True)
     for name, kind in typing.get_type_hints(Parallel, include_extras=True).items():
         kinds[f"{_PARALLEL}{name}"] = kind
     keys: dict[str, Any] = {}

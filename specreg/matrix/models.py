@@ -22,7 +22,7 @@ from specreg.core.files import (
 )
 from specreg.core.locks import new_lock
 from specreg.datasets.hub import fetch_model_file, snapshot_folder, why_unfetchable
-from specreg.matrix.case import ServerSpec
+from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.weights import (
     CONFIG,
     MALFORMED_FILE_ERRORS,

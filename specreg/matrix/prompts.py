@@ -15,8 +15,9 @@ from specreg.datasets.prepare import load_prompts
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import dataset_named
 from specreg.engines.registry import engine_named
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import Form
-from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.case import Case
 from specreg.matrix.models import config_of, model_file, resolve_model, vocabulary_of
 from specreg.matrix.weights import CONFIG
 

@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 from specreg.core.errors import MatrixError, check_name
 from specreg.datasets.prompts import REPLIES
 from specreg.datasets.table import dataset_named
-from specreg.engines.engine import LaunchSettings, values_of_fields
 from specreg.engines.methods import METHODS, SCHEDULED, Tree
 from specreg.engines.registry import engine_named
 from specreg.engines.serve_command import read_speculation
-from specreg.matrix.case import Arrivals, Case, Limits, Load, ServerSpec, Sizes, WorkloadSettings
+from specreg.engines.server_spec import ServerSettings, ServerSpec, Sizes
+from specreg.matrix.case import Arrivals, Case, Limits, Load, WorkloadSettings, values_of_fields
 from specreg.matrix.tables import CasesTable, ModelsTable, as_toml, check_table
 
 _POWER_S = 30.0
@@ -133,7 +133,7 @@ def _server_of(
     sizes = None
     if pair.target_gib is not None:
         sizes = Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
-    settings = _hashable_values(LaunchSettings, table)
+    settings = _hashable_values(ServerSettings, table)
     settings["parallel"] = parallel
     spec = ServerSpec(
         **settings,
@@ -149,6 +149,8 @@ def _server_of(
         draft_tokens=draft_tokens,
         sizes=sizes,
         variant=table.variant,
+        gpu_memory_frac=table.gpu_memory_frac,
+        model_runner=table.model_runner,
     )
     engine.check(spec)
     if method == "none":
@@ -167,7 +169,7 @@ def _check_speculation(spec: ServerSpec) -> None:
         MatrixError: The keys do that.
     """
     engine = engine_named(spec.engine)
-    settings = engine.canonical_speculation(spec.rendered_speculation(spec.draft))
+    settings = engine.canonical_speculation(engine.rendered_speculation(spec, spec.draft))
     resulting_method = read_speculation(settings, engine.methods).method
     if resulting_method != spec.method:
         raise MatrixError(

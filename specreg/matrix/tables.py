@@ -19,19 +19,24 @@ from specreg.core.files import MIB, cause_of, read_regular
 from specreg.core.names import check_spelling
 from specreg.core.readable import is_plain, readable_line
 from specreg.core.redaction import hide_secrets_of
-from specreg.engines.engine import LaunchSettings, Parallel, Positive
 from specreg.engines.methods import METHODS, Setting
+from specreg.engines.server_spec import (
+    USUAL_DRAFT_TOKENS,
+    DraftTokens,
+    ModelRunner,
+    Parallel,
+    Positive,
+    ServerSettings,
+    Width,
+)
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import (
     THINKING_SWITCHES,
-    USUAL_DRAFT_TOKENS,
     AboveZero,
     Arrivals,
-    DraftTokens,
     Load,
     NotNegative,
     Rate,
-    Width,
     WorkloadSettings,
 )
 from specreg.matrix.models import is_hub_id
@@ -83,13 +88,18 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CasesTable(LaunchSettings, WorkloadSettings, Load):
+class CasesTable(ServerSettings, WorkloadSettings, Load):
     """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
 
     Method `none` drafts nothing, so it has only one case for each load. A case must be hashable, so
     it has tuples of pairs where a file has tables.
 
     Attributes:
+        gpu_memory_frac: the most of a GPU's memory that the server may take, 0..1; half or less if
+            a control runs beside it. It isn't compared with a baseline.
+        model_runner: `"v1"` or `"v2"`, which of vLLM's model runners the server has; without it
+            vLLM chooses by its version, the method and the model. A model runner that is set here
+            is part of the case's id.
         engine: the name of the engine.
         command: the command line that starts the server, `vllm serve …`, `python -m
             sglang.launch_server …` or `trtllm-serve …`, instead of `engine`, `methods`, `models`
@@ -114,6 +124,8 @@ class CasesTable(LaunchSettings, WorkloadSettings, Load):
             GPUs and 0 in others.
     """
 
+    gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
+    model_runner: ModelRunner | None = None
     engine: str
     command: str = ""
     methods: _SomeNames

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from specreg.core.errors import ModelError
 from specreg.core.files import MIB, open_checked, read_regular
-from specreg.matrix.case import Width
+from specreg.engines.server_spec import Width
 
 CONFIG = "config.json"
 TARGET = "target"

@@ -30,10 +30,11 @@ from specreg.core.reasons import Invalidity
 from specreg.datasets.prompts import Prompt, cut_evenly
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round
-from specreg.matrix.case import Case, Load, ServerSpec
+from specreg.matrix.case import Case, Load
 from specreg.measurement.metrics import ALL, Family, note_invalidity
 from specreg.servers.server import Server
 from specreg.stats.intervals import FEWEST_PROMPTS, Look

@@ -20,8 +20,9 @@ from specreg.core.errors import (
 from specreg.core.http import ask
 from specreg.engines.engine import Identity
 from specreg.engines.registry import engine_named
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import Form
-from specreg.matrix.case import Case, ServerSpec, Tier
+from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import served_models
 from specreg.servers.provision import check_version
 from specreg.servers.server import Probe, Server, facts_of, identify, send_probe
@@ -297,7 +298,7 @@ def _facts(spec: ServerSpec, target: str, draft: str | None, identity: Identity)
     if identity.speculates is not None:
         needs_speculation = spec.method != "none"
         yield _Fact("its speculation", _SWITCH[identity.speculates], _SWITCH[needs_speculation])
-    for name, value in spec.rendered_speculation(draft).items():
+    for name, value in engine_named(spec.engine).rendered_speculation(spec, draft).items():
         if name in identity.speculation:
             reported = Path(identity.speculation[name]).name
             yield _Fact(f"its {name}", reported, Path(str(value)).name)

@@ -24,16 +24,11 @@ from specreg.core.probes import SAFE_PATH
 from specreg.core.processes import SupervisedProcess, new_temporary, start_process, stop_process
 from specreg.core.redaction import hide
 from specreg.core.timeline import Phase, Timeline
-from specreg.engines.engine import (
-    Engine,
-    LaunchOptions,
-    LaunchSettings,
-    Requirement,
-    values_of_fields,
-)
+from specreg.engines.engine import Engine, Requirement, Site
 from specreg.engines.launch_facts import NONE, LaunchFacts, inherited_variables
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import Case, Load, ServerSpec
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Case, Load
 from specreg.matrix.models import config_of, served_models, widen_models
 from specreg.servers.attach import attach_server
 from specreg.servers.gpu_lease import GpuClaim, lease_gpus
@@ -178,19 +173,21 @@ class ServerStart:
         """Start the server once, on a new port and with a new log."""
         self._attempts += 1
         self._temporary = new_temporary()
-        # Choose the port and the options.
+        # Choose the port, and find the models.
         spec = self.spec
-        on_gpu = self.provision.on_gpu
         port = self.choose_port()
         engine = engine_named(spec.engine)
         target, draft = served_models(self.root, spec)
-        site = LaunchSite(
+        site = start_site(
+            spec,
+            (target, draft),
             port=port,
             folder=self._temporary / f"files-{port}",
-            on_gpu=on_gpu,
+            on_gpu=self.provision.on_gpu,
             version=self._installed.version,
+            # The name is unique, so that a request that reaches another server fails there.
+            served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
         )
-        options = launch_options(spec, (target, draft), site)
         # Find a new name for the log, so that the logs of earlier attempts stay.
         log_path = self.log_path
         numbers = itertools.count(2)
@@ -198,8 +195,8 @@ class ServerStart:
             log_path = numbered(self.log_path, next(numbers))
         # Start the process and note what is known of the server.
         with self._mapped_errors(log_path):
-            variables = self._variables(options)
-            process = self._start(engine, options, variables, log_path)
+            variables = self._variables(site)
+            process = self._start(engine, site, variables, log_path)
         packages: tuple[str, ...] = ()
         if self._python:
             packages = installed_packages(self._python, variables.get("PYTHONPATH", ""))
@@ -208,17 +205,17 @@ class ServerStart:
             spec=spec,
             engine=engine,
             base_url=f"http://127.0.0.1:{port}",
-            model=options.served_name,
+            model=site.served_name,
             target=target,
             draft=draft,
             engine_version="",
             packages=packages,
-            facts=self._facts(variables, packages, engine.environment(options)),
+            facts=self._facts(variables, packages, engine.environment(spec, site)),
             process=process,
         )
 
     def _start(
-        self, engine: Engine, options: LaunchOptions, variables: Mapping[str, str], log_path: Path
+        self, engine: Engine, site: Site, variables: Mapping[str, str], log_path: Path
     ) -> SupervisedProcess:
         """Start the process of the server, and have `_processes` stop it.
 
@@ -226,17 +223,17 @@ class ServerStart:
             OSError: A file can't be written, or the command can't be run.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        files = engine.files(options)
+        files = engine.files(self.spec, site)
         for name, text in files.items():
             # The temporary folder is removed, so a copy without secrets is kept next to the log.
             replace_file(log_path.with_suffix("") / name, hide(text).encode())
         process = start_process(
-            engine.command(Path(self._python), options),
+            engine.command(Path(self._python), self.spec, site),
             environment=variables,
             log_path=log_path,
             cwd=self.root,
             temporary=self._temporary,
-            files={options.folder / name: text for name, text in files.items()},
+            files={site.folder / name: text for name, text in files.items()},
         )
         self._processes.callback(stop_process, process)
         return process
@@ -277,7 +274,7 @@ class ServerStart:
                 f"SERVER_NOT_STARTED: server '{self.spec.id}'", problem, advice, log_path, ""
             ) from error
 
-    def _variables(self, options: LaunchOptions) -> dict[str, str]:
+    def _variables(self, site: Site) -> dict[str, str]:
         """Return the environment variables of the server.
 
         Raises:
@@ -291,28 +288,11 @@ class ServerStart:
             compiled_folder = str(cache_dir() / "torchinductor")
             variables.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled_folder)
             variables["TMPDIR"] = str(self._temporary)
-        return server_variables(self.spec, self._python, options, variables)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSite:
-    """Where a server is started.
-
-    Attributes:
-        port: The port that it listens on.
-        folder: An empty folder for the files that the engine reads.
-        on_gpu: True if it runs on a GPU.
-        version: The version of the engine; empty if it isn't known.
-    """
-
-    port: int
-    folder: Path
-    on_gpu: bool
-    version: str = ""
+        return server_variables(self.spec, self._python, site, variables)
 
 
 def server_variables(
-    spec: ServerSpec, python: str, options: LaunchOptions, inherited: Mapping[str, str]
+    spec: ServerSpec, python: str, site: Site, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment variables of a server.
 
@@ -321,7 +301,7 @@ def server_variables(
     Args:
         spec: The server.
         python: The interpreter of the engine's environment; empty if the engine is a program.
-        options: The options of the server.
+        site: What only its start knows.
         inherited: The variables of the process that starts it.
 
     Raises:
@@ -334,7 +314,7 @@ def server_variables(
         # their folder is on PATH.
         folders = (str(Path(python).parent), inherited.get("PATH", ""))
         variables["PATH"] = os.pathsep.join(folders)
-    engine_variables = engine.environment(options)
+    engine_variables = engine.environment(spec, site)
     case_variables = dict(spec.engine_env)
     # Both the engine and the case may add folders of modules. These are joined, because the server
     # needs all of them.
@@ -347,41 +327,47 @@ def server_variables(
     variables |= case_variables
     if module_folders:
         variables["PYTHONPATH"] = os.pathsep.join(module_folders)
-    if engine.compiles and options.on_gpu:
+    if engine.compiles and site.on_gpu:
         variables |= toolkit_variables(Path(python), variables)
     return variables
 
 
-def launch_options(
-    spec: ServerSpec, models: tuple[str, str | None], site: LaunchSite
-) -> LaunchOptions:
-    """Return the options from which an engine makes the command line of a server.
+def start_site(  # noqa: PLR0913 - these are what differs between two starts
+    spec: ServerSpec,
+    models: tuple[str, str | None],
+    *,
+    port: int,
+    folder: Path,
+    on_gpu: bool,
+    version: str,
+    served_name: str,
+) -> Site:
+    """Return what only one start of a server knows.
 
     Args:
         spec: The server.
         models: The folders or hub ids of its target and draft, as the engine gets them.
-        site: Where it is started.
+        port: The port that it listens on.
+        folder: An empty folder for the files that the engine reads.
+        on_gpu: True if it runs on a GPU.
+        version: The version of the engine; empty if it isn't known.
+        served_name: The name under which the target is served.
     """
     target, draft = models
     memory = None
-    if site.on_gpu:
+    if on_gpu:
         memory = gpu_memory(spec, find_gpus().memory_gib)
     variables = {**os.environ, **dict(spec.engine_env)}
-    settings = values_of_fields(LaunchSettings, spec)
-    settings["speculation"] = spec.rendered_speculation(draft)
-    return LaunchOptions(
-        **settings,
+    return Site(
+        port=port,
+        folder=folder,
+        on_gpu=on_gpu,
+        version=version,
+        served_name=served_name,
         target=target,
-        target_revision=spec.target_revision,
-        draft_revision=spec.draft_revision,
+        draft=draft,
         target_config=config_of(target, spec.target_revision, variables),
-        # The name is unique, so that a request that reaches another server fails there.
-        served_name=f"{spec.id}-{uuid.uuid4().hex[:_NONCE_DIGITS]}",
-        port=site.port,
         offline=all(Path(model).is_dir() for model in models if model),
-        on_gpu=site.on_gpu,
-        folder=site.folder,
-        version=site.version,
         memory=memory,
     )
 

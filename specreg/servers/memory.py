@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from specreg.engines.engine import ALONE, Memory
+from specreg.engines.engine import Memory
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import BESIDE_GIB, ServerSpec
+from specreg.engines.server_spec import ALONE, ServerSpec
+from specreg.matrix.case import BESIDE_GIB
 
 _GIB = 2**30
 _SPARE_TOKENS = 128

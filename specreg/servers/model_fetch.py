@@ -23,7 +23,7 @@ from specreg.core.interrupts import check_signalled
 from specreg.core.probes import SAFE_PATH
 from specreg.core.processes import SupervisedProcess, child_process
 from specreg.datasets.hub import DISK_REMEDY, hub_cache_dir, why_gated
-from specreg.matrix.case import ServerSpec
+from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.models import fetches_elsewhere, is_hub_id
 from specreg.servers.interpreters import why_no_module
 

@@ -47,8 +47,9 @@ from specreg.core.probes import ask_program
 from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import Form
-from specreg.matrix.case import Case, ServerSpec
+from specreg.matrix.case import Case
 from specreg.servers.cuda_driver import cuda_release_of, locked_packages, why_driver_too_old
 from specreg.servers.installer import (
     differing_packages,

@@ -31,6 +31,7 @@ from specreg.datasets.hub import cached_commit
 from specreg.engines.engine import Engine, Identity
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import is_older
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import (
     DONE,
     Ask,
@@ -41,7 +42,6 @@ from specreg.engines.wire_format import (
     NeutralValues,
     ParseEvent,
 )
-from specreg.matrix.case import ServerSpec
 from specreg.servers.start_failures import why_not_started
 
 POLL_S = 0.2

@@ -1,6 +1,5 @@
 """Write the command of a server for a shell, as a run would start it."""
 
-import dataclasses
 import os
 import shlex
 import tempfile
@@ -8,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import ServerSpec
+from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.models import served_models, widened_folders
-from specreg.servers.launch import LaunchSite, launch_options, server_variables
+from specreg.servers.launch import server_variables, start_site
 from specreg.servers.provision import Provision, environment_exists, interpreter_of
 
 _PORT = 8000
@@ -44,21 +43,22 @@ def _lines(root: Path, spec: ServerSpec, provision: Provision) -> Iterator[str]:
     if any(not folder.is_dir() for folder, _ in widened_folders(root, spec)):
         yield "# its widened models aren't made yet; the first run makes them"
     # The port and the name are chosen anew for each start. Here they stay, for who pastes them.
-    site = LaunchSite(
+    site = start_site(
+        spec,
+        served_models(root, spec),
         port=_PORT,
         folder=Path(tempfile.gettempdir(), "specreg", spec.id),
         on_gpu=provision.on_gpu,
         version=requirement.version,
+        served_name=spec.id,
     )
-    options = launch_options(spec, served_models(root, spec), site)
-    options = dataclasses.replace(options, served_name=spec.id)
-    for name, text in engine.files(options).items():
+    for name, text in engine.files(spec, site).items():
         path = shlex.quote(str(site.folder / name))
         yield f"mkdir -p {shlex.quote(str((site.folder / name).parent))}"
         yield f"cat > {path} <<'{_END}'\n{text}\n{_END}"
-    variables = server_variables(spec, python, options, os.environ)
+    variables = server_variables(spec, python, site, os.environ)
     for name, value in variables.items():
         # The shell has the other variables already.
         if value != os.environ.get(name):
             yield f"{name}={shlex.quote(value)} \\"
-    yield shlex.join(engine.command(Path(python), options))
+    yield shlex.join(engine.command(Path(python), spec, site))

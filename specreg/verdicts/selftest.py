@@ -32,7 +32,8 @@ from specreg.baselines.schema import (
     stored_acceptance,
 )
 from specreg.baselines.store import settings_of
-from specreg.matrix.case import Case, Load, ServerSpec
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Case, Load
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS
 from specreg.stats.intervals import PARTS, Column, Look

@@ -3,19 +3,19 @@
 `nox -s flags`; the parser runs in the engine's environment, for two versions of each engine.
 """
 
-import dataclasses
 import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specreg.engines.engine import LaunchOptions, Memory, Parallel
+from specreg.engines.engine import Memory, Site
 from specreg.engines.methods import METHODS, Tree
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import ServerSpec
+from specreg.engines.server_spec import Parallel, ServerSpec
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.servers.provision import Provision
 from specreg.servers.provision import interpreter_of as interpreter_in_cache
@@ -40,41 +40,40 @@ MEMORY = Memory(cache_bytes=2**30, cache_tokens=9216, share_frac=0.03)
 TREE = Tree(branches=2, drafted_tokens=6)
 
 
-def launches(engine: str, version: str) -> Mapping[str, LaunchOptions]:
+Start = tuple[ServerSpec, Site]
+
+
+def launches(engine: str, version: str) -> Mapping[str, Start]:
     """All that a case can ask for, by what it is."""
-    plain = dataclasses.replace(
-        builders.LAUNCH_OPTIONS, engine_args=(), speculation={}, version=version
-    )
-    methods = {
-        name: dataclasses.replace(
-            plain,
-            speculation=spelling.render(
-                "/models/draft", 3, TREE if METHODS[name].drafts_trees else None
-            ),
-        )
-        for name, spelling in engine_named(engine).methods.items()
-        if spelling.is_in(version)
-    }
+
+    def start_of(method: str = "none", **changes: Any) -> Start:  # noqa: ANN401 - of any field
+        usual: dict[str, Any] = {
+            "engine": engine,
+            "method": method,
+            "draft": "/models/draft",
+            "draft_tokens": 3,
+            "tree": TREE if METHODS[method].drafts_trees else None,
+            "engine_args": (),
+            "version": version,
+        }
+        return builders.start_of(**usual | changes)
+
+    methods = [
+        name for name, spelling in engine_named(engine).methods.items() if spelling.is_in(version)
+    ]
     return {
-        **methods,
-        "of the oldest": dataclasses.replace(
-            methods["eagle3"], version=engine_named(engine).oldest
-        ),
-        **{
-            f"{name} on a GPU": dataclasses.replace(method, on_gpu=True, dtype="bfloat16")
-            for name, method in methods.items()
-        },
-        "pinned": dataclasses.replace(
-            methods["eagle3"], target_revision="0123abcd", draft_revision="v1.0"
-        ),
-        "told its memory": dataclasses.replace(plain, on_gpu=True, memory=MEMORY),
-        "over GPUs": dataclasses.replace(methods["eagle3"], on_gpu=True, parallel=SPREAD),
+        **{name: start_of(name) for name in methods},
+        "of the oldest": start_of("eagle3", version=engine_named(engine).oldest),
+        **{f"{name} on a GPU": start_of(name, on_gpu=True, dtype="bfloat16") for name in methods},
+        "pinned": start_of("eagle3", target_revision="0123abcd", draft_revision="v1.0"),
+        "told its memory": start_of(on_gpu=True, memory=MEMORY),
+        "over GPUs": start_of("eagle3", on_gpu=True, parallel=SPREAD),
     }
 
 
-def arguments_of(engine: str, options: LaunchOptions) -> Sequence[str]:
-    """The arguments of the command line with these options."""
-    return arguments_in(engine_named(engine).command(Path("python"), options))
+def arguments_of(engine: str, start: Start) -> Sequence[str]:
+    """The arguments of the command line of a server."""
+    return arguments_in(engine_named(engine).command(Path("python"), *start))
 
 
 def arguments_in(words: Sequence[str]) -> Sequence[str]:
@@ -142,8 +141,8 @@ def test_the_engine_takes_the_command_line_of_each_server_of_the_tiers(
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.33.0"])
 def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
     named = {
-        name: json.loads(engine_named("triton").files(options)["toy/1/model.json"])
-        for name, options in launches("triton", version).items()
+        name: json.loads(engine_named("triton").files(*start)["toy/1/model.json"])
+        for name, start in launches("triton", version).items()
     }
     planted = [
         {**named["eagle3"], "no_such_argument": 1},
@@ -161,8 +160,8 @@ def test_vllm_takes_each_argument_of_tritons_model_json(version: str) -> None:
 
 @pytest.mark.parametrize(("engine", "version"), VERSIONS)
 def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
-    launch_options = launches(engine, version)
-    commands = {name: arguments_of(engine, options) for name, options in launch_options.items()}
+    starts = launches(engine, version)
+    commands = {name: arguments_of(engine, start) for name, start in starts.items()}
     # A check that takes everything would be none: a flag and a method that don't exist.
     unnamed = [
         word.replace("eagle3", "no-such").replace("EAGLE3", "NONE_SUCH")

@@ -203,8 +203,7 @@ def test_row_17_no_secret_of_a_servers_settings_is_taken() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
 def test_row_18_a_server_is_told_to_listen_here_alone(engine: Engine) -> None:
-    options = builders.LAUNCH_OPTIONS
-    command = engine.command(Path("/python"), options)
+    command = engine.command(Path("/python"), *builders.start_of())
     hosts = [
         command[i + 1] for i, word in enumerate(command) if word in {"--host", "--http-address"}
     ]

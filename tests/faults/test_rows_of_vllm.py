@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from specreg.core.errors import ServerStartError
-from specreg.matrix.case import ServerSpec
+from specreg.engines.server_spec import ServerSpec
 from specreg.servers.launch import ServerStart, free_port
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from specreg.cli import app
-from specreg.engines.engine import Parallel
 from specreg.engines.methods import Tree
+from specreg.engines.server_spec import Parallel
 from specreg.matrix.tables import CasesTable
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.figures import PartFigures

@@ -9,8 +9,8 @@ import pytest
 
 from specreg.baselines.estimate import START_S, Estimate, estimate_of, run_s
 from specreg.baselines.store import BaselineStore
-from specreg.engines.engine import Parallel
-from specreg.matrix.case import Arrivals, Case, Load, ServerSpec, Sizes
+from specreg.engines.server_spec import Parallel, ServerSpec, Sizes
+from specreg.matrix.case import Arrivals, Case, Load
 from tests.unit import builders
 from tests.unit.builders import record
 

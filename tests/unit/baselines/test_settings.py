@@ -11,17 +11,9 @@ import pytest
 
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.store import settings_of
-from specreg.engines.engine import LaunchOptions, Parallel
 from specreg.engines.methods import Tree
-from specreg.matrix.case import (
-    Case,
-    CaseSettings,
-    Limits,
-    Load,
-    ServerSpec,
-    Sizes,
-    WorkloadSettings,
-)
+from specreg.engines.server_spec import Parallel, ServerSpec, Sizes
+from specreg.matrix.case import Case, CaseSettings, Limits, Load, WorkloadSettings
 from specreg.matrix.tables import CasesTable
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
@@ -127,15 +119,6 @@ def test_each_field_of_a_case_is_compared_or_says_why_not(kind: type, name: str)
 def test_each_field_is_part_of_the_key_of_a_measurement(kind: type, name: str) -> None:
     assert changed(kind, name).key != builders.CASE.key
     assert msgspec.json.decode(builders.CASE.key, type=Case).server == builders.CASE.server
-
-
-def test_a_command_line_is_made_from_all_settings_of_a_server() -> None:
-    names = {field.name for field in dataclasses.fields(LaunchOptions)}
-    assert {field.name for field in dataclasses.fields(ServerSpec)} - names == {
-        *("engine", "method", "models", "draft", "draft_tokens"),  # by `speculation`
-        *("padding_layers", "widen", "sizes"),  # by `target` and `memory`
-        "variant",  # by `served_name`
-    }
 
 
 SHARED = {

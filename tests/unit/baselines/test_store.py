@@ -16,8 +16,8 @@ from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
 from specreg.core.reasons import Invalidity
 from specreg.datasets.prompts import Prompt
-from specreg.engines.engine import Parallel
 from specreg.engines.methods import Tree
+from specreg.engines.server_spec import Parallel
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.prompts import check_form, load_case_prompts

@@ -24,14 +24,15 @@ from tests.unit.builders.baselines import (
 )
 from tests.unit.builders.cases import (
     CASE,
-    LAUNCH_OPTIONS,
     PLAIN_CASE,
     PLAIN_SPEC,
     PROMPTS,
     RECORDINGS,
     ROOT,
+    SITE,
     SPEC,
     on_server,
+    start_of,
     with_concurrency,
 )
 from tests.unit.builders.datasets import rows_in, write_lines
@@ -43,7 +44,6 @@ from tests.unit.builders.traces import chunk, replayed, trace
 __all__ = [
     "CASE",
     "ENVIRONMENT",
-    "LAUNCH_OPTIONS",
     "OTHER_ENVIRONMENT",
     "PLAIN_CASE",
     "PLAIN_SPEC",
@@ -53,6 +53,7 @@ __all__ = [
     "RECORDINGS",
     "ROOT",
     "SETTINGS",
+    "SITE",
     "SPEC",
     "acceptance",
     "acceptance_of",
@@ -77,6 +78,7 @@ __all__ = [
     "scripted",
     "seem_installed",
     "server",
+    "start_of",
     "stored",
     "trace",
     "truth",

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from specreg.datasets.prompts import Prompt
-from specreg.engines.engine import ALONE, LaunchOptions
-from specreg.matrix.case import Case, Load, ServerSpec
+from specreg.engines.engine import Site
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Case, Load
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,20 +27,14 @@ SPEC = ServerSpec(
     gpu_memory_frac=0.4,
 )
 
-LAUNCH_OPTIONS = LaunchOptions(
-    target="some/target",
-    served_name="toy",
+SITE = Site(
     port=8123,
-    speculation={},
-    dtype="float32",
-    max_model_len_tokens=1024,
-    max_sequences=8,
-    gpu_memory_frac=0.4,
-    parallel=ALONE,
-    engine_args=("--seed", "7"),
-    offline=False,
-    on_gpu=False,
     folder=Path("/runs/logs/toy"),
+    on_gpu=False,
+    served_name="toy",
+    target="some/target",
+    draft="some/draft",
+    offline=False,
 )
 
 PLAIN_SPEC = dataclasses.replace(SPEC, method="none", draft=None, draft_tokens=0)
@@ -67,3 +62,18 @@ def on_server(**changes: Any) -> Case:  # noqa: ANN401 - of any field
 
 def with_concurrency(requests: int, case: Case = CASE) -> Case:
     return dataclasses.replace(case, load=Load(concurrency=requests))
+
+
+def start_of(spec: ServerSpec | None = None, **changes: Any) -> tuple[ServerSpec, Site]:  # noqa: ANN401
+    """A server and where it starts, with other values of the fields of both.
+
+    Without a spec the server doesn't speculate, and has an argument of its own. A model that is
+    changed is changed as the engine gets it.
+    """
+    if spec is None:
+        spec = dataclasses.replace(PLAIN_SPEC, engine_args=("--seed", "7"))
+    site_names = {field.name for field in dataclasses.fields(Site)}
+    of_site = {name: value for name, value in changes.items() if name in site_names}
+    of_spec = {name: value for name, value in changes.items() if name not in site_names}
+    models = {"target": spec.target, "draft": spec.draft}
+    return dataclasses.replace(spec, **of_spec), dataclasses.replace(SITE, **models | of_site)

@@ -13,7 +13,8 @@ from specreg.core.processes import Program, SupervisedProcess
 from specreg.datasets.prompts import Prompt
 from specreg.engines.engine import Requirement
 from specreg.engines.registry import engine_named
-from specreg.matrix.case import Case, ServerSpec
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Case
 from specreg.servers.provision import MARKER, interpreter_of
 from specreg.servers.server import StartedServer
 from tests.doubles.vllm.script import Script, chat_prompt, record_script, steps_of

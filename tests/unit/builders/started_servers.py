@@ -10,7 +10,7 @@ from types import FrameType
 import psutil
 import pytest
 
-from specreg.matrix.case import ServerSpec
+from specreg.engines.server_spec import ServerSpec
 from specreg.servers.launch import ServerStart, free_port
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from specreg.core.errors import UnknownNameError, UnsupportedError
-from specreg.engines.engine import LaunchOptions, Memory, Parallel
+from specreg.engines.engine import Memory, Site
 from specreg.engines.registry import ENGINES, engine_named
+from specreg.engines.server_spec import Parallel, ServerSpec
 from specreg.engines.vllm import engine_arguments
 from tests.unit import builders
 from tests.unit.builders.llm_args import unfit_options
@@ -22,24 +23,32 @@ GIVEN = Memory(cache_bytes=2**30, cache_tokens=9216, share_frac=0.03721)
 COUNTS = "--per-request-spec-decode-metrics"
 
 
-def options_of(engine: str, method: str = "eagle3", **changes: Any) -> LaunchOptions:  # noqa: ANN401
-    """The options of a method's server, without a GPU unless it is asked for."""
-    speculation = ENGINES[engine].methods[method].render("/models/head", 3)
-    engine_args = CASE_ARGS.get(engine, builders.LAUNCH_OPTIONS.engine_args)
-    options = dataclasses.replace(
-        builders.LAUNCH_OPTIONS, speculation=speculation, engine_args=engine_args
-    )
-    return dataclasses.replace(options, **changes)
+def start_of(engine: str, method: str = "eagle3", **changes: Any) -> tuple[ServerSpec, Site]:  # noqa: ANN401
+    """A method's server and where it starts, without a GPU unless it is asked for."""
+    usual: dict[str, Any] = {
+        "engine": engine,
+        "method": method,
+        "draft": "/models/head",
+        "draft_tokens": 3,
+        "engine_args": CASE_ARGS.get(engine, ("--seed", "7")),
+    }
+    return builders.start_of(**usual | changes)
+
+
+def arguments_of(engine: str, method: str = "eagle3", **changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The arguments of vLLM's engine."""
+    spec, site = start_of(engine, method, **changes)
+    return engine_arguments(spec, site, ENGINES[engine].rendered_speculation(spec, site.draft))
 
 
 def command_of(engine: str, method: str = "eagle3", **changes: Any) -> str:  # noqa: ANN401
     """The command line of its server, in one line."""
-    return " ".join(ENGINES[engine].command(PYTHON, options_of(engine, method, **changes)))
+    return " ".join(ENGINES[engine].command(PYTHON, *start_of(engine, method, **changes)))
 
 
 def triton_arguments(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     """What the backend hands to vLLM."""
-    files = ENGINES["triton"].files(options_of("triton", **changes))
+    files = ENGINES["triton"].files(*start_of("triton", **changes))
     model: dict[str, Any] = json.loads(files["toy/1/model.json"])
     return model
 
@@ -79,12 +88,12 @@ def test_a_command_line_has_the_model_and_the_settings(engine: str) -> None:
 
 
 def test_case_and_control_differ_in_the_speculation_alone() -> None:
-    vllm, sglang = (ENGINES[name].command(PYTHON, options_of(name)) for name in ("vllm", "sglang"))
+    vllm, sglang = (ENGINES[name].command(PYTHON, *start_of(name)) for name in ("vllm", "sglang"))
     at = vllm.index("--speculative-config")
     assert command_of("vllm", "none") == " ".join(vllm[:at] + vllm[at + 4 :])
     words = [word for word in sglang if not word.startswith("--speculative")]
     assert command_of("sglang", "none") == " ".join(words)
-    assert "speculative_config" not in triton_arguments(speculation={})
+    assert "speculative_config" not in triton_arguments(method="none")
     spread = Parallel(draft_tensor=1)
     assert "--speculative-config" not in command_of("vllm", "none", parallel=spread)
 
@@ -106,14 +115,14 @@ def test_on_a_gpu_a_server_takes_the_memory_of_its_settings(
     assert "--enforce-eager" not in command
     assert "--device" not in command
     assert words not in command_of(engine)
-    on_gpu = ENGINES[engine].environment(options_of(engine, on_gpu=True))
+    on_gpu = ENGINES[engine].environment(*start_of(engine, on_gpu=True))
     assert not [name for name in on_gpu if "CPU" in name]
-    assert [name for name in ENGINES[engine].environment(options_of(engine)) if "CPU" in name]
+    assert [name for name in ENGINES[engine].environment(*start_of(engine)) if "CPU" in name]
 
 
 def test_an_acceptance_is_pinned_by_the_engines_own_switch_or_by_our_drafter() -> None:
     pinned: dict[str, Any] = {"pinned_length_tokens": 2.5}
-    config = engine_arguments(options_of("vllm", on_gpu=True, **pinned))["speculative_config"]
+    config = arguments_of("vllm", on_gpu=True, **pinned)["speculative_config"]
     assert config == {
         "method": "eagle3",
         "model": "/models/head",
@@ -121,18 +130,18 @@ def test_an_acceptance_is_pinned_by_the_engines_own_switch_or_by_our_drafter() -
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_length": 2.5,
     }
-    on_cpu = ENGINES["vllm"].environment(options_of("vllm", "scheduled", **pinned))
+    on_cpu = ENGINES["vllm"].environment(*start_of("vllm", "scheduled", **pinned))
     assert on_cpu["SCHEDULED_ACCEPTED"] == "1,2"
     assert (Path(on_cpu["PYTHONPATH"]) / "scheduled.py").is_file()
     assert '"method": "custom_class", "model": "scheduled.ScheduledDrafter"' in command_of(
         "vllm", "scheduled", **pinned
     )
-    sglang = ENGINES["sglang"].environment(options_of("sglang", **pinned))
+    sglang = ENGINES["sglang"].environment(*start_of("sglang", **pinned))
     assert sglang["SGLANG_SIMULATE_ACC_LEN"] == "2.5"
-    tensorrt = ENGINES["tensorrt_llm"].environment(options_of("tensorrt_llm", **pinned))
+    tensorrt = ENGINES["tensorrt_llm"].environment(*start_of("tensorrt_llm", **pinned))
     assert tensorrt["TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"] == "1.5"  # without the bonus
     for engine in ENGINES.values():
-        real = engine.environment(options_of(engine.name, "none"))
+        real = engine.environment(*start_of(engine.name, "none"))
         assert not [name for name in real if "ACC" in name]
         assert {"none"}.isdisjoint(engine.pinned_methods(on_gpu=True))
         assert engine.methods.keys() >= {*engine.pinned_methods(on_gpu=False)}
@@ -147,13 +156,13 @@ def test_a_flag_that_a_version_lacks_is_not_given() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_server_is_offline_where_nothing_needs_to_be_fetched(engine: str) -> None:
     for offline in (True, False):
-        options = options_of(engine, "none", offline=offline)
-        assert ("HF_HUB_OFFLINE" in ENGINES[engine].environment(options)) == offline
+        start = start_of(engine, "none", offline=offline)
+        assert ("HF_HUB_OFFLINE" in ENGINES[engine].environment(*start)) == offline
 
 
 def test_vllm_reports_no_usage_and_looks_n_grams_up_on_one_thread_on_a_cpu() -> None:
     on_gpu, on_cpu = (
-        ENGINES["vllm"].environment(options_of("vllm", on_gpu=on_gpu)) for on_gpu in (True, False)
+        ENGINES["vllm"].environment(*start_of("vllm", on_gpu=on_gpu)) for on_gpu in (True, False)
     )
     assert on_gpu["DO_NOT_TRACK"] == on_cpu["DO_NOT_TRACK"] == on_cpu["NUMBA_NUM_THREADS"] == "1"
     assert "NUMBA_NUM_THREADS" not in on_gpu
@@ -182,8 +191,8 @@ def test_without_a_gpu_an_engine_comes_with_a_cpus_torch_and_no_kernels(
 @pytest.mark.parametrize("method", sorted(ENGINES["tensorrt_llm"].methods))
 def test_tensorrt_llms_options_are_spelt_as_its_argument_classes(method: str) -> None:
     """They refuse what they don't know; a setting stands where its path says."""
-    options = options_of("tensorrt_llm", method, on_gpu=True)
-    options_file = json.loads(ENGINES["tensorrt_llm"].files(options)["options.yaml"])
+    start = start_of("tensorrt_llm", method, on_gpu=True)
+    options_file = json.loads(ENGINES["tensorrt_llm"].files(*start)["options.yaml"])
     assert list(unfit_options(options_file)) == []
     config = options_file.pop("speculative_config", {})
     assert ("decoding_type" in config) == (method != "none")
@@ -310,7 +319,7 @@ def test_a_model_is_spread_as_the_case_says(
 def test_on_a_cpu_a_model_that_is_spread_has_a_process_for_each_share() -> None:
     for parallel, backend in ((Parallel(), "uni"), (Parallel(tensor=2), "mp")):
         assert f"--distributed-executor-backend {backend}" in command_of("vllm", parallel=parallel)
-        environment = ENGINES["vllm"].environment(options_of("vllm", parallel=parallel))
+        environment = ENGINES["vllm"].environment(*start_of("vllm", parallel=parallel))
         assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in environment) == (backend == "uni")
 
 
@@ -373,11 +382,11 @@ def test_the_version_is_read_or_unknown(engine: str) -> None:
 
 
 def test_tritons_repository_has_one_model_with_the_arguments_of_vllm_alone() -> None:
-    files = ENGINES["triton"].files(options_of("triton"))
+    files = ENGINES["triton"].files(*start_of("triton"))
     assert set(files) == {"toy/config.pbtxt", "toy/1/model.json"}
     assert 'backend: "vllm"' in files["toy/config.pbtxt"]
     assert "decoupled: true" in files["toy/config.pbtxt"]
-    assert triton_arguments() == engine_arguments(options_of("vllm")) | {"seed": 7}
+    assert triton_arguments() == arguments_of("vllm") | {"seed": 7}
     spread = Parallel(tensor=2, data=3, expert=True, draft_tensor=1, pipeline=4)
     args = ("kv_cache_dtype=fp8", "max_num_seqs=4", "enable_prefix_caching=true", "empty=")
     engine_args = {
@@ -386,7 +395,7 @@ def test_tritons_repository_has_one_model_with_the_arguments_of_vllm_alone() -> 
         "enable_prefix_caching": True,
         "empty": "",
     }
-    alone = engine_arguments(options_of("vllm", on_gpu=True, parallel=spread))
+    alone = arguments_of("vllm", on_gpu=True, parallel=spread)
     assert triton_arguments(on_gpu=True, parallel=spread, engine_args=args) == alone | engine_args
 
 

@@ -12,12 +12,11 @@ from specreg.correctness.checks import checks_of
 from specreg.correctness.oracle_client import has_oracle
 from specreg.engines.methods import Setting
 from specreg.engines.registry import ENGINES, engine_named
-from specreg.matrix.case import Case, ServerSpec
-from specreg.servers.launch import LaunchSite, launch_options
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Case
 from tests.unit import builders
 
 SCHEDULE = ((1, 4, 3), (5, 8, 0))
-SITE = LaunchSite(port=8123, folder=Path("/runs"), on_gpu=False)
 
 
 def spec_with(engine: str, **speculation: Setting) -> ServerSpec:
@@ -27,9 +26,9 @@ def spec_with(engine: str, **speculation: Setting) -> ServerSpec:
 
 def words_of(spec: ServerSpec) -> str:
     """The command line of a server, and the files beside it."""
-    options = launch_options(spec, (spec.target, spec.draft), SITE)
+    start = builders.start_of(spec)
     engine = engine_named(spec.engine)
-    return " ".join((*engine.command(Path("python"), options), *engine.files(options).values()))
+    return " ".join((*engine.command(Path("python"), *start), *engine.files(*start).values()))
 
 
 def test_vllm_gets_them_in_its_configuration_beside_the_methods_own() -> None:
@@ -46,7 +45,7 @@ def test_vllm_gets_them_in_its_configuration_beside_the_methods_own() -> None:
 
 def test_a_key_takes_the_place_of_a_value_that_the_method_would_have() -> None:
     spec = dataclasses.replace(spec_with("vllm", prompt_lookup_max=7), method="ngram")
-    assert spec.rendered_speculation(None)["prompt_lookup_max"] == 7
+    assert ENGINES["vllm"].rendered_speculation(spec, None)["prompt_lookup_max"] == 7
 
 
 @pytest.mark.parametrize("key", ["speculative-adaptive", "speculative_adaptive"])
@@ -125,7 +124,7 @@ def test_a_verifier_that_accepts_other_tokens_is_not_judged_lossless(
     engine: str, key: str, value: Setting
 ) -> None:
     case = case_with(engine, **{key: value})
-    assert not case.server.is_lossless
+    assert not engine_named(case.server.engine).is_lossless(case.server)
     assert checks_of(case, with_torch=True) == ()
 
 
@@ -139,7 +138,7 @@ def test_a_verifier_that_accepts_other_tokens_is_not_judged_lossless(
 )
 def test_other_keys_keep_the_case_lossless(engine: str, key: str, value: Setting) -> None:
     case = case_with(engine, **{key: value})
-    assert case.server.is_lossless
+    assert engine_named(case.server.engine).is_lossless(case.server)
     assert checks_of(case, with_torch=False)
 
 

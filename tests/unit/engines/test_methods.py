@@ -1,6 +1,5 @@
 """The rows of the methods, in the words of the engines."""
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -41,9 +40,16 @@ def test_a_row_is_filled_in_and_reaches_the_command_line(name: str, engine: str)
     spelling = ENGINES[engine].methods[name]
     tree = Tree(branches=2, drafted_tokens=776) if method.drafts_trees else None
     rendered = spelling.render("/models/draft", 776, tree)
-    options = dataclasses.replace(builders.LAUNCH_OPTIONS, engine_args=(), speculation=rendered)
-    files = ENGINES[engine].files(options)
-    words = " ".join((*ENGINES[engine].command(Path("python"), options), *files.values()))
+    start = builders.start_of(
+        engine=engine,
+        method=name,
+        draft="/models/draft",
+        draft_tokens=776,
+        tree=tree,
+        engine_args=(),
+    )
+    files = ENGINES[engine].files(*start)
+    words = " ".join((*ENGINES[engine].command(Path("python"), *start), *files.values()))
     assert not {DRAFT, DRAFT_TOKENS, VERIFIED_TOKENS, BRANCHES} & set(map(str, rendered.values()))
     assert ("/models/draft" in words) == method.needs_draft
     # As drafted, or with the token that they continue.

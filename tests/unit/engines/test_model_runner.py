@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from specreg.core.errors import UnsupportedError
-from specreg.engines.engine import ModelRunner
 from specreg.engines.registry import ENGINES
+from specreg.engines.server_spec import ModelRunner
 from tests.unit import builders
 
 VLLM = ENGINES["vllm"]
@@ -53,13 +53,13 @@ def test_no_other_engine_has_a_runner_to_share() -> None:
 def test_a_server_gets_its_runner_by_a_variable(
     runner: ModelRunner | None, value: str | None
 ) -> None:
-    options = dataclasses.replace(builders.LAUNCH_OPTIONS, on_gpu=True, model_runner=runner)
-    assert VLLM.environment(options).get(TOLD) == value
-    assert ENGINES["triton"].environment(options).get(TOLD) == value
+    start = builders.start_of(on_gpu=True, model_runner=runner, engine_args=())
+    assert VLLM.environment(*start).get(TOLD) == value
+    assert ENGINES["triton"].environment(*start).get(TOLD) == value
 
 
 def test_a_runner_is_refused_for_an_engine_that_has_only_one() -> None:
-    settings = dataclasses.replace(builders.LAUNCH_OPTIONS, model_runner="v1")
+    settings, _ = builders.start_of(model_runner="v1")
     with pytest.raises(UnsupportedError, match=r"model_runner = v1: engine 'sglang' has only one"):
         ENGINES["sglang"].check(settings)
 

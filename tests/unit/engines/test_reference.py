@@ -1,28 +1,27 @@
 """The reference engine: what is installed and started."""
 
-import dataclasses
 import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specreg.core.errors import UnsupportedError
-from specreg.engines.engine import Parallel
 from specreg.engines.pytorch.__main__ import divide_devices, parse_options
 from specreg.engines.registry import engine_named
+from specreg.engines.server_spec import Parallel
 from tests.unit import builders
 
 REFERENCE = engine_named("reference")
 PYTHON = Path("/envs/reference/bin/python")
-PLAIN = dataclasses.replace(builders.LAUNCH_OPTIONS, engine_args=())
+PLAIN: dict[str, Any] = {"engine": "reference", "engine_args": ()}
 
 
 @pytest.mark.parametrize("method", REFERENCE.methods)
 def test_its_own_parser_reads_the_command_line(method: str) -> None:
-    settings = REFERENCE.methods[method].render("/models/draft", 5)
-    options = dataclasses.replace(PLAIN, speculation=settings)
-    command = REFERENCE.command(PYTHON, options)
+    changes: dict[str, Any] = {"method": method, "draft": "/models/draft", "draft_tokens": 5}
+    command = REFERENCE.command(PYTHON, *builders.start_of(**PLAIN | changes))
     assert command[:3] == (str(PYTHON), "-m", "specreg.engines.pytorch")
     read = parse_options(command[3:])
     assert (read.model, read.served_model_name) == ("some/target", "toy")
@@ -35,18 +34,18 @@ def test_its_own_parser_reads_the_command_line(method: str) -> None:
 
 
 def test_on_a_gpu_it_takes_what_is_there_and_the_cases_own_words_come_last() -> None:
-    options = dataclasses.replace(PLAIN, on_gpu=True)
-    assert parse_options(REFERENCE.command(PYTHON, options)[3:]).device == ()
-    options = dataclasses.replace(options, engine_args=("--device=cuda:1",))
-    assert parse_options(REFERENCE.command(PYTHON, options)[3:]).device == ("cuda:1",)
+    start = builders.start_of(**PLAIN | {"on_gpu": True})
+    assert parse_options(REFERENCE.command(PYTHON, *start)[3:]).device == ()
+    start = builders.start_of(**PLAIN | {"on_gpu": True, "engine_args": ("--device=cuda:1",)})
+    assert parse_options(REFERENCE.command(PYTHON, *start)[3:]).device == ("cuda:1",)
 
 
 def test_it_finds_specreg_after_what_the_user_put_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    folders = REFERENCE.environment(PLAIN)["PYTHONPATH"].split(os.pathsep)
+    folders = REFERENCE.environment(*builders.start_of(**PLAIN))["PYTHONPATH"].split(os.pathsep)
     assert folders == ["/mine", str(builders.ROOT)]
     monkeypatch.delenv("PYTHONPATH")
-    assert REFERENCE.environment(PLAIN)["PYTHONPATH"] == str(builders.ROOT)
+    assert REFERENCE.environment(*builders.start_of(**PLAIN))["PYTHONPATH"] == str(builders.ROOT)
 
 
 def test_the_extra_is_what_the_suite_installs() -> None:
@@ -116,10 +115,10 @@ def test_options_that_say_nothing_are_refused(
 
 def test_a_case_over_several_gpus_names_them_all_and_divides_them() -> None:
     words = ("--placement=ratio", "--gpu-ratio=3:1")
-    options = dataclasses.replace(
-        PLAIN, on_gpu=True, parallel=Parallel(pipeline=4), engine_args=words
+    spec, site = builders.start_of(
+        engine="reference", on_gpu=True, parallel=Parallel(pipeline=4), engine_args=words
     )
-    read = parse_options(REFERENCE.command(PYTHON, options)[3:])
+    read = parse_options(REFERENCE.command(PYTHON, spec, site)[3:])
     assert read.device == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
     assert (read.placement, read.gpu_ratio) == ("ratio", (3, 1))
-    REFERENCE.check(options)
+    REFERENCE.check(spec)

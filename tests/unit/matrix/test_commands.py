@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specreg.core.errors import SpecregError
-from specreg.engines.engine import Parallel
 from specreg.engines.methods import Tree
 from specreg.engines.registry import engine_named
+from specreg.engines.server_spec import Parallel
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.commands import understand_command
 from specreg.matrix.tier import load_tier
-from specreg.servers.launch import LaunchSite, launch_options
+from tests.unit import builders
 
 PAIRS = """
 [models.known]
@@ -154,9 +154,8 @@ def test_branches_are_a_tree(tmp_path: Path) -> None:
 )
 def test_the_server_is_started_with_each_word_of_its_command(tmp_path: Path, command: str) -> None:
     spec = speculating(load(tmp_path, command)).server
-    site = LaunchSite(port=8123, folder=tmp_path, on_gpu=True)
-    options = launch_options(spec, (spec.target, spec.draft), site)
-    started = " ".join(engine_named(spec.engine).command(Path("python"), options))
+    start = builders.start_of(spec, on_gpu=True)
+    started = " ".join(engine_named(spec.engine).command(Path("python"), *start))
     started = started.replace("=", " ")
     for word in command.replace("=", " ").replace("'", "").split():
         if word not in {"vllm", "serve", "python3"}:

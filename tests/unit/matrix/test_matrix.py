@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import SpecregError, UnknownNameError
-from specreg.engines.engine import Parallel
 from specreg.engines.methods import Tree
+from specreg.engines.server_spec import Parallel
 from specreg.matrix.case import Arrivals, Case, Limits, Load, Tier
 from specreg.matrix.tier import load_tier
 from tests.unit import builders

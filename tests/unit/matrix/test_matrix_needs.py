@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from specreg.core.errors import MatrixError
-from specreg.engines.engine import Parallel
-from specreg.matrix.case import BESIDE_GIB, Sizes, Tier
+from specreg.engines.server_spec import Parallel, Sizes
+from specreg.matrix.case import BESIDE_GIB, Tier
 from tests.unit import builders
 from tests.unit.builders.tiers import TIER, load
 

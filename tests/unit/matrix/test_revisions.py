@@ -10,7 +10,6 @@ from specreg.compare.pairs import overridden, parse_override
 from specreg.core.errors import MatrixError, UnknownNameError, UnsupportedError
 from specreg.engines.registry import ENGINES
 from specreg.matrix.case import Case
-from specreg.servers.launch import LaunchSite, launch_options
 from specreg.servers.provision import Provision
 from tests.unit import builders
 from tests.unit.builders.tiers import load
@@ -40,16 +39,15 @@ def cases_of(
     return load(folder, PINNED.format(engine=engine, target=target, method=method)).cases
 
 
-def words_of(case: Case, folder: Path) -> str:
+def words_of(case: Case) -> str:
     """The command line of a case's server on a GPU."""
     spec = case.server
-    site = LaunchSite(port=8123, folder=folder, on_gpu=True, version="0.33.0")
-    options = launch_options(spec, (spec.target, spec.draft), site)
-    return " ".join(ENGINES[spec.engine].command(Path("python"), options))
+    start = builders.start_of(spec, on_gpu=True, version="0.33.0")
+    return " ".join(ENGINES[spec.engine].command(Path("python"), *start))
 
 
 def test_vllm_serves_the_revisions_that_are_pinned(tmp_path: Path) -> None:
-    plain, eagle3 = (words_of(case, tmp_path) for case in cases_of(tmp_path))
+    plain, eagle3 = (words_of(case) for case in cases_of(tmp_path))
     for words in (plain, eagle3):
         assert "--revision 0123abcd --tokenizer-revision 0123abcd" in words
     assert '"revision": "v1.0"' in eagle3
@@ -57,16 +55,16 @@ def test_vllm_serves_the_revisions_that_are_pinned(tmp_path: Path) -> None:
 
 
 def test_sglang_serves_the_revisions_that_are_pinned(tmp_path: Path) -> None:
-    plain, eagle3 = (words_of(case, tmp_path) for case in cases_of(tmp_path, "sglang"))
+    plain, eagle3 = (words_of(case) for case in cases_of(tmp_path, "sglang"))
     assert "--revision 0123abcd --speculative-draft-model-revision v1.0" in eagle3
     assert "--revision 0123abcd" in plain
     assert "v1.0" not in plain
 
 
-def test_what_is_not_pinned_is_left_to_the_engine(tmp_path: Path) -> None:
+def test_what_is_not_pinned_is_left_to_the_engine() -> None:
     spec = dataclasses.replace(builders.SPEC, target="org/target", draft="org/head")
     case = dataclasses.replace(builders.CASE, server=spec)
-    assert "revision" not in words_of(case, tmp_path)
+    assert "revision" not in words_of(case)
 
 
 def test_another_draft_is_not_of_the_pinned_revision(tmp_path: Path) -> None:
@@ -93,7 +91,7 @@ def test_a_revision_is_of_a_draft_of_the_pair(tmp_path: Path) -> None:
 
 def test_tensorrt_llm_serves_the_pinned_revision_of_a_target(tmp_path: Path) -> None:
     plain, _ = cases_of(tmp_path, "tensorrt_llm")
-    assert "--revision 0123abcd" in words_of(plain, tmp_path)
+    assert "--revision 0123abcd" in words_of(plain)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import check_allowed
-from specreg.servers.launch import LaunchSite, launch_options
 from specreg.servers.memory import fit_together
 from specreg.servers.provision import check_version
 from specreg.suite.options import LAUNCHES_TO_RECORD
@@ -136,7 +135,7 @@ def test_a_tier_of_the_documents_states_the_licence_of_each_pair(name: str) -> N
     assert tier.licences.keys() == {case.server.models for case in tier.cases}
 
 
-def test_tensorrt_llm_takes_the_options_of_each_server_of_the_tiers(tmp_path: Path) -> None:
+def test_tensorrt_llm_takes_the_options_of_each_server_of_the_tiers() -> None:
     """Its argument classes as they were read stand for its parser, which needs a GPU."""
     recordings = builders.ROOT / "fixtures/recordings/tensorrt_llm"
     flags = json.loads((recordings / "serve.json").read_text())["flags"]
@@ -147,13 +146,12 @@ def test_tensorrt_llm_takes_the_options_of_each_server_of_the_tiers(tmp_path: Pa
         for case in cases_of(name)
         if case.server.engine == "tensorrt_llm"
     }
-    site = LaunchSite(port=8123, folder=tmp_path, on_gpu=True)
     assert {"gpt-oss-120b-nvidia"} < {server.models for server in servers}
     for spec in servers:
-        options = launch_options(spec, (spec.target, spec.draft), site)
-        words = engine.command(Path("/bin/python"), options)
+        start = builders.start_of(spec, on_gpu=True)
+        words = engine.command(Path("/bin/python"), *start)
         assert {word for word in words if word.startswith("--")} <= {*flags}
-        assert list(unfit_options(json.loads(engine.files(options)["options.yaml"]))) == []
+        assert list(unfit_options(json.loads(engine.files(*start)["options.yaml"]))) == []
 
 
 def test_a_night_sees_each_method_of_each_engine_within_its_time() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from specreg.baselines.store import load_settings
 from specreg.core.errors import ModelError
-from specreg.matrix.case import ServerSpec, Width
+from specreg.engines.server_spec import ServerSpec, Width
 from specreg.matrix.models import model_sha256, served_models, widen_models
 from specreg.matrix.weights import SHAPES, read_tensors
 from tests.unit import builders

@@ -10,9 +10,9 @@ from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, Sour
 from specreg.acceptance.trace import RequestTrace
 from specreg.engines.methods import Tree
 from specreg.engines.registry import ENGINES
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.vllm import VllmWireFormat
 from specreg.engines.wire_format import SpecTokensDetails, WireFormat
-from specreg.matrix.case import ServerSpec
 from specreg.measurement.arm import read_acceptance
 from tests.unit import builders
 

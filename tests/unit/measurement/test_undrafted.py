@@ -10,9 +10,9 @@ import pytest
 from specreg.acceptance.record import AcceptanceRecord, CountedSteps
 from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.registry import ENGINES
+from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import Endpoint
 from specreg.load.rounds import open_clients
-from specreg.matrix.case import ServerSpec
 from specreg.measurement.arm import counted_steps, read_acceptance
 from specreg.measurement.figures import figures_of
 from specreg.measurement.metrics import Replay

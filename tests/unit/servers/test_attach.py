@@ -11,7 +11,8 @@ import pytest
 
 from specreg.core.errors import AttachError, ServerDiedError, UnsupportedError
 from specreg.engines.engine import Identity
-from specreg.matrix.case import ServerSpec, Tier
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Tier
 from specreg.servers.attach import attach_server, check_attached, without_controls
 from specreg.servers.server import Server
 from tests.doubles.vllm.script import Fault, Script

@@ -14,7 +14,7 @@ import pytest
 from specreg.core.errors import ModelError
 from specreg.datasets.hub import why_gated
 from specreg.datasets.hub_fetch import wanted_files
-from specreg.matrix.case import ServerSpec
+from specreg.engines.server_spec import ServerSpec
 from specreg.servers import model_fetch
 from specreg.servers.launch import ServerStart
 from specreg.servers.model_fetch import Output, fetch_models

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from specreg.core.errors import ServerStartError
-from specreg.matrix.case import ServerSpec, Sizes
+from specreg.engines.server_spec import ServerSpec, Sizes
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.servers.memory import fit_together, free_gib, gpu_memory

@@ -22,8 +22,9 @@ from specreg.core.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from specreg.engines.engine import Parallel, Requirement
+from specreg.engines.engine import Requirement
 from specreg.engines.registry import ENGINES
+from specreg.engines.server_spec import Parallel
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
 from specreg.servers.installer import installed_packages

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from specreg.core.errors import ServerDiedError, ServerStartError, SpecregError
-from specreg.matrix.case import Case, ServerSpec, companions_of
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Case, companions_of
 from specreg.measurement.arm import Arm
 from specreg.measurement.ledger import read_ledger
 from specreg.measurement.measure import Measurement
