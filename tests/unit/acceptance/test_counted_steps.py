@@ -289,6 +289,20 @@ def test_answers_that_took_more_steps_are_a_loss_however_they_are_counted(tmp_pa
         assert judge(LENGTH, comparison, Look.FULL).outcome is Outcome.REGRESSED
 
 
+def test_an_answer_that_took_other_steps_by_chance_hides_no_other_counting() -> None:
+    """On a GPU, the order of additions may change a token, and with it the steps of an answer."""
+    other_steps = answers(builders.counts(2, 0, 9, 0), 1 + 28).prompts[0]
+    now = builders.acceptance_of([other_steps, *OF_CLIENT.prompts[1:]])
+    assert counting_difference([now], [OF_VERIFIER]) is CountingDifference.DRAFTS
+
+
+def test_a_drafter_that_got_worse_counts_no_drafts_differently() -> None:
+    """Most answers took more steps; the last step of one accepted less, which no answer shows."""
+    worse = answers(builders.counts(7, 0, 7, 0), 1 + 28).prompts
+    now = builders.acceptance_of([*worse[:7], OF_CLIENT.prompts[7]])
+    assert counting_difference([now], [OF_VERIFIER]) is None
+
+
 def test_other_answers_show_nothing_about_counting() -> None:
     shorter = answers(builders.counts(1, 0, 9, 0), 1 + 27)
     assert counting_difference([shorter], [OF_VERIFIER]) is None
