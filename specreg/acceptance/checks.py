@@ -218,6 +218,34 @@ def _check_emitted(
         raise InvalidMeasurementError("TOKENS_IMPOSSIBLE", message)
 
 
+def check_delivered(
+    counts: StepCounts, traces: Sequence[RequestTrace], *, draft_tokens: int
+) -> None:
+    """Check that what the steps emitted was delivered: A + S ≤ N - R, but for the ends of answers.
+
+    The end of a text or the output cap cuts off the drafts of the last step. An engine that
+    schedules ahead may count one step more.
+
+    Args:
+        counts: the counts of all requests.
+        traces: the requests.
+        draft_tokens: the most drafts that a step can accept, k.
+
+    Raises:
+        InvalidMeasurementError: `COUNTS_DISAGREE`.
+    """
+    emitted = counts.accepted + counts.steps
+    later_tokens = sum(max(trace.tokens - 1, 0) for trace in traces)
+    most_lost_tokens = len(traces) * (2 * draft_tokens + 1)
+    if emitted > later_tokens + most_lost_tokens:
+        message = (
+            f"the server counted steps that emit {emitted} tokens, and {later_tokens} came after"
+            " the first ones: it counts each step several times, or those of another client;"
+            f" keep the server for this run alone, or {_TRY_VERSION}"
+        )
+        raise InvalidMeasurementError("COUNTS_DISAGREE", message)
+
+
 def check_counters(before: Counters, after: Counters) -> Counters:
     """Return by how much the server's counters rose between two moments.
 

@@ -200,6 +200,20 @@ NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """How many equal series each counter of a server has, all of which are in its sum.
+
+    Each rank of tensor parallelism may count all steps. Some servers do so for some counters only.
+    """
+
+    steps: int = 1
+    accepted: int = 1
+    proposed: int = 1
+    positions: int = 1
+    requests: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
     """A server's own counters at a moment, or their rise, summed over its copies of the model.
 
@@ -209,35 +223,35 @@ class Counters:
         requests: the number of requests that ended; None if the server doesn't count them.
         running_requests: the number of requests running at the moment. For a rise, it is the larger
             one of the numbers before and after it. None if the server doesn't report it.
-        copies: how many series each count has, if they are equal, as where each rank of tensor
-            parallelism counts all steps; all of them are in the sums. 1 if they aren't equal.
+        copies: how many equal series each counter has.
     """
 
     steps: int
     counts: StepCounts | None = None
     requests: int | None = None
     running_requests: int | None = None
-    copies: int = 1
+    copies: Copies = Copies()
 
     @property
     def of_one_copy(self) -> "Counters":
         """The counts of one of the copies."""
+        copies = self.copies
         counts = self.counts
         if counts is not None:
             proposed = counts.proposed
             counts = StepCounts(
-                steps=counts.steps // self.copies,
-                accepted=counts.accepted // self.copies,
-                proposed=None if proposed is None else proposed // self.copies,
-                position_counts=tuple(count // self.copies for count in counts.position_counts),
+                steps=counts.steps // copies.steps,
+                accepted=counts.accepted // copies.accepted,
+                proposed=None if proposed is None else proposed // copies.proposed,
+                position_counts=tuple(count // copies.positions for count in counts.position_counts),
             )
         requests = self.requests
         return dataclasses.replace(
             self,
-            steps=self.steps // self.copies,
+            steps=self.steps // copies.steps,
             counts=counts,
-            requests=None if requests is None else requests // self.copies,
-            copies=1,
+            requests=None if requests is None else requests // copies.requests,
+            copies=Copies(),
         )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from specreg.acceptance.record import Counters, Source
+from specreg.acceptance.record import Copies, Counters, Source
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import UNREADABLE
@@ -210,7 +210,10 @@ class SglangWireFormat(WireFormat, TokenApi):
         """
         parsed = MetricsPage(page)
         parsed.require(_VERIFY_CALLS, advice=f"start the server with {self.counters_flag}")
-        return Counters(steps=parsed.total(_VERIFY_CALLS), copies=parsed.copies(_VERIFY_CALLS))
+        copies = parsed.copies(_VERIFY_CALLS)
+        return Counters(
+            steps=parsed.total(_VERIFY_CALLS), copies=Copies(steps=copies[_VERIFY_CALLS])
+        )
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """Return a call that tokenizes a chat with the model's template, or a text as it is."""

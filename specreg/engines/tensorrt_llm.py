@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from specreg.acceptance.record import Counters, Source, StepCounts
+from specreg.acceptance.record import Copies, Counters, Source, StepCounts
 from specreg.core.errors import UnsupportedError
 from specreg.engines.engine import Engine, Requirement, Site, given_flags
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling
@@ -71,7 +71,16 @@ class TensorrtLlmWireFormat(WireFormat):
             *(drafted_name, accepted_name, _ENDED), labels=("token_position", "finished_reason")
         )
         return Counters(
-            steps=counts.steps, counts=counts, requests=parsed.total(_ENDED), copies=copies
+            steps=counts.steps,
+            counts=counts,
+            requests=parsed.total(_ENDED),
+            copies=Copies(
+                steps=copies[drafted_name],
+                accepted=copies[accepted_name],
+                proposed=copies[drafted_name],
+                positions=copies[accepted_name],
+                requests=copies[_ENDED],
+            ),
         )
 
 

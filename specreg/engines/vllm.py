@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from specreg.acceptance.record import Counters, Source, StepCounts
+from specreg.acceptance.record import Copies, Counters, Source, StepCounts
 from specreg.core.errors import AnswerError, InvalidMeasurementError
 from specreg.core.http import Count
 from specreg.engines.drafter import scheduled
@@ -109,12 +109,19 @@ class VllmWireFormat(WireFormat, TokenApi):
             proposed=parsed.total(proposed_name),
             position_counts=tuple(position_counts),
         )
+        copies = parsed.copies(*_COUNTERS, ended_name, labels=("position", "finished_reason"))
         return Counters(
             steps=counts.steps,
             counts=counts,
             requests=parsed.total(ended_name),
             running_requests=parsed.total(running_name),
-            copies=parsed.copies(*_COUNTERS, ended_name, labels=("position", "finished_reason")),
+            copies=Copies(
+                steps=copies[drafts_name],
+                accepted=copies[accepted_name],
+                proposed=copies[proposed_name],
+                positions=copies[positions_name],
+                requests=copies[ended_name],
+            ),
         )
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:

@@ -1,5 +1,6 @@
 """Write requests to a server, and parse the events of its answers and its counters."""
 
+import collections
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -458,8 +459,8 @@ class MetricsPage:
         """
         return sum(self._count(sample) for sample in self.samples if sample.name == name)
 
-    def copies(self, *names: str, labels: Container[str] = ()) -> int:
-        """Return how many equal series each of these counters has.
+    def copies(self, *names: str, labels: Container[str] = ()) -> Mapping[str, int]:
+        """Return how many equal series each of these counters has, by its name.
 
         Which label tells the ranks of a server apart isn't known, so each label is tried, and all
         of them together.
@@ -469,12 +470,15 @@ class MetricsPage:
             labels: the labels whose values are counters of their own, such as a draft position.
 
         Returns:
-            1 if no label has equal series for all of its values.
+            1 for each counter if no label has equal series for all of its values, and 1 for a
+            counter without samples.
         """
         samples = [sample for sample in self.samples if sample.name in names]
         candidates = {label for sample in samples for label in sample.labels if label not in labels}
         trials = [candidates, *({label} for label in candidates)]
-        return max(_equal_series(samples, ignored) for ignored in trials)
+        series = [_equal_series(samples, ignored) for ignored in trials]
+        most_series = max(series, key=lambda numbers: sum(numbers.values()))
+        return collections.defaultdict(lambda: 1, most_series)
 
     def by_position(self, name: str, label: str) -> Counter[int]:
         """Sum up the samples of a name for each draft position.
@@ -502,19 +506,22 @@ class MetricsPage:
         return int(sample.value)
 
 
-def _equal_series(samples: Sequence[Sample], ignored: Container[str]) -> int:
-    """Return how many samples differ in the ignored labels alone, if their values are equal.
+def _equal_series(samples: Sequence[Sample], ignored: Container[str]) -> Mapping[str, int]:
+    """Return how many samples of each name differ in the ignored labels alone.
 
     Returns:
-        1 if any of these values differ, or if the numbers of samples do.
+        Nothing if any of their values differ, or if a name has different numbers of samples.
     """
-    values_by_name: dict[tuple[object, ...], list[float]] = {}
+    values_by_labels: dict[tuple[str, object], list[float]] = {}
     for sample in samples:
-        kept = sorted(pair for pair in sample.labels.items() if pair[0] not in ignored)
-        values_by_name.setdefault((sample.name, *kept), []).append(sample.value)
-    are_equal = all(len(set(values)) == 1 for values in values_by_name.values())
-    numbers = {len(values) for values in values_by_name.values()}
-    return numbers.pop() if are_equal and len(numbers) == 1 else 1
+        kept = frozenset(pair for pair in sample.labels.items() if pair[0] not in ignored)
+        values_by_labels.setdefault((sample.name, kept), []).append(sample.value)
+    series: dict[str, int] = {}
+    for (name, _), values in values_by_labels.items():
+        is_equal = len(set(values)) == 1
+        if not is_equal or series.setdefault(name, len(values)) != len(values):
+            return {}
+    return series
 
 
 class WireFormat:

@@ -483,6 +483,7 @@ def read_acceptance(
     checks.check_acceptance(
         record, draft_tokens=spec.draft_tokens, drafted_tokens=spec.drafted_tokens
     )
+    checks.check_delivered(record.total, traces, draft_tokens=spec.draft_tokens)
     # More tokens than the counted steps can emit show that the server didn't count some of its
     # drafts. This doesn't hold if some steps have no draft: they aren't counted, and a busy server
     # may merge their chunks into others, so that they aren't seen there either.

@@ -31,7 +31,7 @@ class ScriptedSglang(ScriptedServer):
     async def _metrics(self, _: Request) -> Response:
         calls = sum(steps.verify_steps for steps in self.ended)
         page = f'{_CALLS}{{engine_type="unified"}} {calls}.0\n'.encode()
-        return Response(body=of_ranks(page, self._script.ranks))
+        return Response(body=of_ranks(page, self._script.ranks, self._script.counted_by_ranks))
 
     def parse_body(self, raw: bytes) -> Body:
         """A chat like vLLM's, or what `/generate` takes."""

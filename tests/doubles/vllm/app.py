@@ -103,7 +103,7 @@ class ScriptedServer:
         page = self._counters.exposition()
         if self._script.fault is Fault.COUNTERS_NAN:
             page = re.sub(rb"(_total\{.*\}) .*", rb"\1 NaN", page)
-        return Response(body=of_ranks(page, self._script.ranks))
+        return Response(body=of_ranks(page, self._script.ranks, self._script.counted_by_ranks))
 
     async def _chat(self, request: Request) -> Response | None:
         return await self.answer(request, ChatWire)

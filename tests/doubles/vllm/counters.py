@@ -11,12 +11,12 @@ OTHER_PREFIX = "vllm:speculation"
 """What the fault `counters_renamed` calls them."""
 
 
-def of_ranks(page: bytes, ranks: int) -> bytes:
-    """A page on which each rank has series of its own, with the same numbers."""
+def of_ranks(page: bytes, ranks: int, counted: str) -> bytes:
+    """A page on which each rank has series of its own of some counters, with the same numbers."""
     lines = []
     for line in page.split(b"\n"):
         name, brace, rest = line.partition(b"{")
-        if line.startswith(b"#") or not brace or ranks == 1:
+        if line.startswith(b"#") or not brace or ranks == 1 or counted.encode() not in name:
             lines.append(line)
             continue
         lines += [b'%b{tp_rank="%d",%b' % (name, rank, rest) for rank in range(ranks)]

@@ -108,7 +108,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             counts from 1; 0 for the same tokens as without.
         stream: what comes at once: the tokens of a step, one token, or by turns one token, a step
             and two steps.
-        ranks: how many ranks count all that the server does, each in series of its own.
+        ranks: how many ranks count what the server does, each in series of its own.
+        counted_by_ranks: a part of the name of each counter that they have; empty for all.
         loses_text: whether a chunk has the text of its last token only.
         undrafted_frac: of the steps, how many draft nothing; they emit one token and count nowhere.
         sampling_defaults: the parameters for which the server has defaults; it accepts each draft
@@ -139,6 +140,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     otherwise_from_token: int = 0
     stream: Stream = Stream.STEPS
     ranks: int = 1
+    counted_by_ranks: str = ""
     loses_text: bool = False
     undrafted_frac: float = 0.0
     sampling_defaults: tuple[str, ...] = ()

@@ -365,6 +365,17 @@ def test_steps_of_our_own_requests_are_nobody_elses(counters: Counters, words: s
         checks.check_reconciled(COUNTS, counters, ended=3)
 
 
+def test_steps_that_emit_far_more_than_was_delivered_are_refused() -> None:
+    request = builders.trace(builders.chunk(1), *(builders.chunk(2, tokens=3) for _ in range(20)))
+    counts = builders.counts(0, 0, 20)
+    checks.check_delivered(counts, [request], draft_tokens=2)
+
+    # A server that counts each step twice, and its accepted drafts once.
+    doubled = dataclasses.replace(counts, steps=40)
+    with builders.invalid("COUNTS_DISAGREE", "emit 80 tokens, and 60 came"):
+        checks.check_delivered(doubled, [request], draft_tokens=2)
+
+
 def test_delivered_tokens_are_checked_against_a_sum_too() -> None:
     record = dataclasses.replace(builders.acceptance(COUNTS), prompts=())
     request = builders.trace(builders.chunk(1), builders.chunk(2, tokens=50))

@@ -126,6 +126,15 @@ def test_what_each_rank_counts_is_counted_once(name: str, ranks: int) -> None:
     assert record == replayed(name).acceptance
 
 
+@pytest.mark.parametrize("counters", ["spec_decode", "num_drafts", "accepted_tokens", "request"])
+@pytest.mark.parametrize("name", ["vllm", "vllm-counters", "tensorrt_llm"])
+def test_what_each_rank_counts_is_counted_once_where_other_counters_are_not_of_ranks(
+    name: str, counters: str
+) -> None:
+    script = msgspec.structs.replace(SCRIPT, ranks=2, counted_by_ranks=counters)
+    assert replayed(name, script).acceptance == replayed(name).acceptance
+
+
 @pytest.mark.parametrize("name", ["vllm", "vllm-counters"])
 def test_another_client_is_noticed_whatever_the_ranks(name: str) -> None:
     script = msgspec.structs.replace(SCRIPT, ranks=2, fault=Fault.COUNTERS_TOO_HIGH)
