@@ -243,7 +243,9 @@ class Counters:
                 steps=counts.steps // copies.steps,
                 accepted=counts.accepted // copies.accepted,
                 proposed=None if proposed is None else proposed // copies.proposed,
-                position_counts=tuple(count // copies.positions for count in counts.position_counts),
+                position_counts=tuple(
+                    count // copies.positions for count in counts.position_counts
+                ),
             )
         requests = self.requests
         return dataclasses.replace(

@@ -16,6 +16,10 @@ from specreg.core.files import Readable, read_bounded, refusal
 
 PACKED_FORMS = "gzip, bzip2, xz, Zstandard or ZIP"
 _LONGEST_MARK_BYTES = 6
+_EXCEL = "xl/workbook.xml"
+"""A file that each table of Excel has, which is a ZIP archive."""
+_MOST_TIMES = 2
+"""How many times a file may be packed. A file can be made that unpacks to itself."""
 _BROKEN = (
     EOFError,
     ValueError,
@@ -30,7 +34,8 @@ _BROKEN = (
 def unpacked(file: BinaryIO, most_bytes: int) -> BinaryIO:
     """Return the content of a packed file, or the file itself if it isn't packed.
 
-    What a file is packed with is read from its first bytes, because a name may say anything.
+    What a file is packed with is read from its first bytes, because a name may say anything. A
+    packed file may be packed again, as by a server that compresses what it sends.
 
     Args:
         file: The file, open at its beginning.
@@ -39,14 +44,16 @@ def unpacked(file: BinaryIO, most_bytes: int) -> BinaryIO:
     Raises:
         OSError: The file is broken, or unpacks to more bytes; or what unpacks it isn't installed.
     """
-    mark = file.read(_LONGEST_MARK_BYTES)
-    file.seek(0)
-    for beginning, unpack in _UNPACKERS.items():
-        if mark.startswith(beginning):
-            try:
-                return io.BytesIO(read_bounded(unpack(file), most_bytes))
-            except _BROKEN as error:
-                raise refusal(f"can't be unpacked: {error}") from error
+    for _ in range(_MOST_TIMES):
+        mark = file.read(_LONGEST_MARK_BYTES)
+        file.seek(0)
+        unpack = next((_UNPACKERS[start] for start in _UNPACKERS if mark.startswith(start)), None)
+        if unpack is None:
+            break
+        try:
+            file = io.BytesIO(read_bounded(unpack(file), most_bytes))
+        except _BROKEN as error:
+            raise refusal(f"can't be unpacked: {error}") from error
     return file
 
 
@@ -64,7 +71,8 @@ def _unzipped(file: BinaryIO) -> Readable:
         if not member.is_dir() and not member.filename.startswith("__MACOSX/")
     ]
     if len(names) != 1:
-        raise refusal(f"is an archive of {len(names)} files, needed one file")
+        kind = "a table of Excel" if _EXCEL in names else f"an archive of {len(names)} files"
+        raise refusal(f"is {kind}, needed one file of JSON lines, a JSON array or Parquet")
     return archive.open(names[0])
 
 

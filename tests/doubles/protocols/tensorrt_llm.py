@@ -39,7 +39,9 @@ class ScriptedTensorrtLlm(ScriptedServer):
                         for position in range(tokens)
                     )
         page = "".join(f"trtllm_{name} {n}.0\n" for name, n in counts.items())
-        return Response(body=of_ranks(page.encode(), self._script.ranks, self._script.counted_by_ranks))
+        return Response(
+            body=of_ranks(page.encode(), self._script.ranks, self._script.counted_by_ranks)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

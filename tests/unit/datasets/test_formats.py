@@ -477,6 +477,29 @@ def test_an_archive_of_several_files_is_refused(tmp_path: Path) -> None:
         load("genai-perf", path)
 
 
+def test_a_file_that_is_packed_twice_is_read(tmp_path: Path) -> None:
+    """A server that compresses what it sends packs `HumanEval.jsonl.gz` again."""
+    path = tmp_path / "set"
+    path.write_bytes(gzip.compress(zipped(json.dumps(TASK).encode())))
+    assert len(load("humaneval", path)) == 1
+
+
+def test_a_file_is_not_unpacked_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "set"
+    path.write_bytes(gzip.compress(gzip.compress(gzip.compress(json.dumps(TASK).encode()))))
+    with pytest.raises(DatasetError, match="begins with"):
+        load("humaneval", path)
+
+
+def test_a_table_of_excel_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "set.xlsx"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    with pytest.raises(DatasetError, match="a table of Excel, needed one file of JSON lines"):
+        load("genai-perf", path)
+
+
 def test_a_packed_file_that_unpacks_to_too_much_is_refused() -> None:
     with pytest.raises(OSError, match="is longer than 1 MiB"):
         unpacked(io.BytesIO(gzip.compress(bytes(2**20 + 1))), 2**20)
