@@ -8,6 +8,7 @@ from specreg.core.errors import SensorError
 from specreg.telemetry.sensor import Device, Probe, Scope
 
 _UJ_PER_MJ = 1000
+_UW_PER_W = 10**6
 _MACHINE_ID_CHARACTERS = 12
 FOLDER = Path("/sys/class/powercap")
 _DENIED = (
@@ -79,6 +80,7 @@ def find(folder: Path = FOLDER, machine: Path = Path("/etc/machine-id")) -> tupl
             name=name,
             number=number,
             scope=Scope.PACKAGE,
+            highest_limit_w=_highest_limit_w(path),
             why_not="" if _read(counter) else _DENIED.format(counter),
         )
         devices.append(device)
@@ -99,6 +101,16 @@ def open_probe(device: Device, folder: Path = FOLDER) -> Probe:
     probe = _Package(counter=package / "energy_uj", range_uj=int(range_uj))
     probe.energy_mj()
     return probe
+
+
+def _highest_limit_w(package: Path) -> float | None:
+    """Return the highest power limit of a processor, in W; None if it has none, as AMD's.
+
+    It is the limit for moments as a rule, which is above the one for a longer time.
+    """
+    texts = [_read(path) for path in package.glob("constraint_*_power_limit_uw")]
+    limits_w = [int(text) / _UW_PER_W for text in texts if text.isdigit() and int(text)]
+    return max(limits_w, default=None)
 
 
 def _read(path: Path) -> str:

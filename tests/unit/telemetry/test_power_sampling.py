@@ -445,6 +445,16 @@ def test_a_load_that_swings_up_to_the_limit_and_beyond_is_no_glitch(
     assert power_of(trace, span_of(10.0, 50.0)).invalid is None
 
 
+def test_a_counter_of_a_processor_that_rests_for_most_of_the_time_does_not_jump() -> None:
+    """It draws 10 W, and 150 W in each tenth part of the time."""
+    energies_j = [0.0]
+    for number in range(60 * NS_PER_S // EVERY_NS):
+        power_w = 10.0 if number % 10 else 150.0
+        energies_j.append(energies_j[-1] + power_w * EVERY_NS / NS_PER_S)
+    trace = watched(lambda _: None, lambda number: energies_j[number], limit_w=253.0)
+    assert power_of(trace, span_of(10.0, 50.0)).invalid is None
+
+
 @pytest.mark.parametrize("limit_w", [LIMIT_W, None], ids=["limit", "no limit"])
 @pytest.mark.parametrize("jump_j", [1000.0, 2e6])
 @pytest.mark.parametrize("power_w", [400.0, None], ids=["power", "no power"])

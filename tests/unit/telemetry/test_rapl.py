@@ -39,6 +39,15 @@ def test_each_package_is_a_device_and_its_parts_are_not(folder: Path) -> None:
     assert {device.why_not for device in devices_found} == {""}
 
 
+def test_the_highest_power_limit_of_a_package_is_that_of_moments(folder: Path) -> None:
+    """A processor that rests for most of the time draws 30 times as much for moments."""
+    for number, limit_uw in enumerate(("125000000", "253000000", "0")):
+        (folder / f"intel-rapl:0/constraint_{number}_power_limit_uw").write_text(f"{limit_uw}\n")
+    first, second = rapl.find(folder)
+    assert first.highest_limit_w == 253.0
+    assert second.highest_limit_w is None, "AMD's has no limit"
+
+
 def test_a_package_is_another_one_on_another_machine(folder: Path, tmp_path: Path) -> None:
     machines = tmp_path / "here", tmp_path / "there"
     for machine, digits in zip(machines, ("0123", "4567"), strict=True):
