@@ -10,13 +10,9 @@ for all cases together or for each case on its own. A night has 72 cases by defa
 import dataclasses
 import functools
 import math
-import multiprocessing
-import os
-import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.pool import Pool
 from statistics import NormalDist
 
 import msgspec
@@ -33,6 +29,7 @@ from specreg.baselines.schema import (
 )
 from specreg.baselines.store import settings_of
 from specreg.engines.server_spec import ServerSpec
+from specreg.judging.simulation import new_pool
 from specreg.matrix.case import Case, Load
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS
@@ -290,7 +287,7 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
     # Each loss has a seed of its own, so that adding one leaves the rates of the others alone.
     losses = [(loss, trials, World(seed)) for seed, loss in enumerate(LOSSES, start=1)]
     try_series = functools.partial(try_nights, series=series, cases=cases)
-    with _new_pool() as pool:
+    with new_pool() as pool:
         # The rows that take longest come first, so that no process ends long before another.
         slower = pool.map_async(try_series, LOSSES_OF_SPEED, chunksize=1)
         identical = pool.map_async(try_series, IDENTICAL, chunksize=1)
@@ -339,16 +336,6 @@ def run_selftest(series: int, trials: int = 300, cases: int = CASES) -> tuple[st
         conclusion = "the error rates are kept"
     lines.append(conclusion)
     return "\n".join(lines), is_within
-
-
-def _new_pool() -> Pool:
-    """Start a process for each CPU. They end with their pool, also after Ctrl-C."""
-    # A fork may hang if the process has threads, and NumPy starts some.
-    context = multiprocessing.get_context("spawn")
-    processes = len(os.sched_getaffinity(0))
-    # The processes leave Ctrl-C to the one that started them.
-    ignore_ctrl_c = (signal.SIGINT, signal.SIG_IGN)
-    return context.Pool(processes, initializer=signal.signal, initargs=ignore_ctrl_c)
 
 
 def is_within_limits(

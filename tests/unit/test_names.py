@@ -27,6 +27,7 @@ UNITLESS = re.compile(
     r"|diamonds|dots|high|least_range|low|step|x_high|x_low"  # and values on its axes
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
     r"|_?usual|_?levels?|_?deviations|noise|launch_values|_day"  # logarithms and their variances
+    r"|logs|own|shared|size|tolerated|lowest|highest|machine_size|wanders"
 )
 
 

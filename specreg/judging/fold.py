@@ -1,0 +1,379 @@
+"""Go through the nights of figures in order, and find the losses and gains that last.
+
+The state after a night follows from the state before it and from that night alone, by one rule. So
+an open loss is remembered without being stored: it stays open until nights prove that it is over.
+A figure is one column of an array: one metric of a case, of an engine, or of a machine.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from specreg.judging.spread import Bools, Floats, Ints, Spread, quantiles
+
+NIGHT_LEVEL = 0.01
+"""The probability per night that chance alone shows a loss in any figure."""
+LASTING_LEVEL = NIGHT_LEVEL / 32
+"""The part of it for lasting losses. It is small because each night tries many first nights of a
+loss, and because what chance shows stays for several nights."""
+OVER_LEVEL = 0.0002
+"""The probability that chance alone shows that a loss is over."""
+KEPT_LEVEL = 0.01
+"""The probability that nights with a loss beyond the tolerance become a part of the level."""
+LEVEL_NIGHTS = 20
+"""The most nights that define a level, and the most nights among which a loss may begin."""
+LEAST_FRAC = 0.02
+"""The smallest lasting change that is reported, unless a quarter of the tolerance is more."""
+NIGHT_SHARE = 0.75
+"""The least share of a night's variance that further launches leave. They are taken where the first
+one looks bad, so such nights are bad more often than others, and more launches don't mend that."""
+_MOST_SPREADS = 3.5
+"""How far a single night may move a level, in standard errors."""
+_MIDDLE_SPREADS = 1.5
+"""How far a night may be from the middle one of a lasting change, in spreads."""
+_FREEDOM_PER_NIGHT = 24.0
+"""The degrees of freedom that each night of a comparison is worth at most. One night may be far off
+by chance, and then it is off for all nights that are compared with it."""
+_HEAVY_TAIL = 3.0
+"""The degrees of freedom of single nights: some are far worse than a normal distribution has it."""
+CLEAR_LOSS = -math.log1p(-0.2)
+"""The loss that one night may prove however much nights vary."""
+_FEWEST_LAUNCHES = 2
+"""The fewest launches of a night that proves a loss alone."""
+_FEWEST_FIRST = 4
+"""The fewest first nights with which later ones are compared, to find a slow loss."""
+
+LOST = -1
+USUAL = 0
+GAINED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """What one night measured of each figure.
+
+    Attributes:
+        levels: the mean logarithm over the launches, better positive; NaN without a value.
+        launches: how many launches were averaged, 1 or more.
+        planned: how many of them were taken whatever they showed.
+        launch_squares: the sum of squares of the launches around their mean.
+        restarts: whether the level of a figure starts anew on this night.
+    """
+
+    levels: Floats
+    launches: Floats
+    planned: Floats
+    launch_squares: Floats
+    restarts: Bools
+
+    @classmethod
+    def of_levels(cls, levels: Floats, restarts: Bools) -> "Night":
+        """Return a night whose levels have no launches of their own."""
+        ones = np.ones(len(levels))
+        return cls(
+            levels=levels, launches=ones, planned=ones, launch_squares=0 * ones, restarts=restarts
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A difference of levels for each figure, with its standard error; NaN if unknown."""
+
+    estimate: Floats
+    error: Floats
+    freedom: Floats
+
+    def bounds(self, level: float) -> tuple[Floats, Floats]:
+        """Return the interval that misses the truth with this probability, on each side."""
+        reach = quantiles(level, self.freedom) * self.error
+        return self.estimate - reach, self.estimate + reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mean:
+    """A weighted mean of nights for each figure; NaN without any."""
+
+    value: Floats
+    variance: Floats
+    nights: Floats
+
+
+class Fold:
+    """The state of figures after the nights so far.
+
+    Args:
+        spread: how the figures vary.
+        tolerances_frac: the tolerated loss of each figure, 0..1.
+        decisions: how many decisions share the probability of a false loss.
+
+    Attributes:
+        state: for each figure LOST, USUAL or GAINED.
+        since: the index of the first night of an open loss or gain; -1 without one.
+        level_before: the level before the open loss or gain.
+        tonight: the change of the last night from the nights before it.
+        kept: the change of the last night from the level that it has to keep.
+    """
+
+    def __init__(self, spread: Spread, tolerances_frac: Floats, *, decisions: int) -> None:
+        figures = len(tolerances_frac)
+        self.spread = spread
+        self._tolerated = -np.log1p(-tolerances_frac)
+        self._least = -np.log1p(-np.maximum(LEAST_FRAC, tolerances_frac / 4))
+        self._decisions = decisions
+        self._levels = np.empty((0, figures))
+        self._clipped = np.empty((0, figures))
+        self._launches = np.empty((0, figures))
+        self._planned = np.empty((0, figures))
+        self._stands = np.empty((0, figures), bool)
+        self._kept_nights = np.zeros(figures)
+        self.state = np.full(figures, USUAL)
+        self.since = np.full(figures, -1)
+        self.level_before = np.full(figures, np.nan)
+        self.tonight = self.kept = self.change_of(self.level_before, np.ones(figures))
+
+    @property
+    def is_usual(self) -> Bools:
+        """Whether a figure has neither an open loss nor an open gain."""
+        return np.asarray(self.state == USUAL)
+
+    @property
+    def nights(self) -> Ints:
+        """How many nights of each figure have shown how it varies, besides the first one."""
+        return np.asarray(np.maximum(self._stands.sum(axis=0) - 1, 0))
+
+    def change_of(self, levels: Floats, launches: Floats) -> Change:
+        """Return how levels differ from those of the nights so far."""
+        return self._change(levels, launches, self._mean(self._level_rows()))
+
+    def size_of_change(self) -> Floats:
+        """Return the size of the open loss or gain of each figure; NaN without one."""
+        nights = np.arange(len(self._levels))[:, np.newaxis]
+        changed = ~self.is_usual & (nights >= self.since) & np.isfinite(self._levels)
+        levels = np.where(changed, self._levels, 0.0)
+        mean = levels.sum(axis=0) / _or_unknown(changed.sum(axis=0))
+        return np.asarray(mean - self.level_before)
+
+    def add(self, night: Night) -> None:
+        """Go one night further."""
+        self.spread.add(night.levels, night.launches, night.launch_squares, self.is_usual)
+        self.tonight = self.change_of(night.levels, night.launches)
+        self.kept = self._change(night.levels, night.launches, self._mean(self._kept_rows()))
+        self._append(night)
+        self._close_what_is_over()
+        for state in (LOST, GAINED):
+            self._open_what_lasts(state)
+        self._open_what_is_clear()
+        self._restart(night.restarts)
+        self._extend_the_level()
+
+    def _append(self, night: Night) -> None:
+        # No single night moves a level far. The first one of a figure is the level.
+        reach = _MOST_SPREADS * self.tonight.error
+        excess = self.tonight.estimate - np.clip(self.tonight.estimate, -reach, reach)
+        clipped = np.where(np.isfinite(excess), night.levels - excess, night.levels)
+        self._levels = np.vstack([self._levels, night.levels])
+        self._clipped = np.vstack([self._clipped, clipped])
+        self._launches = np.vstack([self._launches, night.launches])
+        self._planned = np.vstack([self._planned, night.planned])
+        # A night of an open loss or gain never becomes a part of the level.
+        self._stands = np.vstack([self._stands, np.isfinite(night.levels) & self.is_usual])
+
+    def _level_rows(self) -> Bools:
+        """Return the nights that later ones are compared with: the first ones that stand."""
+        return np.asarray(self._stands & (np.cumsum(self._stands, axis=0) <= LEVEL_NIGHTS))
+
+    def _kept_rows(self) -> Bools:
+        """Return the first night, and those after it that are proven to keep the tolerance."""
+        ranks = np.cumsum(self._stands, axis=0) - 1
+        return np.asarray(self._stands & (ranks <= self._kept_nights))
+
+    def _variances(self) -> Floats:
+        """Return the variance of each night."""
+        least = NIGHT_SHARE * self.spread.of(self._planned)
+        return np.maximum(self.spread.of(self._launches), least)
+
+    def _mean(self, rows: Bools) -> _Mean:
+        weights = np.where(rows, 1 / self._variances(), 0.0)
+        known = _or_unknown(weights.sum(axis=0))
+        levels = np.where(rows, self._clipped, 0.0)
+        return _Mean(
+            value=(weights * levels).sum(axis=0) / known,
+            variance=1 / known,
+            nights=rows.sum(axis=0),
+        )
+
+    def _change(self, levels: Floats, launches: Floats, before: _Mean) -> Change:
+        error = np.sqrt(self.spread.of(launches) + before.variance)
+        return Change(
+            estimate=levels - before.value, error=error, freedom=self._freedom(before.nights)
+        )
+
+    def _freedom(self, nights: Floats) -> Floats:
+        """Return the degrees of freedom of a comparison with this number of nights."""
+        freedom = np.minimum(self.spread.freedom, _FREEDOM_PER_NIGHT * nights)
+        return np.asarray(np.maximum(freedom, 1.0))
+
+    def _open(self, opened: Bools, state: int, since: Ints, level_before: Floats) -> None:
+        """Open losses or gains. Their nights no longer stand."""
+        self.state = np.where(opened, state, self.state)
+        self.since = np.where(opened, since, self.since)
+        self.level_before = np.where(opened, level_before, self.level_before)
+        nights = np.arange(len(self._levels))[:, np.newaxis]
+        self._stands &= ~(opened & (nights >= since))
+
+    def _open_what_is_clear(self) -> None:
+        """Open the losses that tonight proves alone."""
+        figures = len(self.state)
+        heavy_tail = np.full(figures, _HEAVY_TAIL)
+        # Student's distribution with 3 degrees of freedom has a standard deviation of √3.
+        spreads = quantiles(NIGHT_LEVEL / self._decisions, heavy_tail) / math.sqrt(_HEAVY_TAIL)
+        clear = np.minimum(spreads * np.sqrt(self.spread.night), CLEAR_LOSS)
+        _, highest = self.tonight.bounds(NIGHT_LEVEL / 2 / self._decisions)
+        is_clear = self.tonight.estimate < -np.maximum(clear, self._tolerated)
+        is_seen_twice = self._launches[-1] >= _FEWEST_LAUNCHES
+        opened = self.is_usual & is_clear & (highest < 0) & is_seen_twice
+        tonight = np.full(figures, len(self._levels) - 1)
+        self._open(opened, LOST, tonight, self._levels[-1] - self.tonight.estimate)
+
+    def _open_what_lasts(self, state: int) -> None:
+        """Open the losses, or the gains, that the last nights prove together.
+
+        The nights from each night on are compared with all nights before it, and with the first
+        half of these, against which a slow loss shows. The clearest comparison counts.
+        """
+        sign = 1 if state == GAINED else -1
+        variances = self._variances()
+        weights = np.where(self._stands, 1 / variances, 0.0)
+        is_level = self._level_rows()
+        level_weights = np.cumsum(np.where(is_level, weights, 0.0), axis=0)
+        level_sums = np.cumsum(np.where(is_level, weights * self._clipped, 0.0), axis=0)
+        level_nights = np.cumsum(is_level, axis=0)
+
+        clearest = np.ones(len(self.state))
+        since = np.full(len(self.state), -1)
+        level_before = np.full(len(self.state), np.nan)
+        count = len(self._levels)
+        for first in range(max(1, count - LEVEL_NIGHTS), count - 1):
+            stands = self._stands[first:]
+            nights_after = stands.sum(axis=0)
+            weight_after = _or_unknown(weights[first:].sum(axis=0))
+            after = np.where(stands, self._levels[first:], 0.0)
+            whole = (weights[first:] * after).sum(axis=0) / weight_after
+            limited = _near_middle(after, stands, variances[first:], sign)
+            limited = (weights[first:] * limited).sum(axis=0) / weight_after
+            half = (first + 1) // 2
+            for before in {first, half if half >= _FEWEST_FIRST else first}:
+                known = _or_unknown(level_weights[before - 1])
+                mean = level_sums[before - 1] / known
+                freedom = self._freedom(np.minimum(level_nights[before - 1], nights_after))
+                needed = quantiles(LASTING_LEVEL / self._decisions, freedom)
+                proof = needed * np.sqrt(1 / weight_after + 1 / known)
+                is_proven = (sign * (limited - mean) > proof) & (nights_after > 1)
+                size = sign * (whole - mean)
+                # Tonight has to be nearer to the new level than to the old one.
+                lasts = stands[-1] & (sign * (after[-1] - mean) > size / 2)
+                clearness = size / proof
+                is_clearest = is_proven & lasts & (size > self._least) & (clearness > clearest)
+                clearest = np.where(is_clearest, clearness, clearest)
+                since = np.where(is_clearest, first, since)
+                level_before = np.where(is_clearest, mean, level_before)
+        self._open(self.is_usual & (since >= 0), state, since, level_before)
+
+    def _close_what_is_over(self) -> None:
+        """Close the losses and gains of which nights prove that they are over."""
+        needed = quantiles(OVER_LEVEL, self.spread.freedom)
+        variances = self._variances()
+        for figure in np.flatnonzero(~self.is_usual):
+            since = self.since[figure]
+            # Turn a gain into a loss, so that both are over when the figure has risen again.
+            sign = -self.state[figure]
+            first = _first_night_over(
+                sign * (self._levels[since:, figure] - self.level_before[figure]),
+                variances[since:, figure],
+                float(needed[figure]),
+            )
+            if first is not None:
+                self._stands[since + first :, figure] = np.isfinite(
+                    self._levels[since + first :, figure]
+                )
+                self.state[figure] = USUAL
+                self.since[figure] = -1
+
+    def _restart(self, restarts: Bools) -> None:
+        """Start the level of some figures anew with the last night."""
+        self._stands[:, restarts] = False
+        self._stands[-1, restarts] = np.isfinite(self._levels[-1, restarts])
+        self._clipped[-1, restarts] = self._levels[-1, restarts]
+        self._kept_nights[restarts] = 0
+        self.state = np.where(restarts, USUAL, self.state)
+        self.since = np.where(restarts, -1, self.since)
+
+    def _extend_the_level(self) -> None:
+        """Let the nights after the first join the level, once together they prove to keep it.
+
+        If nights joined one by one, those that are good by luck would raise the level. And if
+        undecided nights joined, a loss on the first nights would become the level.
+        """
+        is_level = self._level_rows()
+        ranks = np.cumsum(self._stands, axis=0) - 1
+        first = self._mean(is_level & (ranks == 0))
+        later = self._mean(is_level & (ranks > 0))
+        error = np.sqrt(first.variance + later.variance)
+        change = Change(
+            estimate=later.value - first.value, error=error, freedom=self.spread.freedom
+        )
+        lowest, _ = change.bounds(KEPT_LEVEL)
+        keeps = self.is_usual & (lowest > -self._tolerated)
+        self._kept_nights = np.where(keeps, later.nights, self._kept_nights)
+
+
+def _or_unknown(weights: Floats | Ints) -> Floats:
+    """Return the weights, with NaN for 0, so that a mean of nothing is unknown."""
+    return np.asarray(np.where(weights > 0, weights, np.nan))
+
+
+def _near_middle(levels: Floats, stands: Bools, variances: Floats, sign: int) -> Floats:
+    """Return levels of which none is far from the middle one, so that one night proves nothing.
+
+    Of two nights, the one that changed less is the middle.
+    """
+    ordered = np.sort(np.where(stands, sign * levels, np.inf), axis=0)
+    rows = np.maximum(stands.sum(axis=0) - 1, 0) // 2
+    middle = np.take_along_axis(ordered, rows[np.newaxis], axis=0)
+    middle = sign * np.where(np.isfinite(middle), middle, 0.0)
+    reach = _MIDDLE_SPREADS * np.sqrt(variances)
+    return np.asarray(np.clip(levels, middle - reach, middle + reach))
+
+
+def _first_night_over(changes: Floats, variances: Floats, needed: float) -> int | None:
+    """Return the night from which a loss is over; None if that isn't proven.
+
+    It is over if the nights from then on are proven to be better, and have regained half of it.
+
+    Args:
+        changes: the changes from the level before the loss, for each night since; NaN if unknown.
+        variances: their variances.
+        needed: how many standard errors prove it.
+    """
+    if np.isnan(changes[-1]):
+        return None
+    weights = np.where(np.isfinite(changes), 1 / variances, 0.0)
+    changes = np.where(np.isfinite(changes), changes, 0.0)
+    clearest = needed
+    first_over = None
+    for first in range(1, len(changes)):
+        weight_lost = weights[:first].sum()
+        weight_over = weights[first:].sum()
+        if not weight_lost:
+            continue
+        lost = float((weights[:first] * changes[:first]).sum() / weight_lost)
+        regained = changes[first:] - lost
+        reach = _MOST_SPREADS * np.sqrt(variances[first:] + 1 / weight_lost)
+        limited = float((weights[first:] * np.minimum(regained, reach)).sum() / weight_over)
+        whole = float((weights[first:] * regained).sum() / weight_over)
+        clearness = limited / math.sqrt(1 / weight_lost + 1 / weight_over)
+        if lost < 0 and whole > -lost / 2 and clearness > clearest:
+            clearest = clearness
+            first_over = first
+    return first_over

@@ -1,0 +1,181 @@
+"""What the cases of a machine have in common on a night, and how far the machine wanders.
+
+Cases that share an engine and a machine become faster and slower together: with the hour, with the
+temperature, or with a version of the engine. The median of their changes is what they have in
+common. It is subtracted before a case is judged, and it is judged by itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specreg.judging.fold import LOST, Fold, Night
+from specreg.judging.spread import Bools, Floats, Ints, Spread, quantiles
+
+FEWEST_CASES = 5
+"""The fewest cases whose median shows what they have in common."""
+SLOW_LEVEL = 0.001
+"""The probability that a machine counts as too slow although it wanders as it always does."""
+_WANDER_FREEDOM = 8.0
+"""How many degrees of freedom the assumed wandering of a machine is worth."""
+_MOST_SPREADS = 3.5
+"""A night counts as no further from the middle than this, so that one bad night doesn't hide a slow
+machine for good."""
+_LASTING_SHARE = 0.5
+"""The least share of a night's variance that further nights leave, because a machine that is slow
+tonight is often slow tomorrow too."""
+_MIDDLE_DISTANCE = 0.6745
+"""The median distance from its middle of a normal distribution with the spread 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What figures changed by together tonight; NaN where too few of them show it.
+
+    Attributes:
+        figures: the change that each figure shares with those of its engine.
+        contrasts: for each engine and metric, by how much more it changed than the other engines.
+        machine: for each metric, the change of all engines.
+    """
+
+    figures: Floats
+    contrasts: Floats
+    machine: Floats
+
+
+class Groups:
+    """The figures that change together.
+
+    Args:
+        metrics: the metric of each figure.
+        engines: the engine of each figure.
+
+    Attributes:
+        by_metric: the figures of each metric.
+        by_engine: the figures of each pair of a metric and an engine.
+        of_other_engines: for each of these pairs, the figures of the metric on other engines.
+        metric_of_pair: for each of these pairs, the row of its metric in `by_metric`.
+    """
+
+    def __init__(self, metrics: Sequence[str], engines: Sequence[str]) -> None:
+        metric_names = np.array(metrics)
+        engine_names = np.array(engines)
+        self.by_metric: list[Ints] = []
+        self.by_engine: list[Ints] = []
+        self.of_other_engines: list[Ints] = []
+        self.metric_of_pair: list[int] = []
+        for row, metric in enumerate(dict.fromkeys(metrics)):
+            is_metric = metric_names == metric
+            self.by_metric.append(np.flatnonzero(is_metric))
+            for engine in dict.fromkeys(engine_names[is_metric].tolist()):
+                is_engine = engine_names == engine
+                self.by_engine.append(np.flatnonzero(is_metric & is_engine))
+                self.of_other_engines.append(np.flatnonzero(is_metric & ~is_engine))
+                self.metric_of_pair.append(row)
+
+    def common(self, changes: Floats, is_usual: Bools, engine_is_usual: Bools) -> Common:
+        """Return what figures changed by together.
+
+        Args:
+            changes: how each figure changed since its level was recorded; NaN if unknown.
+            is_usual: whether a figure has no open loss or gain, and so speaks for others.
+            engine_is_usual: the same for all cases of an engine together.
+        """
+        speaks = is_usual & np.isfinite(changes)
+        speaks_for_machine = speaks.copy()
+        for row, figures in enumerate(self.by_engine):
+            speaks_for_machine[figures] &= engine_is_usual[row]
+        machine = np.array(
+            [_median(changes, figures, speaks_for_machine, speaks) for figures in self.by_metric]
+        )
+        shared = np.full(len(changes), np.nan)
+        contrasts = np.full(len(self.by_engine), np.nan)
+        for row, figures in enumerate(self.by_engine):
+            of_engine = _median(changes, figures, speaks)
+            of_others = _median(changes, self.of_other_engines[row], speaks)
+            contrasts[row] = of_engine - of_others
+            if np.isnan(of_engine):
+                # The engine has too few cases, so all cases of the machine take their place.
+                of_engine = float(machine[self.metric_of_pair[row]])
+            shared[figures] = of_engine
+        return Common(figures=shared, contrasts=contrasts, machine=machine)
+
+
+def _median(changes: Floats, figures: Ints, *selections: Bools) -> float:
+    """Return the median of the first selection that has enough figures; NaN if none has."""
+    for selection in selections:
+        chosen = changes[figures[selection[figures]]]
+        if len(chosen) >= FEWEST_CASES:
+            return float(np.median(chosen))
+    return float("nan")
+
+
+class Wandering:
+    """How the speed of a machine wanders from night to night, for each metric.
+
+    A machine that is slow tonight is often slow tomorrow, so the differences of successive nights
+    would understate how far it wanders. Its spread is that of all nights around their middle.
+
+    Args:
+        metrics: how many metrics there are.
+        prior_frac: the spread that is assumed at first.
+        tolerances_frac: the tolerated loss of each metric, 0..1.
+
+    Attributes:
+        fold: the lasting changes of the machine. They only name since when it is slower.
+        change: the change of tonight from the level; NaN if unknown.
+        is_too_slow: whether tonight is proven to be slower than tolerated.
+    """
+
+    def __init__(self, metrics: int, prior_frac: float, tolerances_frac: Floats) -> None:
+        groups = [np.array([row]) for row in range(metrics)]
+        self.fold = Fold(Spread(groups, prior_frac, 0.0), tolerances_frac, decisions=metrics)
+        self._prior = prior_frac**2
+        self._tolerated = -np.log1p(-tolerances_frac)
+        self._levels = np.empty((0, metrics))
+        self.change = np.full(metrics, np.nan)
+        self.is_too_slow = np.zeros(metrics, bool)
+
+    def add(self, common: Floats, restarts: Bools) -> None:
+        """Add the common change of a night."""
+        self.fold.add(Night.of_levels(common, restarts))
+        self.change = self.fold.kept.estimate
+        self._levels = np.vstack([self._levels, common])
+        for row in range(len(common)):
+            self.is_too_slow[row] = self._is_too_slow(row)
+
+    def _is_too_slow(self, row: int) -> bool:
+        """Return whether tonight alone, or the nights of an open loss, prove it."""
+        past = self._levels[:-1, row]
+        past = past[np.isfinite(past)]
+        tonight = float(self.change[row])
+        if not len(past) or np.isnan(tonight):
+            return False
+        variance, freedom = self._variance(past)
+        needed = float(quantiles(SLOW_LEVEL, np.array([freedom]))[0])
+        error = float(np.sqrt(variance * (1 + 1 / len(past))))
+        if tonight < -max(self._tolerated[row], needed * error):
+            return True
+        if self.fold.state[row] != LOST:
+            return False
+        since = int(self.fold.since[row])
+        lost = self._levels[since:, row]
+        lost = lost[np.isfinite(lost)]
+        reach = _MOST_SPREADS * np.sqrt(variance)
+        middle = np.median(lost)
+        mean = float(np.clip(lost, middle - reach, middle + reach).mean())
+        share = _LASTING_SHARE + (1 - _LASTING_SHARE) / len(lost)
+        error = float(np.sqrt(variance * (share + 1 / since)))
+        change = mean - float(self.fold.level_before[row])
+        return bool(change < -max(self._tolerated[row], needed * error))
+
+    def _variance(self, past: Floats) -> tuple[float, float]:
+        """Return the variance of nights around their middle, and its degrees of freedom."""
+        distances = np.abs(past - np.median(past))
+        nights = len(past) - 1
+        freedom = _WANDER_FREEDOM + nights
+        middle_spread = float(np.median(distances)) / _MIDDLE_DISTANCE
+        typical = (_WANDER_FREEDOM * self._prior + nights * middle_spread**2) / freedom
+        squares = np.minimum(distances**2, _MOST_SPREADS**2 * typical)
+        return (_WANDER_FREEDOM * self._prior + float(squares.sum())) / freedom, freedom
