@@ -17,7 +17,7 @@ from specreg.core.errors import SpecregError
 from specreg.core.files import cause_of, existing_folder, real_path
 
 _REMEDY = (
-    "name a folder on another one: --specreg-runs for runs, --out for a gate or a soak,"
+    "name a folder on another file system: --specreg-runs for runs, --out for a gate or a soak,"
     " SPECREG_CACHE for the cache"
 )
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
@@ -31,34 +31,34 @@ def new_lock(path: Path) -> filelock.FileLock:
         path: The file of the lock, in a folder that exists.
 
     Raises:
-        SpecregError: The file system has no locks.
-        OSError: Nothing can be written to the folder.
+        SpecregError: As for `check_locks`.
     """
     check_locks(path.parent)
     return filelock.FileLock(path, thread_local=False)
 
 
 def check_locks(folder: Path) -> None:
-    """Check that files in a folder can be locked.
+    """Check that files in a folder can be written and locked.
 
     Args:
         folder: The folder, which need not exist yet.
 
     Raises:
-        SpecregError: The file system has no locks.
-        OSError: Nothing can be written to the folder.
+        SpecregError: The file system has no locks, or nothing can be written to the folder.
     """
     existing = existing_folder(folder)
-    with tempfile.TemporaryFile(dir=existing) as file:
-        try:
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            raise SpecregError(
-                f"folder '{folder}': its file system{_described(existing)} has no locks, without"
-                f" which two runs would use the same files (flock: {cause_of(error)}); {_REMEDY}"
-            ) from error
+    except OSError as error:
+        cause = cause_of(error)
+        if error.errno not in _NO_LOCKS:
+            message = f"folder '{folder}': no file can be written and locked there, {cause}"
+            raise SpecregError(f"{message}; make room, repair its rights, or {_REMEDY}") from error
+        raise SpecregError(
+            f"folder '{folder}': its file system{_described(existing)} has no locks, without"
+            f" which two runs would use the same files (flock: {cause}); {_REMEDY}"
+        ) from error
 
 
 def _described(folder: Path) -> str:
