@@ -52,8 +52,7 @@ class Spelling:
         packages: The packages that the method needs in addition to the engine.
         learns: True if the method drafts from texts that the server has generated before, so that
             the acceptance depends on them.
-        since: The first version of the engine with the method, or the oldest one that was looked
-            at; empty if all have it.
+        since: The first version of the engine with the method; empty if all have it.
         until: The first version of the engine without the method; empty if all have it.
     """
 

@@ -245,7 +245,7 @@ _METHODS = {
     "p_eagle": _drafter("eagle3", model=DRAFT, parallel_drafting=True),
     "draft_model_tli": _drafter("draft_model", model=DRAFT, use_heterogeneous_vocab=True),
     # Heads of DFlash's kind, which vLLM tells apart by the architecture in their config.json.
-    "dflash2": dataclasses.replace(_drafter("dflash", model=DRAFT), since="0.31"),
+    "dflash2": dataclasses.replace(_drafter("dflash", model=DRAFT), since="0.28"),
     "xpress": dataclasses.replace(_drafter("dflash", model=DRAFT), since="0.33"),
     "medusa": dataclasses.replace(_drafter("medusa", model=DRAFT), until="0.33"),
     SCHEDULED: _drafter("custom_class", model="scheduled.ScheduledDrafter"),

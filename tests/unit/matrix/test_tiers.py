@@ -2,6 +2,7 @@
 
 import functools
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from specreg.baselines.estimate import estimate_of, run_on_gpus_s, run_s
 from specreg.baselines.store import BaselineStore
 from specreg.engines.registry import engine_named
+from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id
 from specreg.matrix.tier import load_tier, tier_names
@@ -43,7 +45,9 @@ def test_each_case_can_be_measured_by_its_engine(name: str) -> None:
 def test_each_case_of_a_gpu_says_what_it_needs_and_has_a_control(name: str) -> None:
     for case in cases_of(name):
         assert case.memory_gib is not None, case.id
-        assert case.control is not None or not case.speculates, case.id
+        # A target that takes most of a GPU leaves no room for a control.
+        is_alone = case.server.gpu_memory_frac > 0.5
+        assert case.control is not None or not case.speculates or is_alone, case.id
 
 
 def test_a_case_of_several_tiers_is_the_same_case() -> None:
@@ -66,6 +70,8 @@ def test_a_case_of_several_tiers_is_the_same_case() -> None:
         ("gpu_weekly", (79.6,) * 2, 22),
         ("gpu_weekly", (79.6,) * 8, 0),
         ("tensorrt_llm", (79.6,), 0),
+        ("gpu_node", (79.6,) * 8, 2 * 2),  # two servers of a target of 554 GiB
+        ("gpu_node", (139.8,) * 8, 0),
         ("speedup_speed_bench", (70.0,), 3),
         ("speedup_speed_bench", (79.6,), 0),
     ],
@@ -129,7 +135,7 @@ def test_the_documents_cases_are_there_whole() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["specdec_bench", "triton_gpu", "gpu_large"])
+@pytest.mark.parametrize("name", ["specdec_bench", "triton_gpu", "gpu_large", "gpu_node"])
 def test_a_tier_of_the_documents_states_the_licence_of_each_pair(name: str) -> None:
     tier = load_tier(FOLDER, name)
     assert tier.licences.keys() == {case.server.models for case in tier.cases}
@@ -152,6 +158,33 @@ def test_tensorrt_llm_takes_the_options_of_each_server_of_the_tiers() -> None:
         words = engine.command(Path("/bin/python"), *start)
         assert {word for word in words if word.startswith("--")} <= {*flags}
         assert list(unfit_options(json.loads(engine.files(*start)["options.yaml"]))) == []
+
+
+def published_servers(engine: str) -> set[ServerSpec]:
+    """The servers of all tiers whose target is on the hub."""
+    servers = {case.server for name in TIERS for case in cases_of(name)}
+    return {spec for spec in servers if spec.engine == engine and is_hub_id(spec.target)}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_pinned_engine_knows_the_architecture_of_each_published_model(engine: str) -> None:
+    """Its registry was read from its wheel by `fixtures/recordings/read_architectures.py`."""
+    recorded = json.loads((builders.ROOT / "fixtures/recordings/architectures.json").read_text())
+    named = tomllib.loads((builders.ROOT / "fixtures/models/architectures.toml").read_text())
+    assert recorded[engine]["version"] == engine_named(engine).requirement(on_gpu=True).version
+    known = {*recorded[engine]["architectures"]}
+    renamed = named["mtp"][engine]
+
+    servers = published_servers(engine)
+    needed = {spec.target: named["targets"].get(spec.target, "") for spec in servers}
+    for spec in servers:
+        if spec.method == "mtp":
+            needed[f"MTP layer of {spec.target}"] = renamed.get(needed[spec.target], "")
+        if spec.draft is not None and spec.draft in named["drafts"]:
+            architecture = named["drafts"][spec.draft]
+            needed[spec.draft] = renamed.get(architecture, architecture)
+    assert {model: name for model, name in needed.items() if name not in known} == {}
+    assert {"zai-org/GLM-4.7-FP8", "MTP layer of zai-org/GLM-4.7-FP8"} <= needed.keys()
 
 
 def test_a_night_sees_each_method_of_each_engine_within_its_time() -> None:
