@@ -16,7 +16,7 @@ from pathlib import Path
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import InvalidMeasurementError, ModelError
 from specreg.core.processes import child_process, new_temporary
-from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
+from specreg.engines.pytorch.question import OracleAnswer, Question, Text
 from specreg.engines.pytorch.speculation import propose, propose_padded
 from specreg.engines.registry import engine_named
 from specreg.engines.wire_format import AnswerSettings, Endpoint, Transcript

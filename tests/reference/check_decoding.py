@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specreg.engines.pytorch.__main__ import parse_options
-from specreg.engines.pytorch.decoding import Models, Reader, decode
-from specreg.engines.pytorch.models import load_models, num_parameters
+from specreg.engines.pytorch.decoding import Models, decode, load_models
+from specreg.engines.pytorch.models import num_parameters
+from specreg.engines.pytorch.options import parse_options
+from specreg.engines.pytorch.reader import Reader
 from specreg.engines.pytorch.requests import ChatBody, DecodedStep, Job, build_job
 from specreg.engines.pytorch.speculation import Floats, NGramStore
 

@@ -17,12 +17,13 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from specreg.core.errors import ModelError
-from specreg.engines.pytorch.__main__ import parse_options
-from specreg.engines.pytorch.decoding import Models, decode
+from specreg.engines.pytorch.decoding import Models, decode, load_models
 from specreg.engines.pytorch.heads import Layer, ObservedTarget
-from specreg.engines.pytorch.models import load_model, load_models
+from specreg.engines.pytorch.models import load_model
+from specreg.engines.pytorch.options import parse_options
 from specreg.engines.pytorch.oracle import answer_question, load_head
-from specreg.engines.pytorch.requests import Job, OracleAnswer, Question, Text
+from specreg.engines.pytorch.question import OracleAnswer, Question, Text
+from specreg.engines.pytorch.requests import Job
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"

@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 
 from specreg.core.errors import DatasetError
-from specreg.engines.pytorch.__main__ import METHODS, exit_on_error, parse_options
+from specreg.engines.pytorch.options import METHODS, exit_on_error, parse_options
 from specreg.engines.pytorch.requests import ChatBody, DecodedStep, Job, build_job
 
 COLUMNS = {
@@ -249,15 +249,13 @@ def main() -> None:
     options, engine_arguments = parser.parse_known_args()
     if min(options.batch) < 1:
         parser.error("--batch must be 1 or more")
-    methods: tuple[str, ...] = METHODS
-    if not options.draft_model:
-        # The last method is the one that needs a draft model.
-        methods = METHODS[:-1]
     rows = []
     with exit_on_error():
-        for method in methods:
+        for method in METHODS:
             arguments = [*engine_arguments, "--method", method]
             if method == "draft_model":
+                if not options.draft_model:
+                    continue
                 arguments += ["--draft-model", options.draft_model]
             engine_options = parse_options(arguments)
             for batch_requests in options.batch:
@@ -273,8 +271,8 @@ def _measure_method(
 
     The models are loaded anew each time, so that a store of n-grams begins empty.
     """
-    from specreg.engines.pytorch.decoding import decode  # noqa: PLC0415 - these need the extra
-    from specreg.engines.pytorch.models import default_device, load_models  # noqa: PLC0415
+    from specreg.engines.pytorch.decoding import decode, load_models  # noqa: PLC0415 - the extra
+    from specreg.engines.pytorch.models import default_device  # noqa: PLC0415
 
     texts = _read_texts(options.prompts)
     models = load_models(engine_options)

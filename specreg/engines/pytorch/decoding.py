@@ -7,126 +7,32 @@ A drafter serves the rows of one batch from its start to its end.
 In the shapes of arrays, k is the number of drafts of a step, and V the size of the vocabulary.
 """
 
+import argparse
 import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from specreg.engines.pytorch import speculation
-from specreg.engines.pytorch.requests import DecodedStep, Job, Tokenizer
+from specreg.engines.pytorch.models import (
+    Model,
+    Tokenizer,
+    check_models,
+    default_device,
+    load_model,
+    num_parameters,
+)
+from specreg.engines.pytorch.options import divide_devices
+from specreg.engines.pytorch.reader import Reader
+from specreg.engines.pytorch.requests import DecodedStep, Job
 from specreg.engines.pytorch.speculation import NO_DRAFT, Draft, Floats, NGramStore
-
-Model = Any
-"""A causal language model of transformers."""
-
 
 _LEARNT_CANDIDATES = 3
 """How many of the target's likeliest tokens `AdaptiveDrafter` learns at each position."""
-
-
-class Reader:
-    """Several rows of text that a model reads together, with the model's cache.
-
-    Attributes:
-        lengths: The number of tokens of each row that the model has read.
-    """
-
-    def __init__(self, model: Model, rows: int) -> None:
-        self._model = model
-        self._device = model.get_input_embeddings().weight.device
-        self._cache = DynamicCache()
-        # For each row, the columns of the cache that hold one of its tokens, and not padding.
-        self._is_held = torch.zeros((rows, 0), dtype=torch.bool)
-        self.lengths = [0] * rows
-
-    def read(self, texts: Sequence[Sequence[int]], logits_wanted: Sequence[int]) -> list[Floats]:
-        """Read the next ids of each row, and return the logits after the last of them.
-
-        Args:
-            texts: The ids of each row; empty for a row that reads nothing in this call. In the
-                first call every row reads something.
-            logits_wanted: The number of each row's last ids after which logits are returned.
-
-        Returns:
-            The logits of each row in float32, of shape [logits_wanted, V].
-        """
-        # Pad the rows on the right, so that each padded position has a token of its row before it.
-        # Without such a token a position computes NaN, which a mask doesn't keep from other rows.
-        width = max(map(len, texts))
-        padded = []
-        for text in texts:
-            padding = [0] * (width - len(text))
-            padded.append([*text, *padding])
-        columns = torch.arange(width)
-        new_tokens = torch.tensor([[len(text)] for text in texts])
-        is_new = columns < new_tokens
-        # The rows differ in length, so a column isn't the same position of each text.
-        positions = torch.tensor(self.lengths)[:, None] + columns
-        self._is_held = torch.cat((self._is_held, is_new), dim=1)
-        # Have the model compute logits only in the columns in which a row needs them.
-        wanted_columns = []
-        for text, wanted in zip(texts, logits_wanted, strict=True):
-            wanted_columns.append(range(len(text) - wanted, len(text)))
-        computed_columns = sorted(set().union(*wanted_columns))
-        with torch.inference_mode():
-            output = self._model(
-                input_ids=torch.tensor(padded).to(self._device),
-                attention_mask=self._is_held.to(self._device, torch.long),
-                position_ids=torch.where(is_new, positions, 0).to(self._device),
-                past_key_values=self._cache,
-                use_cache=True,
-                # This is a list and not a tensor, because a tensor would have to be on the GPU of
-                # the last layer.
-                logits_to_keep=computed_columns,
-            )
-        for row, text in enumerate(texts):
-            self.lengths[row] += len(text)
-        # Give each row its own logits.
-        logits = output.logits.float().cpu().numpy()
-        row_logits = []
-        for row, row_columns in enumerate(wanted_columns):
-            indices = [computed_columns.index(column) for column in row_columns]
-            row_logits.append(logits[row, indices])
-        return row_logits
-
-    def forget(self, tokens: Sequence[int]) -> None:
-        """Roll back the last tokens of each row.
-
-        Args:
-            tokens: The number of tokens to roll back for each row, 0 or more.
-        """
-        for row, count in enumerate(tokens):
-            columns = self._is_held[row].nonzero().flatten()
-            # `columns[-count:]` would be all columns for a row that forgets nothing.
-            forgotten = columns[len(columns) - count :]
-            self._is_held[row, forgotten] = False
-            self.lengths[row] -= count
-        # The columns at the end that no row holds any more are dropped from the cache.
-        columns_in_use = self._is_held.any(dim=0).nonzero().flatten()
-        width = 0
-        if len(columns_in_use):
-            width = int(columns_in_use[-1]) + 1
-        # With a negative number, `crop` removes as many columns as that.
-        self._cache.crop(width - self._is_held.shape[1])
-        self._is_held = self._is_held[:, :width]
-
-    def keep(self, indices: Sequence[int]) -> None:
-        """Keep only some of the rows.
-
-        Args:
-            indices: The indices of the rows to keep, at least one, in ascending order.
-        """
-        if len(indices) == len(self.lengths):
-            return
-        self._cache.batch_select_indices(torch.tensor(indices))
-        self._is_held = self._is_held[list(indices)]
-        self.lengths = [self.lengths[index] for index in indices]
 
 
 class Row:
@@ -350,6 +256,61 @@ class Models:
     draft_tokens: int
     stop_ids: frozenset[int]
     context_tokens: int
+
+
+def load_models(options: argparse.Namespace) -> Models:
+    """Load the models that a command line names, ready to decode.
+
+    Raises:
+        ModelError: A model can't be loaded, or target and draft don't fit together.
+        UnsupportedError: A model's cache can't be rolled back, or the devices can't be divided.
+    """
+    draft_name = options.draft_model
+    # Check the models by their configurations first, because reading weights takes long.
+    tokenizer = check_models(options.model, draft_name, options.context_tokens)
+    target_devices = draft_devices = options.device or (default_device(),)
+    draft = None
+    if draft_name is not None:
+        target_devices, draft_devices = divide_devices(
+            target_devices,
+            options.placement,
+            options.gpu_ratio,
+            lambda: (num_parameters(options.model), num_parameters(draft_name)),
+        )
+    target = load_model(options.model, options.dtype, *target_devices)
+    if draft_name is not None:
+        draft = load_model(draft_name, options.dtype, *draft_devices)
+    # The store belongs to the server: each batch adds to it.
+    store = NGramStore()
+    drafters: Mapping[str, Callable[[int], Drafter]] = {
+        "none": lambda _: Drafter(),
+        "ngram": lambda _: LookupDrafter(),
+        "ngram_adaptive": lambda rows: AdaptiveDrafter(store, rows),
+        "draft_model": lambda rows: ModelDrafter(draft, rows),
+    }
+    draft_tokens = options.draft_tokens
+    if options.method == "none":
+        draft_tokens = 0
+    return Models(
+        target=target,
+        tokenizer=tokenizer,
+        new_drafter=drafters[options.method],
+        draft_tokens=draft_tokens,
+        stop_ids=_stop_ids(target, tokenizer),
+        context_tokens=options.context_tokens,
+    )
+
+
+def _stop_ids(target: Model, tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the token ids that end a text, by the tokenizer and by the generation config."""
+    stop_ids = {tokenizer.eos_token_id}
+    # A generation config names one token, several or none.
+    configured = target.generation_config.eos_token_id
+    if isinstance(configured, list):
+        stop_ids.update(configured)
+    else:
+        stop_ids.add(configured)
+    return frozenset(stop_ids - {None})
 
 
 def decode(

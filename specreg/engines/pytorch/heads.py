@@ -25,15 +25,15 @@ step computes one of these tokens, for all anchors at once.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-Model = Any
-"""A causal language model of transformers, built like Llama."""
+from specreg.engines.pytorch.models import Model
+
 StepCache = list[tuple[Tensor, Tensor]]
 """Keys and values of the draft steps so far, each `[rows, heads, anchors, head_dim]`."""
 MTP_LAYER = "model.mtp_layers.0."

@@ -1,7 +1,8 @@
-"""Load the target, the draft and the tokenizer, and refuse those that don't fit together."""
+"""Load models and tokenizers, and refuse those that don't fit together.
 
-import argparse
-from collections.abc import Callable, Mapping
+The server and the oracle share this module and nothing else.
+"""
+
 from typing import Any
 
 import torch
@@ -11,77 +12,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 from transformers.cache_utils import DynamicLayer
 
 from specreg.core.errors import ModelError, UnsupportedError
-from specreg.engines.pytorch.__main__ import divide_devices
-from specreg.engines.pytorch.decoding import (
-    AdaptiveDrafter,
-    Drafter,
-    LookupDrafter,
-    Model,
-    ModelDrafter,
-    Models,
-)
-from specreg.engines.pytorch.requests import Tokenizer
-from specreg.engines.pytorch.speculation import NGramStore
 
+Model = Any
+"""A causal language model of transformers."""
+Tokenizer = Any
+"""A tokenizer of transformers."""
 _UNREADABLE = (OSError, ValueError, AttributeError, SafetensorError, StrictDataclassError)
 """What transformers raises for a folder that isn't a model or is a broken one."""
 _ERROR_CHARACTERS = 200
 """The length at which an error's text is cut, because transformers adds long advice."""
-
-
-def load_models(options: argparse.Namespace) -> Models:
-    """Load the models that a command line names, ready to decode.
-
-    Raises:
-        ModelError: A model can't be loaded, or target and draft don't fit together.
-        UnsupportedError: A model's cache can't be rolled back, or the devices can't be divided.
-    """
-    draft_name = options.draft_model
-    # Check the models by their configurations first, because reading weights takes long.
-    tokenizer = check_models(options.model, draft_name, options.context_tokens)
-    target_devices = draft_devices = options.device or (default_device(),)
-    draft = None
-    if draft_name is not None:
-        target_devices, draft_devices = divide_devices(
-            target_devices,
-            options.placement,
-            options.gpu_ratio,
-            lambda: (num_parameters(options.model), num_parameters(draft_name)),
-        )
-    target = load_model(options.model, options.dtype, *target_devices)
-    if draft_name is not None:
-        draft = load_model(draft_name, options.dtype, *draft_devices)
-    # The store belongs to the server: each batch adds to it.
-    store = NGramStore()
-    drafters: Mapping[str, Callable[[int], Drafter]] = {
-        "none": lambda _: Drafter(),
-        "ngram": lambda _: LookupDrafter(),
-        "ngram_adaptive": lambda rows: AdaptiveDrafter(store, rows),
-        "draft_model": lambda rows: ModelDrafter(draft, rows),
-    }
-    draft_tokens = options.draft_tokens
-    if options.method == "none":
-        draft_tokens = 0
-    return Models(
-        target=target,
-        tokenizer=tokenizer,
-        new_drafter=drafters[options.method],
-        draft_tokens=draft_tokens,
-        stop_ids=_stop_ids(target, tokenizer),
-        context_tokens=options.context_tokens,
-    )
-
-
-def _stop_ids(target: Model, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the token ids that end a text, by the tokenizer and by the generation config."""
-    stop_ids = {tokenizer.eos_token_id}
-    # A generation config names one token, several or none.
-    configured = target.generation_config.eos_token_id
-    if isinstance(configured, list):
-        stop_ids.update(configured)
-    else:
-        stop_ids.add(configured)
-    return frozenset(stop_ids - {None})
 
 
 def default_device() -> str:

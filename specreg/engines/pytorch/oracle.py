@@ -22,8 +22,9 @@ from torch import Tensor
 
 from specreg.core.errors import ModelError, SpecregError
 from specreg.engines.pytorch import heads
-from specreg.engines.pytorch.heads import Head, LayerConfig, MedusaConfig, Model
+from specreg.engines.pytorch.heads import Head, LayerConfig, MedusaConfig
 from specreg.engines.pytorch.models import (
+    Model,
     check_context,
     check_models,
     default_device,
@@ -31,7 +32,7 @@ from specreg.engines.pytorch.models import (
     load_tokenizer,
 )
 from specreg.engines.pytorch.parallel import draft_in_parallel
-from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
+from specreg.engines.pytorch.question import OracleAnswer, Question, Text
 from specreg.engines.pytorch.vocabularies import SharedVocabulary
 
 DraftNext = Callable[[Tensor, int], Tensor]

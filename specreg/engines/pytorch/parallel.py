@@ -6,13 +6,10 @@ the drafts of all positions of a text can be computed in one pass, and each depe
 before it.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-Model = Any
-"""A causal language model of transformers, built as Llama."""
+from specreg.engines.pytorch.models import Model
 
 
 def draft_in_parallel(draft: Model, ids: Tensor, drafted: int, mask_id: int) -> list[Tensor]:

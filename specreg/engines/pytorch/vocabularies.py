@@ -5,15 +5,11 @@ has it (v1/spec_decode/vocab_mapping.py, 0.32 and 0.33). The draft reads each to
 its own token of the same spelling, and drafts only tokens that both models have.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from specreg.core.errors import ModelError
-
-Tokenizer = Any
-"""A tokenizer of transformers."""
+from specreg.engines.pytorch.models import Tokenizer
 
 
 class SharedVocabulary:

@@ -32,7 +32,7 @@ def plant(fault: str) -> None:
     if fault == "drawn_again":  # from q once more, not from max(0, p - q)
         speculation._remainder = lambda _p, q: q  # type: ignore[assignment] # noqa: SLF001
     if fault == "wrong_rollback":
-        from specreg.engines.pytorch.decoding import Reader  # noqa: PLC0415 - it needs torch
+        from specreg.engines.pytorch.reader import Reader  # noqa: PLC0415 - it needs torch
 
         forget = Reader.forget
 

@@ -25,7 +25,7 @@ from specreg.correctness.checks import (
 )
 from specreg.correctness.oracle_client import PredictDrafts
 from specreg.datasets.prompts import Prompt
-from specreg.engines.pytorch.requests import OracleAnswer, Question
+from specreg.engines.pytorch.question import OracleAnswer, Question
 from specreg.engines.registry import engine_named
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case

@@ -22,7 +22,7 @@ from specreg.correctness.oracle_client import (
     walk,
 )
 from specreg.engines.methods import METHODS
-from specreg.engines.pytorch.requests import OracleAnswer, Question, Text
+from specreg.engines.pytorch.question import OracleAnswer, Question, Text
 from specreg.engines.registry import ENGINES, engine_named
 from tests.unit import builders
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specreg.core.errors import UnsupportedError
-from specreg.engines.pytorch.__main__ import divide_devices, parse_options
+from specreg.engines.pytorch.options import divide_devices, parse_options
 from specreg.engines.registry import engine_named
 from specreg.engines.server_spec import Parallel
 from tests.unit import builders
