@@ -873,12 +873,15 @@ class EventSplitter:
             return ended
         return b""
 
-    def check_rest(self, *, is_finished: bool) -> None:
+    def check_rest(
+        self, *, is_finished: bool, end: str = "the stream ended without a finish reason"
+    ) -> None:
         """Check that what is left at the end of the stream is no error of the server.
 
         Args:
             is_finished: True if the answer is known to be whole, for instance by its finish reason.
                 Stray text that isn't an error is then ignored.
+            end: how the stream ended, if it isn't finished.
 
         Raises:
             ServerAnswerError: what is left is an error.
@@ -905,9 +908,7 @@ class EventSplitter:
             message = f"the answer is no stream of events: {quote(stray)}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         if comments.strip():
-            message = (
-                f"the stream ended without a finish reason, after the comment: {quote(comments)}"
-            )
+            message = f"{end}, after the comment: {quote(comments)}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
 
 

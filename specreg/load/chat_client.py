@@ -309,7 +309,7 @@ class ChatClient:
             # If Ctrl-C came inside a callback of the event loop, the loop may have swallowed it and
             # closed the connection, which shows only as this error.
             check_signalled()
-            stream.error = ": ".join(filter(None, (type(failure).__name__, short_message(failure))))
+            stream.error = _described(failure)
             stream.timed_out = isinstance(failure, httpx.TimeoutException | TimeoutError)
         except TimeoutError:
             # A stream that was ended because it was silent has its error already.
@@ -383,15 +383,22 @@ class ChatClient:
                         if event != DONE:
                             parsed = parse_event(event)
                             stream.take(parsed, at_ns)
-            except (httpx.HTTPError, aiohttp.ClientError):
-                # The server's last words say more than how the connection ended.
-                splitter.check_rest(is_finished=False)
+            except (httpx.HTTPError, aiohttp.ClientError) as failure:
+                # Ctrl-C may be the cause here too, see `_send`.
+                check_signalled()
+                # The server's last words may say more than how the connection ended.
+                splitter.check_rest(is_finished=False, end=_described(failure))
                 raise
         splitter.check_rest(is_finished=stream.finish_reason is not None)
         if stream.finish_reason is None and parsed == _EMPTY_EVENT:
             message = f"the stream ended without a finish reason, its last event is {quote(event)}"
             raise InvalidMeasurementError("EVENT_UNREADABLE", message)
         _check_stream(stream)
+
+
+def _described(failure: Exception) -> str:
+    """Return the type of an error of the connection, and its message."""
+    return ": ".join(filter(None, (type(failure).__name__, short_message(failure))))
 
 
 def _check_stream(stream: _StreamState) -> None:

@@ -1,5 +1,8 @@
 """An error within an answer of HTTP 200 fails its request in the server's own words."""
 
+from collections.abc import AsyncIterator
+
+import httpx
 import msgspec
 import pytest
 
@@ -88,6 +91,23 @@ def test_lines_outside_of_events_do_not_spoil_a_complete_answer(stray: bytes) ->
 
 def test_a_comment_between_events_is_not_the_reason_why_a_stream_ended() -> None:
     assert error_of(b": ping\n\n", PIECES[0]) == ""
+
+
+class ResetWire(Wire):
+    """Breaks the connection off after its pieces."""
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        async for piece in super()._stream():
+            yield piece
+        raise httpx.RemoteProtocolError("peer closed connection")
+
+
+def test_a_comment_does_not_hide_how_the_connection_ended() -> None:
+    """As a rule a comment only keeps the connection alive."""
+    wire = ResetWire((PIECES[0], b": ping\n\n"))
+    (trace,) = replay_wire(wire, prompts=builders.PROMPTS[:1]).traces
+    words = "RemoteProtocolError: peer closed connection, after the comment: ping"
+    assert words in str(trace.error)
 
 
 def test_an_aborted_answer_of_sglang_is_an_error() -> None:
