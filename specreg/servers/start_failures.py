@@ -505,16 +505,16 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
         failure = _known_failure(text)
         if failure is not None:
             return failure
-    if exceptions:
-        return StartFailure(
-            says=f"its first error is '{exceptions[0].quote}'", advice="read the log"
-        )
-    # The kernel kills a process when memory runs short. SGLang kills itself with the same signal
-    # when one of its processes fails, but then the log has an error.
+    advice = "read the log"
+    says = "unknown cause"
     if status == -signal.SIGKILL:
+        # The kernel kills a process when memory runs short. SGLang kills itself with the same
+        # signal when one of its processes fails.
         advice = "read the log; if it has no other cause, make more memory available"
-        return StartFailure(says="killed by SIGKILL", advice=advice, is_known=False)
-    return StartFailure(says="unknown cause", advice="read the log", is_known=False)
+        says = "killed by SIGKILL"
+    if exceptions:
+        says = f"its first error is '{exceptions[0].quote}'"
+    return StartFailure(says=says, advice=advice, is_known=bool(exceptions))
 
 
 def _known_failure(text: str) -> StartFailure | None:

@@ -366,6 +366,9 @@ def test_a_server_that_was_killed_says_so_unless_its_log_has_the_cause() -> None
     assert why_not_started(ending, loading, status=-9).says == "killed by SIGKILL"
     assert why_not_started(ending, loading, status=1).says == "unknown cause"
     assert why_not_started(ending, "MemoryError\n", status=-9).says == "out of memory"
+    # The engine may have handled the error long before the kernel killed it.
+    handled = why_not_started(ending, f"ConnectionError: no statistics sent\n{loading}", status=-9)
+    assert "make more memory available" in handled.advice
 
 
 def test_a_log_of_one_long_word_is_read_as_any_other() -> None:
