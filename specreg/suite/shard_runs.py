@@ -130,6 +130,10 @@ def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) ->
     # A ledger from another machine is checked line by line against the cases here.
     trusted = None if is_ours else known
     recorded = read_ledger(path, known=trusted)
+    sides = sorted({key.arm for key in recorded.measured} - {"case"})
+    if sides:
+        message = f"holds launches of side {', '.join(sides)} of a gate, needed those of a run"
+        raise SpecregError(f"ledger '{path}': {message}; {_AGAIN}")
     measured = {
         (key.case_id, key.launch): measurement
         for key, measurement in recorded.measured.items()

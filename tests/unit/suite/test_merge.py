@@ -367,6 +367,7 @@ MISFIT_LINES = (
     ("Measured", {"invalid": {"beauty": "why"}}),
     ("Launched", {"keys.0.launch": "one"}),
     ("Launched", {"keys.0.case_id": "another"}),
+    ("Launched", {"keys.0.arm": "A"}),
     ("Launched", {"keys.0.environment": "::error::x"}),
     ("Replayed", {"arm": 10**400}),
     ("Measured", {"arm": -1}),
