@@ -15,9 +15,10 @@ import msgspec
 
 from specreg.acceptance.record import Copies, Counters, Source
 from specreg.acceptance.trace import Body, StreamEvent
-from specreg.core.errors import UnsupportedError
+from specreg.core.errors import AttachError, UnsupportedError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import Count, Name
+from specreg.core.readable import readable_line
 from specreg.engines.engine import (
     CUDA_COMPILER,
     Engine,
@@ -281,6 +282,13 @@ class SglangWireFormat(WireFormat, TokenApi):
 _VERSION = "0.5.23"
 _MAX_CHARACTERS = 1024
 """The length at which a value that a server reports about itself is cut."""
+_SENT_PARAMETERS = {
+    "temperature",
+    "max_new_tokens",
+    "ignore_eos",
+    *SglangWireFormat.neutral_sampling,
+}
+"""The sampling parameters that each request sets."""
 # All of these are built for CUDA, and none is of use without a GPU.
 _KERNELS = (
     *("cuda-tile", "cuda-python", "flash-attn-4", "flashinfer-python", "humming-kernels"),
@@ -561,6 +569,7 @@ class Sglang(Engine):
             return identity
         with contextlib.suppress(*UNREADABLE):
             info = msgspec.json.decode(fetch("GET", self.version_path), type=dict[str, object])
+            _check_preferred(info.get("preferred_sampling_params"))
             target = str(info.get("model_path") or identity.target)
             speculation = {}
             for name, value in info.items():
@@ -575,6 +584,28 @@ class Sglang(Engine):
             )
         # A server whose settings can't be read is still identified by its list of models.
         return identity
+
+
+def _check_preferred(preferred: object) -> None:
+    """Check that each request sets all sampling parameters that a server has defaults for.
+
+    Args:
+        preferred: What the server reports of `--preferred-sampling-params`: None, or JSON.
+
+    Raises:
+        AttachError: Some of the defaults apply to each request.
+    """
+    if isinstance(preferred, str):
+        preferred = msgspec.json.decode(preferred)
+    if not isinstance(preferred, dict):
+        return
+    names = sorted(map(str, preferred.keys() - _SENT_PARAMETERS))
+    if names:
+        shown = readable_line(", ".join(names), _MAX_CHARACTERS)
+        raise AttachError(
+            f"has defaults of its own for {shown} (--preferred-sampling-params), which change what"
+            " is measured; start it without them"
+        )
 
 
 def _by_phase(prefill: str | None, decode: str | None) -> str:

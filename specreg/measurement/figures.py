@@ -15,6 +15,7 @@ from specreg.core.readable import Label
 from specreg.core.reasons import Invalidity
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import METHODS
+from specreg.matrix.case import Case
 from specreg.measurement import metrics
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Family, Replay
@@ -103,7 +104,7 @@ class AcceptanceFigures(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What the answers contain, which shows if a workload says little about speculation.
 
-    Each field counts requests, except for `thinking` and the last two.
+    Each field counts requests, except for `thinking`, `prompts` and `distinct`.
 
     Attributes:
         requests: all requests.
@@ -120,6 +121,8 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
         distinct: how many of the answers to first turns differ from each other; null where one of
             them isn't known in full.
         other_texts: answers with the tokens of an answer of the control, but another streamed text.
+        cut_short: answers that the server ended before the output cap of the case, although neither
+            the model nor the case ended them.
     """
 
     requests: int
@@ -134,6 +137,7 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int
     distinct: int | None
     other_texts: int = 0
+    cut_short: int = 0
 
 
 class PaceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,7 +264,7 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
         power = replay.power
     answers = None
     if replay is not None and replay.traces:
-        answers = _answers(replay, thinking=measurement.case.thinking)
+        answers = _answers(replay, measurement.case)
     return Figures(
         case_id=measurement.case.id,
         launch=launch,
@@ -277,9 +281,16 @@ def figures_of(measurement: Measurement, launch: int) -> Figures:
     )
 
 
-def _answers(replay: Replay, *, thinking: bool | None) -> AnswerFigures:
+def _answers(replay: Replay, case: Case) -> AnswerFigures:
     """Count what the answers contain."""
     traces = replay.traces
+    # If the end of the text is ignored, every answer has to reach the cap.
+    cut_short = [
+        trace
+        for trace in traces
+        if trace.tokens < case.output_cap_tokens
+        and (trace.finish_reason == "length" or (case.ignore_eos and trace.finish_reason == "stop"))
+    ]
     # `thought_chunk_sizes` leaves out the first chunk, so it is empty for a thought of one chunk.
     thoughts = [
         trace
@@ -297,7 +308,7 @@ def _answers(replay: Replay, *, thinking: bool | None) -> AnswerFigures:
         distinct_answers = None
     return AnswerFigures(
         requests=len(traces),
-        thinking=thinking,
+        thinking=case.thinking,
         with_thought=len(thoughts),
         unfinished_thoughts=replies[Reply.UNFINISHED_THOUGHT],
         without_text=replies[Reply.NOTHING],
@@ -308,6 +319,7 @@ def _answers(replay: Replay, *, thinking: bool | None) -> AnswerFigures:
         prompts=len(prompt_ids),
         distinct=distinct_answers,
         other_texts=_other_texts(traces, replay.control_replay.traces),
+        cut_short=len(cut_short),
     )
 
 

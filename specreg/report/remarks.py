@@ -1,5 +1,6 @@
 """Remarks about a workload whose answers make its figures less meaningful than they look."""
 
+import itertools
 from collections.abc import Iterator
 
 from specreg.measurement.figures import AcceptanceFigures, AnswerFigures, Figures
@@ -21,18 +22,30 @@ def workload_remarks(figures: Figures, side: str = "") -> Iterator[str]:
     if side:
         subject += f", side {side}"
     if figures.answers is not None:
-        for remark in _answer_remarks(figures.answers):
+        for remark in itertools.chain(
+            _answer_remarks(figures.answers), _server_remarks(figures.answers)
+        ):
             yield f"{subject}: {remark}"
-        other_texts = figures.answers.other_texts
-        if other_texts:
-            yield (
-                f"{subject}: {other_texts} of {figures.answers.requests} answers have the tokens of"
-                " an answer without speculation, but another streamed text: the server's parser or"
-                " detokenizer loses or changes text of a stream"
-            )
     if figures.acceptance is not None:
         for remark in _acceptance_remarks(figures.acceptance):
             yield f"{subject}: {remark}"
+
+
+def _server_remarks(answers: AnswerFigures) -> Iterator[str]:
+    """Yield what the server did to the answers."""
+    total = answers.requests
+    if answers.other_texts:
+        yield (
+            f"{answers.other_texts} of {total} answers have the tokens of an answer without"
+            " speculation, but another streamed text: the server's parser or detokenizer loses or"
+            " changes text of a stream"
+        )
+    if answers.cut_short:
+        yield (
+            f"{answers.cut_short} of {total} answers were ended by the server before the output cap"
+            " of the case, so they aren't the answers that the case asks for: the server has a cap,"
+            " a stop string or a shorter context of its own, or a gateway drops ignore_eos"
+        )
 
 
 def _answer_remarks(answers: AnswerFigures) -> Iterator[str]:

@@ -21,7 +21,7 @@ def trace(*chunks: Chunk, sent_ns: int = 0) -> RequestTrace:
         first_chunk_tokens=chunks[0].tokens if chunks else 0,
         chunk_sizes=chunk_sizes(chunks[1:]),
         usage_tokens=sum(chunk.tokens for chunk in chunks),
-        finish_reason="length",
+        finish_reason="stop",
     )
 
 

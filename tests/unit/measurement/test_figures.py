@@ -194,12 +194,36 @@ def test_what_the_answers_hold_is_counted() -> None:
         "prompts": 3,
         "distinct": 2,
         "other_texts": 0,
+        "cut_short": 0,
     }
     part = dataclasses.replace(ROUNDS[0], traces=(thought, later, short, none))
     assert as_json(measured(record(), rounds=(part,)))["answers"] == answers
     unknown = msgspec.structs.replace(none, answer_sha256="")
     part = dataclasses.replace(part, traces=(thought, later, short, unknown))
     assert as_json(measured(record(), rounds=(part,)))["answers"] == answers | {"distinct": None}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish_reason", "ignore_eos", "cut_short"),
+    [
+        (4, "length", False, 1),
+        (4, "stop", False, 0),
+        (4, "stop", True, 1),
+        (8, "length", False, 0),
+        (8, "length", True, 0),
+    ],
+)
+def test_an_answer_that_the_server_ended_by_a_limit_of_its_own_is_counted(
+    tokens: int, finish_reason: str, *, ignore_eos: bool, cut_short: int
+) -> None:
+    trace = builders.trace(builders.chunk(MS, tokens=tokens))
+    trace = msgspec.structs.replace(trace, finish_reason=finish_reason)
+    part = dataclasses.replace(ROUNDS[0], traces=(trace,))
+    measurement = measured(record(), rounds=(part,))
+    case = dataclasses.replace(measurement.case, output_cap_tokens=8, ignore_eos=ignore_eos)
+    answers = figures_of(dataclasses.replace(measurement, case=case), 1).answers
+    assert answers is not None
+    assert answers.cut_short == cut_short
 
 
 @pytest.mark.parametrize(
@@ -337,7 +361,7 @@ def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: 
 
 KINDS = [Figures, AcceptanceFigures, AnswerFigures, PartFigures, ArmFigures, PaceFigures]
 ADDED = {"answers", "by_part", "undrafted_steps", "drafts_every_step", "facts"}
-ADDED |= {"chunks_split_steps", "other_texts"}
+ADDED |= {"chunks_split_steps", "other_texts", "cut_short"}
 ADDED |= {"thinking", "with_thought"}
 """Figures that reports of earlier versions, which can still be read, don't have."""
 

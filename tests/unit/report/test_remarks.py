@@ -47,6 +47,7 @@ def test_of_a_workload_like_others_nothing_is_said() -> None:
         ),
         ({"after_empty_replies": 2}, "2 of 20 requests were later turns that had empty replies"),
         ({"without_text": 1}, "1 of 20 answers hold no text"),
+        ({"cut_short": 3}, "3 of 20 answers were ended by the server before the output cap"),
         ({"without_text": 1, "without_tokens": 1}, "1 of 20 answers have no token"),
         ({"of_one_token": 10}, "10 of 20 answers end at their first token"),
         ({"looping": 10}, "10 of 20 answers repeat themselves"),

@@ -238,6 +238,32 @@ def test_the_stable_tensorrt_llm_is_measured_without_its_counters(tmp_path: Path
     assert (server.engine_version, server.counters_path) == ("1.2.1", None)
 
 
+@pytest.mark.parametrize(
+    ("preferred", "names"),
+    [
+        (b"null", ""),
+        (b'"{\\"top_p\\": 0.9, \\"min_p\\": 0.1}"', ""),
+        (
+            b'"{\\"stop\\": [\\".\\"], \\"top_k\\": 5, \\"logit_bias\\": {\\"5\\": -9}}"',
+            "logit_bias, stop",
+        ),
+        (b'{"min_new_tokens": 9}', "min_new_tokens"),
+        (b'"no JSON"', ""),
+    ],
+)
+def test_defaults_of_sglang_that_requests_do_not_replace_are_refused(
+    preferred: bytes, names: str
+) -> None:
+    field = b'{"preferred_sampling_params":' + preferred + b","
+    info = RECORDED_SGLANG["/server_info"].replace(b"{", field, 1)
+    pages = {**RECORDED_SGLANG, "/server_info": info}
+    if not names:
+        assert answers(pages, "sglang").engine == "sglang"
+        return
+    with pytest.raises(AttachError, match=f"defaults of its own for {names} "):
+        answers(pages, "sglang")
+
+
 def test_sglang_says_it_in_its_settings(tmp_path: Path) -> None:
     """As recorded of 0.5.23. A version may come to say one as a text, or in another form."""
     recorded = dict(RECORDED_SGLANG)
