@@ -396,7 +396,8 @@ def counting_difference(
 
     counts = (table.accepted, *table.position_counts)
     second_counts = (second_table.accepted, *second_table.position_counts)
-    is_same_count = np.all(np.equal(counts, second_counts), axis=0)
+    # A side that drafts fewer tokens has fewer positions.
+    is_same_count = np.all(list(map(np.equal, counts, second_counts)), axis=0)
     # On a GPU some answers take other steps although nothing has changed. If a drafter changes,
     # nearly all that count otherwise do.
     counted_otherwise = (is_same_work & ~is_same_count).sum()

@@ -296,6 +296,12 @@ def test_an_answer_that_took_other_steps_by_chance_hides_no_other_counting() -> 
     assert counting_difference([now], [OF_VERIFIER]) is CountingDifference.DRAFTS
 
 
+def test_sides_that_draft_other_numbers_of_tokens_may_count_alike() -> None:
+    of_two = answers(builders.counts(0, 0, 10), 1 + 28)
+    assert len(of_two.total.position_counts) < len(OF_VERIFIER.total.position_counts)
+    assert counting_difference([of_two], [OF_VERIFIER]) is None
+
+
 def test_a_drafter_that_got_worse_counts_no_drafts_differently() -> None:
     """Most answers took more steps; the last step of one accepted less, which no answer shows."""
     worse = answers(builders.counts(7, 0, 7, 0), 1 + 28).prompts
