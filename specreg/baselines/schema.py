@@ -724,6 +724,8 @@ def _contradictions(published: PublishedFigure) -> Iterator[str]:
         yield "acceptance without temperature, which it depends on"
     if not (published.has_acceptance or published.speedup_ratio):
         yield "no figure at all, needed a length, a rate, positions or a speedup"
+    if length is not None and length * (1 - (published.tolerance_frac or 0)) <= 1:
+        yield f"acceptance_length_tokens = {length}, which a drafter of nothing would be as good as"
     if positions and len(positions) != draft_tokens:
         yield f"{len(positions)} positions, needed none or draft_tokens = {draft_tokens}"
     if length is not None and length > draft_tokens + 1:

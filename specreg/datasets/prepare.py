@@ -33,6 +33,7 @@ from specreg.datasets.prompt_files import PublishedPrompts, load_prompt_file
 from specreg.datasets.prompts import Prompt, interleaved
 from specreg.datasets.published_file import read_published_file
 from specreg.datasets.table import PromptSet
+from specreg.datasets.worked_examples import with_examples
 
 _TOYS = "fixtures/prompts"
 """The toy sets: single turns of five categories in the tiny models' language, and conversations."""
@@ -188,6 +189,8 @@ def prepare(
     read_prompts = len(published.prompts)
     if prompt_set.rows not in {None, read_prompts}:
         show(f"{read_prompts} of {prompt_set.rows} published prompts: only these will be replayed")
+    if prompt_set.examples_file:
+        published = _with_examples(prompt_set, published, show)
     with _naming_file(prompts_path):
         record = _write(prompt_set, source_file, published, data_dir)
     show(f"wrote {record} to {prompts_path}")
@@ -237,6 +240,21 @@ def _source_file(
     show(f"fetching {prompt_set.file} of {prompt_set.repo}")
     path, revision = fetch_dataset_file(prompt_set.repo, prompt_set.file)
     return _SourceFile(path=path, source=prompt_set.repo, revision=revision)
+
+
+def _with_examples(
+    prompt_set: PromptSet, published: PublishedPrompts, show: Callable[[str], None]
+) -> PublishedPrompts:
+    """Return the prompts of a set, each after worked examples, which are fetched from the hub.
+
+    Raises:
+        DatasetError: the examples can't be fetched or read.
+    """
+    show(f"fetching {prompt_set.examples_file} of {prompt_set.repo}")
+    path, _ = fetch_dataset_file(prompt_set.repo, prompt_set.examples_file)
+    examples = read_published_file(path, prompt_set, has_examples=True)
+    prompts = with_examples(published.prompts, examples.prompts)
+    return msgspec.structs.replace(published, prompts=prompts)
 
 
 def _write(

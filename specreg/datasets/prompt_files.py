@@ -24,6 +24,7 @@ from specreg.core.readable import is_plain, readable_line
 from specreg.datasets.packed_files import PACKED_FORMS, unpacked
 from specreg.datasets.prompts import Prompt
 from specreg.datasets.table import FILLING, PromptSet
+from specreg.datasets.worked_examples import example_text
 
 _T = TypeVar("_T")
 
@@ -44,6 +45,8 @@ _ROW_ADVICE = (
     "a row needs its prompt, under turns, prompt, messages, conversations, question or text"
 )
 """What to do about a wrong row of a published set."""
+_EXAMPLE_ADVICE = "an example needs question and answer"
+"""What to do about a wrong row of worked examples."""
 _BROKEN_ADVICE = "correct the row, or remove it"
 """What to do about a row that can't be decoded."""
 _NEEDED_FORMS = f"JSON lines, a JSON array or Parquet, also packed with {PACKED_FORMS}"
@@ -230,6 +233,13 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
+class _ExampleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns of a worked example, as GSM8K has them."""
+
+    question: str
+    answer: str
+
+
 def _whole_id(value: float, column: str) -> int:
     """Return the integer that an id was before it became a float.
 
@@ -354,6 +364,21 @@ def load_published_rows(path: Path, prompt_set: PromptSet) -> PublishedPrompts:
         for name, rows in unused.most_common(_MAX_UNUSED)
     }
     return PublishedPrompts(prompts=prompts, left_out_rows=left_out_rows, unused=shown_unused)
+
+
+def load_examples(path: Path, prompt_set: PromptSet) -> PublishedPrompts:
+    """Load the worked examples of a file in this process; errors as in `load_published_rows`."""
+
+    def example_of(content: bytes, number: int) -> Prompt:
+        row = decode_json(content, _ExampleRow)
+        return Prompt(
+            id=f"{prompt_set.name}-example-{number}",
+            category=prompt_set.category,
+            turns=(example_text(row.question, row.answer),),
+        )
+
+    examples, _ = _load(path, _ExampleRow, example_of, _EXAMPLE_ADVICE)
+    return PublishedPrompts(prompts=examples, left_out_rows=0, unused={})
 
 
 def _load(

@@ -17,7 +17,7 @@ import psutil
 
 from specreg.core.errors import DatasetError, SpecregError
 from specreg.core.processes import child_process, new_temporary
-from specreg.datasets.prompt_files import PublishedPrompts, load_published_rows
+from specreg.datasets.prompt_files import PublishedPrompts, load_examples, load_published_rows
 from specreg.datasets.table import PromptSet
 
 _MAX_MEMORY_BYTES = 6 * 2**30
@@ -34,11 +34,13 @@ class _Order(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: The file.
         prompt_set: The set that it belongs to.
+        has_examples: True if the file has the worked examples of the set instead of its prompts.
         most_memory_bytes: How much memory the reader may use besides what it uses at its start.
     """
 
     path: str
     prompt_set: PromptSet
+    has_examples: bool
     most_memory_bytes: int
 
 
@@ -58,6 +60,7 @@ def read_published_file(
     path: Path,
     prompt_set: PromptSet,
     *,
+    has_examples: bool = False,
     most_memory_bytes: int = _MAX_MEMORY_BYTES,
     command: Sequence[str] = _READER,
 ) -> PublishedPrompts:
@@ -66,6 +69,7 @@ def read_published_file(
     Args:
         path: The file.
         prompt_set: The set.
+        has_examples: True if the file has the worked examples of the set instead of its prompts.
         most_memory_bytes: How much memory that may take.
         command: The program that reads.
 
@@ -74,7 +78,12 @@ def read_published_file(
             crashes the reader.
         OSError, UnkillableError: As in `child_process`.
     """
-    order = _Order(path=str(path), prompt_set=prompt_set, most_memory_bytes=most_memory_bytes)
+    order = _Order(
+        path=str(path),
+        prompt_set=prompt_set,
+        has_examples=has_examples,
+        most_memory_bytes=most_memory_bytes,
+    )
     temporary = new_temporary()
     with child_process(command, log_path=temporary / "log", temporary=temporary) as reader:
         reader.send(order)
@@ -117,8 +126,9 @@ def _main() -> None:
     if highest_bytes != resource.RLIM_INFINITY:
         limit_bytes = min(limit_bytes, highest_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, highest_bytes))
+    load = load_examples if order.has_examples else load_published_rows
     try:
-        answer = _Answer(published=load_published_rows(Path(order.path), order.prompt_set))
+        answer = _Answer(published=load(Path(order.path), order.prompt_set))
     except SpecregError as error:
         answer = _Answer(refusal=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")

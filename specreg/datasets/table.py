@@ -28,6 +28,10 @@ class PromptSet:
             the set doesn't need to be prepared.
         repo: the hub's dataset; empty if it isn't on the hub.
         file: the path of the file in the hub's dataset.
+        examples_file: the path of another file of the hub's dataset, whose worked examples stand
+            before each question; empty if the prompts are replayed as they are.
+        stops: the texts at which an answer ends, because the model would go on with a question of
+            its own.
         page: the page where a user gets the set or reads about it; empty for its page on the hub.
         rows: how many prompts were published; None if it isn't known.
         turns: the average number of turns of a conversation. It lets the time of a run be estimated
@@ -40,6 +44,8 @@ class PromptSet:
     licence: str = ""
     repo: str = ""
     file: str = ""
+    examples_file: str = ""
+    stops: tuple[str, ...] = ()
     page: str = ""
     rows: int | None = None
     turns: float = 1.0
@@ -106,6 +112,18 @@ _TABLE = (
         licence="MIT. Cite Cobbe et al. 2021 (arXiv:2110.14168).",
         repo="openai/gsm8k",
         file=f"main/{_PARQUET}",
+        rows=1319,
+    ),
+    # As TensorRT-LLM's accuracy tests have it: a text to continue, after five worked examples.
+    PromptSet(
+        dataset="gsm8k",
+        config="5shot",
+        category="math",
+        licence="MIT. Cite Cobbe et al. 2021 (arXiv:2110.14168).",
+        repo="openai/gsm8k",
+        file=f"main/{_PARQUET}",
+        examples_file="main/train-00000-of-00001.parquet",
+        stops=("Question:", "</s>", "<|im_end|>"),
         rows=1319,
     ),
     PromptSet(

@@ -22,6 +22,7 @@ class ReferenceWireFormat(VllmWireFormat):
     request_source: ClassVar[Source | None] = Source.REFERENCE
     counters_source: ClassVar[Source | None] = None
     counters_path: ClassVar[str | None] = None
+    ends_at_texts: ClassVar[bool] = False
     # The reference engine has no defaults but the neutral values.
     neutral_sampling: ClassVar[Mapping[str, float]] = {}
 

@@ -276,6 +276,8 @@ class SglangWireFormat(WireFormat, TokenApi):
         }
         if settings.seed is not None:
             parameters["sampling_seed"] = settings.seed
+        if settings.stops:
+            parameters["stop"] = settings.stops
         return parameters
 
 

@@ -55,6 +55,7 @@ _decoder = msgspec.json.Decoder(_Event)
 class TritonWireFormat(WireFormat):
     """The wire format of Triton with the vLLM backend."""
 
+    ends_at_texts: ClassVar[bool] = False
     accepts_only_text: ClassVar[bool] = True
     # The vLLM inside Triton 2.51 refuses a top_k of 0.
     neutral_sampling: ClassVar[Mapping[str, float]] = {**WireFormat.neutral_sampling, "top_k": -1}

@@ -53,6 +53,7 @@ class AnswerSettings:
         top_k: how many of the likeliest tokens may be drawn; None for all.
         ignore_eos: True if the answer goes on to the cap, whatever the model generates.
         seed: the seed of the random numbers; None for the server's own.
+        stops: the texts at which the answer ends.
     """
 
     output_cap_tokens: int
@@ -61,6 +62,7 @@ class AnswerSettings:
     top_k: int | None = None
     ignore_eos: bool = False
     seed: int | None = None
+    stops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -537,6 +539,7 @@ class WireFormat:
             all versions are.
         counters_flag: what the server must be started with to have counters: a flag, a setting, or
             a phrase that ends the sentence "start the server with …".
+        ends_at_texts: True if a request can name texts at which its answer ends.
         accepts_only_text: True if each prompt must be a text, because the server takes neither a
             chat nor token ids.
         has_token_ids: True if chunks can have the ids of their tokens. If not, each chunk has the
@@ -551,6 +554,7 @@ class WireFormat:
     counters_path: ClassVar[str | None] = None
     counters_since: ClassVar[str] = ""
     counters_flag: ClassVar[str] = "its counters enabled"
+    ends_at_texts: ClassVar[bool] = True
     accepts_only_text: ClassVar[bool] = False
     has_token_ids: ClassVar[bool] = False
     neutral_sampling: ClassVar[Mapping[str, float]] = {
@@ -582,6 +586,8 @@ class WireFormat:
             fields["ignore_eos"] = True
         if settings.seed is not None:
             fields["seed"] = settings.seed
+        if settings.stops:
+            fields["stop"] = settings.stops
         return fields
 
     def body(self, ask: Ask) -> Body:

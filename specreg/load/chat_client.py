@@ -17,6 +17,7 @@ from specreg.core.http import HEADERS, short_message
 from specreg.core.interrupts import check_signalled
 from specreg.core.server_words import quote, quote_answer
 from specreg.datasets.prompts import REPLIES, Prompt
+from specreg.datasets.table import dataset_named
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import DONE, Ask, Endpoint, EventSplitter, Message, ParseEvent
 from specreg.load.answer import AnswerText
@@ -351,6 +352,7 @@ class ChatClient:
             ignore_eos=case.ignore_eos,
             chat_template_args=case.template_args,
             seed=seed,
+            stops=dataset_named(case.dataset).stops,
         )
 
     async def _stream(

@@ -56,11 +56,14 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
 
 
 def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
-    """Check that a case can send its prompts, if they are token ids.
+    """Check that a case can send its prompts, if they are token ids or texts to continue.
 
     Raises:
-        DatasetError: The case is a chat, or its engine takes only text.
+        DatasetError: The case is a chat, or its engine takes only text, or can't end an answer at
+            the texts of the dataset.
     """
+    if dataset_named(case.dataset).stops:
+        _check_can_stop(case)
     if not any(prompt.token_ids for prompt in prompts):
         return
     subject = f"dataset '{case.dataset}': its prompts are token ids, which"
@@ -72,6 +75,19 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
             f"{subject} aren't a chat; set form = \"completions\" for '{case.id}' in the matrix"
         )
         raise DatasetError(message)
+
+
+def _check_can_stop(case: Case) -> None:
+    """Check that a case can continue texts whose continuation ends at certain texts."""
+    subject = f"dataset '{case.dataset}': its prompts are texts to continue, which"
+    if case.form is Form.CHAT:
+        message = (
+            f"{subject} aren't a chat; set form = \"completions\" for '{case.id}' in the matrix"
+        )
+        raise DatasetError(message)
+    if not engine_named(case.server.engine).wire_format.ends_at_texts:
+        message = f"{subject} '{case.server.engine}' can't end at a text; give '{case.id}' another"
+        raise DatasetError(f"{message} dataset in the matrix")
 
 
 def check_contexts(root: Path, cases: Iterable[Case]) -> None:

@@ -95,6 +95,15 @@ def test_what_can_be_is_read(tmp_path: Path, changes: dict[str, Any]) -> None:
     ("content", "words"),
     [
         (encoded(acceptance_length_tokens=4.1), "= 4.1, needed 1 to 4"),
+        # TensorRT-LLM's own reference of Llama 4, at 95 % of which nothing need be accepted.
+        (
+            encoded(**SILENT | {"acceptance_length_tokens": 1.009717, "tolerance_frac": 0.05}),
+            "a drafter of nothing",
+        ),
+        (
+            encoded(**SILENT | {"acceptance_length_tokens": 1.0, "tolerance_frac": None}),
+            "a drafter of nothing",
+        ),
         (encoded(acceptance_rate_frac=53.5), "`$.acceptance_rate_frac`"),
         (encoded(position_frac=(0.9, 0.7)), "2 positions, needed none or"),
         (encoded(position_frac=(0.7, 0.5, 0.3)), "it is 2.500"),

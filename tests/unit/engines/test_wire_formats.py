@@ -396,6 +396,15 @@ def test_a_completion_is_requested_with_its_settings() -> None:
         assert "seed" not in str(api.complete("toy", [1], GREEDY).body)
 
 
+def test_an_answer_ends_at_the_texts_that_its_request_names() -> None:
+    stopped = dataclasses.replace(TEXT, stops=("Question:", "</s>"))
+    for wire_format in (VLLM, ENGINES["tensorrt_llm"].wire_format):
+        assert wire_format.body(stopped)["stop"] == ("Question:", "</s>")
+        assert "stop" not in wire_format.body(TEXT)
+    sampling: Any = SGLANG.body(stopped)["sampling_params"]
+    assert sampling["stop"] == ("Question:", "</s>")
+
+
 def test_a_request_for_a_token_leaves_no_parameter_to_the_defaults_of_the_server() -> None:
     for call in (VLLM.encode(CHAT), VLLM.encode(TEXT), VLLM.score("toy", [1], [2])):
         assert NEUTRAL.items() <= call.body.items()

@@ -230,6 +230,15 @@ def test_a_turn_has_the_same_seed_in_each_round_if_the_case_has_one() -> None:
     assert set(seeds[2]) == {None}
 
 
+def test_an_answer_ends_at_the_texts_of_its_dataset() -> None:
+    wire = Wire(PIECES)
+    replay_wire(wire, dataclasses.replace(ONE_AT_A_TIME, dataset="gsm8k-5shot"))
+    assert [body["stop"][0] for body in wire.bodies] == ["Question:"] * len(builders.PROMPTS)
+    wire = Wire(PIECES)
+    replay_wire(wire, ONE_AT_A_TIME)
+    assert not any("stop" in body for body in wire.bodies)
+
+
 CONVERSATION = Prompt(id="talk", category="chat", turns=("One?", "Two?", "Three?"))
 
 

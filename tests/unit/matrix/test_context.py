@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from specreg.core.errors import DatasetError, ModelError, UnsupportedError
+from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
-from specreg.matrix.prompts import check_contexts, check_drafts, count_tokens
+from specreg.matrix.prompts import check_contexts, check_drafts, check_form, count_tokens
 from tests.unit import builders
 
 TINY = builders.ROOT / "fixtures/models/tiny/target"
@@ -184,3 +185,27 @@ def test_a_draft_is_not_checked_for_what_is_not_known_or_harmless(root: Path) ->
     on_vllm = builders.on_server(engine="vllm", draft="fixtures/head", max_model_len_tokens=2**20)
     without = builders.on_server(engine="sglang", method="none", draft=None)
     check_drafts(root, [missing, on_vllm, without])
+
+
+@pytest.mark.parametrize(
+    ("engine", "form", "words"),
+    [
+        ("tensorrt_llm", Form.CHAT, 'set form = "completions"'),
+        ("reference", Form.COMPLETIONS, "'reference' can't end at a text"),
+        ("triton", Form.COMPLETIONS, "'triton' can't end at a text"),
+    ],
+)
+def test_texts_to_continue_are_neither_a_chat_nor_for_an_engine_that_never_stops(
+    engine: str, form: Form, words: str
+) -> None:
+    server = builders.on_server(engine=engine, method="none", draft=None).server
+    continued = dataclasses.replace(builders.CASE, server=server, dataset="gsm8k-5shot", form=form)
+    prompts = [Prompt(id="one", category="math", turns=("Question: 1?\nAnswer:",))]
+    with pytest.raises(DatasetError, match=words):
+        check_form(continued, prompts)
+    fitting = dataclasses.replace(
+        continued,
+        form=Form.COMPLETIONS,
+        server=builders.on_server(engine="tensorrt_llm", method="none", draft=None).server,
+    )
+    check_form(fitting, prompts)
