@@ -137,6 +137,8 @@ def naming(*paths: Path) -> Iterator[None]:
         say(line, err=True)
     try:
         yield
+    except SpecregError:
+        raise
     except Exception as error:
         names = ", ".join(f"'{path}'" for path in paths)
         error.add_note(f"a bug in specreg, met with {names}; report it with this file")

@@ -230,7 +230,7 @@ _CAUSES = (
             # SGLang writes this about each of its ports.
             r"|\bat \d+ is not available in \d+ seconds"
         ),
-        advice="end the program that has it, or run again on another port",
+        advice="end the program that has it, or run again: another port is chosen",
         error=PortInUseError,
     ),
     KnownCause(
