@@ -11,6 +11,7 @@ nothing else.
 """
 
 import base64
+import contextlib
 import functools
 import json
 import os
@@ -85,10 +86,14 @@ _PASSWORD = re.compile(
 What the groups match stays in the text.
 """
 _PARAMETER = re.compile(r"([?&;#]([\w.-]{1,128})=)([^\s&#;\"'<>]+)")
+_ONE_PARAMETER = r"[\w-]{1,64}=(?:\"[^\"\n]{0,1024}\"|[^\s\"',;\\]{1,1024})"
+_PARAMETERS = rf"{_ONE_PARAMETER}(?:,\s{{0,8}}{_ONE_PARAMETER}){{0,32}}"
 _HEADER = re.compile(
     # JSON in a string of JSON has backslashes before its quotes.
     r"((?<![A-Za-z])(?:authorization|x-api-key)[\\\"']{0,4}\s{0,8}[:=]\s{0,8}[\\\"']{0,4}"
-    r"(?:(?:bearer|basic|digest|token)\s{1,8})?)([^\s\"',;\\]+)",
+    r"(?:(?:bearer|basic|digest|token)\s{1,8})?)"
+    # A signature comes among parameters: `Digest username="u", response="…"`.
+    rf"((?:[\w-]{{1,32}}\s{{1,8}})?{_PARAMETERS}|[^\s\"',;\\]+)",
     re.IGNORECASE,
 )
 _BEARER = re.compile(
@@ -184,7 +189,7 @@ def _secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -
     # Arguments after a flag whose name says so: `--api-key VALUE`.
     flag = ""
     for argument in arguments:
-        if argument.startswith("--"):
+        if argument.startswith("-"):
             flag = "" if "=" in argument else argument
         elif flag and is_secret(flag, argument):
             secrets.add(argument)
@@ -197,9 +202,11 @@ def _secrets_in(environment: Mapping[str, str], arguments: Sequence[str] = ()) -
     for text in (*values, *arguments):
         secrets.update(_marked_in(text))
         secrets.update(_assigned_in(text))
+        with contextlib.suppress(ValueError, RecursionError):
+            secrets.update(_named_in(json.loads(text)))
         # A value may be a command line, as in PYTEST_ADDOPTS or in `command` of a tier.
         words = _words_of(text)
-        if len(words) > 1 and "--" in text:
+        if len(words) > 1 and "-" in text:
             secrets.update(_secrets_in({}, words))
     return secrets
 
@@ -228,8 +235,11 @@ def _marked_in(text: str) -> Iterator[str]:
         if is_secret(name, value) and not _SETTING.fullmatch(value):
             yield value
             yield unquote(value)
-    for match in _BEARER.finditer(text):
-        yield match[2]
+    for expression in (_HEADER, _BEARER):
+        for match in expression.finditer(text):
+            value = _SCHEME.sub("", unquote(match[2]), count=1)
+            if not _SETTING.fullmatch(value):
+                yield value
 
 
 def _basic(credentials: str) -> str:
@@ -248,6 +258,18 @@ def _assigned_in(text: str) -> Iterator[str]:
         for secret in (value, _decoded(value)):
             if is_secret(name, secret):
                 yield secret
+
+
+def _named_in(value: object, name: str = "") -> Iterator[str]:
+    """Yield the secrets in a value of JSON, which has a name: `{"api_keys": ["…", "…"]}`."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _named_in(part, key)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _named_in(part, name)
+    elif isinstance(value, str) and is_secret(name, value):
+        yield value
 
 
 def _decoded(text: str) -> str:
@@ -305,8 +327,13 @@ def _parts_of(value: str) -> Iterator[str]:
 def _forms_of(secret: str) -> Iterator[str]:
     """Yield a secret as it is, and as JSON and URLs write it."""
     yield secret
+    if ":" in secret:
+        yield _basic(secret)
     for is_ascii in (True, False):
-        yield json.dumps(secret, ensure_ascii=is_ascii)[1:-1]
+        written = json.dumps(secret, ensure_ascii=is_ascii)[1:-1]
+        yield written
+        # Some programs escape the slash too.
+        yield written.replace("/", "\\/")
     for safe in _SAFE_IN_URLS:
         yield quote(secret, safe=safe, errors="surrogateescape")
         yield quote_plus(secret, safe=safe, errors="surrogateescape")

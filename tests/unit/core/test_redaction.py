@@ -72,6 +72,11 @@ def assert_hides(
         ({"SESSION_COOKIE": "id=planted-1"}, {"id=planted-1", "planted-1"}),
         ({"BLOB": "https://host/x?sv=12345678&sig=planted-1"}, {"planted-1"}),
         ({"SERVE": "vllm serve m --api-key 'planted-1' --port 12345678"}, {"planted-1"}),
+        ({"FETCH": "fetch -api-key planted-1 -port 12345678"}, {"planted-1"}),
+        (
+            {"SETTINGS": '{"api_keys": ["planted-1", "planted-2"], "names": ["anything"]}'},
+            {"planted-1", "planted-2"},
+        ),
     ],
 )
 def test_secrets_stand_in_variables_whose_names_say_so_and_in_urls(
@@ -150,6 +155,7 @@ def test_ordinary_variables_are_not_taken_for_secrets(name: str) -> None:
         (('--config={"auth": {"token": "planted-1"}}',), {"planted-1"}),
         (("--config", "{'x-api-key': 'planted-1', 'eos_token': '<|end|>'}"), {"planted-1"}),
         (("--url=http://host/v1?api_key=planted-1&max_tokens=12345678",), {"planted-1"}),
+        (("--header", "Authorization: Token planted-1"), {"planted-1"}),
         (("http://someone:plan@ted-1@host:8000",), {"plan@ted-1"}),
         (("http://someone:plan/ted-1@host:8000",), {"plan/ted-1"}),
         (("http://host:8000/some@long-path",), set()),
@@ -192,6 +198,19 @@ def test_the_basic_authorization_of_a_url_is_hidden(monkeypatch: pytest.MonkeyPa
     assert hide(f"sent {encoded} to it") == f"sent {HIDDEN} to it"
 
 
+def test_a_user_with_a_password_is_hidden_as_basic_authorization_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PROXY_AUTH", "ada:planted-1")
+    encoded = base64.b64encode(b"ada:planted-1").decode()
+    assert hide(f"sent {encoded} to it") == f"sent {HIDDEN} to it"
+
+
+def test_a_secret_is_hidden_in_json_that_escapes_slashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTED_PASSWORD", "plan/ted-1")
+    assert hide('{"a":"plan\\/ted-1"}') == f'{{"a":"{HIDDEN}"}}'
+
+
 def test_a_value_that_is_short_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHE_KEY", "seven77")
     monkeypatch.setenv("OTHER_KEY", "eight888")
@@ -226,6 +245,14 @@ def test_a_secret_of_several_lines_is_hidden_line_by_line(monkeypatch: pytest.Mo
             f'{{\\"Authorization\\": \\"Basic {HIDDEN}\\"}}',
         ),
         ("X-Api-Key: planted", f"X-Api-Key: {HIDDEN}"),
+        (
+            'Authorization: Digest username="me", response="planted", said',
+            f"Authorization: Digest {HIDDEN}, said",
+        ),
+        (
+            "Authorization: AWS4-HMAC-SHA256 Credential=me/x, SignedHeaders=h, Signature=planted",
+            f"Authorization: {HIDDEN}",
+        ),
     ],
 )
 def test_a_password_in_a_url_is_hidden_though_nobody_knows_it(text: str, hidden: str) -> None:
