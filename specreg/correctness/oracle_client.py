@@ -8,6 +8,7 @@ reference engine.
 """
 
 import functools
+import itertools
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -24,34 +25,28 @@ from specreg.load.token_client import complete
 from specreg.matrix.case import Case
 from specreg.servers.provision import engine_environment
 
-_UNSEEN_TOKENS: Mapping[tuple[str, str], int] = {
-    ("reference", "draft_model"): 0,
-    ("reference", "ngram"): 0,
-    # SGLang shifts the draft model's input by one, as for EAGLE, so it never sees the first token.
-    ("sglang", "draft_model"): 1,
-    ("sglang", "draft_model_tree"): 1,
-    ("sglang", "eagle"): 0,
-    ("sglang", "eagle3"): 0,
-    ("sglang", "eagle_tree"): 0,
-    ("sglang", "eagle3_tree"): 0,
-    ("sglang", "mtp"): 0,
-    ("vllm", "ngram"): 0,
-    ("vllm", "draft_model"): 0,
-    ("vllm", "draft_model_tli"): 0,
-    ("vllm", "pard"): 0,
-    ("vllm", "eagle"): 0,
-    ("vllm", "eagle3"): 0,
-    ("vllm", "p_eagle"): 0,
-    ("vllm", "medusa"): 0,
-    ("vllm", "mtp"): 0,
-    ("vllm", "dflash"): 0,
+_COMPARED: Mapping[str, Sequence[str]] = {
+    "reference": ("draft_model", "ngram"),
+    "sglang": (
+        *("draft_model", "draft_model_tree", "eagle", "eagle_tree", "eagle3", "eagle3_tree"),
+        "mtp",
+    ),
+    "vllm": (
+        *("ngram", "draft_model", "draft_model_tli", "pard", "eagle", "eagle3", "p_eagle"),
+        *("medusa", "mtp", "dflash"),
+    ),
 }
-"""The number of first tokens of a text that the drafter doesn't see, by engine and method.
+"""The methods of each engine whose steps were compared with those of the running engine.
 
-Only pairs whose steps were compared with those of the running engine are listed. Among the rest,
-SGLang's lookup learns from earlier answers, TensorRT-LLM's lookup follows another rule, and the
-drafts of TensorRT-LLM's models have never been observed.
+Among the rest, SGLang's lookup learns from earlier answers, TensorRT-LLM's lookup follows another
+rule, and the drafts of TensorRT-LLM's models have never been observed.
 """
+_UNSEEN_TOKENS = {("sglang", "draft_model"): 1, ("sglang", "draft_model_tree"): 1}
+"""The number of first tokens of a text that a drafter doesn't see; 0 for all others. SGLang shifts
+the draft model's input by one, as for EAGLE."""
+_NORMED = {("sglang", "mtp")}
+"""The MTP layers that get the target's hidden state after the final norm. vLLM's layer gets it
+before, and applies the norm only when it predicts."""
 _KEYS_WITHOUT_EFFECT = {"rejection_sample_method"}
 """The further settings of speculation that don't change greedy drafts."""
 _SPECREG_PARENT = str(Path(__file__).parents[2])
@@ -59,6 +54,8 @@ _SPECREG_PARENT = str(Path(__file__).parents[2])
 _MAX_LOG_LINES = 15
 """How many of the last lines of the oracle's log an error quotes."""
 
+LookUp = Callable[[Sequence[int], int], Sequence[int]]
+"""Takes the ids of a text and k. Returns at most k drafts for the tokens after the text."""
 PredictDrafts = Callable[[Question], OracleAnswer]
 """Runs the models on texts, and returns how many drafts a step at each token would accept."""
 DraftsAt = Callable[[int], tuple[int, int]]
@@ -91,43 +88,29 @@ def walk(drafts_at: DraftsAt, text: Text, width: int) -> StepCounts:
     return counts
 
 
-def drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tuple[int, int]:
+def drafts_of_lookup(
+    look_up: LookUp, text: Sequence[int], draft_tokens: int, index: int
+) -> tuple[int, int]:
     """Return how many tokens a step of n-gram lookup drafts and accepts, see `DraftsAt`.
 
     Args:
+        look_up: The rule by which the engine looks up drafts.
         text: The ids of the prompt, of the answer and of one further step.
         draft_tokens: The largest number of tokens to draft, k.
         index: The index of the token at which the step begins.
     """
-    drafts = propose(text[:index], draft_tokens)
-    return len(drafts), _accepted(drafts, text[index:])
-
-
-def _accepted(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return how many drafts are accepted: those up to the first one that differs from the text."""
-    accepted = 0
-    for draft, token in zip(drafts, tokens, strict=False):
-        if draft != token:
-            break
-        accepted += 1
-    return accepted
-
-
-def padded_drafts_of_lookup(text: Sequence[int], draft_tokens: int, index: int) -> tuple[int, int]:
-    """Return how many tokens a step of n-gram lookup drafts and accepts in vLLM's model runner V2.
-
-    The arguments are those of `drafts_of_lookup`.
-    """
-    # That runner pads each step to k drafts, and counts the padding as drafts.
-    drafts = propose_padded(text[:index], draft_tokens)
-    return draft_tokens, _accepted(drafts, text[index:])
+    drafts = look_up(text[:index], draft_tokens)
+    # A draft is accepted if it and all drafts before it are equal to the text.
+    is_equal = map(int.__eq__, drafts, text[index:])
+    return len(drafts), sum(itertools.takewhile(bool, is_equal))
 
 
 def has_oracle(case: Case) -> bool:
     """Return whether the oracle can recompute the drafts of a case's engine."""
+    engine, method = _drafter(case)
     further_keys = {key for key, _ in case.server.speculation}
     # Any other key may change what is drafted in a way that the oracle doesn't imitate.
-    return _drafter(case) in _UNSEEN_TOKENS and further_keys <= _KEYS_WITHOUT_EFFECT
+    return method in _COMPARED.get(engine, ()) and further_keys <= _KEYS_WITHOUT_EFFECT
 
 
 def walk_answers(
@@ -178,6 +161,7 @@ def walk_answers(
             output_tokens=len(answer.output),
         )
         texts.append(text)
+
     # Run the models on these texts.
     target, draft = models
     branches = 0
@@ -192,23 +176,23 @@ def walk_answers(
         branches=branches,
         drafted_tokens=spec.drafted_tokens,
         dtype=spec.dtype,
-        unseen_tokens=_UNSEEN_TOKENS[drafter],
-        # SGLang's MTP layer gets the target's hidden state after the final norm. vLLM's layer gets
-        # it before, and applies the norm only when it predicts.
-        normed=drafter == ("sglang", "mtp"),
+        unseen_tokens=_UNSEEN_TOKENS.get(drafter, 0),
+        normed=drafter in _NORMED,
         texts=tuple(texts),
     )
     predicted = predict_drafts(question)
+
     # Count the steps. The drafts of n-gram lookup follow from the text alone.
-    lookup = drafts_of_lookup
+    look_up: LookUp = propose
     engine = engine_named(spec.engine)
     if engine.drafts_every_step("ngram", spec.model_runner or ""):
-        lookup = padded_drafts_of_lookup
+        # vLLM's model runner V2 pads each step to k drafts, and counts the padding as drafts.
+        look_up = propose_padded
 
     def steps_of(text: Text, accepted: Sequence[int]) -> StepCounts:
         """Count the steps of an answer, given the accepted drafts at each token of its text."""
         if spec.method == "ngram":
-            drafts_at = functools.partial(lookup, text.ids, spec.draft_tokens)
+            drafts_at = functools.partial(drafts_of_lookup, look_up, text.ids, spec.draft_tokens)
             return walk(drafts_at, text, spec.draft_tokens)
         return walk(lambda index: (spec.drafted_tokens, accepted[index]), text, spec.draft_tokens)
 

@@ -21,7 +21,7 @@ from specreg.engines.pytorch.decoding import Models, decode, load_models
 from specreg.engines.pytorch.heads import Layer, ObservedTarget
 from specreg.engines.pytorch.models import load_model
 from specreg.engines.pytorch.options import parse_options
-from specreg.engines.pytorch.oracle import answer_question, load_head
+from specreg.engines.pytorch.oracle import METHODS, answer_question
 from specreg.engines.pytorch.question import OracleAnswer, Question, Text
 from specreg.engines.pytorch.requests import Job
 
@@ -132,7 +132,7 @@ class Oracle(unittest.TestCase):
             question = ask(method, "float32", HEADS.get(method, ""), target)
             question = msgspec.structs.replace(question, normed=normed)
             model = load_model(question.target, "float32", "cpu")
-            head = load_head(question, model)
+            head = METHODS[method].load(question, model)
             embed = model.model.embed_tokens
             observed = ObservedTarget(model, head.layers_read or (model.config.num_hidden_layers,))
             accepted = answer_question(question, "cpu").accepted[0]
@@ -167,7 +167,7 @@ class Oracle(unittest.TestCase):
         places = range(2, len(text.ids) - DRAFT_TOKENS + 1)
         draft = load_model(PARALLEL["pard"], "float32", "cpu")
         head_question = ask("p_eagle", "float32", PARALLEL["p_eagle"])
-        head = load_head(head_question, target().target)
+        head = METHODS["p_eagle"].load(head_question, target().target)
         read_anew(head.midlayer)
         observed = ObservedTarget(target().target, head.layers_read)
         with torch.inference_mode():
@@ -255,7 +255,8 @@ class Oracle(unittest.TestCase):
 
     def test_a_head_computes_where_its_target_is(self) -> None:
         """On torch's device without memory, which no other device's tensors can be mixed with."""
-        head = load_head(ask("eagle3", "float32"), target().target).to("meta", torch.bfloat16)
+        loaded = METHODS["eagle3"].load(ask("eagle3", "float32"), target().target)
+        head = loaded.to("meta", torch.bfloat16)
         residuals, embeddings = (
             torch.empty((1, tokens, channels), device="meta", dtype=torch.bfloat16)
             for tokens, channels in ((5, head.fc.in_features), (7, head.fc.out_features))

@@ -8,21 +8,21 @@ that can be accepted. Trees are drafted step by step, because their branches are
 The oracle runs in the environment of the reference engine.
 """
 
-import itertools
+import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from specreg.core.errors import ModelError, SpecregError
-from specreg.engines.pytorch import heads
-from specreg.engines.pytorch.heads import Head, LayerConfig, MedusaConfig
+from specreg.engines.pytorch import head_files, heads
+from specreg.engines.pytorch.head_files import Build, Config, load_head
 from specreg.engines.pytorch.models import (
     Model,
     check_context,
@@ -41,11 +41,23 @@ drafter's logits for the next token, `[rows, V]`, where V is the size of the voc
 Read = Callable[[Text, Tensor], tuple[Tensor, tuple[int, ...]]]
 """Takes a text and its ids, `[1, tokens]`. Returns the target's logits, `[1, tokens, V]`, and the
 number of right drafts of a step that begins at each position."""
+Drafter = Any
+"""A draft model of transformers, a head, or None if the method drafts without a model."""
 
-_HEADS = frozenset({"eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash"})
-_DRAFT_MODELS = frozenset({"draft_model", "pard"})
-_ERROR_CHARACTERS = 200
-"""The length to which torch's message about tensors that don't fit is cut. It names them all."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How the oracle computes the drafts of a method, with or without a tree.
+
+    Attributes:
+        load: loads the drafter of a question, given the target.
+        reader: returns a function that reads texts with the target and the drafter.
+        has_target_tokenizer: True if the draft is a model whose tokenizer must be the target's.
+    """
+
+    load: Callable[[Question, Model], Drafter]
+    reader: Callable[[Drafter, Question, Model], Read]
+    has_target_tokenizer: bool = False
 
 
 def answer_question(question: Question, device: str) -> OracleAnswer:
@@ -61,24 +73,16 @@ def answer_question(question: Question, device: str) -> OracleAnswer:
         UnsupportedError: A model's cache can't be rolled back.
     """
     # Check and load the models.
+    method = METHODS[question.method.removesuffix("_tree")]
     max_tokens = max(len(text.ids) for text in question.texts)
-    method = question.method.removesuffix("_tree")
     draft = None
-    if method in _DRAFT_MODELS:
-        # A head has the target's tokenizer, so only a draft model's tokenizer is compared with it.
+    if method.has_target_tokenizer:
         draft = question.draft
     check_models(question.target, draft, max_tokens)
     target = load_model(question.target, question.dtype, device)
-    if method == "draft_model":
-        read = _draft_model_reader(question, target)
-    elif method == "draft_model_tli":
-        read = _other_vocabulary_reader(question, target)
-    elif method == "pard":
-        read = _parallel_model_reader(question, target)
-    elif method in _HEADS:
-        read = _head_reader(question, target)
-    else:
-        read = _target_reader(target)
+    drafter = method.load(question, target)
+    read = method.reader(drafter, question, target)
+
     # Read the texts.
     accepted = []
     gaps_nats = []
@@ -110,24 +114,31 @@ def _gap_nats(logits: Tensor, text: Text) -> float:
     return float(gaps.max())
 
 
-def _target_reader(target: Model) -> Read:
-    """Return a function that reads a text with the target alone."""
-
-    def read(text: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        del text
-        return target(input_ids=ids).logits, ()
-
-    return read
+def load_nothing(_: Question, __: Model) -> None:
+    """Return None: the method has no model, because its drafts follow from the text alone."""
 
 
-def _draft_model_reader(question: Question, target: Model) -> Read:
-    """Return a function that reads a text with the target and a draft model.
+def load_draft(question: Question, target: Model) -> Model:
+    """Load a draft model to the target's device.
 
     Raises:
         ModelError: The draft can't be loaded.
         UnsupportedError: Its cache can't be rolled back.
     """
-    draft = load_model(question.draft, question.dtype, str(target.device))
+    return load_model(question.draft, question.dtype, str(target.device))
+
+
+def target_reader(_: None, __: Question, target: Model) -> Read:
+    """Return a function that reads a text with the target alone."""
+
+    def read(_: Text, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        return target(input_ids=ids).logits, ()
+
+    return read
+
+
+def model_reader(draft: Model, question: Question, target: Model) -> Read:
+    """Return a function that reads a text with the target and a draft model."""
     first = question.unseen_tokens
 
     def draft_next(ids: Tensor, drafts: int) -> Tensor:
@@ -138,27 +149,18 @@ def _draft_model_reader(question: Question, target: Model) -> Read:
         logits = target(input_ids=ids).logits
         if question.branches:
             return logits, _walk_trees(draft_next, ids, text, question)
-        # After a token the model always drafts the same next token, in whichever step that is.
         choices = draft(input_ids=ids[:, first:]).logits.argmax(-1)
-        is_right = choices[0, :-1] == ids[0, first + 1 :]
-        # Nothing is drafted for the tokens that the draft model never reads, and nothing for the
-        # first token that it reads.
-        hits = [False] * (first + 1)
-        hits += is_right.tolist()
-        return logits, _accepted_by_position(hits, question.draft_tokens)
+        return logits, _accepted_of_chain(choices[0], ids[0], question.draft_tokens)
 
     return read
 
 
-def _other_vocabulary_reader(question: Question, target: Model) -> Read:
+def other_vocabulary_reader(draft: Model, question: Question, target: Model) -> Read:
     """Return a function that reads a text with the target and a draft of another vocabulary.
 
     Raises:
-        ModelError: The draft can't be loaded, can't read the texts, or shares no tokens with the
-            target.
-        UnsupportedError: Its cache can't be rolled back.
+        ModelError: The draft can't read the texts, or shares no tokens with the target.
     """
-    draft = load_model(question.draft, question.dtype, str(target.device))
     longest_tokens = max(len(text.ids) for text in question.texts)
     check_context(question.draft, draft.config, longest_tokens)
     sizes = (target.config.vocab_size, draft.config.vocab_size)
@@ -169,23 +171,18 @@ def _other_vocabulary_reader(question: Question, target: Model) -> Read:
         logits = target(input_ids=ids).logits
         draft_ids = shared.draft_ids.to(ids.device)[ids]
         choices = shared.choose(draft(input_ids=draft_ids).logits)
-        is_right = choices[0, :-1] == ids[0, 1:]
-        hits = [False, *is_right.tolist()]
-        return logits, _accepted_by_position(hits, question.draft_tokens)
+        return logits, _accepted_of_chain(choices[0], ids[0], question.draft_tokens)
 
     return read
 
 
-def _parallel_model_reader(question: Question, target: Model) -> Read:
+def parallel_reader(draft: Model, question: Question, target: Model) -> Read:
     """Return a function that reads a text with the target and PARD's draft model.
 
     Raises:
-        ModelError: The draft can't be loaded, or has no mask.
-        UnsupportedError: Its cache can't be rolled back.
+        ModelError: The draft has no mask.
     """
-    draft = load_model(question.draft, question.dtype, str(target.device))
     mask_id = getattr(draft.config, "pard_token", None)
-
     # In Python a boolean is an integer too.
     is_id = isinstance(mask_id, int) and not isinstance(mask_id, bool)
     if mask_id is None or not is_id or not 0 <= mask_id < draft.config.vocab_size:
@@ -196,26 +193,15 @@ def _parallel_model_reader(question: Question, target: Model) -> Read:
         logits = target(input_ids=ids).logits
         anchors = ids.shape[1] - question.draft_tokens
         drafts = draft_in_parallel(draft, ids[:, :anchors], question.draft_tokens, mask_id)
-        hits = []
-        for depth, draft_logits in enumerate(drafts):
-            choices = draft_logits[0].argmax(-1)
-            first = 1 + depth
-            is_right = choices == ids[0, first : first + anchors]
-            hits.append(is_right.tolist())
+        choices = [draft_logits[0].argmax(-1) for draft_logits in drafts]
         # The anchor of a step is the token before the position at which the step begins.
-        accepted = map(_accepted_drafts, zip(*hits, strict=True))
-        return logits, (0, *accepted)
+        return logits, _accepted(choices, ids[0], 1)
 
     return read
 
 
-def _head_reader(question: Question, target: Model) -> Read:
-    """Return a function that reads a text with the target and a head.
-
-    Raises:
-        ModelError: The head can't be loaded, or isn't this target's.
-    """
-    head = load_head(question, target)
+def head_reader(head: heads.Head, question: Question, target: Model) -> Read:
+    """Return a function that reads a text with the target and a head."""
     output = torch.nn.Identity() if head.has_output else target.lm_head
     layers_read = head.layers_read or (target.config.num_hidden_layers,)
     observed = heads.ObservedTarget(target, layers_read)
@@ -234,43 +220,48 @@ def _head_reader(question: Question, target: Model) -> Read:
 
         if question.branches:
             return logits, _walk_trees(draft_next, ids, text, question)
+
         # The last anchors are left out, because the text ends before their drafts do.
         anchors = ids.shape[1] - question.draft_tokens - 1
-        anchor_states = hidden[:, :anchors]
-        next_embeddings = embeddings[:, 1:]
-        drafted_states = head.unroll(anchor_states, next_embeddings, question.draft_tokens)
+        drafted_states = head.unroll(hidden[:, :anchors], embeddings[:, 1:], question.draft_tokens)
+        choices = [output(states)[0].argmax(-1) for states in drafted_states]
         # The anchor of a step is two positions before the one at which the step begins, because a
         # head makes the first draft from the anchor's state and the token after the anchor.
-        hits = []
-        for depth, states in enumerate(drafted_states):
-            drafts = output(states)[0].argmax(-1)
-            first = 2 + depth
-            is_right = drafts == ids[0, first : first + anchors]
-            hits.append(is_right.tolist())
-        accepted = map(_accepted_drafts, zip(*hits, strict=True))
-        return logits, (0, 0, *accepted)
+        return logits, _accepted(choices, ids[0], 2)
 
     return read
 
 
-def _accepted_drafts(hits: Sequence[bool]) -> int:
-    """Return the number of accepted drafts of a step: all before the first that isn't right."""
-    return sum(itertools.takewhile(bool, hits))
-
-
-def _accepted_by_position(hits: Sequence[bool], draft_tokens: int) -> tuple[int, ...]:
-    """Return the number of accepted drafts of a step that begins at each position.
+def _accepted(choices: Sequence[Tensor], ids: Tensor, first: int) -> tuple[int, ...]:
+    """Return the number of accepted drafts of a step that begins at each position of a text.
 
     Args:
-        hits: For each position of the text, whether the draft for it is right, in whichever step it
-            is drafted.
+        choices: For each drafted token of a step, the drafts of the steps at all positions,
+            `[positions]`.
+        ids: The text, `[tokens]`.
+        first: The position at which the first of these steps begins. No step begins before it.
+    """
+    hits = []
+    for depth, drafts in enumerate(choices, first):
+        hits.append(drafts == ids[depth : depth + len(drafts)])
+    # A draft is accepted if it and all drafts before it are right.
+    accepted = torch.stack(hits).int().cumprod(0).sum(0)
+    return (*[0] * first, *accepted.tolist())
+
+
+def _accepted_of_chain(choices: Tensor, ids: Tensor, draft_tokens: int) -> tuple[int, ...]:
+    """Return the accepted drafts by position, of a model that always drafts one token at a time.
+
+    Args:
+        choices: What the model drafts after each token of the text that it sees, `[seen tokens]`.
+            It is the same in whichever step the token is drafted.
+        ids: The text, `[tokens]`.
         draft_tokens: The number of tokens that a step drafts.
     """
-    accepted = []
-    for start in range(len(hits)):
-        hits_of_step = hits[start : start + draft_tokens]
-        accepted.append(_accepted_drafts(hits_of_step))
-    return tuple(accepted)
+    # The last positions are left out, because the text ends before their drafts do.
+    windows = choices[:-1].unfold(0, draft_tokens, 1)
+    unseen_tokens = len(ids) - len(choices)
+    return _accepted(windows.unbind(1), ids, unseen_tokens + 1)
 
 
 def _walk_trees(
@@ -333,128 +324,27 @@ def _draft_tree(
     return {node for _, node in best_candidates}
 
 
-def load_head(question: Question, target: Model) -> Head:
-    """Load the head of a target from its folder, to the target's device and number format.
-
-    Raises:
-        ModelError: It isn't there, isn't built as the heads of `heads.py`, or isn't this target's.
-    """
-    name = question.draft or question.target
-    config, weights = _load_checkpoint(name, question, target)
-    head = _build_head(name, question, target, config, weights)
-    # The tensors may have other names in a checkpoint than in the module.
-    module_names = {head.checkpoint_name(name): name for name in head.state_dict()}
-    renamed = {module_names.get(key, key): tensor for key, tensor in weights.items()}
-    try:
-        head.load_state_dict(renamed)
-    except RuntimeError as error:
-        fault = "its tensors don't fit a head of this target with a key head for each query head:"
-        details = " ".join(str(error).split())[:_ERROR_CHARACTERS]
-        raise _misfit(name, f"{fault} {details}") from error
-    head.to(target.device, target.dtype).eval()
-    return head
+def _head_method(config_type: type[Config], build: Build[Config]) -> Method:
+    """Return the method of a head with such a `config.json`, which a function builds."""
+    return Method(load=functools.partial(load_head, config_type, build), reader=head_reader)
 
 
-def _build_head(
-    name: str,
-    question: Question,
-    target: Model,
-    config: LayerConfig | MedusaConfig,
-    weights: dict[str, Tensor],
-) -> Head:
-    """Build a head without its weights, and drop the file's weights that the head doesn't have.
-
-    Raises:
-        ModelError: It isn't this target's, or isn't built as the heads of `heads.py`.
-    """
-    layers = target.config.num_hidden_layers
-    if isinstance(config, heads.Eagle3Config):
-        return _build_eagle3_head(name, config, target)
-    if isinstance(config, MedusaConfig):
-        # The heads use the target's output matrix, so a head trained with another one can't run.
-        target_output = target.lm_head.weight.cpu()
-        output = weights.pop(heads.MEDUSA_OUTPUT, None)
-        if output is None or not torch.equal(output.to(target_output.dtype), target_output):
-            raise _misfit(name, "its output matrix isn't the target's")
-        return heads.MedusaHead(config.hidden_size, config.num_heads)
-    if isinstance(config, heads.DFlashConfig):
-        block = config.dflash_config
-        if max(block.target_layer_ids) >= layers or block.mask_token_id >= config.vocab_size:
-            raise _misfit(name, "the target doesn't have its mask or the layers that it reads")
-        return heads.DFlashHead(config, target.model.embed_tokens.weight)
-    if question.method == "mtp":
-        # The layer is in the target's own file, beside the target's weights.
-        targets_keys = [key for key in weights if not key.startswith(heads.MTP_LAYER)]
-        for key in targets_keys:
-            del weights[key]
-        return heads.MtpHead(config)
-    if "fc.bias" in weights and not weights["fc.bias"].any():
-        # SGLang's class has a bias, which is random if a file has none. So a file may have zeros.
-        del weights["fc.bias"]
-    return heads.EagleHead(config)
-
-
-def _build_eagle3_head(name: str, config: heads.Eagle3Config, target: Model) -> Head:
-    """Build an EAGLE-3 head that drafts one token after another, or all of a step at once.
-
-    Raises:
-        ModelError: It isn't this target's, or isn't built as the heads of `heads.py`.
-    """
-    if max(config.eagle_aux_hidden_state_layer_ids) > target.config.num_hidden_layers:
-        raise _misfit(name, "it reads layers that the target doesn't have")
-    if config.norm_before_residual:
-        raise _misfit(name, "it has norm_before_residual, which the oracle doesn't compute")
-    if not isinstance(config, heads.ParallelEagle3Config):
-        return heads.Eagle3Head(config)
-    if not 0 <= config.ptd_token_id < config.vocab_size:
-        raise _misfit(name, "its mask isn't among the target's tokens (ptd_token_id)")
-    return heads.ParallelEagle3Head(config, target.model.embed_tokens.weight)
-
-
-def _load_checkpoint(
-    name: str, question: Question, target: Model
-) -> tuple[LayerConfig | MedusaConfig, dict[str, Tensor]]:
-    """Load the configuration and the tensors of a head's folder.
-
-    Raises:
-        ModelError: The folder can't be read, the sizes aren't the target's, or the context is too
-            small for the texts.
-    """
-    configs: dict[str, type[LayerConfig | MedusaConfig]] = {
-        "eagle3": heads.Eagle3Config,
-        "p_eagle": heads.ParallelEagle3Config,
-        "medusa": MedusaConfig,
-        "dflash": heads.DFlashConfig,
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "none": Method(load=load_nothing, reader=target_reader),
+        "ngram": Method(load=load_nothing, reader=target_reader),
+        "draft_model": Method(load=load_draft, reader=model_reader, has_target_tokenizer=True),
+        "draft_model_tli": Method(load=load_draft, reader=other_vocabulary_reader),
+        "pard": Method(load=load_draft, reader=parallel_reader, has_target_tokenizer=True),
+        "eagle": _head_method(heads.LayerConfig, head_files.build_eagle),
+        "eagle3": _head_method(heads.Eagle3Config, head_files.build_eagle3),
+        "p_eagle": _head_method(heads.ParallelEagle3Config, head_files.build_p_eagle),
+        "medusa": _head_method(heads.MedusaConfig, head_files.build_medusa),
+        "mtp": _head_method(heads.LayerConfig, head_files.build_mtp),
+        "dflash": _head_method(heads.DFlashConfig, head_files.build_dflash),
     }
-    method = question.method.removesuffix("_tree")
-    kind = configs.get(method, LayerConfig)
-    folder = Path(name)
-    try:
-        raw_config = (folder / "config.json").read_bytes()
-        config = msgspec.json.decode(raw_config, type=kind)
-        weights = load_file(folder / "model.safetensors")
-    except (OSError, msgspec.DecodeError, SafetensorError) as error:
-        message = (
-            f"head '{name}': can't be read by the oracle, {error}; choose a folder like those of"
-            " fixtures/models/tiny, or run without the oracle"
-        )
-        raise ModelError(message) from error
-    # A head multiplies the target's states, so it only works with a target of its own sizes.
-    target_config = target.config.get_text_config(decoder=True)
-    sizes = (config.hidden_size, config.vocab_size)
-    target_sizes = (target_config.hidden_size, target_config.vocab_size)
-    if sizes != target_sizes:
-        fault = f"its hidden and vocabulary sizes, {sizes}, aren't the target's, {target_sizes}"
-        raise _misfit(name, fault)
-    longest_tokens = max(len(text.ids) for text in question.texts)
-    check_context(name, config, longest_tokens)
-    return config, weights
-
-
-def _misfit(name: str, fault: str) -> ModelError:
-    """Return the error of a head that isn't this target's."""
-    advice = "choose a head of this target, or run without the oracle"
-    return ModelError(f"head '{name}': {fault}; {advice}")
+)
+"""The methods by name, without those of trees."""
 
 
 def main() -> None:

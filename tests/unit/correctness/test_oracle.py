@@ -14,15 +14,10 @@ from hypothesis import strategies as st
 
 from specreg.acceptance.record import NO_STEPS, StepCounts
 from specreg.core.errors import ModelError
-from specreg.correctness.oracle_client import (
-    drafts_of_lookup,
-    has_oracle,
-    padded_drafts_of_lookup,
-    predict_drafts,
-    walk,
-)
+from specreg.correctness.oracle_client import drafts_of_lookup, has_oracle, predict_drafts, walk
 from specreg.engines.methods import METHODS
 from specreg.engines.pytorch.question import OracleAnswer, Question, Text
+from specreg.engines.pytorch.speculation import propose, propose_padded
 from specreg.engines.registry import ENGINES, engine_named
 from tests.unit import builders
 
@@ -51,7 +46,7 @@ def test_a_step_that_drafts_nothing_emits_one_token_and_is_not_counted() -> None
 def test_lookup_drafts_what_followed_before(
     ids: tuple[int, ...], position: int, drafted: tuple[int, int]
 ) -> None:
-    assert drafts_of_lookup(ids, 3, position) == drafted
+    assert drafts_of_lookup(propose, ids, 3, position) == drafted
 
 
 def said_by(rule: list[int], text: list[int]) -> int:
@@ -157,8 +152,8 @@ def test_the_walk_knows_both_rules_by_which_vllm_counts_lookup() -> None:
     """The answer 8 1 2 7 to 1 2 7: three steps, of which V1 counts the one that finds 1 2."""
     ids = (1, 2, 7, 8, 1, 2, 7, 3, 3, 3)
     answer = Text(ids=ids, prompt_tokens=3, output_tokens=4)
-    by_v1 = walk(lambda index: drafts_of_lookup(ids, 3, index), answer, 3)
-    by_v2 = walk(lambda index: padded_drafts_of_lookup(ids, 3, index), answer, 3)
+    by_v1 = walk(lambda index: drafts_of_lookup(propose, ids, 3, index), answer, 3)
+    by_v2 = walk(lambda index: drafts_of_lookup(propose_padded, ids, 3, index), answer, 3)
     assert (by_v1.steps, by_v1.accepted, by_v1.proposed) == (1, 1, 3)
     assert (by_v2.steps, by_v2.accepted, by_v2.proposed) == (3, 1, 9)
 
