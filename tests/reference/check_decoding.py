@@ -23,7 +23,7 @@ from specreg.engines.pytorch.models import num_parameters
 from specreg.engines.pytorch.options import parse_options
 from specreg.engines.pytorch.reader import Reader
 from specreg.engines.pytorch.requests import ChatBody, DecodedStep, Job, build_job
-from specreg.engines.pytorch.speculation import Floats, NGramStore
+from specreg.engines.pytorch.speculation import Floats, NGramStore, Sampling
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "fixtures/models/tiny"
@@ -257,7 +257,7 @@ class Decoding(unittest.TestCase):
         for method in ("none", *METHODS):
             models = loaded(method)
             jobs = [
-                dataclasses.replace(job, temperature=1.0, seed=seed)
+                dataclasses.replace(job, sampling=Sampling(temperature=1.0), seed=seed)
                 for seed, job in enumerate(JOBS[:6])
             ]
             assert answers(models, jobs, 6) == answers(models, jobs)
@@ -268,7 +268,8 @@ class Decoding(unittest.TestCase):
 
     def test_they_are_the_targets_at_each_place(self) -> None:
         for method, temperature in itertools.product(("none", "draft_model"), (0.0, 1.0)):
-            job = dataclasses.replace(JOBS[1], top_logprobs=3, temperature=temperature, seed=3)
+            sampling = Sampling(temperature=temperature)
+            job = dataclasses.replace(JOBS[1], top_logprobs=3, sampling=sampling, seed=3)
             (answer,) = answers(loaded(method), [job])
             logprobs = [row for step in answer for row in step.logprobs]
             logits = torch.tensor(whole_logits([*job.prompt, *ids_of(answer)]))

@@ -200,7 +200,7 @@ class ModelDrafter(Drafter):
                 if depth >= limits[index]:
                     continue
                 next_logits = logits[index][-1]
-                if row.job.temperature == 0:
+                if row.job.sampling.temperature == 0:
                     drafted[index].append(int(next_logits.argmax()))
                 else:
                     q = row.job.sampling.distributions(next_logits)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from specreg.core.errors import ServerRefusedError
-from specreg.engines.pytorch.speculation import Sampling
+from specreg.engines.pytorch.speculation import GREEDY, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,7 @@ class Job:
     Attributes:
         prompt: token ids, at least one.
         output_cap_tokens: the most tokens of the answer.
-        temperature: 0 is greedy.
-        top_p: only the likeliest tokens that have this probability together are drawn, 0..1.
-        top_k: only this many of the likeliest tokens are drawn; None for all.
+        sampling: how its tokens are drawn; greedily by default.
         seed: the seed of the random numbers; None for another seed each time.
         ignore_eos: True to go on after a token that ends a text.
         top_logprobs: the number of likeliest tokens to report for each delivered token; None for no
@@ -31,17 +29,10 @@ class Job:
 
     prompt: Sequence[int]
     output_cap_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int | None = None
+    sampling: Sampling = GREEDY
     seed: int | None = None
     ignore_eos: bool = False
     top_logprobs: int | None = None
-
-    @property
-    def sampling(self) -> Sampling:
-        """How its tokens are drawn."""
-        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +162,7 @@ def build_job(body: Body, tokenizer: Tokenizer, context_tokens: int) -> Job:
     return Job(
         prompt=prompt,
         output_cap_tokens=cap_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
+        sampling=Sampling(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
         seed=body.seed,
         ignore_eos=body.ignore_eos,
         top_logprobs=top_logprobs,

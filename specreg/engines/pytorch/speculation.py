@@ -204,6 +204,9 @@ class Sampling:
         return cut
 
 
+GREEDY = Sampling()
+
+
 def verify(
     draft: Draft, logits: Floats, sampling: Sampling, random: np.random.Generator
 ) -> Verified:
