@@ -40,7 +40,7 @@ _PLAIN_PATTERN = (
     # No control characters, no spaces but the usual one, and nothing that is invisible, turns the
     # direction of writing, is half a surrogate pair, or has no character.
     r"[^\x00-\x1f\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u1680\u180e\u2000-\u200f"
-    r"\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff0-\uffff]*$(?!\n)"
+    r"\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff0-\ufffb\ufffe\uffff]*$(?!\n)"
 )
 """A text of one line that can be shown as it is. `$` alone would accept a newline at the end."""
 Label = Annotated[str, msgspec.Meta(pattern=_PLAIN_PATTERN)]

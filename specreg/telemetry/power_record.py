@@ -52,6 +52,8 @@ _USUAL_PERCENTILE = 80
 most of the time, and a glitch in one of five readings doesn't change it."""
 _LEAST_OF_USUAL = 1 / 50
 """How much of its usual power a device draws at least, even at rest between two requests."""
+_MOST_OF_REST = 1.1
+"""How many times the power at rest a sensor shows that stood still since then."""
 _CHECK_SENSOR = "check with the vendor's tool, such as nvidia-smi or amd-smi, that it shows power"
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
@@ -636,6 +638,9 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
         idle_energy, idle_invalid = _checked_energy(trace, idle)
         if idle_energy is not None and not idle_invalid:
             idle_w = _mean_w(idle_energy.energy_j, idle)
+            # A counter that agrees has shown that the sensor works.
+            if energy is not None and not energy.from_counter:
+                invalid = invalid or _why_frozen(trace, span, idle_w)
     # Summarise the state. What no sample has stays unknown.
     states = trace.states(span)
 
@@ -677,6 +682,27 @@ def _record_device(trace: PowerTrace, span: Span, idle: Span) -> DeviceRecord:
         missing_frac=missing_frac(trace, span),
         invalid=invalid,
     )
+
+
+def _why_frozen(trace: PowerTrace, span: Span, idle_w: float) -> str:
+    """Return why the power of a load is invalid: its sensor stood still; empty if it is valid.
+
+    A sensor that reports whole watts may have one value throughout a steady load, but not one that
+    it has at rest too.
+    """
+    states = [sample.state for sample in trace.within(span)]
+    for field in ("average_mw", "instant_mw"):
+        powers_mw = {getattr(state, field) for state in states}
+        if len(powers_mw) != 1:
+            continue
+        (power_mw,) = powers_mw
+        # A card without such a sensor may answer 0 each time.
+        if power_mw and power_mw <= idle_w * _MW_PER_W * _MOST_OF_REST:
+            return (
+                f"{trace.device.name}: its sensor read {power_mw / _MW_PER_W:.0f} W throughout the"
+                f" load, and as much at rest, so it stood still; {_CHECK_SENSOR}"
+            )
+    return ""
 
 
 def _checked_energy(trace: PowerTrace, span: Span) -> tuple[Energy | None, str]:

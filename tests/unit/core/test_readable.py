@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 
 from specreg.core.errors import SpecregError
-from specreg.core.readable import readable_block, readable_line
+from specreg.core.readable import Label, is_plain, readable_block, readable_line
 
 HOSTILE = {
     "a colour": "\x1b[31mred\x1b[0m",
@@ -63,6 +64,14 @@ def test_a_line_is_one_line_and_bounded() -> None:
     assert readable_line("  a\n\tb\r\nc\u2028d ") == "a b c d"
     assert readable_line("x" * 20, 10) == "xxxxxxxxx…"
     assert "\n" not in readable_line("\n".join(HOSTILE.values()))
+
+
+@pytest.mark.parametrize("character", ["\x07", "\u202e", "\ufffc", "\ufffd", "\U000e0001"])
+def test_a_line_that_was_made_readable_is_accepted_as_a_name(character: str) -> None:
+    """Otherwise a driver whose GPU has an odd name could be read, and its record could not."""
+    line = readable_line(f"a{character}b")
+    assert is_plain(line)
+    assert msgspec.json.decode(msgspec.json.encode(line), type=Label) == line
 
 
 def test_ordinary_text_stays_as_it_is() -> None:

@@ -476,6 +476,23 @@ def test_a_card_that_reads_nothing_but_zero_reports_no_power() -> None:
     assert "reports neither power nor energy" in str(record.invalid)
 
 
+@pytest.mark.parametrize("field", ["average_mw", "instant_mw"])
+@pytest.mark.parametrize("idle_w", [60.0, 59.7])
+def test_a_sensor_that_stands_still_since_the_card_was_idle_is_refused(
+    idle_w: float, field: str
+) -> None:
+    loaded_from = 9 * NS_PER_S // EVERY_NS
+    trace = watched(lambda number: 60.0 if number > loaded_from else idle_w, field=field)
+    record = power_of(trace, span_of(15.0, 45.0), idle=span_of(2.0, 7.0))
+    assert "read 60 W throughout the load, and as much at rest" in str(record.invalid)
+
+
+def test_a_sensor_of_whole_watts_may_show_one_power_throughout_a_steady_load() -> None:
+    loaded_from = 10 * NS_PER_S // EVERY_NS
+    trace = watched(lambda number: 400.0 if number > loaded_from else 60.0)
+    assert power_of(trace, span_of(15.0, 45.0), idle=span_of(2.0, 7.0)).invalid is None
+
+
 @pytest.mark.parametrize(
     ("idle_w", "problem"),
     [
