@@ -32,6 +32,8 @@ _CountT = TypeVar("_CountT")
 _NS_PER_MS = 10**6
 _NS_PER_S = 10**9
 _MS_PER_S = 10**3
+_LEAST_ANSWER_NS = 10**6
+"""Tokens that came within this time came together."""
 _POSITIONS = 16
 """How many draft positions, from the first one, have a metric of their own."""
 
@@ -288,9 +290,18 @@ def tpot_ms(trace: RequestTrace) -> float | None:
 
 
 def output_tokens_per_s(trace: RequestTrace) -> float | None:
-    """Return the output speed that one user sees, 1 / TPOT; None without a TPOT, or if it is 0."""
+    """Return the output speed that one user sees, 1 / TPOT.
+
+    Returns:
+        None without a TPOT, or if all tokens came within a millisecond: chunks that the network
+        delivered together show no speed.
+    """
     tpot = tpot_ms(trace)
-    return _MS_PER_S / tpot if tpot else None
+    if not tpot or trace.last_ns is None or trace.first_ns is None:
+        return None
+    if trace.last_ns - trace.first_ns < _LEAST_ANSWER_NS:
+        return None
+    return _MS_PER_S / tpot
 
 
 def full_until_ns(part: Round, concurrency: int) -> int:
