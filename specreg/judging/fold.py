@@ -56,13 +56,16 @@ class Night:
     Attributes:
         levels: the mean logarithm over the launches, better positive; NaN without a value.
         launches: how many launches were averaged, 1 or more.
-        planned: how many of them were taken whatever they showed.
+        planned_levels: the mean over the launches that were taken whatever they showed. Only they
+            show how nights vary: further launches bring what is far off back to the middle.
+        planned: how many these are.
         launch_squares: the sum of squares of the launches around their mean.
         restarts: whether the level of a figure starts anew on this night.
     """
 
     levels: Floats
     launches: Floats
+    planned_levels: Floats
     planned: Floats
     launch_squares: Floats
     restarts: Bools
@@ -70,9 +73,14 @@ class Night:
     @classmethod
     def of_levels(cls, levels: Floats, restarts: Bools) -> "Night":
         """Return a night whose levels have no launches of their own."""
-        ones = np.ones(len(levels))
+        count = len(levels)
         return cls(
-            levels=levels, launches=ones, planned=ones, launch_squares=0 * ones, restarts=restarts
+            levels=levels,
+            launches=np.ones(count),
+            planned_levels=levels.copy(),
+            planned=np.ones(count),
+            launch_squares=np.zeros(count),
+            restarts=restarts,
         )
 
 
@@ -156,7 +164,8 @@ class Fold:
 
     def add(self, night: Night) -> None:
         """Go one night further."""
-        self.spread.add(night.levels, night.launches, night.launch_squares, self.is_usual)
+        self.spread.add_launches(night.launch_squares, night.launches - 1)
+        self.spread.add_night(night.planned_levels, night.planned, self.is_usual)
         self.tonight = self.change_of(night.levels, night.launches)
         self.kept = self._change(night.levels, night.launches, self._mean(self._kept_rows()))
         self._append(night)
@@ -229,7 +238,7 @@ class Fold:
         # Student's distribution with 3 degrees of freedom has a standard deviation of √3.
         spreads = quantiles(NIGHT_LEVEL / self._decisions, heavy_tail) / math.sqrt(_HEAVY_TAIL)
         clear = np.minimum(spreads * np.sqrt(self.spread.night), CLEAR_LOSS)
-        _, highest = self.tonight.bounds(NIGHT_LEVEL / 2 / self._decisions)
+        _, highest = self.tonight.bounds(NIGHT_LEVEL / self._decisions)
         is_clear = self.tonight.estimate < -np.maximum(clear, self._tolerated)
         is_seen_twice = self._launches[-1] >= _FEWEST_LAUNCHES
         opened = self.is_usual & is_clear & (highest < 0) & is_seen_twice
@@ -368,12 +377,9 @@ def _first_night_over(changes: Floats, variances: Floats, needed: float) -> int 
         if not weight_lost:
             continue
         lost = float((weights[:first] * changes[:first]).sum() / weight_lost)
-        regained = changes[first:] - lost
-        reach = _MOST_SPREADS * np.sqrt(variances[first:] + 1 / weight_lost)
-        limited = float((weights[first:] * np.minimum(regained, reach)).sum() / weight_over)
-        whole = float((weights[first:] * regained).sum() / weight_over)
-        clearness = limited / math.sqrt(1 / weight_lost + 1 / weight_over)
-        if lost < 0 and whole > -lost / 2 and clearness > clearest:
+        regained = float((weights[first:] * changes[first:]).sum() / weight_over) - lost
+        clearness = regained / math.sqrt(1 / weight_lost + 1 / weight_over)
+        if lost < 0 and regained > -lost / 2 and clearness > clearest:
             clearest = clearness
             first_over = first
     return first_over

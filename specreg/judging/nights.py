@@ -74,14 +74,12 @@ class MachineNights:
             tolerances_frac,
             decisions=len(figures),
         )
-        pairs_of_metric = [
-            np.flatnonzero(np.array(groups.metric_of_pair) == row)
-            for row in range(len(groups.by_metric))
-        ]
+        # The contrast of one of two engines is that of the other one, so nothing is pooled.
+        pairs = len(groups.by_engine)
         self.engines = Fold(
-            Spread(pairs_of_metric, prior.own_frac, 0.0),
+            Spread([np.array([row]) for row in range(pairs)], prior.own_frac, 0.0),
             tolerances_frac[[members[0] for members in groups.by_engine]],
-            decisions=len(groups.by_engine),
+            decisions=pairs,
         )
         self._engine_changes = np.empty((0, len(groups.by_engine)))
         self._contrasts = np.empty((0, len(groups.by_engine)))
@@ -120,6 +118,7 @@ class MachineNights:
         own = Night(
             levels=night.levels - self._recorded - shared,
             launches=night.launches,
+            planned_levels=night.planned_levels - self._recorded - shared,
             planned=night.planned,
             launch_squares=night.launch_squares,
             restarts=restarts,

@@ -20,7 +20,7 @@ class Sample:
         metric: the name of the metric.
         began_s: when the night began, in seconds since 1970, UTC.
         logs: the logarithm of the metric on each launch; better is positive.
-        planned: how many of the launches were taken whatever they showed.
+        planned: how many of the launches, the first ones, were taken whatever they showed.
         software: what the engine ran with on this night: packages, build, models, configuration
             and driver. Equal text means equal software.
         starts_level: whether this night recorded the level that later nights are compared with.
@@ -95,24 +95,20 @@ def _table(samples: Sequence[Sample]) -> Table:
 
 def _night(samples: Sequence[Sample], columns: Mapping[tuple[str, str], int]) -> Night:
     count = len(columns)
-    levels = np.full(count, np.nan)
-    launches = np.ones(count)
-    planned = np.ones(count)
-    squares = np.zeros(count)
-    restarts = np.zeros(count, bool)
+    night = Night.of_levels(np.full(count, np.nan), np.zeros(count, bool))
     for sample in samples:
         if not sample.logs:
             continue
         column = columns[sample.metric, sample.case]
         logs = np.array(sample.logs)
-        levels[column] = logs.mean()
-        launches[column] = len(logs)
-        planned[column] = min(sample.planned, len(logs))
-        squares[column] = float(((logs - logs.mean()) ** 2).sum())
-        restarts[column] = sample.starts_level
-    return Night(
-        levels=levels, launches=launches, planned=planned, launch_squares=squares, restarts=restarts
-    )
+        planned = logs[: sample.planned]
+        night.levels[column] = logs.mean()
+        night.launches[column] = len(logs)
+        night.planned_levels[column] = planned.mean()
+        night.planned[column] = len(planned)
+        night.launch_squares[column] = ((logs - logs.mean()) ** 2).sum()
+        night.restarts[column] = sample.starts_level
+    return night
 
 
 def level_of(values: Iterable[float], *, sign: int, origin: float = 0.0) -> tuple[float, ...]:

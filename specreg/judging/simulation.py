@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import os
 import signal
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.pool import Pool
@@ -148,7 +149,9 @@ class SimulatedMachine:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
-        self._random = np.random.default_rng(seed)
+        # Scenarios that drew the same numbers would share the same unlucky series.
+        name = zlib.crc32(scenario.name.encode())
+        self._random = np.random.default_rng([seed, name])
         self._wandered = float(self._draw(1)[0])
         self._count = sum(scenario.cases)
         engines = [
@@ -203,6 +206,7 @@ def recorded(machine: SimulatedMachine) -> Night:
     return Night(
         levels=launches.mean(axis=0),
         launches=count,
+        planned_levels=launches.mean(axis=0),
         planned=count,
         launch_squares=((launches - launches.mean(axis=0)) ** 2).sum(axis=0),
         restarts=np.ones(len(speeds), bool),
@@ -212,9 +216,9 @@ def recorded(machine: SimulatedMachine) -> Night:
 def measured(machine: SimulatedMachine, nights: MachineNights, night: int) -> Night:
     """Measure a night, with further launches of the cases that look lost."""
     speeds = machine.speeds(night)
-    values = machine.launch(speeds)
-    sums = values
-    squares = values**2
+    first = machine.launch(speeds)
+    sums = first
+    squares = first**2
     launches = np.ones(len(speeds))
     for _ in range(_FURTHER_LAUNCHES):
         looks_lost = nights.looks_lost(sums / launches, launches)
@@ -229,6 +233,7 @@ def measured(machine: SimulatedMachine, nights: MachineNights, night: int) -> Ni
     return Night(
         levels=sums / launches,
         launches=launches,
+        planned_levels=first,
         planned=np.ones(len(speeds)),
         launch_squares=np.maximum(squares - sums**2 / launches, 0.0),
         restarts=np.zeros(len(speeds), bool),

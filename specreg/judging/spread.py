@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specreg.stats.intervals import t_quantile
+from specreg.stats.variance import Variance
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -74,19 +75,25 @@ class Spread:
         launch = np.minimum(self._launch, self.night)
         return np.asarray(self.night - launch + launch / launches)
 
-    def add(self, levels: Floats, launches: Floats, squares: Floats, is_usual: Bools) -> None:
+    def add_launches(self, squares: Floats, freedom: Floats) -> None:
+        """Add the launches of a night.
+
+        Args:
+            squares: the sum of squares of the launches of each figure around their mean.
+            freedom: the degrees of freedom of this sum, one less than the launches.
+        """
+        self._launch_squares += squares
+        self._launch_freedom += freedom
+
+    def add_night(self, levels: Floats, launches: Floats, is_usual: Bools) -> None:
         """Add a night, and estimate the variances anew.
 
         Args:
-            levels: the level of each figure; NaN without one.
-            launches: how many launches each level is averaged over.
-            squares: the sum of squares of these launches around their mean.
+            levels: the level of each figure over its planned launches; NaN without one.
+            launches: how many launches these are.
             is_usual: whether this night of a figure shows how much it varies.
         """
         has_level = np.isfinite(levels)
-        self._launch_squares += squares
-        self._launch_freedom += np.where(has_level, launches - 1, 0.0)
-
         usual = is_usual & has_level
         known = usual & np.isfinite(self._levels_before)
         differences = np.where(known, (levels - self._levels_before) ** 2, 0.0)
@@ -94,13 +101,14 @@ class Spread:
         # Several launches average a part of their variance out. It is added back.
         averaged_out = self._launch * (2 - 1 / launches - 1 / self._launches_before)
         variances = (np.minimum(differences, most) + averaged_out) / 2
-        self._night_squares += np.where(known, _DIFFERENCE_FREEDOM * variances, 0.0)
-        self._night_freedom += np.where(known, _DIFFERENCE_FREEDOM, 0.0)
-
+        squares = np.where(known, _DIFFERENCE_FREEDOM * variances, 0.0)
+        freedom = np.where(known, _DIFFERENCE_FREEDOM, 0.0)
+        for group in self._groups:
+            self._estimate(group, float(squares[group].sum()), float(freedom[group].sum()))
+        self._night_squares += squares
+        self._night_freedom += freedom
         self._levels_before = np.where(usual, levels, self._levels_before)
         self._launches_before = np.where(usual, launches, self._launches_before)
-        for group in self._groups:
-            self._estimate(group)
 
     def _typical(self, differences: Floats, known: Bools) -> Floats:
         """Return the variance of a typical figure of each metric, according to earlier nights."""
@@ -115,23 +123,36 @@ class Spread:
                 typical[group] = np.median(tonight) / (2 * _MEDIAN_OF_SQUARES)
         return typical
 
-    def _estimate(self, group: Ints) -> None:
+    def _estimate(self, group: Ints, squares_tonight: float, freedom_tonight: float) -> None:
+        """Estimate the variances of a metric.
+
+        Tonight shows how the figures vary together. It is left out of each figure's own variance,
+        because a loss tonight would hide itself.
+        """
         self._launch[group], _ = moderated(
             self._launch_squares[group],
             self._launch_freedom[group],
-            self._launch_prior,
-            _LAUNCH_PRIOR_FREEDOM,
+            Variance(value=self._launch_prior, freedom=_LAUNCH_PRIOR_FREEDOM),
         )
         prior = self._between_prior + float(self._launch[group].mean())
         night, freedom = moderated(
-            self._night_squares[group], self._night_freedom[group], prior, _PRIOR_FREEDOM
+            self._night_squares[group],
+            self._night_freedom[group],
+            Variance(value=prior, freedom=_PRIOR_FREEDOM),
+            further_squares=squares_tonight,
+            further_freedom=freedom_tonight,
         )
         self.night[group] = np.maximum(night, _LEAST_VARIANCE)
         self.freedom[group] = freedom
 
 
 def moderated(
-    squares: Floats, freedom: Floats, prior: float, prior_freedom: float
+    squares: Floats,
+    freedom: Floats,
+    prior: Variance,
+    *,
+    further_squares: float = 0.0,
+    further_freedom: float = 0.0,
 ) -> tuple[Floats, Floats]:
     """Return the variance of each figure, moderated by those of the others (Smyth 2004).
 
@@ -143,21 +164,25 @@ def moderated(
     Args:
         squares: the sum of squares of each figure.
         freedom: the degrees of freedom of each sum, 0 or more.
-        prior: the variance that is assumed while all figures together show too little.
-        prior_freedom: the degrees of freedom up to which the prior fills up what they show.
+        prior: the variance that is assumed while all figures together show too little. It fills up
+            the degrees of freedom of what they show.
+        further_squares: a sum of squares that only the typical variance contains.
+        further_freedom: its degrees of freedom.
 
     Returns:
         The variances, and their degrees of freedom.
     """
-    shown = float(freedom.sum())
-    typical_freedom = max(shown, prior_freedom)
-    typical = (float(squares.sum()) + (typical_freedom - shown) * prior) / typical_freedom
-    weight = typical_freedom
-    if np.count_nonzero(freedom) > 1:
-        weight = min(_similarity(squares, freedom), typical_freedom)
-        if weight < typical_freedom:
-            # The mean of variances that truly differ overestimates the typical one.
-            typical *= max((weight - 2) / weight, 0.5)
+    shown = float(freedom.sum()) + further_freedom
+    typical_freedom = max(shown, prior.freedom)
+    filling = (typical_freedom - shown) * prior.value
+    typical = (float(squares.sum()) + further_squares + filling) / typical_freedom
+    if np.count_nonzero(freedom) <= 1:
+        # No figure can be compared with another one.
+        return np.full(len(squares), typical), np.full(len(squares), typical_freedom)
+    weight = min(_similarity(squares, freedom), typical_freedom)
+    if weight < typical_freedom:
+        # The mean of variances that truly differ overestimates the typical one.
+        typical *= max((weight - 2) / weight, 0.5)
     total = weight + freedom
     return np.asarray((weight * typical + squares) / total), np.asarray(total)
 

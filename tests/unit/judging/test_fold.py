@@ -88,6 +88,7 @@ def test_a_clear_loss_needs_two_launches() -> None:
         night = Night(
             levels=levels,
             launches=np.full(CASES, launches),
+            planned_levels=levels,
             planned=np.ones(CASES),
             launch_squares=np.zeros(CASES),
             restarts=np.zeros(CASES, bool),

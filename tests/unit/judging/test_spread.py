@@ -5,9 +5,9 @@ import pytest
 
 from specreg.judging.spread import Spread, moderated, quantiles
 from specreg.stats.intervals import t_quantile
+from specreg.stats.variance import Variance
 
 FIGURES = 20
-NO_SQUARES = np.zeros(FIGURES)
 ONE = np.ones(FIGURES)
 ALL = np.ones(FIGURES, bool)
 
@@ -15,7 +15,7 @@ ALL = np.ones(FIGURES, bool)
 def spread_of(levels: np.ndarray) -> Spread:
     spread = Spread([np.arange(FIGURES)], 0.05, 0.01)
     for night in levels:
-        spread.add(night, ONE, NO_SQUARES, ALL)
+        spread.add_night(night, ONE, ALL)
     return spread
 
 
@@ -40,19 +40,19 @@ def test_launches_average_out_their_own_part_only() -> None:
 
 def test_equal_figures_share_what_they_show() -> None:
     squares = np.array([4.0, 5.0, 6.0, 5.0])
-    variances, freedom = moderated(squares, np.full(4, 5.0), prior=100.0, prior_freedom=8)
+    variances, freedom = moderated(squares, np.full(4, 5.0), Variance(value=100.0, freedom=8))
     assert variances == pytest.approx(1, rel=0.05)
     assert (freedom > 20).all()
 
 
 def test_figures_that_differ_keep_their_own_spread() -> None:
     squares = np.array([1.0, 1.0, 1.0, 1000.0])
-    variances, _ = moderated(squares, np.full(4, 10.0), prior=1.0, prior_freedom=8)
+    variances, _ = moderated(squares, np.full(4, 10.0), Variance(value=1.0, freedom=8))
     assert variances[3] > 50 * variances[0] / 10
 
 
 def test_before_the_first_nights_the_assumed_spread_counts() -> None:
-    variances, freedom = moderated(np.zeros(3), np.zeros(3), prior=2.0, prior_freedom=8)
+    variances, freedom = moderated(np.zeros(3), np.zeros(3), Variance(value=2.0, freedom=8))
     assert variances == pytest.approx(2.0)
     assert (freedom <= 8).all()
 
