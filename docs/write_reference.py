@@ -12,7 +12,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from specreg.engines.methods import METHODS, Method, Tree
 from specreg.engines.registry import ENGINES, render_methods
 from specreg.engines.server_spec import Parallel
 from specreg.matrix.case import CaseSettings
-from specreg.matrix.tables import CasesTable, ModelsTable, TierFile
+from specreg.matrix.tables import CASE_PARTS, NO_KEYS, CasesTable, ModelsTable, TierFile
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import GATE_METRICS, METRICS, SPOILS, Family, Metric
 from specreg.report.tables import axis_of
@@ -175,16 +175,21 @@ def fields_of(kind: type[Any]) -> Mapping[str, object]:
     }
 
 
-def keys_table(kind: type[Any], *, with_defaults: bool = True, hidden: Sequence[str] = ()) -> str:
-    """Return a table of the keys that a class stands for.
+def keys_table(*kinds: type[Any], with_defaults: bool = True, hidden: Collection[str] = ()) -> str:
+    """Return a table of the keys that classes stand for. A later class replaces equal keys.
 
     Raises:
         KeyError: a key has no description in the `Attributes:` of its class.
     """
-    hints = typing.get_type_hints(kind, include_extras=True)
-    descriptions = descriptions_of(kind)
+    hints: dict[str, Any] = {}
+    defaults: dict[str, object] = {}
+    descriptions: dict[str, str] = {}
+    for kind in kinds:
+        hints |= typing.get_type_hints(kind, include_extras=True)
+        defaults |= fields_of(kind)
+        descriptions |= descriptions_of(kind)
     rows = []
-    for name, default in sorted(fields_of(kind).items()):
+    for name, default in sorted(defaults.items()):
         if name in hidden:
             continue
         cells = [code(name), type_of(hints[name])]
@@ -458,7 +463,7 @@ def tiers_page() -> str:
     for name in tier_names(MATRIX):
         tier = load_tier(MATRIX, name)
         engines = sorted({case.server.engine for case in tier.cases})
-        datasets = sorted({case.dataset for case in tier.cases})
+        datasets = sorted({case.request.dataset for case in tier.cases})
         prepared = [dataset for dataset in datasets if dataset_named(dataset).licence]
         rows.append(
             [
@@ -549,7 +554,7 @@ def tier_files_page() -> str:
     """Return the page of the keys of a tier file."""
     return _TIER_FILES.format(
         file=keys_table(TierFile),
-        cases=keys_table(CasesTable),
+        cases=keys_table(*CASE_PARTS.values(), CasesTable, hidden=NO_KEYS),
         parallel=keys_table(Parallel),
         tree=keys_table(Tree),
         models=keys_table(ModelsTable),

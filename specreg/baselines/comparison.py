@@ -344,7 +344,7 @@ def compare(
     measured = launches[-1].acceptance
     recorded = load_acceptance(baselines.baseline.acceptance) if baselines.baseline else None
     if measured and not extended:
-        measured = without_extension(measured, launches[-1].case.prompts)
+        measured = without_extension(measured, launches[-1].case.request.prompts)
     difference = None
     if measured and recorded:
         difference = counting_difference([measured], [recorded])

@@ -82,18 +82,18 @@ def estimate_of(
     fewest_passes = 1
     if case.control and case.rounds == 1:
         fewest_passes = 2
-    passes_for_time = math.ceil(case.least_s / (min(paces_s) * case.prompts))
+    passes_for_time = math.ceil(case.judging.least_s / (min(paces_s) * case.request.prompts))
     passes = max(fewest_passes, passes_for_time)
     arms_s = []
     for pace_s in paces_s:
-        timed_s = pace_s * case.prompts * passes
+        timed_s = pace_s * case.request.prompts * passes
         if case.load.duration_s:
             timed_s = case.rounds * case.load.duration_s
-        arms_s.append(pace_s * warm_up_requests + timed_s + case.power_s)
+        arms_s.append(pace_s * warm_up_requests + timed_s + case.judging.power_s)
     case_s, *control_s = arms_s
     if case.control:
         # Answers that differ from the control's are requested again. All of them may differ.
-        case_s += paces_s[0] * case.prompts
+        case_s += paces_s[0] * case.request.prompts
     return Estimate(case_s + sum(control_s), " and ".join(sources), sum(control_s))
 
 
@@ -102,8 +102,8 @@ def _pace(
 ) -> tuple[float, str]:
     """Return how many seconds a prompt takes, and the source: a baseline, or else `guess`."""
     # Each turn of a conversation has an answer.
-    turns = min(dataset_named(case.dataset).turns, case.turns or math.inf)
-    most_tokens = case.output_cap_tokens * turns
+    turns = min(dataset_named(case.request.dataset).turns, case.request.turns or math.inf)
+    most_tokens = case.request.output_cap_tokens * turns
     paths = sorted(store.folder.glob(f"*/{case.id}.json"))
     if among is not None:
         paths = [path for path in paths if path in among]

@@ -696,14 +696,14 @@ def _matches(figure: PublishedFigure, case: Case) -> bool:
         (figure.target, server.target),
         (figure.draft, server.draft),
         (figure.draft_tokens, server.draft_tokens),
-        (figure.dataset, case.dataset),
+        (figure.dataset, case.request.dataset),
         # A published figure doesn't say how drafts branched, so a case with a tree matches none.
         (None, server.tree),
     )
     may_be_open = (
-        (figure.temperature, case.temperature),
-        (figure.turns, case.turns),
-        (figure.output_cap_tokens, case.output_cap_tokens),
+        (figure.temperature, case.request.temperature),
+        (figure.turns, case.request.turns),
+        (figure.output_cap_tokens, case.request.output_cap_tokens),
         (figure.engine, server.engine),
         (figure.concurrency, case.load.concurrency),
     )

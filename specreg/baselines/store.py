@@ -1,7 +1,6 @@
 """Find the settings of a case, and the baselines that apply to it."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,8 @@ from specreg.baselines import schema
 from specreg.baselines.comparison import CaseBaselines, CaseSpreads, spreads_of, without_num_prompts
 from specreg.baselines.schema import Baseline, PublishedFigure
 from specreg.core.errors import BaselineError
-from specreg.core.values import readable_values
 from specreg.datasets.prompts import Prompt, prompts_sha256
-from specreg.engines.server_spec import ServerSettings
-from specreg.matrix.case import Case, CaseSettings, Load, RequestSettings, values_of_fields
+from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.models import model_sha256, served_models
 from specreg.matrix.prompts import load_case_prompts
 from specreg.stats.intervals import Spread
@@ -38,33 +35,17 @@ def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSetti
 
     The checksum of the prompts covers those that a run with the matrix's settings may replay: the
     case's own, and as many again, the extension, which are replayed if the case's own prompts can't
-    decide the acceptance. Secrets are hidden, as in the file of a baseline.
+    decide the acceptance.
 
     Args:
         case: the case.
         target: the folder or the hub id of the target model.
         prompts: all prompts of the dataset, in order.
     """
-    server = case.server
-    target_sha256 = model_sha256(target)
-    # Without `--num-prompts`, the case has the number of prompts of the matrix.
-    matrix_prompts = case.matrix_prompts or case.prompts
-    settings = CaseSettings(
-        **values_of_fields(ServerSettings, server),
-        **values_of_fields(RequestSettings, case),
-        **values_of_fields(Load, case.load),
-        engine=server.engine,
-        method=server.method,
-        draft_tokens=server.draft_tokens,
-        target_sha256=target_sha256,
-        # A folder may be anywhere, so it is identified by its files, and a hub id by its name.
-        target="" if target_sha256 else server.target,
-        prompts_sha256=prompts_sha256(prompts[: 2 * matrix_prompts]),
-        limits=case.limits,
-        prompts=matrix_prompts,
-        num_prompts=case.prompts if case.matrix_prompts else None,
+    return case.identity(
+        target_sha256=model_sha256(target),
+        prompts_sha256=prompts_sha256(prompts[: 2 * case.request.usual_prompts]),
     )
-    return readable_values(settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +180,8 @@ class BaselineStore:
         """Return the baseline of the case's control, with the same settings but no speculation."""
         if case.control is None:
             return None
-        server_settings = values_of_fields(ServerSettings, case.control)
-        control_settings = readable_values(
-            dataclasses.replace(settings, **server_settings, method="none", draft_tokens=0)
+        control_settings = case.control_case.identity(
+            target_sha256=settings.target_sha256, prompts_sha256=settings.prompts_sha256
         )
         baseline: Baseline | None = None
         # If the file can't be read, the control's own case reports it.

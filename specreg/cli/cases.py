@@ -199,7 +199,7 @@ def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> 
     lines = [render_rows(columns, rows, folded=("by",)), "", *_time_lines(tier, estimates, gpus)]
 
     # What has to be prepared, what was read from commands, and under which licences models are.
-    names = sorted({case.dataset for case in tier.cases})
+    names = sorted({case.request.dataset for case in tier.cases})
     prompt_sets = [dataset_named(name) for name in names]
     # Only a dataset that needs to be prepared has a licence.
     licensed_sets = [prompt_set for prompt_set in prompt_sets if prompt_set.licence]
@@ -287,4 +287,4 @@ def _matrix_row(case: Case, estimate: Estimate, *, on_gpu: bool) -> tuple[str, .
         if case.memory_gib is not None:
             memory = str(math.ceil(case.memory_gib))
     minutes = f"{estimate.case_s / _S_PER_MIN:.1f}"
-    return case.id, gpus, memory, str(case.prompts), minutes, estimate.source
+    return case.id, gpus, memory, str(case.request.prompts), minutes, estimate.source

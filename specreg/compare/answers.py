@@ -168,7 +168,7 @@ class AnswerComparison:
         if self._verdict(pair).outcome is not Outcome.INVALID:
             return
         self._launches.setdefault(pair.id, set()).add(launch)
-        prompts = load_case_prompts(self.root, pair.a)[: pair.a.prompts]
+        prompts = load_case_prompts(self.root, pair.a)[: pair.a.request.prompts]
         if _were_all_equal(measured, prompts):
             self._save(pair, launch, _SavedVerdict("PASS", value=1.0))
         side = Side.A
@@ -241,7 +241,7 @@ def _checked_answers(pair: Pair, root: Path, line: Checked) -> tuple[Transcript,
         msgspec.ValidationError: they can't be answers to these prompts.
     """
     case = pair.a
-    prompts = load_case_prompts(root, case)[: case.prompts]
+    prompts = load_case_prompts(root, case)[: case.request.prompts]
     turns = sum(turns_of(case, prompt) for prompt in prompts)
     if len(line.answers) != turns:
         problem = f"it has {counted(len(line.answers), 'answer')}, needed {turns}"
@@ -266,8 +266,8 @@ def _answer_problems(case: Case, answer: Transcript, *, needs_text: bool) -> Ite
     if not answer.prompt or min(ids) < 0 or max(ids) > _MAX_TOKEN_ID:
         yield "an answer has impossible token ids"
     tokens = len(answer.output)
-    if tokens > case.output_cap_tokens:
-        yield f"an answer has {tokens} tokens, needed {case.output_cap_tokens} or fewer"
+    if tokens > case.request.output_cap_tokens:
+        yield f"an answer has {tokens} tokens, needed {case.request.output_cap_tokens} or fewer"
     if answer.text is None and needs_text:
         yield "an answer has no text, which later turns need"
     characters = len(answer.text or "")
@@ -308,7 +308,7 @@ def why_not_compared(a: Case, b: Case) -> str:
     """
     if engine_named(a.server.engine).token_api is None:
         return f"engine '{a.server.engine}' reports no token ids"
-    if not a.temperature == b.temperature == 0:
+    if not a.request.temperature == b.request.temperature == 0:
         return "the answers are drawn at random, because the temperature isn't 0"
     if not all(engine_named(side.server.engine).is_lossless(side.server) for side in (a, b)):
         return "acceptance is pinned or lossy, so the answers depend on the drafts"
@@ -318,7 +318,7 @@ def why_not_compared(a: Case, b: Case) -> str:
     request_settings = operator.attrgetter(
         "dataset", "prompts", "output_cap_tokens", "ignore_eos", "turns"
     )
-    if request_settings(a) != request_settings(b):
+    if request_settings(a.request) != request_settings(b.request):
         return "the sides get different requests"
     return ""
 
@@ -379,7 +379,7 @@ def compare_answers(
     answers_of_b = ask_b()
     score_on_b = functools.partial(score, server.endpoint)
     # A case may allow no rounding for speculation, but another version may have other kernels.
-    rounding_nats = max(case.rounding_nats, ROUNDING_NATS)
+    rounding_nats = max(case.judging.rounding_nats, ROUNDING_NATS)
     losslessness = check_lossless(
         names, answers_of_b, answers_of_a, regenerate_b, score_on_b, rounding_nats=rounding_nats
     )

@@ -128,7 +128,7 @@ def _case_report(gate: Gate, pair: Pair, decision: Decision, command: str) -> Ca
         engine=case.server.engine,
         method=case.server.method,
         models=case.server.models,
-        dataset=case.dataset,
+        dataset=case.request.dataset,
         target=case.server.target,
         draft=case.server.draft or "",
         settings=None,

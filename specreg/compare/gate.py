@@ -547,7 +547,7 @@ def _with_more_prompts(root: Path, pair: Pair) -> Pair:
     if not pair.compares_drafts or pair.a.needs_fresh_server:
         return pair
     available = len(load_case_prompts(root, pair.a))
-    prompts = min(available, _MAX_TIMES_THE_PROMPTS * pair.a.prompts)
+    prompts = min(available, _MAX_TIMES_THE_PROMPTS * pair.a.request.prompts)
     return Pair(a=pair.a.replaying(prompts), b=pair.b.replaying(prompts))
 
 

@@ -379,7 +379,8 @@ def pinned_case(case: Case, length_tokens: float, *, on_gpu: bool) -> Case:
     methods = engine_named(spec.engine).pinned_methods(on_gpu=on_gpu)
     if spec.method not in methods and SCHEDULED in methods:
         spec = dataclasses.replace(spec, method=SCHEDULED, draft=None, tree=None)
-        case = dataclasses.replace(case, turns=1, temperature=0.0)
+        request = dataclasses.replace(case.request, turns=1, temperature=0.0)
+        case = dataclasses.replace(case, request=request)
     pinned = dataclasses.replace(case, server=spec)
     check_pinned(pinned, on_gpu=on_gpu)
     return pinned

@@ -175,7 +175,7 @@ class Soak:
         load = dataclasses.replace(self.case.load, duration_s=None, ramp_up_s=0.0)
         arm = Arm(case=dataclasses.replace(self.case, load=load), server=server)
         prompts = load_case_prompts(self.options.root, self.case)
-        usual_prompts = min(_BATCHES * batch_size_of(arm.case), self.case.prompts)
+        usual_prompts = min(_BATCHES * batch_size_of(arm.case), self.case.request.prompts)
         segment_prompts = self.options.prompts or usual_prompts
         workload = Workload(prompts=prompts[:segment_prompts], warm_up=prompts)
         segment_size = counted(len(workload.prompts), "prompt")
@@ -330,7 +330,7 @@ class Soak:
         step = METRICS["tpot_p50_ms"]
         if self.case.speculates:
             yield Figure(length.name, length.allowed_frac(self.case), 1, length.origin)
-        if self.case.speed:
+        if self.case.judging.speed:
             yield Figure("step_ms", step.allowed_frac(self.case))
         yield Figure("memory_bytes")
         if self.tier.needs_gpus:

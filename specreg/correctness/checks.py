@@ -88,7 +88,9 @@ def ask_greedy(
     Raises:
         InvalidMeasurementError: The server didn't answer in ids.
     """
-    request = AnswerSettings(output_cap_tokens=case.output_cap_tokens, ignore_eos=case.ignore_eos)
+    request = AnswerSettings(
+        output_cap_tokens=case.request.output_cap_tokens, ignore_eos=case.request.ignore_eos
+    )
     requests = [request] * len(texts)
     batch = in_flight or case.in_flight
     return complete(server.endpoint, texts, requests, in_flight=batch)
@@ -130,7 +132,7 @@ def check_answers(running: RunningCase) -> Verdict:
     def ask_control(texts: Sequence[tuple[int, ...]], in_flight: int) -> tuple[Transcript, ...]:
         """Return the control's answers. Cases with the same requests share them."""
         # The address is in the key, because another launch of the control may answer otherwise.
-        request = (tuple(texts), case.output_cap_tokens, case.ignore_eos, in_flight)
+        request = (tuple(texts), case.request.output_cap_tokens, case.request.ignore_eos, in_flight)
         key = (control.spec, control.base_url, *request)
         if key not in running.control_answers:
             running.control_answers[key] = ask_greedy(case, control, texts, in_flight)
@@ -156,7 +158,7 @@ def check_answers(running: RunningCase) -> Verdict:
         speculative_answers,
         regenerate_plain,
         functools.partial(score, control.endpoint),
-        rounding_nats=case.rounding_nats,
+        rounding_nats=case.judging.rounding_nats,
         known_equal=known_equal,
     )
     # Judge the differences.
@@ -248,9 +250,9 @@ def _draw(
     """Return the answers to each text that a server draws, each with a seed of its own."""
     request = AnswerSettings(
         output_cap_tokens=max(BEGINNINGS_TOKENS),
-        temperature=case.temperature,
-        top_p=case.top_p,
-        top_k=case.top_k,
+        temperature=case.request.temperature,
+        top_p=case.request.top_p,
+        top_k=case.request.top_k,
     )
     seeds = range(first_seed, first_seed + _DRAWS)
     requests = [dataclasses.replace(request, seed=seed) for seed in seeds]
@@ -367,7 +369,7 @@ def _unlikely_tokens(
     """
     # The oracle runs the models with other kernels than the engine, so rounding is allowed here
     # even if the case demands that every token is equal.
-    rounding_nats = max(case.rounding_nats, ROUNDING_NATS)
+    rounding_nats = max(case.judging.rounding_nats, ROUNDING_NATS)
     return [
         f"'{prompt.id}' by {gap_nats:.2f} nats"
         for prompt, gap_nats in zip(prompts, gaps_nats, strict=True)
@@ -462,7 +464,7 @@ def checks_of(case: Case, *, with_torch: bool) -> tuple[CorrectnessCheck, ...]:
     # A verifier that accepts other tokens by design would always be WRONG.
     if not engine_named(case.server.engine).is_lossless(case.server):
         return ()
-    is_greedy = case.temperature == 0
+    is_greedy = case.request.temperature == 0
     has_control = case.control is not None
     applies = {
         LOSSLESS: is_greedy and has_control,

@@ -37,7 +37,7 @@ class TurnAnswer(NamedTuple):
 def turns_of(case: Case, prompt: Prompt) -> int:
     """Return how many turns of a prompt a case replays, at least 1."""
     # A prompt in token ids has no turns, and is sent once.
-    return len(prompt.turns[: case.turns]) or 1
+    return len(prompt.turns[: case.request.turns]) or 1
 
 
 def ask_each_turn(
@@ -99,4 +99,4 @@ def _reply(case: Case, name: str, answer: Transcript) -> str:
         )
         raise InvalidMeasurementError("ANSWER_UNREADABLE", message)
     without_thoughts = REPLIES[_WITHOUT_THINKING](answer.text)
-    return REPLIES[case.history_reply](without_thoughts)
+    return REPLIES[case.request.history_reply](without_thoughts)

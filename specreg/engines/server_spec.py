@@ -154,8 +154,8 @@ class ServerSpec(ServerSettings):
         draft_revision: the revision of the draft on the hub; empty for its main branch.
         sizes: the memory that the models take; None if it isn't known.
         widen: the size to which tiny models are enlarged, see `ModelsTable`.
-        variant: a suffix for the name of a server that speculates, if several servers of a tier
-            would have the same name; empty otherwise.
+        variant: a suffix for the ids of the cases that speculate, if another table of the tier
+            would make the same ids.
     """
 
     # These two aren't compared with a baseline. How large a share must be depends on the GPU, and

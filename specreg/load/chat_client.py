@@ -264,7 +264,7 @@ class ChatClient:
         messages: tuple[Message, ...] = ()
         empty_replies = 0
         # A prompt in token ids has no texts, and is sent as one turn.
-        texts = prompt.turns[: self.case.turns] or ("",)
+        texts = prompt.turns[: self.case.request.turns] or ("",)
         for turn, text in enumerate(texts, 1):
             messages = (*messages, Message("user", text))
             finished = await self._send(conversation_index, prompt, turn, messages, planned_ns)
@@ -274,7 +274,7 @@ class ChatClient:
             self.on_finished(finished)
             if finished.trace.error is not None:
                 return
-            reply = REPLIES[self.case.history_reply](finished.text)
+            reply = REPLIES[self.case.request.history_reply](finished.text)
             empty_replies += not reply.strip()
             messages = (*messages, Message("assistant", reply))
             planned_ns = self.clock()
@@ -296,10 +296,10 @@ class ChatClient:
         path = wire_format.path(ask)
         body = msgspec.json.encode(self.endpoint.without_refused(wire_format.body(ask)))
         sent_ns = self.clock()
-        most_tokens = self.case.output_cap_tokens + _MORE_TOKENS
+        most_tokens = self.case.request.output_cap_tokens + _MORE_TOKENS
         stream = _StreamState(sent_ns=sent_ns, heard_ns=sent_ns, most_tokens=most_tokens)
         try:
-            async with asyncio.timeout(self.case.request_timeout_s) as timeout:
+            async with asyncio.timeout(self.case.request.request_timeout_s) as timeout:
                 if not self.running:
                     self.alive_ns += sent_ns - self.idle_ns
                 self.running[stream] = timeout
@@ -315,7 +315,7 @@ class ChatClient:
         except TimeoutError:
             # A stream that was ended because it was silent has its error already.
             if stream.error is None:
-                limit_s = self.case.request_timeout_s
+                limit_s = self.case.request.request_timeout_s
                 stream.error = f"no end within request_timeout_s = {limit_s:g}"
             stream.timed_out = True
         except InvalidMeasurementError as failure:
@@ -337,22 +337,22 @@ class ChatClient:
         if prompt.token_ids:
             messages = ()
         seed = None
-        if case.paired_seeds:
+        if case.request.paired_seeds:
             # The turn has this seed on every server, so that case and control draw the same tokens.
             seed = _seed_of(prompt, turn)
         return Ask(
             model=self.endpoint.model,
-            form=case.form,
+            form=case.request.form,
             messages=messages,
             token_ids=prompt.token_ids,
-            output_cap_tokens=case.output_cap_tokens,
-            temperature=case.temperature,
-            top_p=case.top_p,
-            top_k=case.top_k,
-            ignore_eos=case.ignore_eos,
-            chat_template_args=case.template_args,
+            output_cap_tokens=case.request.output_cap_tokens,
+            temperature=case.request.temperature,
+            top_p=case.request.top_p,
+            top_k=case.request.top_k,
+            ignore_eos=case.request.ignore_eos,
+            chat_template_args=case.request.template_args,
             seed=seed,
-            stops=dataset_named(case.dataset).stops,
+            stops=dataset_named(case.request.dataset).stops,
         )
 
     async def _stream(

@@ -391,13 +391,10 @@ class Clients:
         Raises:
             HungError: the token didn't come in time.
         """
-        case = dataclasses.replace(
-            self.case,
-            load=Load(concurrency=1),
-            turns=1,
-            output_cap_tokens=1,
-            request_timeout_s=self.token_within_s,
+        request = dataclasses.replace(
+            self.case.request, turns=1, output_cap_tokens=1, request_timeout_s=self.token_within_s
         )
+        case = dataclasses.replace(self.case, request=request, load=Load(concurrency=1))
         builder = await self._replay_here(case, prompts)
         if builder.timed_out_requests:
             raise HungError(self.token_within_s)
@@ -449,9 +446,9 @@ async def open_clients(case: Case, endpoint: Endpoint, *, clock: Clock) -> Async
         clock: monotonic, in nanoseconds; further processes use the system's own.
     """
     further_processes = 0
-    if case.client_processes > 1:
+    if case.request.client_processes > 1:
         # The further processes send all requests. This process only collects them.
-        further_processes = case.client_processes
+        further_processes = case.request.client_processes
     client = new_client(endpoint, connections=case.load.concurrency)
     async with client, contextlib.AsyncExitStack() as stack:
         workers = [

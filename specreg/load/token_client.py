@@ -78,11 +78,11 @@ def encode_chats(
     asks = [
         Ask(
             model=endpoint.model,
-            form=case.form,
+            form=case.request.form,
             messages=messages,
             output_cap_tokens=1,
             temperature=0.0,
-            chat_template_args=case.template_args,
+            chat_template_args=case.request.template_args,
         )
         for messages in chats
     ]

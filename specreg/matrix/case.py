@@ -1,9 +1,8 @@
-"""A case: its settings, the server that it needs, the GPUs that the server takes, and its tier.
+"""A case: its server, its requests, its load and how it is judged; and its tier.
 
-A setting of a server is declared in `engines/server_spec.py`, a setting of its requests in
-`RequestSettings`, and a setting of their arrival in `Load`. Each is then a key of `[[cases]]` and a
-field of the case. If it must be equal for two measurements to be compared, it is also a setting of
-the baseline.
+A setting of a server is a field in `engines/server_spec.py`, any other a field of a class here.
+Each is then a key of `[[cases]]`. If it must be equal for two measurements to be compared, it is
+declared in `ServerSettings`, `RequestSettings` or `Load`, and so is a setting of the baseline.
 """
 
 import dataclasses
@@ -11,13 +10,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from specreg.core.errors import check_name
 from specreg.core.readable import Label
-from specreg.core.values import hide_values
+from specreg.core.values import hide_values, readable_values
 from specreg.datasets.prompts import AS_IS
 from specreg.engines.registry import engine_named
 from specreg.engines.server_spec import Positive, ServerSettings, ServerSpec
@@ -155,35 +154,56 @@ class RequestSettings:
         return (*self.chat_template_args, *switches)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkloadSettings(RequestSettings):
-    """Which requests a server gets, and how it is measured.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(RequestSettings):
+    """Which requests a server gets.
 
     Attributes:
         dataset: the name of a prompt set, such as `"toy"` or `"mt-bench"`.
         prompts: how many prompts of the dataset are replayed, beginning with the first.
+        matrix_prompts: how many prompts the matrix sets; None if this run replays as many.
         request_timeout_s: how long a request may take, in seconds; a slower one has failed. A
             stream that is silent for 60 s has failed too.
         client_processes: how many processes send the requests.
+    """
+
+    dataset: str
+    prompts: Positive
+    matrix_prompts: int | None = None
+    request_timeout_s: AboveZero = 600.0
+    client_processes: Annotated[int, msgspec.Meta(ge=1, le=MAX_CLIENT_PROCESSES)] = 1
+
+    @property
+    def usual_prompts(self) -> int:
+        """How many prompts the case replays without `--num-prompts`."""
+        return self.matrix_prompts or self.prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """How long a case is measured, and how it is judged.
+
+    Attributes:
         speed: False if the times of the server aren't realistic, so that no speed is judged.
         least_s: how long each server is kept under load, in seconds, where a speed is recorded or
             compared; the prompts are repeated for that, and only the speed uses the repetitions.
+        power_s: how long each server is kept under load for its power, in seconds; 0 for no longer
+            than the rounds take.
         rounding_nats: the gap between the log-probabilities of two tokens, in nats, below which
             rounding may choose the other one; 0 demands equal tokens.
         tolerances: by metric, the tolerance that replaces the metric's own.
         shown: the metrics that are shown and recorded, but not judged, because they differ from
             hour to hour by more than a loss that matters.
+        limits: the limits that a good request keeps.
     """
 
-    dataset: str
-    prompts: Positive
-    request_timeout_s: AboveZero = 600.0
-    client_processes: Annotated[int, msgspec.Meta(ge=1, le=MAX_CLIENT_PROCESSES)] = 1
     speed: bool = True
     least_s: NotNegative = 0.0
+    power_s: NotNegative = 0.0
     rounding_nats: NotNegative = ROUNDING_NATS
     tolerances: tuple[tuple[str, float], ...] = ()
     shown: tuple[str, ...] = ()
+    limits: Limits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,32 +236,24 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
     num_prompts: int | None = None
 
 
-def values_of_fields(kind: type[Any], source: object) -> dict[str, Any]:
-    """Return the values of an object's attributes that have the names of a dataclass's fields."""
-    return {field.name: getattr(source, field.name) for field in dataclasses.fields(kind)}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case(WorkloadSettings):
+class Case:
     """One measurement of the matrix.
 
     Attributes:
         server: the server that is measured.
         control: the `none` server of the same target, measured in alternation for the speedup;
             None if the tier has no such case, and for `none` itself.
+        request: which requests the server gets.
         load: how many requests come, and when.
-        matrix_prompts: how many prompts the matrix sets; None if this run replays as many.
-        limits: the limits that a good request keeps.
-        power_s: how long each server is kept under load for its power, in seconds; 0 for no longer
-            than the rounds take.
+        judging: how long the case is measured, and how it is judged.
     """
 
     server: ServerSpec
-    control: ServerSpec | None
+    control: ServerSpec | None = None
+    request: Request
     load: Load
-    matrix_prompts: int | None = None
-    limits: Limits = NO_LIMITS
-    power_s: float = 0.0
+    judging: Judging = Judging()
 
     @property
     def id(self) -> str:
@@ -249,10 +261,34 @@ class Case(WorkloadSettings):
 
         A temperature adds `-t0.6` to the dataset.
         """
-        parts = [self.server.id, self.dataset]
-        if self.temperature:
-            parts.append(f"t{self.temperature:g}")
+        parts = [self.server.id, self.request.dataset]
+        if self.request.temperature:
+            parts.append(f"t{self.request.temperature:g}")
         return "-".join((*parts, self.load.id))
+
+    def identity(self, *, target_sha256: str, prompts_sha256: str) -> CaseSettings:
+        """Return what must be equal for two measurements of the case to be compared.
+
+        Secrets are hidden, as in the file of a baseline.
+
+        Args:
+            target_sha256: The checksum of the target's files; empty for a hub id.
+            prompts_sha256: The checksum of its prompts, see `CaseSettings`.
+        """
+        settings: dict[str, object] = {}
+        for part in (self.load, self.request, self.server):
+            settings |= msgspec.to_builtins(part)
+        settings |= {
+            "target_sha256": target_sha256,
+            # A folder may be anywhere, so it is identified by its files, and a hub id by its name.
+            "target": "" if target_sha256 else self.server.target,
+            "prompts_sha256": prompts_sha256,
+            "limits": msgspec.to_builtins(self.judging.limits),
+            "prompts": self.request.usual_prompts,
+            "num_prompts": self.request.prompts if self.request.matrix_prompts else None,
+        }
+        # What isn't compared isn't a field of the settings, and is left out.
+        return readable_values(msgspec.convert(settings, CaseSettings))
 
     @property
     def key(self) -> str:
@@ -277,11 +313,11 @@ class Case(WorkloadSettings):
         concurrency = self.load.concurrency
         # Shorter rounds at a rate or with a duration would mostly consist of their start and end.
         if not concurrency or self.load.duration_s is not None:
-            return min(_OPEN_ROUNDS, self.prompts)
+            return min(_OPEN_ROUNDS, self.request.prompts)
         round_prompts = 1
         if concurrency > 1:
             round_prompts = _PROMPTS_PER_SLOT * concurrency
-        return max(self.prompts // round_prompts, 1)
+        return max(self.request.prompts // round_prompts, 1)
 
     @property
     def memory_gib(self) -> float | None:
@@ -330,15 +366,17 @@ class Case(WorkloadSettings):
 
     def replaying(self, prompts: int) -> "Case":
         """Return the case with another number of prompts than the matrix has."""
-        matrix_prompts = self.matrix_prompts or self.prompts
-        if prompts == matrix_prompts:
-            return dataclasses.replace(self, prompts=prompts, matrix_prompts=None)
-        return dataclasses.replace(self, prompts=prompts, matrix_prompts=matrix_prompts)
+        matrix_prompts = None
+        if prompts != self.request.usual_prompts:
+            matrix_prompts = self.request.usual_prompts
+        request = dataclasses.replace(self.request, prompts=prompts, matrix_prompts=matrix_prompts)
+        return dataclasses.replace(self, request=request)
 
     def tolerating(self, tolerances_frac: Mapping[str, float]) -> "Case":
         """Return the case with other tolerances for some metrics, by their names."""
-        tolerances = {**dict(self.tolerances), **tolerances_frac}
-        return dataclasses.replace(self, tolerances=tuple(tolerances.items()))
+        tolerances = {**dict(self.judging.tolerances), **tolerances_frac}
+        judging = dataclasses.replace(self.judging, tolerances=tuple(tolerances.items()))
+        return dataclasses.replace(self, judging=judging)
 
     @property
     def needs_fresh_server(self) -> bool:

@@ -36,20 +36,20 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
         ModelError: The target isn't available, or has no vocabulary to draw from.
     """
     target = resolve_model(root, case.server.target)
-    dataset = dataset_named(case.dataset)
+    dataset = dataset_named(case.request.dataset)
     # Only random prompts are drawn from the target's vocabulary, so it is read on demand.
     prompts = load_prompts(dataset, root=root, vocabulary=lambda: vocabulary_of(target))
-    needed_prompts = case.prompts
+    needed_prompts = case.request.prompts
     reason = ""
     if case.needs_fresh_server:
         # The prompts of the case, as many for an extension (if the case's own don't decide its
         # acceptance), and at least one that isn't measured.
-        needed_prompts = 2 * case.prompts + 1
+        needed_prompts = 2 * case.request.prompts + 1
         reason = ": its drafter learns, so its warm-up needs prompts that aren't measured"
     if len(prompts) < needed_prompts:
         raise DatasetError(
-            f"dataset '{case.dataset}': has {counted(len(prompts), 'prompt')}, '{case.id}' needs"
-            f" {needed_prompts}{reason}; lower prompts in the matrix, or ask for fewer"
+            f"dataset '{case.request.dataset}': has {counted(len(prompts), 'prompt')}, '{case.id}'"
+            f" needs {needed_prompts}{reason}; lower prompts in the matrix, or ask for fewer"
         )
     check_form(case, prompts)
     return prompts
@@ -62,15 +62,15 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
         DatasetError: The case is a chat, or its engine takes only text, or can't end an answer at
             the texts of the dataset.
     """
-    if dataset_named(case.dataset).stops:
+    if dataset_named(case.request.dataset).stops:
         _check_can_stop(case)
     if not any(prompt.token_ids for prompt in prompts):
         return
-    subject = f"dataset '{case.dataset}': its prompts are token ids, which"
+    subject = f"dataset '{case.request.dataset}': its prompts are token ids, which"
     if engine_named(case.server.engine).wire_format.accepts_only_text:
         message = f"{subject} '{case.server.engine}' doesn't take; give '{case.id}' a dataset of"
         raise DatasetError(f"{message} texts in the matrix")
-    if case.form is Form.CHAT:
+    if case.request.form is Form.CHAT:
         message = (
             f"{subject} aren't a chat; set form = \"completions\" for '{case.id}' in the matrix"
         )
@@ -79,8 +79,8 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
 
 def _check_can_stop(case: Case) -> None:
     """Check that a case can continue texts whose continuation ends at certain texts."""
-    subject = f"dataset '{case.dataset}': its prompts are texts to continue, which"
-    if case.form is Form.CHAT:
+    subject = f"dataset '{case.request.dataset}': its prompts are texts to continue, which"
+    if case.request.form is Form.CHAT:
         message = (
             f"{subject} aren't a chat; set form = \"completions\" for '{case.id}' in the matrix"
         )
@@ -141,14 +141,14 @@ def _check_context(root: Path, case: Case) -> None:
         return count_tokens(target, text)
 
     # The prompts of the case, and those of an extension.
-    prompts = load_case_prompts(root, case)[: 2 * case.prompts]
+    prompts = load_case_prompts(root, case)[: 2 * case.request.prompts]
     # A text has at most as many tokens as bytes, so most prompts needn't be tokenized.
     doubtful_prompts = _overlong(case, prompts, count_bytes)
     overlong_prompts = _overlong(case, doubtful_prompts, count_target_tokens)
     if overlong_prompts:
         prompt, needed_tokens = next(iter(overlong_prompts.items()))
         raise DatasetError(
-            f"dataset '{case.dataset}': prompt '{prompt.id}' needs {needed_tokens} tokens"
+            f"dataset '{case.request.dataset}': prompt '{prompt.id}' needs {needed_tokens} tokens"
             f" with its replies, '{case.id}' has {case.server.max_model_len_tokens}, and"
             f" {len(overlong_prompts)} of its prompts don't fit; raise max_model_len_tokens to"
             f" {max(overlong_prompts.values())}, or lower output_cap_tokens or turns"
@@ -170,11 +170,11 @@ def _overlong(
     """
     overlong_prompts = {}
     for prompt in prompts:
-        turns = prompt.turns[: case.turns]
-        needed_tokens = sum(count(text) + case.output_cap_tokens for text in turns)
+        turns = prompt.turns[: case.request.turns]
+        needed_tokens = sum(count(text) + case.request.output_cap_tokens for text in turns)
         if not needed_tokens:
             # The prompt has token ids instead of turns.
-            needed_tokens = len(prompt.token_ids) + case.output_cap_tokens
+            needed_tokens = len(prompt.token_ids) + case.request.output_cap_tokens
         if needed_tokens > case.server.max_model_len_tokens:
             overlong_prompts[prompt] = needed_tokens
     return overlong_prompts

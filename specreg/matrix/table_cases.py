@@ -1,7 +1,10 @@
 """Make the cases of a table in a matrix file, one for each method, draft number, pair and load."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
+
+import msgspec
 
 from specreg.core.errors import MatrixError, check_name
 from specreg.datasets.prompts import REPLIES
@@ -9,9 +12,17 @@ from specreg.datasets.table import dataset_named
 from specreg.engines.methods import METHODS, SCHEDULED, Tree
 from specreg.engines.registry import engine_named
 from specreg.engines.serve_command import read_speculation
-from specreg.engines.server_spec import ServerSettings, ServerSpec, Sizes
-from specreg.matrix.case import Arrivals, Case, Limits, Load, WorkloadSettings, values_of_fields
-from specreg.matrix.tables import CasesTable, ModelsTable, as_toml, check_table
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Arrivals, Case
+from specreg.matrix.tables import (
+    INNER_TABLES,
+    CasesTable,
+    ModelsTable,
+    as_toml,
+    check_loads,
+    check_table,
+    convert_case,
+)
 
 _POWER_S = 30.0
 """How long a case on a GPU is kept under load for its power, unless its table sets a time."""
@@ -19,72 +30,99 @@ _ValueT = TypeVar("_ValueT")
 
 
 def cases_of(
-    table: CasesTable, pairs: Mapping[str, ModelsTable], *, on_gpu: bool
+    keys: Mapping[str, Any], table: CasesTable, pairs: Mapping[str, ModelsTable], *, on_gpu: bool
 ) -> Iterator[Case]:
     """Yield the cases of a table, without their controls.
+
+    Args:
+        keys: The table as the file has it, with the tier's defaults.
+        table: Those of its keys that a case has in another form.
+        pairs: The model pairs by name.
+        on_gpu: True if the servers run on GPUs.
 
     Raises:
         UnknownNameError: An engine, method, dataset, model pair or reply doesn't exist, or a pair
             has no draft for a method.
         UnsupportedError: The engine doesn't have one of the settings.
-        MatrixError: Keys of the table exclude each other, or the engine can't keep to the
-            acceptance that the table pins.
+        MatrixError: A value has the wrong type, or keys of the table exclude each other, or the
+            engine can't keep to the acceptance that the table pins.
         DatasetError: `random-N` has more digits than allowed.
         SpecregError: The variant has other characters than a name may have, or too many.
     """
-    dataset_named(table.dataset)
-    check_name("history_reply", table.history_reply, REPLIES)
-    check_table(table)
-    power_s = table.power_s
-    if power_s is None:
-        power_s = _POWER_S if on_gpu else 0.0
-    limits = Limits(ttft_ms=table.ttft_limit_ms, tpot_ms=table.tpot_limit_ms)
-    settings = _hashable_values(WorkloadSettings, table)
-    loads = _loads_of(table)
+    check_loads(table)
+    limits = {"ttft_ms": table.ttft_limit_ms, "tpot_ms": table.tpot_limit_ms}
+    shared = {"power_s": _POWER_S if on_gpu else 0.0, **keys, "limits": limits}
+    for name in INNER_TABLES:
+        shared[name] = sorted(getattr(table, name).items())
     for server in _servers_of(table, pairs):
-        for load in loads:
-            case = Case(
-                **settings,
-                server=server,
-                # The control is added once all tables of the tier have been read.
-                control=None,
-                load=load,
-                limits=limits,
-                power_s=power_s,
-            )
+        for load in _loads_of(table):
+            case = convert_case({**shared, **server, **load})
+            dataset_named(case.request.dataset)
+            check_name("history_reply", case.request.history_reply, REPLIES)
+            check_table(table, case)
+            case = dataclasses.replace(case, server=_completed(case.server))
             check_pinned(case, on_gpu=on_gpu)
             yield case
 
 
-def _servers_of(table: CasesTable, pairs: Mapping[str, ModelsTable]) -> Iterator[ServerSpec]:
-    """Yield each server of a table once.
+def _servers_of(
+    table: CasesTable, pairs: Mapping[str, ModelsTable]
+) -> Iterator[Mapping[str, object]]:
+    """Yield what distinguishes the servers of a table, as fields of a server.
 
     Raises:
-        UnknownNameError: As in `cases_of`.
-        UnsupportedError: As in `cases_of`.
-        MatrixError: As in `cases_of`.
+        UnknownNameError: The engine, a method or a model pair doesn't exist, or a pair has no draft
+            for a method.
     """
+    engine = engine_named(table.engine)
     for models in as_tuple(table.models):
         check_name("model pair", models, pairs)
-        # Servers without speculation are equal for all numbers of drafts, and are yielded once.
-        servers: dict[ServerSpec, None] = {}
-        for method in table.methods:
-            for draft_tokens in as_tuple(table.draft_tokens):
-                server = _server_of(table, method, draft_tokens, models, pairs[models])
-                servers[server] = None
-        yield from servers
+        for method in dict.fromkeys(table.methods):
+            check_name("method", method, METHODS)
+            engine.spelling_of(method)
+            of_pair = {"models": models, **_models_of(models, pairs[models], method)}
+            numbers = dict.fromkeys(as_tuple(table.draft_tokens))
+            for draft_tokens in numbers:
+                yield {"method": method, "draft_tokens": draft_tokens, **of_pair}
+                # Servers without speculation are equal for all numbers of drafts.
+                if method == "none":
+                    break
 
 
-def _loads_of(table: CasesTable) -> list[Load]:
-    """Return the loads of a table: one for each of its concurrencies, or of its rates."""
-    settings = values_of_fields(Load, table)
-    # A table has a list of each of these two, and a load has one number of the list.
-    del settings["concurrency"], settings["requests_per_s"]
-    if table.concurrency:
-        settings["arrivals"] = table.arrivals or Arrivals.CLOSED
-        return [Load(**settings, concurrency=slots) for slots in table.concurrency]
-    settings["arrivals"] = table.arrivals or Arrivals.POISSON
-    return [Load(**settings, requests_per_s=rate) for rate in table.requests_per_s]
+def _models_of(name: str, pair: ModelsTable, method: str) -> Mapping[str, object]:
+    """Return what a server has of its model pair, as fields of the server.
+
+    Args:
+        name: The name of the pair.
+        pair: The pair.
+        method: The method of the server, which may need a draft.
+
+    Raises:
+        UnknownNameError: The pair has no draft for the method.
+    """
+    draft = None
+    draft_revision = ""
+    draft_gib: float | None = 0.0
+    if METHODS[method].needs_draft:
+        check_name(f"draft in [models.{name}] for method", method, pair.drafts)
+        draft = pair.drafts[method]
+        draft_revision = pair.drafts_revision.get(method, "")
+        draft_gib = pair.drafts_gib.get(method)
+    sizes = None
+    if pair.target_gib is not None:
+        sizes = {"target_gib": pair.target_gib, "draft_gib": draft_gib, "token_kib": pair.token_kib}
+    own = {"draft": draft, "draft_revision": draft_revision, "sizes": sizes}
+    return msgspec.structs.asdict(pair) | own
+
+
+def _loads_of(table: CasesTable) -> Iterator[Mapping[str, object]]:
+    """Yield what distinguishes the loads of a table, as fields of a load."""
+    for concurrency in table.concurrency:
+        arrivals = table.arrivals or Arrivals.CLOSED
+        yield {"arrivals": arrivals, "concurrency": concurrency, "requests_per_s": 0.0}
+    for rate in table.requests_per_s:
+        arrivals = table.arrivals or Arrivals.POISSON
+        yield {"arrivals": arrivals, "concurrency": 0, "requests_per_s": rate}
 
 
 def as_tuple(value: _ValueT | list[_ValueT]) -> tuple[_ValueT, ...]:
@@ -92,68 +130,20 @@ def as_tuple(value: _ValueT | list[_ValueT]) -> tuple[_ValueT, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _hashable_values(kind: type[object], table: CasesTable) -> dict[str, Any]:
-    """Return the values of a table for the fields of a dataclass, with inner tables as tuples."""
-    values: dict[str, Any] = {}
-    for name, value in values_of_fields(kind, table).items():
-        values[name] = value
-        # Cases and servers are keys of dictionaries, so their values must be hashable.
-        if isinstance(value, dict):
-            values[name] = tuple(sorted(value.items()))
-    return values
-
-
-def _server_of(
-    table: CasesTable, method: str, draft_tokens: int, models: str, pair: ModelsTable
-) -> ServerSpec:
-    """Return a server of a table, with one of its methods, numbers of drafts and model pairs.
+def _completed(spec: ServerSpec) -> ServerSpec:
+    """Return the server of a table without the settings that its method doesn't use.
 
     Raises:
-        UnknownNameError: The engine or method doesn't exist, or the pair has no draft for the
-            method.
         UnsupportedError: The engine doesn't have one of the settings.
         MatrixError: The tree and the method don't fit together, or the settings of the speculation
             make it another method.
     """
-    check_name("method", method, METHODS)
-    engine = engine_named(table.engine)
-    engine.spelling_of(method)
-    draft = None
-    draft_revision = ""
-    draft_gib: float | None = 0.0
-    parallel = table.parallel.without_draft
-    if METHODS[method].needs_draft:
-        check_name(f"draft in [models.{models}] for method", method, pair.drafts)
-        draft = pair.drafts[method]
-        draft_revision = pair.drafts_revision.get(method, "")
-        draft_gib = pair.drafts_gib.get(method)
-        parallel = table.parallel
-    if method != "none":
-        check_tree(table.tree, method, draft_tokens)
-    sizes = None
-    if pair.target_gib is not None:
-        sizes = Sizes(target_gib=pair.target_gib, draft_gib=draft_gib, token_kib=pair.token_kib)
-    settings = _hashable_values(ServerSettings, table)
-    settings["parallel"] = parallel
-    spec = ServerSpec(
-        **settings,
-        engine=table.engine,
-        method=method,
-        models=models,
-        target=pair.target,
-        target_revision=pair.target_revision,
-        draft=draft,
-        draft_revision=draft_revision,
-        padding_layers=pair.padding_layers,
-        widen=pair.widen,
-        draft_tokens=draft_tokens,
-        sizes=sizes,
-        variant=table.variant,
-        gpu_memory_frac=table.gpu_memory_frac,
-        model_runner=table.model_runner,
-    )
-    engine.check(spec)
-    if method == "none":
+    if not METHODS[spec.method].needs_draft:
+        spec = dataclasses.replace(spec, parallel=spec.parallel.without_draft)
+    if spec.method != "none":
+        check_tree(spec.tree, spec.method, spec.draft_tokens)
+    engine_named(spec.engine).check(spec)
+    if spec.method == "none":
         # The server without speculation is the same for all methods, so it has none of the table's
         # settings of speculation.
         return spec.without_speculation
@@ -242,7 +232,7 @@ def check_pinned(case: Case, *, on_gpu: bool) -> None:
             f"{setting} with draft_tokens = {spec.draft_tokens};"
             f" needed 1 to {spec.draft_tokens + 1}"
         )
-    elif spec.method == SCHEDULED and (case.turns != 1 or case.temperature > 0):
+    elif spec.method == SCHEDULED and (case.request.turns != 1 or case.request.temperature > 0):
         # Its drafts are the control's answers, which it sees once beforehand.
         problem = (
             "it works only with greedy answers to first turns; set turns = 1 and no temperature"

@@ -7,8 +7,8 @@ import re
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -23,10 +23,9 @@ from specreg.engines.methods import METHODS, Setting
 from specreg.engines.server_spec import (
     USUAL_DRAFT_TOKENS,
     DraftTokens,
-    ModelRunner,
     Parallel,
     Positive,
-    ServerSettings,
+    ServerSpec,
     Width,
 )
 from specreg.engines.wire_format import Form
@@ -34,10 +33,12 @@ from specreg.matrix.case import (
     THINKING_SWITCHES,
     AboveZero,
     Arrivals,
+    Case,
+    Judging,
     Load,
     NotNegative,
     Rate,
-    WorkloadSettings,
+    Request,
 )
 from specreg.matrix.models import is_hub_id
 
@@ -47,6 +48,9 @@ _MAX_PATH_CHARACTERS = 1_000
 _SHOWN_CHARACTERS = 80
 _LAUNCH_SUFFIX = re.compile(r"-launch\d+$")
 _ADVICE = f"correct it, or start from a file that {specreg_command('init')} writes"
+_PARTS = "server|request|load|judging"
+_IN_PART = re.compile(rf" - at `\$\.({_PARTS})`$")
+_BEFORE_KEY = re.compile(rf"`\$\.(({_PARTS})\.)?")
 _TableT = TypeVar("_TableT")
 Revision = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^([\w.][\w./-]*)?$")]
 """A commit, tag or branch of the hub."""
@@ -87,19 +91,13 @@ class ModelsTable(msgspec.Struct, frozen=True, kw_only=True):
     drafts_revision: dict[str, Revision] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CasesTable(ServerSettings, WorkloadSettings, Load):
-    """`[[cases]]`: one case for each of `methods` × `draft_tokens` × the loads.
+class CasesTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of `[[cases]]` that a case has in another form; the others are fields of a case.
 
-    Method `none` drafts nothing, so it has only one case for each load. A case must be hashable, so
-    it has tuples of pairs where a file has tables.
+    A table has one case for each of `models` × `methods` × `draft_tokens` × the loads. Method
+    `none` drafts nothing, so it has only one case for each load.
 
     Attributes:
-        gpu_memory_frac: the most of a GPU's memory that the server may take, 0..1; half or less if
-            a control runs beside it. It isn't compared with a baseline.
-        model_runner: `"v1"` or `"v2"`, which of vLLM's model runners the server has; without it
-            vLLM chooses by its version, the method and the model. A model runner that is set here
-            is part of the case's id.
         engine: the name of the engine.
         command: the command line that starts the server, `vllm serve …`, `python -m
             sglang.launch_server …` or `trtllm-serve …`, instead of `engine`, `methods`, `models`
@@ -108,8 +106,6 @@ class CasesTable(ServerSettings, WorkloadSettings, Load):
         models: the name of a model pair, or a list of them, of which a machine runs the first that
             its GPUs hold.
         draft_tokens: how many tokens are drafted per step, as one number or a list.
-        variant: a suffix for the ids of the cases that speculate, if another table of the tier
-            would make the same ids.
         acceptance: `"real"` judges the drafter; `"pinned"` fixes the acceptance length, so that
             only the cost of a step differs.
         concurrency: the requests in flight of closed loops, one case for each; the next request
@@ -124,8 +120,6 @@ class CasesTable(ServerSettings, WorkloadSettings, Load):
             GPUs and 0 in others.
     """
 
-    gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
-    model_runner: ModelRunner | None = None
     engine: str
     command: str = ""
     methods: _SomeNames
@@ -133,18 +127,44 @@ class CasesTable(ServerSettings, WorkloadSettings, Load):
     draft_tokens: DraftTokens | Annotated[list[DraftTokens], msgspec.Meta(min_length=1)] = (
         USUAL_DRAFT_TOKENS
     )
-    variant: str = ""
     acceptance: Literal["real", "pinned"] = "real"
-    concurrency: tuple[Positive, ...] = ()  # type: ignore[assignment]
-    requests_per_s: tuple[Rate, ...] = ()  # type: ignore[assignment]
-    arrivals: Arrivals | None = None  # type: ignore[assignment]
+    concurrency: tuple[Positive, ...] = ()
+    requests_per_s: tuple[Rate, ...] = ()
+    arrivals: Arrivals | None = None
     ttft_limit_ms: AboveZero | None = None
     tpot_limit_ms: AboveZero | None = None
     power_s: NotNegative | None = None
-    engine_env: dict[str, str] = field(default_factory=dict)  # type: ignore[assignment]
-    chat_template_args: dict[str, object] = field(default_factory=dict)  # type: ignore[assignment]
-    speculation: dict[str, Setting] = field(default_factory=dict)  # type: ignore[assignment]
-    tolerances: dict[str, AboveZero] = field(default_factory=dict)  # type: ignore[assignment]
+    # A case must be hashable, so it has tuples of pairs where a file has these inner tables.
+    engine_env: dict[str, str] = {}
+    chat_template_args: dict[str, object] = {}
+    speculation: dict[str, Setting] = {}
+    tolerances: dict[str, AboveZero] = {}
+
+
+INNER_TABLES = ("engine_env", "chat_template_args", "speculation", "tolerances")
+CASE_PARTS: Mapping[str, type[Any]] = MappingProxyType(
+    {"server": ServerSpec, "request": Request, "load": Load, "judging": Judging}
+)
+"""The parts of a case, whose fields are the keys of a table."""
+NO_KEYS = frozenset(
+    {
+        # `methods`, `num_prompts` and the two limits stand for these.
+        *("method", "matrix_prompts", "limits"),
+        # These come from the model pair.
+        *("target", "draft", "target_revision", "draft_revision"),
+        *("padding_layers", "widen", "sizes"),
+    }
+)
+"""The fields of a case that aren't keys of a table."""
+
+
+def case_keys() -> dict[str, Any]:
+    """Return all keys of `[[cases]]` with their types."""
+    keys: dict[str, Any] = {}
+    for part in CASE_PARTS.values():
+        keys |= typing.get_type_hints(part, include_extras=True)
+    keys = {name: kind for name, kind in keys.items() if name not in NO_KEYS}
+    return keys | typing.get_type_hints(CasesTable, include_extras=True)
 
 
 class TierFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,14 +276,31 @@ def convert(document: object, kind: type[_TableT]) -> _TableT:
     """
     # msgspec ignores keys that a type doesn't have. In a matrix file most of them are misspelt.
     if isinstance(document, dict):
-        keys = typing.get_type_hints(kind)
+        keys = case_keys() if kind is CasesTable else typing.get_type_hints(kind)
         for name in document:
             check_name("key", name, keys)
+    return _decoded(document, kind)
+
+
+def convert_case(row: Mapping[str, object]) -> Case:
+    """Return the case whose fields are the keys of a row.
+
+    Raises:
+        MatrixError: A value has the wrong type, or is out of range.
+    """
+    # Each part takes its own fields of the row.
+    return _decoded(dict.fromkeys(CASE_PARTS, row), Case)
+
+
+def _decoded(document: object, kind: type[_TableT]) -> _TableT:
+    """Return a document as a value of a type; errors as in `convert_case`."""
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        # msgspec writes `$.key` for a key. `located_errors` says already what `$` stands for.
-        message = str(error).replace("`$.", "`")
+        # msgspec writes `$.key` for a key, and `$.server.key` for one of a part of a case.
+        # `located_errors` says already what `$` stands for.
+        message = _IN_PART.sub("", str(error))
+        message = _BEFORE_KEY.sub("`", message)
         raise MatrixError(f"{message}; {_ADVICE}") from error
 
 
@@ -349,75 +386,11 @@ def check_ending(kind: str, name: str) -> None:
         raise MatrixError(f"{kind} '{name}': {problem}; give it another name")
 
 
-def check_table(table: CasesTable) -> None:
-    """Check the names of a table's variables, and that none of its keys exclude each other.
+def check_loads(table: CasesTable) -> None:
+    """Check that a table has one kind of load, and arrivals of that kind.
 
     Raises:
-        SpecregError: The variant has other characters than a name may have, or too many.
-        MatrixError: Some keys exclude each other, `engine_env` has a name that no variable can
-            have, or the variant ends like the name of a second launch.
-    """
-    for name in table.engine_env:
-        if not name or "=" in name:
-            message = f"engine_env: '{name}' isn't the name of a variable"
-            raise MatrixError(f"{message}, because it is empty or has a '='; rename it")
-    _check_load(table)
-    _check_parallel(table.parallel)
-    if table.variant:
-        check_ending("variant", table.variant)
-    _check_pinning(table)
-    if table.speculation and set(table.methods) == {"none"}:
-        raise MatrixError(
-            f"speculation = {as_toml(table.speculation)} with methods = {as_toml(table.methods)};"
-            " name a method that speculates, or leave speculation out"
-        )
-    _check_sampling(table)
-    if table.thinking is not None:
-        _check_thinking(table)
-
-
-def _check_pinning(table: CasesTable) -> None:
-    """Check that a table has a pinned length if, and only if, it pins the acceptance.
-
-    Raises:
-        MatrixError: Only one of the two keys is there.
-    """
-    is_pinned = table.acceptance == "pinned"
-    has_length = table.pinned_length_tokens is not None
-    if is_pinned != has_length:
-        setting = " without pinned_length_tokens"
-        if has_length:
-            setting = f", pinned_length_tokens = {table.pinned_length_tokens}"
-        raise MatrixError(
-            f"acceptance = {as_toml(table.acceptance)}{setting};"
-            ' give acceptance = "pinned" and a length such as 2.5, or neither'
-        )
-
-
-def _check_sampling(table: CasesTable) -> None:
-    """Check that a table whose answers are greedy doesn't limit the tokens to draw from.
-
-    Raises:
-        MatrixError: The table has `top_p` or `top_k` without a temperature.
-    """
-    cuts = []
-    if table.top_p < 1:
-        cuts.append(f"top_p = {table.top_p}")
-    if table.top_k is not None:
-        cuts.append(f"top_k = {table.top_k}")
-    if table.temperature == 0 and cuts:
-        raise MatrixError(
-            f"{', '.join(cuts)} with temperature = 0, which always takes the likeliest token; give"
-            " a temperature, or leave top_p and top_k out"
-        )
-
-
-def _check_load(table: CasesTable) -> None:
-    """Check that a table has one kind of load, and enough prompts and sequences for it.
-
-    Raises:
-        MatrixError: The table has both kinds or none, too few prompts or sequences, or `arrivals`
-            or `burstiness` that don't fit the load.
+        MatrixError: The table has both kinds or none, or `arrivals` that don't fit the load.
     """
     is_closed = bool(table.concurrency)
     is_open = bool(table.requests_per_s)
@@ -432,19 +405,94 @@ def _check_load(table: CasesTable) -> None:
             f"{settings}; give either concurrency alone (a closed loop) or requests_per_s with"
             " arrivals constant, poisson (the default) or gamma"
         )
+
+
+def check_table(table: CasesTable, case: Case) -> None:
+    """Check the names of a table's variables, and that none of its keys exclude each other.
+
+    Args:
+        table: The table.
+        case: One of its cases. All have the same values for the keys that aren't multiplied.
+
+    Raises:
+        SpecregError: The variant has other characters than a name may have, or too many.
+        MatrixError: Some keys exclude each other, `engine_env` has a name that no variable can
+            have, or the variant ends like the name of a second launch.
+    """
+    for name in table.engine_env:
+        if not name or "=" in name:
+            message = f"engine_env: '{name}' isn't the name of a variable"
+            raise MatrixError(f"{message}, because it is empty or has a '='; rename it")
+    _check_load(table, case)
+    _check_parallel(case.server.parallel)
+    if case.server.variant:
+        check_ending("variant", case.server.variant)
+    _check_pinning(table, case.server.pinned_length_tokens)
+    if table.speculation and set(table.methods) == {"none"}:
+        raise MatrixError(
+            f"speculation = {as_toml(table.speculation)} with methods = {as_toml(table.methods)};"
+            " name a method that speculates, or leave speculation out"
+        )
+    _check_sampling(case.request)
+    if case.request.thinking is not None:
+        _check_thinking(case.request)
+
+
+def _check_pinning(table: CasesTable, length_tokens: float | None) -> None:
+    """Check that a table has a pinned length if, and only if, it pins the acceptance.
+
+    Raises:
+        MatrixError: Only one of the two keys is there.
+    """
+    is_pinned = table.acceptance == "pinned"
+    has_length = length_tokens is not None
+    if is_pinned != has_length:
+        setting = " without pinned_length_tokens"
+        if has_length:
+            setting = f", pinned_length_tokens = {length_tokens}"
+        raise MatrixError(
+            f"acceptance = {as_toml(table.acceptance)}{setting};"
+            ' give acceptance = "pinned" and a length such as 2.5, or neither'
+        )
+
+
+def _check_sampling(request: Request) -> None:
+    """Check that requests whose answers are greedy don't limit the tokens to draw from.
+
+    Raises:
+        MatrixError: They have `top_p` or `top_k` without a temperature.
+    """
+    cuts = []
+    if request.top_p < 1:
+        cuts.append(f"top_p = {request.top_p}")
+    if request.top_k is not None:
+        cuts.append(f"top_k = {request.top_k}")
+    if request.temperature == 0 and cuts:
+        raise MatrixError(
+            f"{', '.join(cuts)} with temperature = 0, which always takes the likeliest token; give"
+            " a temperature, or leave top_p and top_k out"
+        )
+
+
+def _check_load(table: CasesTable, case: Case) -> None:
+    """Check that a case has enough prompts and sequences for its load.
+
+    Raises:
+        MatrixError: It has too few prompts or sequences, or `burstiness` that doesn't fit the load.
+    """
     in_flight = max(table.concurrency, default=0)
-    if in_flight > table.max_sequences:
-        settings = f"concurrency = {in_flight} with max_sequences = {table.max_sequences}"
+    if in_flight > case.server.max_sequences:
+        settings = f"concurrency = {in_flight} with max_sequences = {case.server.max_sequences}"
         advice = "raise max_sequences, or lower concurrency"
         raise MatrixError(f"{settings}: the server must accept all requests in flight; {advice}")
-    if table.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
+    if case.load.burstiness != 1.0 and table.arrivals is not Arrivals.GAMMA:
         raise MatrixError(
             'burstiness works only with gamma arrivals; set arrivals = "gamma" or leave it out'
         )
     # With fewer prompts the load would never be as high as its id says.
-    if table.speed and table.duration_s is None and table.prompts < in_flight:
+    if case.judging.speed and case.load.duration_s is None and case.request.prompts < in_flight:
         raise MatrixError(
-            f"prompts = {table.prompts} with concurrency = {in_flight}; needed one for each"
+            f"prompts = {case.request.prompts} with concurrency = {in_flight}; needed one for each"
             " request in flight; raise prompts, or lower concurrency"
         )
 
@@ -463,16 +511,18 @@ def _check_parallel(parallel: Parallel) -> None:
         )
 
 
-def _check_thinking(table: CasesTable) -> None:
+def _check_thinking(request: Request) -> None:
     """Check that a chat template can switch thinking, and that nothing else switches it.
 
     Raises:
         MatrixError: The requests aren't a chat, or `chat_template_args` has the switch too.
     """
-    if table.form is not Form.CHAT:
-        message = f"thinking = {as_toml(table.thinking)} with form = {as_toml(table.form)}, which"
+    if request.form is not Form.CHAT:
+        message = (
+            f"thinking = {as_toml(request.thinking)} with form = {as_toml(request.form)}, which"
+        )
         raise MatrixError(f"{message} has no chat template; leave one of them out")
     for name in THINKING_SWITCHES:
-        if name in table.chat_template_args:
+        if name in dict(request.chat_template_args):
             message = f"thinking with chat_template_args.{name}, which sets the same"
             raise MatrixError(f"{message}; leave one of them out")

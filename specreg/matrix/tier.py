@@ -72,11 +72,11 @@ def load_tier(folder: Path, name: str) -> Tier:
         with located_errors(location):
             if isinstance(document, dict) and COMMAND in document:
                 keys, commands[location] = _table_of_command(document, file.defaults, pairs)
-                table = convert(keys, CasesTable)
             else:
-                table = _table_of_keys(document, file.defaults)
+                keys = _table_of_keys(document, file.defaults)
+            table = convert(keys, CasesTable)
             choices = as_tuple(table.models)
-            for case in cases_of(table, pairs, on_gpu=on_gpu):
+            for case in cases_of(keys, table, pairs, on_gpu=on_gpu):
                 listing.add(case, location, choices)
     listing.check_selectable()
     used_pairs = dict.fromkeys(case.server.models for case in listing.cases)
@@ -172,20 +172,17 @@ def tier_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in files if is_name(path.stem)))
 
 
-def _table_of_keys(document: object, defaults: Mapping[str, Any]) -> CasesTable:
-    """Return a table that has no command, with the tier's defaults.
+def _table_of_keys(document: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a table that has no command, with the tier's defaults.
 
     Raises:
-        UnknownNameError: The document has a key that doesn't exist.
-        MatrixError: The document isn't such a table, or the defaults have a command.
+        MatrixError: The document isn't a table, or the defaults have a command.
     """
-    # `convert` raises the error about a value that isn't a table.
     if not isinstance(document, dict):
-        return convert(document, CasesTable)
-    table = convert({**defaults, **document}, CasesTable)
-    if table.command:
+        return convert(document, dict)
+    if COMMAND in defaults:
         raise MatrixError("[defaults] has a command; give it to a table of cases")
-    return table
+    return {**defaults, **document}
 
 
 def _table_of_command(

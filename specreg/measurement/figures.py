@@ -288,8 +288,11 @@ def _answers(replay: Replay, case: Case) -> AnswerFigures:
     cut_short = [
         trace
         for trace in traces
-        if trace.tokens < case.output_cap_tokens
-        and (trace.finish_reason == "length" or (case.ignore_eos and trace.finish_reason == "stop"))
+        if trace.tokens < case.request.output_cap_tokens
+        and (
+            trace.finish_reason == "length"
+            or (case.request.ignore_eos and trace.finish_reason == "stop")
+        )
     ]
     # `thought_chunk_sizes` leaves out the first chunk, so it is empty for a thought of one chunk.
     thoughts = [
@@ -308,7 +311,7 @@ def _answers(replay: Replay, case: Case) -> AnswerFigures:
         distinct_answers = None
     return AnswerFigures(
         requests=len(traces),
-        thinking=case.thinking,
+        thinking=case.request.thinking,
         with_thought=len(thoughts),
         unfinished_thoughts=replies[Reply.UNFINISHED_THOUGHT],
         without_text=replies[Reply.NOTHING],
@@ -524,7 +527,7 @@ def _speedup(
     measurement: Measurement, timing: ArmFigures | None, control: ArmFigures | None
 ) -> SpeedupFigures | None:
     """Return the speedup; None without a control, or if speeds aren't measured or are invalid."""
-    if timing is None or control is None or not measurement.case.speed:
+    if timing is None or control is None or not measurement.case.judging.speed:
         return None
     tpot_ratio_by_category = {}
     for name, pace in timing.by_category.items():

@@ -594,7 +594,7 @@ def _measurement(
         control_rounds=control_rounds,
         concurrency=case.load.concurrency,
         acceptance=line.acceptance,
-        limits=case.limits,
+        limits=case.judging.limits,
         power=line.power,
     )
     values = values_of(case, replay, line.invalid)

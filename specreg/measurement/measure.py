@@ -85,11 +85,11 @@ def workload_of(case: Case, prompts: Sequence[Prompt]) -> Workload:
     The warm-up doesn't use measured prompts unless no others are left, because some drafters learn
     from the requests that they serve.
     """
-    measured_prompts = prompts[: case.prompts]
+    measured_prompts = prompts[: case.request.prompts]
     return Workload(
         prompts=measured_prompts,
-        extension=prompts[case.prompts : 2 * case.prompts],
-        warm_up=prompts[2 * case.prompts :] or measured_prompts,
+        extension=prompts[case.request.prompts : 2 * case.request.prompts],
+        warm_up=prompts[2 * case.request.prompts :] or measured_prompts,
     )
 
 
@@ -323,7 +323,7 @@ def _measurement_of(
             rounds=tuple(arm_replay.rounds),
             concurrency=case.load.concurrency,
             acceptance=arm_replay.acceptance,
-            limits=case.limits,
+            limits=case.judging.limits,
             power=power,
         )
         values = values_of(case, replay, invalid)
@@ -577,12 +577,12 @@ class _ArmRotation:
         A drafter that learns never gets them again, because that would change what is measured.
         """
         case = arm_replay.arm.case
-        if not case.speed or case.needs_fresh_server:
+        if not case.judging.speed or case.needs_fresh_server:
             return False
         # With a single round, one of the arms has always been the first. If `--num-prompts` changes
         # the number of prompts, no speed is judged, and one round is enough.
         is_compared = len(self.active) > 1 and arm_replay not in self.controls
-        if self.rounds_replayed == 1 and is_compared and not case.matrix_prompts:
+        if self.rounds_replayed == 1 and is_compared and not case.request.matrix_prompts:
             return True
         compared = [replay for replay in self.controls or self.arm_replays if replay in self.active]
         shortest_ns = min(replay.rounds_ns for replay in (arm_replay, *compared))
@@ -598,12 +598,13 @@ async def _teach_drafter(arm_replay: ArmReplay, prompts: Sequence[Prompt]) -> No
         InvalidMeasurementError: a request failed.
     """
     case = arm_replay.arm.case
-    longer_case = dataclasses.replace(
-        case,
-        load=Load(concurrency=batch_size_of(case)),
-        output_cap_tokens=case.output_cap_tokens + 2 * case.server.draft_tokens,
+    longer_answers = dataclasses.replace(
+        case.request,
+        output_cap_tokens=case.request.output_cap_tokens + 2 * case.server.draft_tokens,
         ignore_eos=True,
     )
+    load = Load(concurrency=batch_size_of(case))
+    longer_case = dataclasses.replace(case, request=longer_answers, load=load)
     clients = dataclasses.replace(arm_replay.clients, case=longer_case)
     lesson = await clients.replay(prompts)
     check_requests(lesson.traces)

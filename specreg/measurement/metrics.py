@@ -246,15 +246,15 @@ class Metric:
 
     def allowed_frac(self, case: Case) -> float:
         """Return the case's tolerance: the relative change allowed on the same kind of machine."""
-        return dict(case.tolerances).get(self.name, self.tolerance_frac)
+        return dict(case.judging.tolerances).get(self.name, self.tolerance_frac)
 
     def applies_to(self, case: Case) -> bool:
         """Return whether a measurement of the case can have this metric."""
         if self.family is Family.ACCEPTANCE:
             return case.speculates and (self.position or 0) <= case.server.draft_tokens
-        if not case.speed:
+        if not case.judging.speed:
             return False
-        if self.needs_limits and case.limits == NO_LIMITS:
+        if self.needs_limits and case.judging.limits == NO_LIMITS:
             return False
         return case.control is not None or self.family is not Family.SPEEDUP
 
@@ -262,7 +262,7 @@ class Metric:
         """Return whether the metric is compared with a baseline for this case, not only shown."""
         # A pinned acceptance length is set by the engine, so it says nothing about the drafter.
         is_pinned = self.family is Family.ACCEPTANCE and case.server.pinned_length_tokens
-        return self.applies_to(case) and not is_pinned and self.name not in case.shown
+        return self.applies_to(case) and not is_pinned and self.name not in case.judging.shown
 
 
 def ttft_ms(trace: RequestTrace) -> float | None:
@@ -584,12 +584,12 @@ def check_allowed(case: Case, where: str) -> None:
         MatrixError: a tolerance allows the loss of all there is, or belongs to a metric that is
             only shown.
     """
-    tolerances = dict(case.tolerances)
-    for name in case.shown:
+    tolerances = dict(case.judging.tolerances)
+    for name in case.judging.shown:
         check_name("metric in shown", name, METRICS, where)
     for name in tolerances:
         check_name("metric in tolerances", name, METRICS, where)
-    shown_with_tolerance = tolerances.keys() & case.shown
+    shown_with_tolerance = tolerances.keys() & case.judging.shown
     if shown_with_tolerance:
         name = min(shown_with_tolerance)
         message = f"'{name}' is shown and has a tolerance; leave out one of the two"

@@ -65,7 +65,7 @@ def benchmark_of(measurement: Measurement, verdicts: Iterable[Verdict]) -> Mappi
     params = {
         "engine": case.server.engine,
         "models": case.server.models,
-        "dataset": case.dataset,
+        "dataset": case.request.dataset,
         "load": case.load.id,
         "method": case.server.method,
     }

@@ -692,7 +692,7 @@ def check_version(case: Case, version: str) -> None:
             f"method '{method}': {engine.name} {version} doesn't have it, needed a version"
             f" {versions}; use such a version, or choose other cases"
         )
-    if case.form is Form.CHAT and engine.wire_format.accepts_only_text:
+    if case.request.form is Form.CHAT and engine.wire_format.accepts_only_text:
         raise UnsupportedError(
             f"engine '{engine.name}': takes only texts, neither chats nor token ids; set form ="
             ' "completions" in the matrix, with a dataset of texts'

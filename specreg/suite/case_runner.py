@@ -378,7 +378,7 @@ class CaseRunner:
                     case=case.control_case,
                     server=control.server,
                     is_control=True,
-                    warm=(case.dataset, case.load) in control.warm_for,
+                    warm=(case.request.dataset, case.load) in control.warm_for,
                 )
             )
         # The key in the ledger has the packages of the engines' environments. In a first run these
@@ -400,7 +400,7 @@ class CaseRunner:
                 lazy_server.stop()
             elif not codes:
                 # A warm-up takes as long as a measurement, and many cases share a control.
-                lazy_server.warm_for.add((case.dataset, case.load))
+                lazy_server.warm_for.add((case.request.dataset, case.load))
         return self._record_end(arms[: len(members)], lazy_servers, measurements, control)
 
     def _record_end(
@@ -439,7 +439,7 @@ class CaseRunner:
             case=case,
             server=member.lazy_server.server,
             is_control=is_control,
-            warm=(case.dataset, case.load) in member.lazy_server.warm_for,
+            warm=(case.request.dataset, case.load) in member.lazy_server.warm_for,
             enough=self._stopping_rule(case, member.lazy_server.launch.number) or has_all_prompts,
             least_s=least_time_s(case, self.selection, self.context),
         )
@@ -489,7 +489,7 @@ class CaseRunner:
             parts=PARTS if looks_early else None,
             turn_to=self.timeline.turn_to,
             record=self.progress.count(case.load.concurrency, self.ledger.record_round),
-            power_s=case.power_s if needs_power else 0.0,
+            power_s=case.judging.power_s if needs_power else 0.0,
             watching=watching,
         )
 
@@ -559,7 +559,7 @@ class CaseRunner:
         The context yields None if the case isn't timed, or if its power can't be read.
         """
         provision = self.context.provision
-        is_timed = case.speed and self.selection.needs_speed(case)
+        is_timed = case.judging.speed and self.selection.needs_speed(case)
         if not is_timed or provision.why_no_power(case.server):
             return contextlib.nullcontext()
         path = self.context.run_folder / "power" / f"{name}.jsonl"
@@ -663,7 +663,7 @@ class CaseRunner:
             server=running[0],
             control=running[1] if servers.control is not None else None,
             # Without the prompts of an extension.
-            prompts=load_case_prompts(root, case)[: case.prompts],
+            prompts=load_case_prompts(root, case)[: case.request.prompts],
             predict_drafts=functools.partial(
                 predict_drafts, on_gpu=provision.on_gpu, show=provision.show
             ),

@@ -114,7 +114,7 @@ def _case_report(result: RunResult, case: Case, records: Sequence[RunRecord]) ->
         engine=case.server.engine,
         method=case.server.method,
         models=case.server.models,
-        dataset=case.dataset,
+        dataset=case.request.dataset,
         target=case.server.target,
         draft=case.server.draft or "",
         settings=settings,

@@ -425,7 +425,7 @@ def _gate_options(check: EngineCheck, context: RunContext) -> GateOptions:
         case_ids=[check.case.id],
         launches=_LAUNCHES,
         minutes=_MINUTES,
-        least_s=max(check.case.least_s, _SHORTEST_S),
+        least_s=max(check.case.judging.least_s, _SHORTEST_S),
         tolerances=[f"{name}={frac:g}" for name, frac in check.tolerances.items()],
         # A run that is resumed continues the gate that it had begun.
         resume=os.path.lexists(folder / LEDGER),

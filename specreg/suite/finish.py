@@ -184,7 +184,7 @@ def _render_verdicts(result: RunResult, *, is_recording: bool, color: bool) -> s
 
 def _remark_on_speeds(cases: Sequence[Case]) -> str:
     """Return a remark on the cases whose servers have no realistic speed; empty without any."""
-    count = sum(not case.speed for case in cases)
+    count = sum(not case.judging.speed for case in cases)
     if not count:
         return ""
     servers = "the servers"

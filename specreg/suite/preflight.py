@@ -534,7 +534,7 @@ def _model(context: RunContext, reference: str, size: str) -> Finding:
 
 def _examine_datasets(context: RunContext) -> Iterator[Finding]:
     """Yield for each dataset how many prompts it has on this machine."""
-    cases_by_dataset = {case.dataset: case for case in _runnable_cases(context)}
+    cases_by_dataset = {case.request.dataset: case for case in _runnable_cases(context)}
     for name, case in cases_by_dataset.items():
         says = "made when a case needs it"
         try:

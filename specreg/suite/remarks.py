@@ -70,7 +70,7 @@ def _refused_sampling(result: RunResult) -> Iterator[str]:
 def _other_prompts(cases: Sequence[Case]) -> Iterator[str]:
     """Say that only acceptance is compared, if the run changed the tier's number of prompts."""
     # `matrix_prompts` is set only in cases whose number of prompts `--num-prompts` has changed.
-    prompts = {case.prompts for case in cases if case.matrix_prompts is not None}
+    prompts = {case.request.prompts for case in cases if case.request.matrix_prompts is not None}
     if not prompts:
         return
     # Show one number if all cases have the same.

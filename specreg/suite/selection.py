@@ -89,7 +89,7 @@ class Selection:
             metric for metric in METRICS.values() if metric.by_launch and metric.applies_to(case)
         ]
         are_only_shown = bool(speeds) and not any(metric.is_judged(case) for metric in speeds)
-        is_recorded = self.is_recording and case.speed
+        is_recorded = self.is_recording and case.judging.speed
         is_benchmark = BENCHMARK_METRIC.name in self.names.get(case.id, frozenset())
         is_judged = any(metric.by_launch for metric in self.metrics_of(case))
         return are_only_shown or is_recorded or is_benchmark or is_judged
@@ -125,7 +125,7 @@ def subjects_of(
     if name == BENCHMARK_METRIC.name:
         # pytest-benchmark gets each case once, if the run can measure its speed.
         is_judged = any(metric.is_judged(case) for metric in METRICS.values())
-        if is_first_launch and case.speed and is_judged:
+        if is_first_launch and case.judging.speed and is_judged:
             return [BENCHMARK_METRIC]
         return []
     if marker == "family":
@@ -212,7 +212,7 @@ def covers_tier(names: Mapping[str, AbstractSet[str]], context: RunContext) -> b
             metrics = [metric for metric in metrics if metric.family is not Family.POWER]
         possible_names = {metric.name for metric in metrics}
         judged_names = names.get(case.id, frozenset())
-        has_other_prompts = case.matrix_prompts is not None
+        has_other_prompts = case.request.matrix_prompts is not None
         if has_other_prompts or not judged_names >= possible_names:
             return False
     return True
@@ -229,7 +229,7 @@ def least_time_s(case: Case, selection: Selection, context: RunContext) -> float
     if not selection.needs_speed(case):
         return 0.0
     if selection.is_recording:
-        return case.least_s
+        return case.judging.least_s
     try:
         exact = context.baselines_of(case).exact
     except BaselineError:
@@ -237,4 +237,4 @@ def least_time_s(case: Case, selection: Selection, context: RunContext) -> float
         return 0.0
     if exact is None or not exact.launches:
         return 0.0
-    return case.least_s
+    return case.judging.least_s

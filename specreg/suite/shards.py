@@ -139,11 +139,14 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
         if case.id in estimates:
             continue
         # Estimate the case as this run measures it, which may be shorter than the tier says.
-        measured_case = dataclasses.replace(case, least_s=least_time_s(case, selection, context))
+        least_s = least_time_s(case, selection, context)
+        judging = dataclasses.replace(case.judging, least_s=least_s)
+        measured_case = dataclasses.replace(case, judging=judging)
         if selection.needs_speed(case):
             timed_cases.append(case)
         else:
-            measured_case = dataclasses.replace(measured_case, control=None, power_s=0.0)
+            judging = dataclasses.replace(judging, power_s=0.0)
+            measured_case = dataclasses.replace(case, control=None, judging=judging)
         estimates[case.id] = estimate_of(measured_case, context.store, kind)
     # Give the time of cases that are measured together to the first one of them.
     cases_s = {case_id: estimate.case_s for case_id, estimate in estimates.items()}

@@ -350,7 +350,7 @@ def enough_for(
 
 def measured_prompts(case: Case, acceptance: AcceptanceRecord) -> Measurement:
     """Return a measurement that consists of acceptance only."""
-    replay = Replay(acceptance=acceptance, limits=case.limits)
+    replay = Replay(acceptance=acceptance, limits=case.judging.limits)
     return Measurement(
         case=case,
         engine_version="",

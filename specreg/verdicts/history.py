@@ -272,7 +272,7 @@ def night_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]
             continue
         value = launch.values.get(metric.name)
         if not metric.by_launch and launch.acceptance is not None:
-            own_prompts = without_extension(launch.acceptance, launch.case.prompts)
+            own_prompts = without_extension(launch.acceptance, launch.case.request.prompts)
             value = acceptance_value(metric, own_prompts)
         if value is not None:
             values.append(value)

@@ -30,7 +30,7 @@ from specreg.baselines.schema import (
 from specreg.baselines.store import settings_of
 from specreg.engines.server_spec import ServerSpec
 from specreg.judging.simulation import new_pool
-from specreg.matrix.case import Case, Load
+from specreg.matrix.case import Case, Load, Request
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS
 from specreg.stats.intervals import PARTS, Column, Look
@@ -409,7 +409,7 @@ def try_loss(loss: AcceptanceLoss, trials: int, world: "World") -> tuple[Counter
         baselines = world.baselines_of(case)
         launch = world.launch(case, baselines, loss)
         if launch.acceptance is not None:
-            used_frac += len(launch.acceptance.prompts) / case.prompts
+            used_frac += len(launch.acceptance.prompts) / case.request.prompts
         verdict = world.judged(launch, baselines)
         outcomes[verdict.outcome] += 1
     return outcomes, used_frac / trials
@@ -589,7 +589,7 @@ class World:
 
     def baselines_of(self, case: Case) -> CaseBaselines:
         """Draw a new baseline of a case. It has twice the case's prompts, for an extension."""
-        logit_offsets = self._random.normal(0, PROMPT_SPREAD, 2 * case.prompts)
+        logit_offsets = self._random.normal(0, PROMPT_SPREAD, 2 * case.request.prompts)
         self._logit_offsets[case.id] = logit_offsets
         acceptance = stored_acceptance(self._acceptance(logit_offsets, 0.0))
         return CaseBaselines(
@@ -606,7 +606,7 @@ class World:
         look = Look.EXTENDED
         for part in range(1, PARTS + 1):
             part_look = Look.FULL if part == PARTS else Look.EARLY
-            part_prompts = case.prompts * part // PARTS
+            part_prompts = case.request.prompts * part // PARTS
             part_record = _record(record.prompts[:part_prompts])
             if is_enough(part_record, part_look):
                 look = part_look
@@ -743,11 +743,8 @@ def simulated_case(number: int, *, prompts: int = PROMPTS) -> Case:
             max_sequences=8,
             gpu_memory_frac=0.4,
         ),
-        control=None,
-        dataset="simulated",
-        prompts=prompts,
+        request=Request(dataset="simulated", prompts=prompts, output_cap_tokens=256),
         load=Load(concurrency=4),
-        output_cap_tokens=256,
     )
 
 

@@ -72,7 +72,7 @@ def start(case: Case, folder: Path) -> AbstractContextManager[Server]:
 
 def measure(case: Case, server: Server) -> tuple[Measurement, AcceptanceRecord]:
     """A measurement of a case on its server, which is valid, and its acceptance."""
-    prompts = load_case_prompts(builders.ROOT, case)[: case.prompts]
+    prompts = load_case_prompts(builders.ROOT, case)[: case.request.prompts]
     measurement = builders.measure_alone(case, server, prompts)
     assert not measurement.invalid
     assert measurement.acceptance is not None

@@ -37,7 +37,7 @@ class Theirs(msgspec.Struct, frozen=True):
 
 def run_bench_serve(server: Server, folder: Path) -> Theirs:
     """The benchmark, on the prompts that specreg replays."""
-    prompts = load_case_prompts(ROOT, CASE)[: CASE.prompts]
+    prompts = load_case_prompts(ROOT, CASE)[: CASE.request.prompts]
     # Of the forms that it reads, this one needs no pandas; the second turn is never sent.
     conversations = [(prompt.turns[0], "an answer of some words") for prompt in prompts]
     rows = [{"conversations": [{"value": text} for text in turns]} for turns in conversations]
@@ -49,7 +49,7 @@ def run_bench_serve(server: Server, folder: Path) -> Theirs:
             *("--base-url", server.base_url, "--model", server.model),
             *("--tokenizer", server.target, "--skip-chat-template", "--disable-shuffle"),
             *("--dataset-name", "sharegpt", "--dataset-path", str(folder / "prompts.json")),
-            *("--sharegpt-output-len", str(CASE.output_cap_tokens), "--temperature", "0"),
+            *("--sharegpt-output-len", str(CASE.request.output_cap_tokens), "--temperature", "0"),
             *("--num-prompts", str(len(prompts))),
             *("--max-concurrency", str(CASE.load.concurrency), "--disable-tqdm"),
             *("--save-result", "--result-dir", str(folder), "--result-filename", "theirs.json"),
@@ -79,7 +79,7 @@ def test_both_count_the_same_steps_and_tokens(measured: tuple[Measurement, Their
     assert measurement.acceptance is not None
     assert measurement.replay is not None
     counts = measurement.acceptance.total
-    assert (benchmark.completed, benchmark.failed) == (CASE.prompts, 0)
+    assert (benchmark.completed, benchmark.failed) == (CASE.request.prompts, 0)
     assert benchmark.spec_decode_num_drafts == counts.steps
     assert benchmark.spec_decode_draft_tokens == counts.proposed
     assert benchmark.spec_decode_accepted_tokens == counts.accepted

@@ -24,14 +24,14 @@ Observed = Callable[[str, str], tuple[StepCounts, Answers]]
 
 def answers(server: Server, case: Case) -> Answers:
     """The greedy answers to a case's prompts."""
-    body = {"model": server.model, "max_tokens": case.output_cap_tokens, "temperature": 0}
+    body = {"model": server.model, "max_tokens": case.request.output_cap_tokens, "temperature": 0}
     with httpx.Client(base_url=server.base_url, timeout=120, trust_env=False) as client:
         return {
             prompt.id: client.post(
                 "/v1/chat/completions",
                 json=body | {"messages": [{"role": "user", "content": prompt.turns[0]}]},
             ).json()["choices"][0]["message"]["content"]
-            for prompt in load_case_prompts(builders.ROOT, case)[: case.prompts]
+            for prompt in load_case_prompts(builders.ROOT, case)[: case.request.prompts]
         }
 
 
@@ -104,7 +104,7 @@ def test_sglang_keeps_to_a_pinned_acceptance(tmp_path: Path) -> None:
     """It draws how many drafts a step accepts, so of 500 steps the length is off by 0.02 or so."""
     case = builders.with_concurrency(1, case_of("sglang_cpu", "sglang-eagle3-plain-toy-c4"))
     spec = dataclasses.replace(case.server, pinned_length_tokens=2.5)
-    case = dataclasses.replace(case, server=spec, ignore_eos=True)
+    case = builders.with_request(dataclasses.replace(case, server=spec), ignore_eos=True)
     with start(case, tmp_path) as server:
         length_tokens = measure(case, server)[1].total.acceptance_length
     assert length_tokens == pytest.approx(2.5, abs=0.06)

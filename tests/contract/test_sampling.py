@@ -35,7 +35,7 @@ def drawn_answers(
     """Answers to the first prompts of a case, each drawn by a seed of its own."""
     prompts = load_case_prompts(builders.ROOT, case)[:PROMPTS]
     texts = encode_prompts(server.endpoint, case, prompts)
-    greedy = AnswerSettings(output_cap_tokens=case.output_cap_tokens, ignore_eos=True)
+    greedy = AnswerSettings(output_cap_tokens=case.request.output_cap_tokens, ignore_eos=True)
     requests = [
         dataclasses.replace(greedy, seed=seed, **sampling)  # type: ignore[arg-type]
         for seed in range(len(texts))

@@ -57,7 +57,7 @@ def test_triton_does_what_its_vllm_does(tmp_path: Path, provision: Provision, me
     assert seen.total.steps == counted.total.steps
     # The verifier counts what the cap cut off, of one step per answer at most.
     cut = counted.total.accepted - seen.total.accepted
-    assert 0 <= cut <= 3 * triton.prompts
+    assert 0 <= cut <= 3 * triton.request.prompts
     # vLLM says what it was told: the case's own arguments have reached it.
     assert "'seed': 7" in (tmp_path / f"{triton.server.id}.log").read_text()
     assert "'seed': 7" not in (tmp_path / f"{vllm.server.id}.log").read_text()

@@ -29,12 +29,12 @@ from tests.unit import builders
 from tests.unit.builders.wires import Wire, replay_wire
 
 RECORDINGS = builders.ROOT / "fixtures/recordings"
-ONE = dataclasses.replace(builders.with_concurrency(1), output_cap_tokens=64)
+ONE = builders.with_request(builders.with_concurrency(1), output_cap_tokens=64)
 
 
 def read_stream(protocol: str, form: Form, _: Path, content: bytes) -> None:
     """Asks, keeps what came as a ledger does, and makes figures of it."""
-    case = dataclasses.replace(ONE, form=form, request_timeout_s=10.0)
+    case = builders.with_request(ONE, form=form, request_timeout_s=10.0)
     events: list[bytes] = []
 
     def keep(finished: FinishedRequest) -> None:

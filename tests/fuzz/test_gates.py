@@ -110,7 +110,7 @@ def read_gate(gate: Gate, folder: Path, content: bytes) -> None:
 
 def turns_of_all(pair: Pair) -> int:
     """How many answers side A gives."""
-    prompts = load_case_prompts(builders.ROOT, pair.a)[: pair.a.prompts]
+    prompts = load_case_prompts(builders.ROOT, pair.a)[: pair.a.request.prompts]
     return sum(turns_of(pair.a, prompt) for prompt in prompts)
 
 

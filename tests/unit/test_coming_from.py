@@ -1,6 +1,5 @@
 """The page for those who come from another tool: its commands work, and its names are ours."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typer.testing import CliRunner
 from specreg.cli import app
 from specreg.engines.methods import Tree
 from specreg.engines.server_spec import Parallel
-from specreg.matrix.tables import CasesTable
+from specreg.matrix.tables import case_keys
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.figures import PartFigures
 from specreg.measurement.metrics import GATE_METRICS, METRICS
@@ -69,7 +68,7 @@ def test_the_tier_of_the_page_is_what_nemo_skills_serves(matrix: Path) -> None:
     ]
     for case in tier.cases:
         assert case.server.parallel == Parallel(tensor=8)
-        assert (case.server.max_sequences, case.output_cap_tokens) == (32, 1024)
+        assert (case.server.max_sequences, case.request.output_cap_tokens) == (32, 1024)
         assert case.server.draft_tokens == (3 if case.speculates else 0)
     assert tier.cases[0].server.gpu_memory_frac == pytest.approx(0.4)
 
@@ -116,7 +115,7 @@ def column(title: str) -> list[str]:
 
 
 def test_each_key_of_a_case_that_the_page_names_exists() -> None:
-    keys = {field.name for field in dataclasses.fields(CasesTable)}
+    keys = {*case_keys()}
     keys |= {f"parallel.{name}" for name in Parallel.__struct_fields__}
     keys |= {f"tree.{name}" for name in Tree.__struct_fields__}
     named = {name for name in column("key of a case") if re.fullmatch(r"[a-z_.]+", name)}

@@ -14,8 +14,8 @@ from specreg.matrix.case import Arrivals, Case, Load
 from tests.unit import builders
 from tests.unit.builders import record
 
-PLAIN = dataclasses.replace(builders.PLAIN_CASE, prompts=20)
-CASE = dataclasses.replace(builders.CASE, control=PLAIN.server, prompts=20)
+PLAIN = builders.with_request(builders.PLAIN_CASE, prompts=20)
+CASE = builders.with_request(dataclasses.replace(builders.CASE, control=PLAIN.server), prompts=20)
 ASKED = 20 + 7 * 2
 """Prompts of the case, and to warm up at two in flight."""
 
@@ -48,7 +48,7 @@ def test_what_was_recorded_is_tokens_of_an_answer_over_their_speed(tmp_path: Pat
     assert time.case_s == pytest.approx((0.1 + 20 / 40) * ASKED + 0.1 * 20)
     assert time.control_s == pytest.approx(20 / 40 * ASKED)
     assert time.source == "recorded"
-    watched = dataclasses.replace(CASE, power_s=60.0)
+    watched = builders.with_judging(CASE, power_s=60.0)
     assert estimate(tmp_path, watched).case_s == pytest.approx(time.case_s + 2 * 60)
 
 

@@ -12,9 +12,9 @@ import pytest
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.store import settings_of
 from specreg.engines.methods import Tree
-from specreg.engines.server_spec import Parallel, ServerSpec, Sizes
-from specreg.matrix.case import Case, CaseSettings, Limits, Load, WorkloadSettings
-from specreg.matrix.tables import CasesTable
+from specreg.engines.server_spec import Parallel, Sizes
+from specreg.matrix.case import Case, CaseSettings, Judging, Limits, Load
+from specreg.matrix.tables import CASE_PARTS, case_keys
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
 
@@ -32,6 +32,8 @@ NOT_COMPARED = {
     "server": "its fields are compared one by one",
     "control": "its own baseline is compared",
     "load": "its fields are compared one by one",
+    "request": "so are its fields",
+    "judging": "its fields say how a case is measured and judged",
     "dataset": "a set's name; its prompts are compared",
     "matrix_prompts": "it is what `prompts` is compared by",
     "request_timeout_s": "a request that takes so long failed, and failures are reported",
@@ -57,16 +59,19 @@ OTHERS = {
     "control": builders.PLAIN_SPEC,
     "server": dataclasses.replace(builders.SPEC, dtype="other"),
     "load": Load(concurrency=3),
+    "request": dataclasses.replace(builders.CASE.request, temperature=0.5),
+    "judging": Judging(limits=Limits(tpot_ms=20.0)),
     "tolerances": (("tpot_p50_ms", 0.2),),
     "shown": ("tpot_p50_ms",),
     "matrix_prompts": 9,
     "prompts": 5,
 }
 """Other values of the fields whose types don't say one."""
-KINDS = (ServerSpec, Case, Load)
+KINDS: tuple[type[Any], ...] = (Case, *CASE_PARTS.values())
+PART_NAMES = {kind: name for name, kind in CASE_PARTS.items()}
 FIELDS = [(kind, field.name) for kind in KINDS for field in dataclasses.fields(kind)]
 COMPARED = {field.name for field in dataclasses.fields(CaseSettings)}
-BY_PARTS = {"server", "load", "target", "prompts", "matrix_prompts"}
+BY_PARTS = {"server", "load", "request", "judging", "target", "prompts", "matrix_prompts"}
 """Compared by something that is made of them."""
 
 
@@ -88,16 +93,16 @@ def other(name: str, value: object) -> object:
 
 
 def changed(kind: type, name: str) -> Case:
-    """The usual case with another value in a field of it, its server or its load."""
+    """The usual case with another value in a field of it, or of one of its parts."""
     case = builders.CASE
-    part = {ServerSpec: case.server, Load: case.load}.get(kind, case)
+    if kind is Case:
+        changed_case: Case = dataclasses.replace(case, **{name: OTHERS[name]})  # type: ignore[arg-type]
+        return changed_case
+    part = getattr(case, PART_NAMES[kind])
     value = ("--other",) if name == "engine_args" else other(name, getattr(part, name))
-    change: dict[str, Any] = {name: value}
-    if kind is ServerSpec:
-        return dataclasses.replace(case, server=dataclasses.replace(case.server, **change))
-    if kind is Load:
-        return dataclasses.replace(case, load=dataclasses.replace(case.load, **change))
-    return dataclasses.replace(case, **change)
+    return dataclasses.replace(
+        case, **{PART_NAMES[kind]: dataclasses.replace(part, **{name: value})}
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,11 +126,7 @@ def test_each_field_is_part_of_the_key_of_a_measurement(kind: type, name: str) -
     assert msgspec.json.decode(builders.CASE.key, type=Case).server == builders.CASE.server
 
 
-SHARED = {
-    field.name: field.type
-    for field in dataclasses.fields(CasesTable)
-    if field.name in {name for _, name in FIELDS} and field.name not in {"engine", "models"}
-}
+SHARED = case_keys().keys() & {name for _, name in FIELDS} - {"engine", "models"}
 WRITTEN = {
     "parallel": "{ tensor = 2 }",
     "tree": "{ branches = 2, drafted_tokens = 6 }",
@@ -151,13 +152,14 @@ WRITTEN = {
 
 DEFAULTS = {
     field.name: field.default
-    for field in dataclasses.fields(CasesTable)
+    for kind in CASE_PARTS.values()
+    for field in dataclasses.fields(kind)
     if field.default is not dataclasses.MISSING
 }
 
 
 @pytest.mark.parametrize(
-    "name", sorted(SHARED.keys() - {"draft_tokens", "concurrency", "requests_per_s", "arrivals"})
+    "name", sorted(SHARED - {"draft_tokens", "concurrency", "requests_per_s", "arrivals"})
 )
 def test_each_key_of_a_table_arrives_in_the_case(name: str, tmp_path: Path) -> None:
     # SGLang has trees, and pins acceptance without a GPU. vLLM has model runners, and any key of
@@ -183,8 +185,10 @@ def test_each_key_of_a_table_arrives_in_the_case(name: str, tmp_path: Path) -> N
         + "\n".join(f"{key} = {value}" for key, value in table.items())
     )
     (case,) = load_tier(folder, "here").cases
-    kinds = {ServerSpec: case.server, WorkloadSettings: case, Load: case.load, Case: case}
-    part = next(
-        candidate for kind, candidate in kinds.items() if name in typing.get_type_hints(kind)
-    )
-    assert getattr(part, name) != default
+    (part,) = (part for part, kind in CASE_PARTS.items() if name in typing.get_type_hints(kind))
+    assert getattr(getattr(case, part), name) != default
+
+
+def test_each_part_of_a_case_has_keys_of_its_own() -> None:
+    names = [field.name for kind in CASE_PARTS.values() for field in dataclasses.fields(kind)]
+    assert len(names) == len(set(names))

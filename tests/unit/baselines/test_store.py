@@ -163,13 +163,15 @@ def settings(
 def test_the_settings_are_those_of_the_case_and_the_prompts_of_a_run_and_of_its_extension() -> None:
     assert dataclasses.replace(settings(), prompts_sha256="ab") == builders.SETTINGS
     assert settings() != settings(prompts=builders.PROMPTS[::-1])
-    fewer = dataclasses.replace(builders.CASE, prompts=2)
+    fewer = builders.with_request(builders.CASE, prompts=2)
     assert settings(fewer) == settings(fewer, builders.PROMPTS[:4])
     assert settings(fewer) != settings(fewer, builders.PROMPTS[:3])
 
 
 def test_a_run_of_another_number_of_prompts_is_known_by_the_prompts_of_the_matrix() -> None:
-    fewer = dataclasses.replace(builders.CASE, prompts=2, matrix_prompts=builders.CASE.prompts)
+    fewer = builders.with_request(
+        builders.CASE, prompts=2, matrix_prompts=builders.CASE.request.prompts
+    )
     assert differing_settings(settings(), settings(fewer)) == "num_prompts: None -> 2"
 
 
@@ -355,7 +357,7 @@ def test_a_baseline_in_which_nothing_was_drafted_is_refused(tmp_path: Path) -> N
 
 def test_nothing_accepted_is_recorded_where_acceptance_is_only_shown(tmp_path: Path) -> None:
     shown = tuple(name for name in METRICS if name.startswith("acceptance_"))
-    case = dataclasses.replace(builders.CASE, shown=shown)
+    case = builders.with_judging(builders.CASE, shown=shown)
     nothing = builders.counts(20, 0, 0, 0)
     measured = builders.measurement({"speedup_ratio": 1.5}, of=nothing, case=case)
     assert record(tmp_path, measured, measured).new.launches == ({"speedup_ratio": 1.5},) * 2
@@ -377,7 +379,7 @@ def test_launches_may_differ_by_chance(tmp_path: Path) -> None:
 
 
 def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
-    greedy = dataclasses.replace(builders.CASE, prompts=161)
+    greedy = builders.with_request(builders.CASE, prompts=161)
     with pytest.raises(DatasetError) as error:
         load_case_prompts(builders.ROOT, greedy)
     assert str(error.value) == (
@@ -388,7 +390,7 @@ def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
 
 def test_token_ids_are_no_chat() -> None:
     ids = Prompt(id="random-0", category="random", token_ids=(5, 6))
-    completing = dataclasses.replace(builders.CASE, form=Form.COMPLETIONS)
+    completing = builders.with_request(builders.CASE, form=Form.COMPLETIONS)
     check_form(completing, [ids])
     check_form(builders.CASE, builders.PROMPTS)
     with pytest.raises(DatasetError, match='set form = "completions" for'):
@@ -397,8 +399,8 @@ def test_token_ids_are_no_chat() -> None:
 
 def test_a_drafter_that_learns_needs_prompts_that_are_measured_nowhere() -> None:
     server = dataclasses.replace(builders.SPEC, engine="sglang", method="ngram", target="a/b")
-    case = dataclasses.replace(builders.CASE, server=server, prompts=79)
+    case = builders.with_request(dataclasses.replace(builders.CASE, server=server), prompts=79)
     assert len(load_case_prompts(builders.ROOT, case)) == 160
     for prompts in (80, 160):
         with pytest.raises(DatasetError, match="its warm-up needs prompts that aren't measured"):
-            load_case_prompts(builders.ROOT, dataclasses.replace(case, prompts=prompts))
+            load_case_prompts(builders.ROOT, builders.with_request(case, prompts=prompts))

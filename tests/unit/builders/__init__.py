@@ -34,6 +34,8 @@ from tests.unit.builders.cases import (
     on_server,
     start_of,
     with_concurrency,
+    with_judging,
+    with_request,
 )
 from tests.unit.builders.datasets import rows_in, write_lines
 from tests.unit.builders.devices import device, gpus, power
@@ -83,5 +85,7 @@ __all__ = [
     "trace",
     "truth",
     "with_concurrency",
+    "with_judging",
+    "with_request",
     "write_lines",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 from specreg.datasets.prompts import Prompt
 from specreg.engines.engine import Site
 from specreg.engines.server_spec import ServerSpec
-from specreg.matrix.case import Case, Load
+from specreg.matrix.case import Case, Load, Request
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,10 +42,8 @@ PLAIN_SPEC = dataclasses.replace(SPEC, method="none", draft=None, draft_tokens=0
 CASE = Case(
     server=SPEC,
     control=None,
-    dataset="toy",
-    prompts=4,
+    request=Request(dataset="toy", prompts=4, output_cap_tokens=20),
     load=Load(concurrency=2),
-    output_cap_tokens=20,
 )
 
 PLAIN_CASE = dataclasses.replace(CASE, server=PLAIN_SPEC)
@@ -58,6 +56,14 @@ PROMPTS = tuple(
 
 def on_server(**changes: Any) -> Case:  # noqa: ANN401 - of any field
     return dataclasses.replace(CASE, server=dataclasses.replace(SPEC, **changes))
+
+
+def with_request(case: Case = CASE, **changes: Any) -> Case:  # noqa: ANN401 - of any field
+    return dataclasses.replace(case, request=dataclasses.replace(case.request, **changes))
+
+
+def with_judging(case: Case = CASE, **changes: Any) -> Case:  # noqa: ANN401 - of any field
+    return dataclasses.replace(case, judging=dataclasses.replace(case.judging, **changes))
 
 
 def with_concurrency(requests: int, case: Case = CASE) -> Case:

@@ -70,7 +70,7 @@ def recorded(
         control_rounds=tuple(sides[1]),
         concurrency=case.load.concurrency,
         acceptance=acceptance,
-        limits=case.limits,
+        limits=case.judging.limits,
         power=builders.power(),
     )
     measured = builders.measurement(values_of(case, replay), case=case)

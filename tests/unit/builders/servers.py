@@ -74,7 +74,7 @@ def truth(prompt: Prompt, script: Script, case: Case = CASE) -> Steps:
         chat_prompt([{"role": "user", "content": prompt.turns[0]}]),
         script,
         num_speculative_tokens=case.server.draft_tokens,
-        max_tokens=case.output_cap_tokens,
+        max_tokens=case.request.output_cap_tokens,
     )
 
 

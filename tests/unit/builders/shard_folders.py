@@ -140,7 +140,7 @@ def record_measurement(
         control_rounds=(),
         concurrency=case.load.concurrency,
         acceptance=builders.acceptance_of(tuple(prompts)),
-        limits=case.limits,
+        limits=case.judging.limits,
     )
     measured = builders.measurement(values_of(case, replay), case=case)
     measured = dataclasses.replace(measured, replay=replay)

@@ -203,7 +203,7 @@ def test_answers_that_do_not_fit_are_generated_again(
 
 
 def test_a_verdict_on_answers_that_cannot_be_equal_is_not_taken_over(tmp_path: Path) -> None:
-    sampled_case = dataclasses.replace(builders.CASE, temperature=0.8)
+    sampled_case = builders.with_request(builders.CASE, temperature=0.8)
     sampled = Pair(a=sampled_case, b=sampled_case)
     line = line_of(Side.B, "lossless_frac", sampled, verdict=SOUND_VERDICT)
     (tmp_path / LEDGER).write_bytes(encoded(line))
@@ -305,9 +305,9 @@ WITHOUT_IDS = builders.on_server(engine="tensorrt_llm")
     ("a", "b", "words"),
     [
         (builders.CASE, builders.CASE, ""),
-        (builders.CASE, dataclasses.replace(builders.CASE, temperature=0.7), "drawn at random"),
+        (builders.CASE, builders.with_request(builders.CASE, temperature=0.7), "drawn at random"),
         (builders.CASE, builders.on_server(dtype="bfloat16"), "different targets or number"),
-        (builders.CASE, dataclasses.replace(builders.CASE, prompts=3), "get different requests"),
+        (builders.CASE, builders.with_request(builders.CASE, prompts=3), "get different requests"),
         (WITHOUT_IDS, WITHOUT_IDS, "reports no token ids"),
     ],
     ids=["alike", "drawn", "of another format", "other prompts", "no ids"],
@@ -330,7 +330,7 @@ def compare(
     answers_of_a: Answers, rounding_nats: float = 0.25, **servers: StartedServer
 ) -> Verdict:
     """Compare A's answers with those of side B's server; `A` is the server of A if it is up."""
-    case = dataclasses.replace(builders.CASE, rounding_nats=rounding_nats)
+    case = builders.with_judging(builders.CASE, rounding_nats=rounding_nats)
     servers_by_side = {Side[name]: server for name, server in servers.items()}
     return compare_answers(Pair(a=case, b=case), servers_by_side, builders.PROMPTS, answers_of_a)
 

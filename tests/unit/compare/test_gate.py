@@ -85,10 +85,10 @@ def test_two_drafts_are_compared_by_more_prompts_of_the_dataset(
     overrides = [*same.b_overrides, f"draft={other_draft}"]
     other_options = dataclasses.replace(same, out=tmp_path / "other_gate", b_overrides=overrides)
     (pair,) = opened(other_options).pairs
-    assert (pair.a.prompts, pair.b.prompts) == (160, 160)
+    assert (pair.a.request.prompts, pair.b.request.prompts) == (160, 160)
     named = dataclasses.replace(other_options, out=tmp_path / "named", prompts=30)
-    assert opened(named).pairs[0].a.prompts == 30
-    assert opened(same).pairs[0].a.prompts == 20
+    assert opened(named).pairs[0].a.request.prompts == 30
+    assert opened(same).pairs[0].a.request.prompts == 20
 
 
 def test_cases_of_a_tier_that_do_not_fit_are_left_out_unless_named(

@@ -3,6 +3,7 @@
 import dataclasses
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def test_cases_are_compared_as_each_side_is_asked() -> None:
     [pair] = pairs("vllm-eagle3-tiny-toy-c1", b="draft_tokens=5", prompts=7)
     assert (pair.a.server.draft_tokens, pair.b.server.draft_tokens) == (3, 5)
     assert pair.id == "vllm-eagle3-tiny-toy-c1 > vllm-eagle3-tiny-k5-toy-c1"
-    assert (pair.a.prompts, pair.b.prompts) == (7, 7)
+    assert (pair.a.request.prompts, pair.b.request.prompts) == (7, 7)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +59,16 @@ def test_sides_are_held_to_what_they_share(
     changes: dict[str, object], *, speed: bool, deciding: set[str]
 ) -> None:
     both = builders.CASE, builders.on_server(**changes)
-    a, b = (dataclasses.replace(side, speed=speed) for side in both)
+    a, b = (builders.with_judging(side, speed=speed) for side in both)
     pair = Pair(a=a, b=b)
     assert pair.deciding == deciding
     assert {metric.name for metric in pair.metrics} == (OF_A_LAUNCH if speed else deciding)
 
 
 def test_sides_with_nothing_to_compare_are_refused() -> None:
-    tier = dataclasses.replace(TIER, cases=(dataclasses.replace(builders.PLAIN_CASE, speed=False),))
+    tier = dataclasses.replace(
+        TIER, cases=(builders.with_judging(builders.PLAIN_CASE, speed=False),)
+    )
     message: list[str] = []
     with pytest.raises(UnsupportedError, match="none of 1 cases can be compared"):
         pairs_of(tier, tier.cases, ((), ()), prompts=None, show=message.append)
@@ -94,9 +97,9 @@ def test_a_schedule_accepts_as_many_drafts_as_its_length_says(
     assert max(steps) <= draft_tokens
 
 
-def pair_of(**changes: object) -> Pair:
+def pair_of(**changes: Any) -> Pair:  # noqa: ANN401 - of any field
     """The usual case on both sides, with other settings of its requests."""
-    case = dataclasses.replace(builders.CASE, **changes)  # type: ignore[arg-type]
+    case = builders.with_request(**changes)
     return Pair(a=case, b=case)
 
 
@@ -104,13 +107,17 @@ def test_where_the_engine_cant_pin_a_method_the_scheduled_drafter_stands_in() ->
     drawn = pair_of(temperature=0.7)
     (pinned,) = pinned_pairs([pair_of(), drawn], 2.5, on_gpu=False)
     assert pinned.id == "vllm-scheduled-toy-al2.5-toy-c2"
-    assert (pinned.a.server.draft, pinned.a.turns, pinned.a.temperature) == (None, 1, 0.0)
+    assert (pinned.a.server.draft, pinned.a.request.turns, pinned.a.request.temperature) == (
+        None,
+        1,
+        0.0,
+    )
     assert "pinned" in why_not_compared(pinned.a, pinned.b)
 
 
 def test_an_engine_that_can_pin_keeps_the_drafter_and_the_temperature() -> None:
     (pinned,) = pinned_pairs([pair_of(temperature=0.7)], 2.5, on_gpu=True)
-    assert (pinned.a.server.draft, pinned.a.temperature) == (builders.SPEC.draft, 0.7)
+    assert (pinned.a.server.draft, pinned.a.request.temperature) == (builders.SPEC.draft, 0.7)
     assert pinned.a.server.method == builders.SPEC.method
     on_sglang = builders.on_server(engine="sglang", method="eagle3")
     assert pinned_case(on_sglang, 2.5, on_gpu=False).server.method == "eagle3"

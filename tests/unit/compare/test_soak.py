@@ -300,7 +300,7 @@ def test_a_step_that_takes_longer_than_before_is_a_drift() -> None:
 
 
 def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
-    case = dataclasses.replace(
+    case = builders.with_judging(
         builders.CASE, tolerances=(("acceptance_length_tokens", 0.01), ("tpot_p50_ms", 0.5))
     )
     tolerances = [
@@ -312,18 +312,15 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "metrics_left"),
+    ("case", "metrics_left"),
     [
-        ({}, {"acceptance_length_tokens", "step_ms", "memory_bytes"}),
-        ({"speed": False}, {"acceptance_length_tokens", "memory_bytes"}),
-        ({"server": builders.PLAIN_SPEC}, {"step_ms", "memory_bytes"}),
+        (builders.CASE, {"acceptance_length_tokens", "step_ms", "memory_bytes"}),
+        (builders.with_judging(speed=False), {"acceptance_length_tokens", "memory_bytes"}),
+        (builders.PLAIN_CASE, {"step_ms", "memory_bytes"}),
     ],
     ids=["all", "no speed", "no speculation"],
 )
-def test_a_figure_without_meaning_is_not_judged(
-    fields: dict[str, object], metrics_left: set[str]
-) -> None:
-    case = dataclasses.replace(builders.CASE, **fields)  # type: ignore[arg-type]
+def test_a_figure_without_meaning_is_not_judged(case: Case, metrics_left: set[str]) -> None:
     assert {verdict.metric for verdict in soak_of(case).look(LEVEL)} == metrics_left
 
 

@@ -235,7 +235,7 @@ def test_the_control_answers_once_for_all_cases_with_equal_requests() -> None:
 
     def check(running: RunningCase) -> Verdict:
         for cap_tokens in (20, 21, 20):
-            case = dataclasses.replace(CASE, output_cap_tokens=cap_tokens)
+            case = builders.with_request(CASE, output_cap_tokens=cap_tokens)
             verdict = check_answers(dataclasses.replace(running, case=case))
         return verdict
 
@@ -269,7 +269,7 @@ def test_draws_of_another_distribution_are_wrong(
     own_draws: list[int] = []
     control_draws: list[int] = []
     drawn = draws((0.5, 0.3, 0.2), control_draws)
-    case = dataclasses.replace(CASE, temperature=0.7)
+    case = builders.with_request(CASE, temperature=0.7)
     verdict = judged(check_sampling, draws(chances, own_draws), drawn, case=case)
     assert (sorted(own_draws), sorted(control_draws)) == (list(range(250)), list(range(250, 500)))
     assert (verdict.metric, verdict.outcome) == (SAMPLING, outcome)
@@ -383,7 +383,9 @@ def case_of(engine: str, method: str, *, temperature: float = 0.0, control: bool
     """A case, beside a server without speculation or alone."""
     case = builders.on_server(engine=engine, method=method)
     control_spec = case.server if control else None
-    return dataclasses.replace(case, temperature=temperature, control=control_spec)
+    return builders.with_request(
+        dataclasses.replace(case, control=control_spec), temperature=temperature
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ THINKING = Script(thought_tokens=20)
 OTHERWISE = msgspec.structs.replace(THINKING, otherwise_from_token=6)
 CASE = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
 PLAN = Plan(show=lambda _: None)
-PROMPTS = load_case_prompts(builders.ROOT, CASE)[: CASE.prompts]
+PROMPTS = load_case_prompts(builders.ROOT, CASE)[: CASE.request.prompts]
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_each_turn_comes_after_the_replies_before_it() -> None:
 
 def test_a_case_may_replay_fewer_turns() -> None:
     assert [turns_of(CASE, prompt) for prompt in (CHAT, SHORT)] == [3, 1]
-    assert turns_of(dataclasses.replace(CASE, turns=2), CHAT) == 2
+    assert turns_of(builders.with_request(CASE, turns=2), CHAT) == 2
     ids = Prompt(id="ids", category="chat", token_ids=(1, 2))
     assert turns_of(CASE, ids) == 1
 

@@ -93,7 +93,7 @@ def play(
     launch = Launch(model="folder", name="toy", draft_tokens=draft_tokens, counts=True)
     server = SERVERS[protocol][0](launch, script or Script(prefill_ms=0.0, step_ms=0.0))
     wire_format = ENGINES[protocol].wire_format
-    case = dataclasses.replace(builders.CASE, form=form)
+    case = builders.with_request(builders.CASE, form=form)
     prompts = [request.prompt(number) for number, request in enumerate(requests)]
 
     async def run() -> tuple[Round, Counters | None, Counters | None]:

@@ -1,7 +1,6 @@
 """Whether a server hangs is decided after each round too, and by each process."""
 
 import asyncio
-import dataclasses
 import functools
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +16,7 @@ from specreg.matrix.case import Case
 from tests.unit import builders
 from tests.unit.builders.wires import ENDPOINT, ONE_AT_A_TIME, PIECES, Mute, Wire
 
-LITTLE = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.2)
+LITTLE = builders.with_request(ONE_AT_A_TIME, request_timeout_s=0.2)
 """A round of it is over long before a minute is."""
 
 

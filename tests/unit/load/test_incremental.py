@@ -1,7 +1,6 @@
 """A server whose events hold what is new alone is asked and read as one whose events repeat."""
 
 import asyncio
-import dataclasses
 import itertools
 import time
 from contextlib import AbstractAsyncContextManager
@@ -21,7 +20,7 @@ from tests.doubles.vllm.launch import Launch
 from tests.doubles.vllm.script import Script, steps_of
 from tests.unit import builders
 
-CASE = dataclasses.replace(builders.with_concurrency(1), form=Form.COMPLETIONS, turns=3)
+CASE = builders.with_request(builders.with_concurrency(1), form=Form.COMPLETIONS, turns=3)
 TURNS = ("Tell me one thing.", " And another.", " Now the last one.")
 CHAT = Prompt(id="a-chat", category="chat", turns=TURNS)
 
@@ -70,5 +69,5 @@ def test_a_chat_whose_events_repeat_is_no_measurement() -> None:
             await request.write(b"data: %b\n\n" % msgspec.json.encode(event))
 
     server = HttpServer({("POST", "/v1/chat/completions"): answer})
-    (finished,) = asked(server.listening(), dataclasses.replace(CASE, form=Form.CHAT))
+    (finished,) = asked(server.listening(), builders.with_request(CASE, form=Form.CHAT))
     assert (finished.trace.error or "").startswith("STREAM_UNRECOGNISED: each event of the stream")

@@ -1,6 +1,5 @@
 """Thoughts that a server leaves in the text, between their marks, and how requests are drawn."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import jinja2
@@ -11,7 +10,7 @@ from specreg.acceptance.trace import RequestTrace
 from tests.unit import builders
 from tests.unit.builders.wires import ONE_AT_A_TIME, Wire, replay_wire
 
-CASE = dataclasses.replace(ONE_AT_A_TIME, output_cap_tokens=64)
+CASE = builders.with_request(ONE_AT_A_TIME, output_cap_tokens=64)
 
 
 def wire_of(texts: Sequence[str], tokens: int = 2) -> Wire:
@@ -52,7 +51,7 @@ def test_the_chunks_up_to_the_mark_are_those_of_the_thought(
 
 
 def test_a_request_has_what_cuts_off_unlikely_tokens_and_a_seed() -> None:
-    drawn = dataclasses.replace(CASE, temperature=0.7, top_p=0.9, top_k=20, paired_seeds=True)
+    drawn = builders.with_request(CASE, temperature=0.7, top_p=0.9, top_k=20, paired_seeds=True)
     wires = []
     for case in (CASE, drawn, drawn):
         wire = wire_of(["a", "b"])
@@ -68,7 +67,7 @@ def test_a_request_has_what_cuts_off_unlikely_tokens_and_a_seed() -> None:
 @pytest.mark.parametrize("thinking", [True, False])
 def test_a_request_tells_the_chat_template_to_think_or_not(*, thinking: bool) -> None:
     wire = wire_of(["a", "b"])
-    replay_wire(wire, dataclasses.replace(CASE, thinking=thinking), builders.PROMPTS[:1])
+    replay_wire(wire, builders.with_request(CASE, thinking=thinking), builders.PROMPTS[:1])
     switches = {"enable_thinking": thinking, "thinking": thinking}
     assert wire.bodies[0]["chat_template_kwargs"] == switches
 
@@ -83,5 +82,5 @@ def test_the_templates_of_both_families_understand_the_switch(
     template: str, switched: str, *, thinking: bool
 ) -> None:
     """As the templates of Qwen3 and of DeepSeek V3.1 ask for it."""
-    case = dataclasses.replace(CASE, thinking=thinking)
-    assert jinja2.Template(template).render(dict(case.template_args)) == switched
+    case = builders.with_request(CASE, thinking=thinking)
+    assert jinja2.Template(template).render(dict(case.request.template_args)) == switched

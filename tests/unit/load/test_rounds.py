@@ -134,7 +134,7 @@ def test_a_server_whose_streams_all_fall_silent_hangs(before: int) -> None:
 
 def test_a_server_also_hangs_if_its_requests_time_out_earlier() -> None:
     """A request whose time is up is no sign of life, and the next one no new beginning."""
-    case = dataclasses.replace(ONE_AT_A_TIME, request_timeout_s=0.4)
+    case = builders.with_request(ONE_AT_A_TIME, request_timeout_s=0.4)
     wire = Mute(21.0)
     recorded = list[FinishedRequest]()
     with pytest.raises(HungError, match=r"HUNG: no token came for 60 s"):
@@ -206,7 +206,7 @@ def test_a_connection_is_used_again_but_not_when_it_was_idle_for_two_seconds() -
 
 def test_prompts_are_sent_in_their_order_with_the_cases_settings() -> None:
     wire = Wire(PIECES)
-    case = dataclasses.replace(
+    case = builders.with_request(
         ONE_AT_A_TIME, ignore_eos=True, chat_template_args=(("enable_thinking", False),)
     )
     replay_wire(wire, case)
@@ -220,7 +220,7 @@ def test_prompts_are_sent_in_their_order_with_the_cases_settings() -> None:
 
 def test_a_turn_has_the_same_seed_in_each_round_if_the_case_has_one() -> None:
     wires = [Wire(PIECES) for _ in range(3)]
-    paired = dataclasses.replace(ONE_AT_A_TIME, temperature=0.7, paired_seeds=True)
+    paired = builders.with_request(ONE_AT_A_TIME, temperature=0.7, paired_seeds=True)
     for wire, case in zip(wires, (paired, paired, ONE_AT_A_TIME), strict=True):
         replay_wire(wire, case, [CONVERSATION, *builders.PROMPTS])
     seeds = [[body.get("seed") for body in wire.bodies] for wire in wires]
@@ -232,7 +232,7 @@ def test_a_turn_has_the_same_seed_in_each_round_if_the_case_has_one() -> None:
 
 def test_an_answer_ends_at_the_texts_of_its_dataset() -> None:
     wire = Wire(PIECES)
-    replay_wire(wire, dataclasses.replace(ONE_AT_A_TIME, dataset="gsm8k-5shot"))
+    replay_wire(wire, builders.with_request(ONE_AT_A_TIME, dataset="gsm8k-5shot"))
     assert [body["stop"][0] for body in wire.bodies] == ["Question:"] * len(builders.PROMPTS)
     wire = Wire(PIECES)
     replay_wire(wire, ONE_AT_A_TIME)
@@ -248,7 +248,7 @@ CONVERSATION = Prompt(id="talk", category="chat", turns=("One?", "Two?", "Three?
 def test_each_turn_has_the_models_own_replies_before_it_as_the_case_says(
     history_reply: str, reply: str
 ) -> None:
-    case = dataclasses.replace(ONE_AT_A_TIME, history_reply=history_reply)
+    case = builders.with_request(ONE_AT_A_TIME, history_reply=history_reply)
     wire = Wire([event("1", text="Hm.</think>"), event("2", '"stop"', text="\\n\\nYes"), USAGE])
     done = replay_wire(wire, case, [CONVERSATION])
     assert [trace.turn for trace in done.traces] == [1, 2, 3]

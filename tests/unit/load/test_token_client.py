@@ -1,6 +1,5 @@
 """Transcribing: answers in token ids, in the order asked, as many at once as is said."""
 
-import dataclasses
 import threading
 import time
 
@@ -77,7 +76,7 @@ def test_a_prompt_is_encoded_by_the_server_and_ids_stay_as_they_are(form: Form) 
         requests.append((path, body))
         return {"tokens": [5, 6]}
 
-    case = dataclasses.replace(
+    case = builders.with_request(
         builders.CASE, form=form, chat_template_args=(("enable_thinking", False),)
     )
     with answering(answer) as url:

@@ -44,7 +44,8 @@ def case(context_tokens: int = 60, **changes: Any) -> Case:  # noqa: ANN401 - fi
     spec = dataclasses.replace(
         builders.SPEC, target="fixtures/target", max_model_len_tokens=context_tokens
     )
-    return dataclasses.replace(builders.CASE, **{"server": spec, "prompts": 2, **changes})
+    on_server = dataclasses.replace(builders.CASE, server=spec)
+    return builders.with_request(on_server, **{"prompts": 2, **changes})
 
 
 def words(tokens: int) -> str:
@@ -199,13 +200,17 @@ def test_texts_to_continue_are_neither_a_chat_nor_for_an_engine_that_never_stops
     engine: str, form: Form, words: str
 ) -> None:
     server = builders.on_server(engine=engine, method="none", draft=None).server
-    continued = dataclasses.replace(builders.CASE, server=server, dataset="gsm8k-5shot", form=form)
+    continued = builders.with_request(
+        dataclasses.replace(builders.CASE, server=server), dataset="gsm8k-5shot", form=form
+    )
     prompts = [Prompt(id="one", category="math", turns=("Question: 1?\nAnswer:",))]
     with pytest.raises(DatasetError, match=words):
         check_form(continued, prompts)
-    fitting = dataclasses.replace(
-        continued,
+    fitting = builders.with_request(
+        dataclasses.replace(
+            continued,
+            server=builders.on_server(engine="tensorrt_llm", method="none", draft=None).server,
+        ),
         form=Form.COMPLETIONS,
-        server=builders.on_server(engine="tensorrt_llm", method="none", draft=None).server,
     )
     check_form(fitting, prompts)

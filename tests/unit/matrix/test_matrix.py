@@ -84,8 +84,12 @@ def test_a_case_has_what_its_tables_say(tmp_path: Path) -> None:
     assert (case.server.padding_layers, case.server.draft_tokens) == (2, 5)
     assert case.server.engine_args == ("--seed", "7")
     assert case.server.engine_env == (("A", "1"), ("B", "2"))
-    assert (case.load.concurrency, case.prompts, case.output_cap_tokens) == (4, 32, 64)
-    assert case.tolerances == (("tpot_p50_ms", 0.2),)
+    assert (case.load.concurrency, case.request.prompts, case.request.output_cap_tokens) == (
+        4,
+        32,
+        64,
+    )
+    assert case.judging.tolerances == (("tpot_p50_ms", 0.2),)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_a_server_that_differs_in_more_is_no_control(tmp_path: Path, line: str) 
 def test_a_run_may_replay_another_number_of_prompts(tmp_path: Path) -> None:
     for case in load(tmp_path, MODELS + CASES).cases:
         fewer = case.replaying(5)
-        assert (fewer.prompts, fewer.matrix_prompts, fewer.id) == (5, 32, case.id)
+        assert (fewer.request.prompts, fewer.request.matrix_prompts, fewer.id) == (5, 32, case.id)
         assert fewer.replaying(32) == case.replaying(32) == case
 
 
@@ -109,10 +113,10 @@ def test_each_table_has_the_defaults_that_it_does_not_set_itself(tmp_path: Path)
     defaults = '[defaults]\ndtype = "float32"\nprompts = 9\n[defaults.tolerances]\npower_w = 0.2\n'
     smaller = CASES.replace("prompts = 32\n", "").replace('"eagle3"', '"draft_model"')
     tier = load(tmp_path, MODELS + defaults + CASES.replace('"none", ', "") + smaller)
-    prompts = {case.server.method: case.prompts for case in tier.cases}
+    prompts = {case.server.method: case.request.prompts for case in tier.cases}
     assert prompts == {"eagle3": 32, "none": 9, "draft_model": 9}
     assert {case.server.dtype for case in tier.cases} == {"float32"}
-    assert {case.tolerances for case in tier.cases} == {(("power_w", 0.2),)}
+    assert {case.judging.tolerances for case in tier.cases} == {(("power_w", 0.2),)}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,10 @@ def test_each_table_has_the_defaults_that_it_does_not_set_itself(tmp_path: Path)
     ],
 )
 def test_turns_are_as_short_as_their_load_allows(load: Load, prompts: int, rounds: int) -> None:
-    assert dataclasses.replace(builders.CASE, load=load, prompts=prompts).rounds == rounds
+    assert (
+        builders.with_request(dataclasses.replace(builders.CASE, load=load), prompts=prompts).rounds
+        == rounds
+    )
 
 
 def test_a_rate_is_a_load_and_limits_are_of_the_case(tmp_path: Path) -> None:
@@ -134,7 +141,7 @@ def test_a_rate_is_a_load_and_limits_are_of_the_case(tmp_path: Path) -> None:
     tier = load(tmp_path, f"{MODELS}{rates}ttft_limit_ms = 200\ntpot_limit_ms = 50\n")
     case = case_of(tier, "vllm-eagle3-tiny-toy-gamma2.5")
     assert case.load == Load(arrivals=Arrivals.GAMMA, requests_per_s=2.5)
-    assert case.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
+    assert case.judging.limits == Limits(ttft_ms=200.0, tpot_ms=50.0)
     assert "vllm-none-tiny-toy-gamma10" in {case.id for case in tier.cases}
 
 
@@ -146,7 +153,9 @@ def test_power_has_half_a_minute_of_load_on_a_gpu_by_default(
     tmp_path: Path, gpus: int, shown: str, power_s: float
 ) -> None:
     models = MODELS.replace("needs_gpus = 0", f"needs_gpus = {gpus}")
-    assert {case.power_s for case in load(tmp_path, models + CASES + shown).cases} == {power_s}
+    assert {case.judging.power_s for case in load(tmp_path, models + CASES + shown).cases} == {
+        power_s
+    }
 
 
 def test_of_several_pairs_a_machine_runs_the_first_that_fits_with_all_its_cases(
@@ -456,9 +465,9 @@ def test_a_thought_is_switched_by_all_names_that_templates_have_for_it(
 ) -> None:
     lines = f'thinking = {str(thinking).lower()}\nchat_template_args = {{ tone = "dry" }}\n'
     case = load(tmp_path, MODELS + CASES + lines).cases[0]
-    assert dict(case.template_args) == {
+    assert dict(case.request.template_args) == {
         "tone": "dry",
         "enable_thinking": thinking,
         "thinking": thinking,
     }
-    assert case.chat_template_args == (("tone", "dry"),)
+    assert case.request.chat_template_args == (("tone", "dry"),)

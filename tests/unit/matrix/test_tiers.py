@@ -38,7 +38,7 @@ def test_each_case_can_be_measured_by_its_engine(name: str) -> None:
         engine = engine_named(case.server.engine)
         check_allowed(case, tier.locations[case.id])
         check_version(case, engine.requirement(on_gpu=tier.needs_gpus > 0).version)
-        assert case.output_cap_tokens < case.server.max_model_len_tokens
+        assert case.request.output_cap_tokens < case.server.max_model_len_tokens
 
 
 @pytest.mark.parametrize("name", ON_GPU)
@@ -107,7 +107,9 @@ def test_a_gpu_runs_the_largest_widened_pair_that_it_holds_for_all_cases(
 def test_the_documents_cases_are_there_whole() -> None:
     """The three documents' cases that a night doesn't have, as the documents state them."""
     bench = load_tier(FOLDER, "specdec_bench")
-    assert [(case.id, case.prompts, case.output_cap_tokens) for case in bench.cases] == [
+    assert [
+        (case.id, case.request.prompts, case.request.output_cap_tokens) for case in bench.cases
+    ] == [
         (f"tensorrt_llm-{method}-gpt-oss-120b-nvidia-{dataset}-c1", prompts, 4096)
         for dataset, prompts in (("mt-bench", 80), ("random-1024", 40))
         for method in ("none", "eagle3")
@@ -120,7 +122,7 @@ def test_the_documents_cases_are_there_whole() -> None:
     tree = large.named("sglang-draft_model_tree-llama-3.3-70b-8b-k8-gsm8k-c20")
     for case in (chain, tree):
         assert case.server.drafted_tokens == 24
-        assert (case.prompts, case.output_cap_tokens) == (20, 256)
+        assert (case.request.prompts, case.request.output_cap_tokens) == (20, 256)
         assert (case.server.max_sequences, case.server.parallel.tensor) == (96, 4)
         assert case.unmet((141.0,) * 4) == ""
     assert chain.server.parallel.draft_tensor == 1
@@ -220,7 +222,7 @@ def test_what_a_night_asks_only_16_at_a_time_is_asked_one_at_a_time_elsewhere() 
 
 def test_the_smoke_tier_is_part_of_the_nights_and_fetches_nothing() -> None:
     cases = cases_of("gpu_smoke")
-    assert {case.dataset for case in cases} == {"toy"}
+    assert {case.request.dataset for case in cases} == {"toy"}
     assert not any(is_hub_id(case.server.target) for case in cases)
     loaded = {case.id for case in cases if case.load.concurrency > 1}
     assert loaded <= {case.id for case in cases_of("gpu")}

@@ -20,7 +20,7 @@ from tests.unit import builders
 from tests.unit.builders.started_servers import start
 
 PROMPTS = builders.PROMPTS
-SIX = dataclasses.replace(builders.CASE, prompts=6)
+SIX = builders.with_request(builders.CASE, prompts=6)
 
 
 class _OldWireFormat(VllmWireFormat):
@@ -91,7 +91,7 @@ def test_a_soak_needs_no_more_than_the_sum(old_server: Server) -> None:
 
 
 def test_the_extension_is_counted_in_batches_too(old_server: Server) -> None:
-    three = dataclasses.replace(builders.with_concurrency(1), prompts=3)
+    three = builders.with_request(builders.with_concurrency(1), prompts=3)
     measurement = measured(three, old_server, enough=lambda _, look: look is Look.EXTENDED)
     record = accepted(measurement)
     assert measurement.look is Look.EXTENDED

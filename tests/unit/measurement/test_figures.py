@@ -28,8 +28,9 @@ from tests.unit import builders
 
 MS = 10**6
 S = 10**9
-CASE = dataclasses.replace(
-    builders.CASE, control=builders.PLAIN_SPEC, limits=Limits(ttft_ms=20.0, tpot_ms=7.5)
+CASE = builders.with_judging(
+    dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC),
+    limits=Limits(ttft_ms=20.0, tpot_ms=7.5),
 )
 # Acceptance lengths of 2.5 and 4.
 LONG = builders.counts(8, 0, 6, 6)
@@ -73,7 +74,7 @@ def measured(
 ) -> Measurement:
     controls = (CONTROL,) if case.control else ()
     replay = Replay(
-        rounds=rounds, control_rounds=controls, acceptance=acceptance, limits=case.limits
+        rounds=rounds, control_rounds=controls, acceptance=acceptance, limits=case.judging.limits
     )
     measurement = builders.measurement(values_of(case, replay), case=case)
     return dataclasses.replace(measurement, replay=replay)
@@ -220,7 +221,7 @@ def test_an_answer_that_the_server_ended_by_a_limit_of_its_own_is_counted(
     trace = msgspec.structs.replace(trace, finish_reason=finish_reason)
     part = dataclasses.replace(ROUNDS[0], traces=(trace,))
     measurement = measured(record(), rounds=(part,))
-    case = dataclasses.replace(measurement.case, output_cap_tokens=8, ignore_eos=ignore_eos)
+    case = builders.with_request(measurement.case, output_cap_tokens=8, ignore_eos=ignore_eos)
     answers = figures_of(dataclasses.replace(measurement, case=case), 1).answers
     assert answers is not None
     assert answers.cut_short == cut_short
@@ -262,7 +263,7 @@ def test_thoughts_and_answers_have_an_acceptance_each_by_their_chunks() -> None:
 
 
 def test_there_is_no_speedup_without_a_control_or_a_speed() -> None:
-    for case in (builders.PLAIN_CASE, dataclasses.replace(CASE, speed=False)):
+    for case in (builders.PLAIN_CASE, builders.with_judging(CASE, speed=False)):
         assert as_json(measured(record(), case))["speedup"] is None
     alone = as_json(measured(None, builders.PLAIN_CASE))
     assert (alone["acceptance"], alone["control"], alone["timing"]["requests"]) == (None, None, 4)

@@ -155,14 +155,18 @@ OF_CHUNKS = dataclasses.replace(
     builders.acceptance(dataclasses.replace(COUNTS, proposed=None), Source.STREAM_CHUNKS),
     view=View.EMITTED,
 )
-ALL_SETTINGS = dataclasses.replace(
-    CASE,
-    load=Load(arrivals=Arrivals.POISSON, requests_per_s=500.0),
-    turns=1,
-    chat_template_args=(("tools", ["a", {"b": None}]), ("think", False)),
+ALL_SETTINGS = builders.with_judging(
+    builders.with_request(
+        dataclasses.replace(
+            CASE,
+            load=Load(arrivals=Arrivals.POISSON, requests_per_s=500.0),
+            server=dataclasses.replace(CASE.server, tree=Tree(branches=2, drafted_tokens=6)),
+        ),
+        turns=1,
+        chat_template_args=(("tools", ["a", {"b": None}]), ("think", False)),
+    ),
     limits=Limits(tpot_ms=5.0),
     tolerances=(("tpot_p50_ms", 0.2),),
-    server=dataclasses.replace(CASE.server, tree=Tree(branches=2, drafted_tokens=6)),
 )
 
 

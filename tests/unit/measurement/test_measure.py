@@ -51,7 +51,7 @@ from tests.unit.builders.processes import lives
 from tests.unit.builders.started_servers import at_most, start
 
 MS = 10**6
-PROMPTS = builders.PROMPTS[: builders.CASE.prompts]
+PROMPTS = builders.PROMPTS[: builders.CASE.request.prompts]
 ONE_AT_A_TIME = builders.with_concurrency(1)
 BESIDE_CONTROL = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
 LEARNING = builders.with_concurrency(1, builders.on_server(method="suffix"))
@@ -101,7 +101,7 @@ def test_the_warm_up_uses_prompts_that_are_not_measured_if_any(
     tmp_path: Path, prompts: int, first: str, *, warm: bool
 ) -> None:
     """Its own prompts and its extension's are the first of six; here the first request fails."""
-    case = dataclasses.replace(ONE_AT_A_TIME, prompts=prompts)
+    case = builders.with_request(ONE_AT_A_TIME, prompts=prompts)
     with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=1)) as server:
         arm = Arm(case=case, server=server, warm=warm)
         (measurement,) = measure([arm], workload_of(case, builders.PROMPTS), QUIET)
@@ -111,7 +111,7 @@ def test_the_warm_up_uses_prompts_that_are_not_measured_if_any(
 
 def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: Path) -> None:
     case = builders.with_concurrency(1, builders.on_server(method="scheduled"))
-    case = dataclasses.replace(case, prompts=3)
+    case = builders.with_request(case, prompts=3)
     with start(tmp_path, Script(fault=Fault.HTTP_500, fault_after_requests=3)) as server:
         measurement = measured(server, None, case)
     assert "1 of 6 requests failed, the first on prompt 'chat-2'" in str(
@@ -150,7 +150,7 @@ def test_a_broken_meter_makes_the_measurement_invalid(
     assert measurement.engine_version == "99.0+scripted"
 
 
-IN_LAST_REQUEST = BEFORE_ROUNDS + ONE_AT_A_TIME.prompts - 1
+IN_LAST_REQUEST = BEFORE_ROUNDS + ONE_AT_A_TIME.request.prompts - 1
 
 
 @pytest.mark.parametrize("after", [1, BEFORE_ROUNDS + 1, IN_LAST_REQUEST])
@@ -492,7 +492,7 @@ def test_a_case_with_one_in_flight_takes_turns_by_the_prompt(
 def test_several_client_processes_measure_what_one_does(
     servers: tuple[Server, Server], valid: Measurement
 ) -> None:
-    case = dataclasses.replace(builders.CASE, client_processes=2)
+    case = builders.with_request(builders.CASE, client_processes=2)
     recorded: list[str] = []
     plan = dataclasses.replace(
         QUIET, record=lambda *_: lambda request: recorded.append(request.trace.prompt_id)
@@ -506,7 +506,7 @@ def test_several_client_processes_measure_what_one_does(
 
 def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
     async def run() -> list[int | None]:
-        case = dataclasses.replace(builders.CASE, client_processes=2)
+        case = builders.with_request(builders.CASE, client_processes=2)
         endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
         async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
             clients.workers[1].child.popen.kill()
@@ -523,9 +523,8 @@ KILLED = """
 import asyncio, dataclasses, os, signal, sys, time
 from specreg.load.rounds import Load, open_clients
 from tests.unit import builders
-case = dataclasses.replace(
-    builders.CASE, client_processes=int(sys.argv[1]), load=Load(concurrency=2, duration_s=60.0)
-)
+case = builders.with_request(client_processes=int(sys.argv[1]))
+case = dataclasses.replace(case, load=Load(concurrency=2, duration_s=60.0))
 endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
 async def run():
     async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:

@@ -223,7 +223,7 @@ OF_DRAFTS = [
         (builders.PLAIN_CASE, Family.LATENCY, ["ttft_p50_ms", "tpot_p50_ms"]),
         (builders.PLAIN_CASE, Family.THROUGHPUT, ["throughput_tokens_per_s"]),
         (
-            dataclasses.replace(builders.PLAIN_CASE, limits=Limits(tpot_ms=20.0)),
+            builders.with_judging(builders.PLAIN_CASE, limits=Limits(tpot_ms=20.0)),
             Family.THROUGHPUT,
             ["throughput_tokens_per_s", "goodput_requests_per_s"],
         ),
@@ -237,8 +237,8 @@ def test_a_case_has_the_metrics_that_can_have_a_value(
 
 def test_a_tolerance_that_no_loss_could_overstep_is_refused() -> None:
     """A time may become twice as long; no more than all tokens per second can be lost."""
-    check_allowed(dataclasses.replace(builders.CASE, tolerances=(("tpot_p50_ms", 1.0),)), "")
-    blind = dataclasses.replace(builders.CASE, tolerances=(("throughput_tokens_per_s", 1.0),))
+    check_allowed(builders.with_judging(builders.CASE, tolerances=(("tpot_p50_ms", 1.0),)), "")
+    blind = builders.with_judging(builders.CASE, tolerances=(("throughput_tokens_per_s", 1.0),))
     with pytest.raises(MatrixError) as error:
         check_allowed(blind, "cpu.toml, line 7")
     assert str(error.value) == (
@@ -255,12 +255,12 @@ def test_a_pinned_case_has_its_speeds_judged_and_its_acceptance_shown() -> None:
 
 
 def test_what_is_only_shown_is_a_metric_that_is_not_judged_and_has_no_tolerance() -> None:
-    shown = dataclasses.replace(builders.CASE, shown=("ttft_p50_ms",))
+    shown = builders.with_judging(builders.CASE, shown=("ttft_p50_ms",))
     check_allowed(shown, "")
     assert [metric.name for metric in metrics_of(shown, Family.LATENCY)] == ["tpot_p50_ms"]
     with pytest.raises(UnknownNameError, match="line 7: unknown metric in shown 'ttft'; known: "):
-        check_allowed(dataclasses.replace(builders.CASE, shown=("ttft",)), "cpu.toml, line 7")
-    both = dataclasses.replace(shown, tolerances=(("ttft_p50_ms", 0.2),))
+        check_allowed(builders.with_judging(builders.CASE, shown=("ttft",)), "cpu.toml, line 7")
+    both = builders.with_judging(shown, tolerances=(("ttft_p50_ms", 0.2),))
     with pytest.raises(MatrixError, match="line 7: 'ttft_p50_ms' is shown and has a tolerance"):
         check_allowed(both, "cpu.toml, line 7")
 

@@ -126,7 +126,9 @@ def test_cases_beside_one_control_take_turns_and_have_its_rounds(
             speedups[name] = combined.values["speedup_ratio"]
     if len(speedups) == 2:
         assert speedups["quick"] > 1.5 * speedups["slow"]
-    truths = [builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS[: CASE.prompts]]
+    truths = [
+        builders.truth(prompt, DEFAULTS) for prompt in builders.PROMPTS[: CASE.request.prompts]
+    ]
     assert quick.acceptance is not None
     assert quick.acceptance.total == builders.counts_of(truths)
     assert quick.acceptance == slow.acceptance
@@ -199,5 +201,5 @@ def test_each_case_decides_by_itself_whether_it_needs_the_extension(
     assert quick.acceptance is not None
     assert slow.acceptance is not None
     assert len(quick.acceptance.prompts) == len(builders.PROMPTS)
-    assert len(slow.acceptance.prompts) == CASE.prompts
+    assert len(slow.acceptance.prompts) == CASE.request.prompts
     assert rounds_of(quick) == rounds_of(slow)

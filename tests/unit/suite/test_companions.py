@@ -45,7 +45,7 @@ def joined(
 def test_cases_that_differ_in_their_speculation_alone_are_companions() -> None:
     assert joined(DRAFTING, SINGLE_EAGLE, EAGLE, LEARNING, NGRAM) == [DRAFTING, EAGLE, NGRAM]
     assert joined(EAGLE, PLAIN, case=DRAFTING) == [EAGLE, PLAIN]
-    other_prompts = dataclasses.replace(EAGLE, prompts=3)
+    other_prompts = builders.with_request(EAGLE, prompts=3)
     assert joined(other_prompts) == []
     alone, other_alone = (dataclasses.replace(case, control=None) for case in (DRAFTING, EAGLE))
     assert joined(other_alone, case=alone) == []

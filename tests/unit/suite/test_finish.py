@@ -239,7 +239,7 @@ def test_a_loss_is_recorded_only_with_a_reason(tmp_path: Path) -> None:
 
 def test_a_tier_of_which_some_servers_have_a_realistic_speed_says_how_many(tmp_path: Path) -> None:
     context = runs.context(tmp_path)
-    untimed = dataclasses.replace(builders.CASE, speed=False)
+    untimed = builders.with_judging(builders.CASE, speed=False)
     mixed = dataclasses.replace(context.tier, cases=(builders.CASE, untimed))
     context = dataclasses.replace(context, tier=mixed)
     result = empty_result(context, Selection())

@@ -29,7 +29,7 @@ def test_a_measurement_in_other_circumstances_is_another_one(tmp_path: Path) -> 
     keys = [
         ledger_key(case, 1, everything, context),
         ledger_key(case, 2, everything, context),
-        ledger_key(dataclasses.replace(case, turns=1), 1, everything, context),
+        ledger_key(builders.with_request(case, turns=1), 1, everything, context),
         ledger_key(case, 1, acceptance, context),
         *(ledger_key(case, 1, everything, circumstances) for circumstances in other_circumstances),
     ]

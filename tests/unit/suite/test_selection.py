@@ -24,8 +24,8 @@ def test_a_case_is_timed_if_speed_is_recorded_or_only_shown(
 ) -> None:
     context = runs.context(tmp_path, **options)
     selection = runs.selection(context, {builders.CASE.id: [LENGTH.name]})
-    only_shown = dataclasses.replace(builders.CASE, shown=SPEEDS)
-    without_speed = dataclasses.replace(only_shown, speed=False)
+    only_shown = builders.with_judging(builders.CASE, shown=SPEEDS)
+    without_speed = builders.with_judging(only_shown, speed=False)
 
     cases = (builders.CASE, only_shown, without_speed)
 
@@ -33,7 +33,7 @@ def test_a_case_is_timed_if_speed_is_recorded_or_only_shown(
 
 
 def test_a_least_time_needs_a_speed_to_be_recorded_or_compared(tmp_path: Path) -> None:
-    lasting = dataclasses.replace(builders.CASE, least_s=8.0)
+    lasting = builders.with_judging(builders.CASE, least_s=8.0)
     context = runs.context(tmp_path)
     speed = runs.selection(context, {lasting.id: [SPEED.name]})
     acceptance = runs.selection(context, {lasting.id: [LENGTH.name]})

@@ -66,9 +66,9 @@ def test_a_start_is_expected_with_the_first_case_on_each_launch_of_a_server(tmp_
 
 
 def test_where_no_speed_is_needed_neither_a_control_nor_power_is_expected(tmp_path: Path) -> None:
-    case = dataclasses.replace(EAGLE, control=NGRAM.server, power_s=100.0)
+    case = builders.with_judging(dataclasses.replace(EAGLE, control=NGRAM.server), power_s=100.0)
     context = runs.context(tmp_path, cases=(case,))
-    alone = dataclasses.replace(case, control=None, power_s=0.0)
+    alone = builders.with_judging(dataclasses.replace(case, control=None), power_s=0.0)
     alone_s = START_S["cpu"] + estimate_of(alone, context.store, "cpu").case_s
 
     assert expected(context, "acceptance_length_tokens") == {case.id: alone_s}
@@ -98,7 +98,7 @@ def test_the_first_of_the_cases_beside_one_control_takes_the_time_of_all(tmp_pat
 
 
 def test_a_least_time_is_expected_only_where_it_is_needed(tmp_path: Path) -> None:
-    lasting = dataclasses.replace(EAGLE, least_s=1000.0)
+    lasting = builders.with_judging(EAGLE, least_s=1000.0)
     recording = {"update_baselines": True, "launches": 1}
 
     def case_s(case: Case, **options: Any) -> float:  # noqa: ANN401 - any option

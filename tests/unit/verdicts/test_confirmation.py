@@ -384,7 +384,7 @@ def rule(metric: Metric, *, may_stop_early: bool, recorded: bool = True) -> Stop
     """Enough for a metric of the case, against a baseline like SAME."""
     baseline = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(SAME))
     known = builders.known(baseline if recorded else None)
-    case = dataclasses.replace(builders.CASE, prompts=10)
+    case = builders.with_request(builders.CASE, prompts=10)
     return enough_for(case, metric, known, may_stop_early=may_stop_early, cases=1)
 
 

@@ -141,7 +141,7 @@ def test_a_length_is_judged_as_what_it_adds_to_one(
 ) -> None:
     """1.949 is 2.6 % below 2.0, but 5.1 % of what speculation gains; elsewhere 8 % are fine."""
     tolerances = ((LENGTH.name, 0.2),) if tolerance_frac == 0.2 else ()
-    case = dataclasses.replace(builders.CASE, tolerances=tolerances)
+    case = builders.with_judging(builders.CASE, tolerances=tolerances)
     here = tolerance_frac != 0.08
     environment = builders.ENVIRONMENT if here else builders.OTHER_ENVIRONMENT
     baseline = builders.baseline(of=of_length(recorded), environment=environment)
@@ -283,7 +283,7 @@ def test_a_change_of_speed_says_what_it_comes_from() -> None:
         (THROUGHPUT.name, "ngram", ""),  # it doesn't draft in every step
         ("ttft_p50_ms", "eagle3", ""),
     ):
-        case = dataclasses.replace(builders.on_server(method=method), prompts=6)
+        case = builders.with_request(builders.on_server(method=method), prompts=6)
         sign = METRICS[name].sign
         baseline = builders.baseline({name: 100.0}, {name: 100.0}, of=of_length(2.0))
         values = {name: 100.0 * 0.81**sign}
@@ -496,7 +496,7 @@ def test_each_speed_of_a_baseline_that_has_a_spread_is_told_of() -> None:
         for name in row
     }
     del spreads[TPOT.name]
-    case = dataclasses.replace(builders.CASE, tolerances=((THROUGHPUT.name, 0.2),))
+    case = builders.with_judging(builders.CASE, tolerances=((THROUGHPUT.name, 0.2),))
     detects = detects_against(builders.baseline(row, row), case, spreads)
     assert detects == {
         THROUGHPUT.name: detectable(THROUGHPUT, 0.2, 2, spreads[THROUGHPUT.name], kind="cpu")
