@@ -6,6 +6,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,27 @@ def test_the_engine_takes_each_command_line(engine: str, version: str) -> None:
     assert dict(zip(commands, problems_found, strict=True)) == dict.fromkeys(commands)
     assert of_flag
     assert of_method
+
+
+def test_the_recorded_architectures_are_those_of_the_pinned_wheels(tmp_path: Path) -> None:
+    """The unit tests look up each published model of the tiers in that record."""
+    sglang = engine_named("sglang").requirement(on_gpu=True).version
+    vllm = engine_named("vllm").requirement(on_gpu=True).version
+    environment = Path(interpreter_of("sglang", sglang)).parents[1]
+    (sglang_folder,) = environment.glob("lib/python*/site-packages")
+    vllm_folder = modules_of("vllm", vllm)
+    assert vllm_folder is not None
+    read = subprocess.run(
+        (
+            sys.executable,
+            str(builders.ROOT / "fixtures/recordings/read_architectures.py"),
+            str(vllm_folder),
+            str(sglang_folder),
+        ),
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    recorded = builders.ROOT / "fixtures/recordings/architectures.json"
+    assert read.stdout == recorded.read_text()
