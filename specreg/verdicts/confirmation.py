@@ -116,8 +116,9 @@ class Confirmation:
     def conclude(self) -> None:
         """Judge all speeds again at the end of the run.
 
-        The common change of all cases is complete only at the end. A verdict that still waits for a
-        launch becomes INCONCLUSIVE, because the run was cut short. Confirmed losses stay REGRESSED.
+        The common change of all cases is complete only at the end, so early losses are judged again
+        too. A verdict that still waits for a launch becomes INCONCLUSIVE, because the run was cut
+        short. So does a loss that one launch shows only beside the later cases.
         """
         self._is_concluding = True
         # These verdicts will get no further launch.
@@ -132,11 +133,15 @@ class Confirmation:
         for row, launches in self._launches.items():
             before = self._decided[row]
             metric = METRICS[before.metric]
-            if row in self._waiting or before.outcome is Outcome.REGRESSED or not metric.by_launch:
+            if row in self._waiting or before.outcome not in JUDGED or not metric.by_launch:
                 continue
-            if before.outcome in JUDGED:
-                look = Look.LAUNCH if len(launches) == 1 else Look.FURTHER_LAUNCH
-                self._decided[row] = self._look(metric, launches, look)
+            if len(launches) > 1:
+                self._decided[row] = self._look(metric, launches, Look.FURTHER_LAUNCH)
+                continue
+            verdict = self._look(metric, launches, Look.LAUNCH)
+            if verdict.outcome is Outcome.REGRESSED and not verdict.has_code(MACHINE_MOVED):
+                verdict = self._soften(seen_on(verdict, (verdict,)))
+            self._decided[row] = verdict
         self._waiting.clear()
 
     def revise(self, judge_again: Callable[[Verdict], Verdict]) -> None:

@@ -269,6 +269,32 @@ def test_what_all_cases_do_alike_is_known_when_the_run_is_over() -> None:
     assert {verdict.outcome for verdict in run.verdicts} == {REGRESSED}
 
 
+def test_one_launch_that_looks_lost_only_beside_the_others_proves_nothing() -> None:
+    """All other cases are 12 % faster, which is known after the case has been measured."""
+    launches = {case: launch(case, speed=112.0) for case in CASES}
+    launches[ONE] = launch(ONE, speed=97.0)
+    run, asked = begin(holds_by_nights=True)
+    for case in CASES:
+        run.judge(SPEED, [launches[case]])
+        run.confirm()
+    run.conclude()
+    early = run.verdicts[0]
+    assert asked == []
+    assert (early.outcome, early.launches, early.holds) == (INCONCLUSIVE, 1, True)
+
+
+def test_a_loss_that_all_cases_share_in_the_end_is_not_the_early_case_s() -> None:
+    """The machine is 30 % slower in this hour; the first case was judged before that was known."""
+    launches = {case: launch(case, speed=70.0) for case in CASES}
+    run, _ = begin({case: [measured] * 3 for case, measured in launches.items()})
+    for case in CASES:
+        run.judge(SPEED, [launches[case]])
+        run.confirm()
+    run.conclude()
+    codes = {verdict.has_code(MACHINE_MOVED) for verdict in run.verdicts}
+    assert codes == {True}
+
+
 def test_an_early_case_of_a_run_of_many_waits_for_the_others() -> None:
     """The first cases have nobody to be compared with; the end of the run tells."""
     launches = {case: launch(case, speed=100.0) for case in CASES}
