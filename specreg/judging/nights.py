@@ -13,6 +13,9 @@ from specreg.judging.spread import Bools, Floats, Ints, Spread
 
 PASS_LEVEL = 0.004
 """The probability that a figure passes although it lost as much as is tolerated."""
+_FEWEST_DECISIONS = 24
+"""A machine with fewer figures is judged as if it had these, because a false loss stays for many
+nights, and would be seen on such a machine as often as on a large one."""
 _KEPT_ERRORS = 2.4
 """How many standard errors a proof takes: Student's quantile at 1 % with some 50 nights."""
 _SURE_ERRORS = 3.0
@@ -72,7 +75,7 @@ class MachineNights:
         self.cases = Fold(
             Spread(groups.by_metric, own_frac, prior.launch_frac),
             tolerances_frac,
-            decisions=len(figures),
+            decisions=max(len(figures), _FEWEST_DECISIONS),
         )
         # The contrast of one of two engines is that of the other one, so nothing is pooled.
         pairs = len(groups.by_engine)
