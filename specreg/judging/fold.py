@@ -14,7 +14,7 @@ from specreg.judging.spread import Bools, Floats, Ints, Spread, quantiles
 
 NIGHT_LEVEL = 0.01
 """The probability per night that chance alone shows a loss in any figure."""
-LASTING_LEVEL = NIGHT_LEVEL / 16
+LASTING_LEVEL = NIGHT_LEVEL / 32
 """The part of it for lasting losses. It is small because each night tries many first nights of a
 loss, and because what chance shows stays for several nights."""
 OVER_LEVEL = 0.0002
@@ -32,7 +32,7 @@ _MOST_SPREADS = 3.5
 """How far a single night may move a level, in standard errors."""
 _MIDDLE_SPREADS = 1.5
 """How far a night may be from the middle one of a lasting change, in spreads."""
-_FREEDOM_PER_NIGHT = 24.0
+_FREEDOM_PER_NIGHT = 30.0
 """The degrees of freedom that each night of a comparison is worth at most. One night may be far off
 by chance, and then it is off for all nights that are compared with it."""
 _HEAVY_TAIL = 3.0
