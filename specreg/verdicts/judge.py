@@ -440,8 +440,9 @@ def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle
         reason = Reason(text=f"the baseline holds acceptance alone, and no {metric.quantity}")
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if not baselines.exact.launch_values(metric):
-        reason = Reason(text=f"the baseline holds no {metric.name}")
-        return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
+        # The metric is newer than the baseline, so its case has lost nothing by it.
+        reason = Reason(text=f"not recorded yet: the baseline holds no {metric.name}")
+        return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if metric.family is Family.POWER and evidence.device_difference:
         reason = Reason(text=evidence.device_difference)
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
