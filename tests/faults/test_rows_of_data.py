@@ -157,7 +157,7 @@ def prepared(folder: Path, *rows: str) -> Path:
     ("second", "words"),
     [
         (json.dumps({**OTHER, "turns": [""]}), "prompt 'b' has an empty turn, no turn at all, or"),
-        ('{"id": "b", "category": ', "Input data was truncated; a prompt needs an id"),
+        ('{"id": "b", "category": ', "Input data was truncated; correct the row, or remove it"),
         (json.dumps({"id": "b", "turns": ["Hello."]}), "Object missing required field `category`"),
     ],
     ids=["empty", "wrong-json", "missing-column"],
