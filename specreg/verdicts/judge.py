@@ -574,7 +574,6 @@ def _judge_speed(
     case = evidence.measurement.case
     baselines = evidence.baselines
     values = evidence.launch_values(metric)
-    recorded = baselines.exact.launch_values(metric) if baselines.exact else ()
     card_difference = evidence.card_difference if metric.family is Family.POWER else ""
     tolerance_frac = tolerance_of(metric, case, baselines)
     if card_difference:
@@ -584,8 +583,11 @@ def _judge_speed(
     if nights is None:
         return _judge_standstill(metric, evidence, tolerance_frac)
 
-    # Judge the change of tonight from the nights before.
-    reference = Reference(_geometric_mean(recorded), _against(baselines), tolerance_frac)
+    # Judge the change of tonight from the nights before. Their level is shown, less what all cases
+    # have in common tonight, so that the change can be recomputed from the two values.
+    value = _geometric_mean(values)
+    level_of_nights = value * math.exp(-metric.sign * nights.effect.estimate_frac)
+    reference = Reference(level_of_nights, _against(baselines), tolerance_frac)
     level = LEVELS[look]
     loss_level = level / judged_by.decisions
     outcome, comparison = judge_effect(metric, nights.effect, reference, level, loss_level)
@@ -593,7 +595,7 @@ def _judge_speed(
         case_id=case.id,
         metric=metric.name,
         outcome=outcome,
-        value=_geometric_mean(values),
+        value=value,
         comparison=comparison,
         cause=_cause(metric, evidence, nights.effect),
         launches=len(evidence.launches),

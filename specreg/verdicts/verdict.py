@@ -80,14 +80,14 @@ class Comparison:
     """How a metric differs from its expected value. A field is None if it is unknown.
 
     Attributes:
-        expected: the value of the baseline, of the publication, or of side A of a gate.
+        expected: the value of the baseline, of the publication, or of side A of a gate. For a speed
+            it is the level of the nights before, less what all cases have in common tonight.
         against: where that value comes from: an environment, a publication, a side, or a moment.
         tolerance_frac: the tolerated change for the worse, as a share.
         two_sided: whether a change in either direction is worse.
         change_frac: the relative change; better is positive, and more is positive for a two-sided
-            metric. It is ±(value - expected) / (expected - origin), with the metric's `origin`. But
-            a speed of a run is compared with its earlier nights, and a soak has the change in an
-            hour.
+            metric. It is ±(value - expected) / (expected - origin), with the metric's `origin`. A
+            soak has the change in an hour instead.
         low_frac: the lower end of the interval of `change_frac`.
         high_frac: the upper end of the interval of `change_frac`.
         p_worse: the probability that chance alone makes the metric look this much worse, or for a

@@ -295,6 +295,23 @@ def test_a_loss_that_all_cases_share_in_the_end_is_not_the_early_case_s() -> Non
     assert codes == {True}
 
 
+@pytest.mark.parametrize("metric", [SPEED, TIME])
+def test_a_change_can_be_recomputed_from_the_two_values_beside_it(metric: Metric) -> None:
+    """All cases are 4 % slower tonight, which is subtracted; one of them is slower still."""
+    launches = {case: launch(case, speed=96.0, time_ms=10.4) for case in CASES}
+    launches[ONE] = launch(ONE, speed=95.0, time_ms=10.6)
+    run, _ = begin()
+    for case in CASES:
+        run.judge(metric, [launches[case]])
+    run.conclude()
+    for verdict in run.verdicts:
+        comparison = verdict.comparison
+        assert verdict.value is not None
+        assert comparison.expected is not None
+        change_frac = verdict.value / comparison.expected - 1
+        assert change_frac == pytest.approx(metric.sign * (comparison.change_frac or 0.0))
+
+
 def test_an_early_case_of_a_run_of_many_waits_for_the_others() -> None:
     """The first cases have nobody to be compared with; the end of the run tells."""
     launches = {case: launch(case, speed=100.0) for case in CASES}
