@@ -37,6 +37,8 @@ _NAMED = frozenset({Finding.LOST, Finding.ENGINE_LOST})
 _TITLE = 62
 _SHARE = 40
 """The widths of the table's columns."""
+_CHANCE_ERRORS = 3.0
+"""How many standard errors a share may exceed its limit by chance."""
 _MENDED_NIGHTS = 3
 """After so many nights a mended loss should be green again."""
 
@@ -326,11 +328,17 @@ class Limit:
     least_frac: float = 0.0
 
     def is_kept(self, counts: Counts) -> bool:
-        """Return whether the share is within the limit."""
+        """Return whether the share is within the limit, or exceeds it by chance.
+
+        The nights of a series aren't independent: an unlucky recording concerns all of them. So
+        chance is that of as many draws as there are series.
+        """
         value = self.of(counts)
+        limit_frac = self.least_frac if self.most_frac is None else self.most_frac
+        error = math.sqrt(limit_frac * (1 - limit_frac) / counts.series)
         if self.most_frac is None:
-            return value >= self.least_frac
-        return value <= self.most_frac
+            return value >= limit_frac - _CHANCE_ERRORS * error
+        return value <= limit_frac + _CHANCE_ERRORS * error
 
     @property
     def reach(self) -> str:

@@ -49,8 +49,8 @@ def test_ten_of_sixteen_cases_that_lose_are_named_and_forgotten_once_mended() ->
 
 def test_a_limit_that_is_exceeded_is_marked() -> None:
     row = IDENTICAL[0]
-    good = Counts(series=1, healthy_nights=100, red_nights=3)
-    bad = Counts(series=1, healthy_nights=100, red_nights=4)
+    good = Counts(series=1000, healthy_nights=10_000, red_nights=400)
+    bad = Counts(series=1000, healthy_nights=10_000, red_nights=500)
     assert render(row, good)[1]
     lines, is_kept = render(row, bad)
     assert not is_kept
