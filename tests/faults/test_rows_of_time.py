@@ -182,13 +182,15 @@ def test_row_23_step_time_and_memory_that_grow(soak: Hurt, worse: Script, figure
 
 
 def test_row_23_a_steady_server_raises_no_alarm(soak: Hurt) -> None:
-    """In what it serves. The memory of a Python server does grow in its first half minute."""
     with soak.start_soak(f"--minutes={SOAK_MIN}", FINE) as soaking:
         output, _ = soaking.communicate(timeout=120)
-    assert not re.search(r"^after .*(acceptance|step)", output, re.MULTILINE), output
+    assert not re.search(r"^after ", output, re.MULTILINE), output
     rows = rows_of(output)
     assert rows["acceptance_length_tokens"] == "PASS"
-    assert rows["step_ms"] != "REGRESSED"
+    assert "REGRESSED" not in rows.values()
+    # A busy machine may leave the step time undecided, which is 10, as it should be.
+    steady = "INCONCLUSIVE" not in rows.values()
+    assert soaking.returncode == (0 if steady else 10), output
 
 
 def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:
