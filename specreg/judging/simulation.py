@@ -22,7 +22,6 @@ from specreg.judging.nights import CPU, GPU, MachineNights, Prior
 from specreg.judging.rules import Finding, finding_of
 from specreg.judging.samples import Figure
 from specreg.judging.spread import Bools, Floats
-from specreg.stats.intervals import most_by_chance
 
 SPEEDS = 5
 """How many speeds of a case are judged independently."""
@@ -38,6 +37,8 @@ _NAMED = frozenset({Finding.LOST, Finding.ENGINE_LOST})
 _TITLE = 62
 _SHARE = 40
 """The widths of the table's columns."""
+_CHANCE_ERRORS = 3.0
+"""How many standard errors a share may exceed its limit by chance."""
 _MENDED_NIGHTS = 3
 """After so many nights a mended loss should be green again."""
 
@@ -332,13 +333,12 @@ class Limit:
         The nights of a series aren't independent: an unlucky recording concerns all of them. So
         chance is that of as many draws as there are series.
         """
-        bad_frac = self.of(counts)
-        allowed_frac = self.most_frac
-        if allowed_frac is None:
-            bad_frac = 1 - bad_frac
-            allowed_frac = 1 - self.least_frac
-        most_bad = most_by_chance(counts.series, allowed_frac)
-        return bad_frac * counts.series <= most_bad
+        value = self.of(counts)
+        limit_frac = self.least_frac if self.most_frac is None else self.most_frac
+        error = math.sqrt(limit_frac * (1 - limit_frac) / counts.series)
+        if self.most_frac is None:
+            return value >= limit_frac - _CHANCE_ERRORS * error
+        return value <= limit_frac + _CHANCE_ERRORS * error
 
     @property
     def reach(self) -> str:

@@ -330,24 +330,3 @@ def _gauss() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the nodes and weights of Gauss-Legendre quadrature."""
     # They are the same for each integral, and computing them takes longer than the integral.
     return np.polynomial.legendre.leggauss(200)
-
-
-_ONCE_IN_A_THOUSAND = 0.001
-
-
-def most_by_chance(trials: int, frac: float) -> int:
-    """Return the number of hits that chance exceeds only once in a thousand times.
-
-    Args:
-        trials: how many trials there are.
-        frac: the probability of a hit in each trial, 0..1.
-    """
-    # The cumulative binomial distribution.
-    below = 0.0
-    for hits in range(trials):
-        misses = trials - hits
-        ways = math.comb(trials, hits)
-        below += ways * frac**hits * (1 - frac) ** misses
-        if below >= 1 - _ONCE_IN_A_THOUSAND:
-            return hits
-    return trials

@@ -33,7 +33,7 @@ from specreg.judging.simulation import new_pool
 from specreg.matrix.case import Case, Load, Request
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS
-from specreg.stats.intervals import PARTS, Column, Look, most_by_chance
+from specreg.stats.intervals import PARTS, Column, Look
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.confirmation import Confirmation, enough_for, measured_prompts
 from specreg.verdicts.history import History, RunOrigin, RunRecord, run_record
@@ -50,6 +50,7 @@ STEPS = 98
 """How many steps the answer to a prompt has."""
 CASES = 72
 """How many cases a night has."""
+_ONCE_IN_A_THOUSAND = 0.001
 _BASELINE_LAUNCHES = 3
 _DATED_WITHIN_NIGHTS = 2
 """A loss is dated correctly if the date is off by no more than this."""
@@ -362,6 +363,24 @@ def is_within_limits(
     # A limit above 1 is a limit on extended cases, which has been checked above.
     uses_few_prompts = loss.most_used_frac > 1 or used_frac <= loss.most_used_frac
     return is_within and uses_few_prompts
+
+
+def most_by_chance(trials: int, frac: float) -> int:
+    """Return the number of hits that chance exceeds only once in a thousand times.
+
+    Args:
+        trials: how many trials there are.
+        frac: the probability of a hit in each trial, 0..1.
+    """
+    # The cumulative binomial distribution.
+    below = 0.0
+    for hits in range(trials):
+        misses = trials - hits
+        ways = math.comb(trials, hits)
+        below += ways * frac**hits * (1 - frac) ** misses
+        if below >= 1 - _ONCE_IN_A_THOUSAND:
+            return hits
+    return trials
 
 
 def _counts(outcomes: Mapping[Outcome, int]) -> tuple[int, int, int]:

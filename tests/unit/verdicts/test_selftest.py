@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from specreg.measurement.metrics import METRICS
-from specreg.stats.intervals import most_by_chance
 from specreg.verdicts.selftest import (
     IDENTICAL,
     LOSSES,
@@ -18,6 +17,7 @@ from specreg.verdicts.selftest import (
     Nights,
     World,
     is_within_limits,
+    most_by_chance,
     run_selftest,
     simulated_case,
     try_loss,
