@@ -53,6 +53,7 @@ def test_from_a_bare_driver_to_the_first_green_night(gpu_suite: Suite, tmp_path:
         night = on_machine(gpu_suite, hub, tmp_path, needs_gpus=0)
         recorded = night.run(*NIGHT, "--update-baselines", "--specreg-launches=2")
         assert recorded.returncode == 0, recorded.stdout
-        green = night.run(*NIGHT)
+        # A busy machine can't always resolve a speed, which is not what these steps are about.
+        green = night.run(*NIGHT, "--specreg-inconclusive=warn-speed")
         assert green.returncode == 0, green.stdout
         assert hub.contents() == []
