@@ -11,7 +11,6 @@ from specreg.baselines.schema import read_baselines
 from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, naming, say
 from specreg.core.errors import ReportError, check_name
 from specreg.core.names import check_spelling
-from specreg.measurement.ledger import LEDGER
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import (
     FILE_NAME,
@@ -25,6 +24,7 @@ from specreg.report.exports import ALWAYS, FORMS, write_outputs
 from specreg.report.side_by_side import side_by_side
 from specreg.report.trend import FILE_NAME as TREND_FILE
 from specreg.report.trend import MachineHistory, load_histories, render_trend
+from specreg.runs.ledger import LEDGER
 
 _MAX_RUNS = 2
 _USUAL_FORMS = " and ".join(ALWAYS)

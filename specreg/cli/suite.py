@@ -25,11 +25,11 @@ from specreg.core.errors import SpecregError, check_name
 from specreg.core.files import real_path
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
 from specreg.core.received import received_files, write_received
-from specreg.measurement.ledger import LEDGER
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import FILE_NAME, load_own_report
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_report
+from specreg.runs.ledger import LEDGER
 from specreg.suite.configure import open_context
 from specreg.suite.document import report_of, run_verdict
 from specreg.suite.finish import record_run

@@ -31,9 +31,9 @@ from specreg.engines.wire_format import Transcript
 from specreg.load.token_client import score
 from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.ledger import Checked, Key, Ledger
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
+from specreg.runs.ledger import Checked, Key, Ledger
 from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 

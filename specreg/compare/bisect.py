@@ -23,7 +23,7 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import UnsupportedError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.ledger import LEDGER
+from specreg.runs.ledger import LEDGER
 from specreg.servers.provision import parse_origin, released_versions
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 

@@ -13,7 +13,6 @@ from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.counted import counted
 from specreg.core.errors import ReportError
 from specreg.engines.launch_facts import changed_facts
-from specreg.measurement.ledger import FailedLaunch, MeasuredLaunch
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import (
     FILE_NAME,
@@ -29,6 +28,7 @@ from specreg.report.document import (
 )
 from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
+from specreg.runs.ledger import FailedLaunch, MeasuredLaunch
 from specreg.stats.intervals import LEVEL
 from specreg.verdicts.status import count_outcomes, exit_status
 

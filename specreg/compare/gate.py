@@ -50,8 +50,8 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model, served_models
 from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
 from specreg.measurement.arm import Arm
-from specreg.measurement.ledger import LEDGER, ArmLaunch, FailedLaunch, Key, Ledger, MeasuredLaunch
 from specreg.measurement.measure import Plan, measure, workload_of
+from specreg.runs.ledger import LEDGER, ArmLaunch, FailedLaunch, Key, Ledger, MeasuredLaunch
 from specreg.servers.installer import packages_sha256
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import Origin, Provision, parse_origin, provision_side

@@ -27,10 +27,10 @@ from specreg.baselines.comparison import (
 from specreg.compare.options import ComparisonOptions, parse_tolerances
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
 from specreg.core.reasons import Reason
-from specreg.measurement.ledger import ArmLaunch, FailedLaunch
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import GATE_METRICS, Metric
 from specreg.report.tables import label_of
+from specreg.runs.ledger import ArmLaunch, FailedLaunch
 from specreg.stats.intervals import LEVEL, Effect, change_of_pairs, t_quantile
 from specreg.verdicts.changed_lengths import weigh_changed_lengths
 from specreg.verdicts.detection import to_frac

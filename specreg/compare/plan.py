@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from specreg.compare.judging import UNCHECKED, Decision, Rules, is_lost, is_settled
 from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
-from specreg.measurement.ledger import ArmLaunch, Ledger, MeasuredLaunch
+from specreg.runs.ledger import ArmLaunch, Ledger, MeasuredLaunch
 from specreg.verdicts.verdict import MACHINE_MOVED, Outcome
 
 

@@ -23,11 +23,11 @@ from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.figures import figures_of
-from specreg.measurement.ledger import LEDGER, Ledger, Segment
 from specreg.measurement.measure import Plan, Workload, batch_size_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
 from specreg.report.remarks import workload_remarks
 from specreg.report.terminal import render_verdicts
+from specreg.runs.ledger import LEDGER, Ledger, Segment
 from specreg.servers.launch import ServerStart
 from specreg.servers.provision import parse_origin, provision_side
 from specreg.servers.server import StartedServer

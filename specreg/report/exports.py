@@ -13,7 +13,6 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from specreg.core.errors import ReportError
 from specreg.core.values import readable_values
-from specreg.measurement.ledger import LEDGER, read_ledger
 from specreg.measurement.measure import Measurement
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import BENCHMARKS, render_benchmarks
@@ -21,6 +20,7 @@ from specreg.report.document import Report, flat_fields, write_in
 from specreg.report.gauges import render_metrics
 from specreg.report.junit import render_junit
 from specreg.report.page import render_markdown, render_page
+from specreg.runs.ledger import LEDGER, read_ledger
 from specreg.verdicts.verdict import Outcome, Verdict
 
 ALWAYS = ("html", "markdown")

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specreg.matrix.case import Case
-from specreg.measurement.ledger import MeasuredLaunch
 from specreg.report.benchmarks import benchmark_of, times_of
+from specreg.runs.ledger import MeasuredLaunch
 from specreg.suite.result import RunResult, shown_launch
 
 

@@ -33,7 +33,6 @@ from specreg.matrix.case import Case
 from specreg.matrix.models import resolve_model
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
-from specreg.measurement.ledger import Key, Ledger, MeasuredLaunch
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -43,6 +42,7 @@ from specreg.measurement.measure import (
     workload_of,
 )
 from specreg.report.progress import RunProgress
+from specreg.runs.ledger import Key, Ledger, MeasuredLaunch
 from specreg.servers.launch import Launch, LazyServer, Servers
 from specreg.servers.server import Server
 from specreg.stats.intervals import PARTS, Look

@@ -12,9 +12,9 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, check_drafts
 from specreg.matrix.tier import load_tier
-from specreg.measurement.ledger import last_run
 from specreg.measurement.metrics import check_allowed
 from specreg.report.progress import Progress
+from specreg.runs.ledger import last_run
 from specreg.servers.attach import check_attached, without_controls
 from specreg.servers.provision import why_no_program
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of

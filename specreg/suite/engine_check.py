@@ -26,9 +26,9 @@ from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
-from specreg.measurement.ledger import LEDGER
 from specreg.measurement.metrics import GATE_METRICS, METRICS
 from specreg.report.tables import label_of
+from specreg.runs.ledger import LEDGER
 from specreg.suite.context import CaseLaunch, RunContext
 from specreg.suite.document import exact_baseline
 from specreg.suite.result import Run, RunResult

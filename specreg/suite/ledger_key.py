@@ -4,7 +4,7 @@ from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256, resolve_model
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.ledger import Key
+from specreg.runs.ledger import Key
 from specreg.servers.installer import packages_sha256
 from specreg.suite.context import RunContext
 from specreg.suite.selection import Selection

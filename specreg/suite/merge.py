@@ -22,8 +22,8 @@ from specreg.core.received import copy_received
 from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.ledger import LEDGER, Ledger
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
+from specreg.runs.ledger import LEDGER, Ledger
 from specreg.servers.launch import LazyServer, Poll
 from specreg.suite.configure import load_cases
 from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of

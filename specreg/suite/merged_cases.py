@@ -11,8 +11,8 @@ from specreg.core.timeline import RunTime
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case
 from specreg.matrix.models import served_models
-from specreg.measurement.ledger import LEDGER, Ledger, MeasuredLaunch
 from specreg.measurement.measure import Measurement
+from specreg.runs.ledger import LEDGER, Ledger, MeasuredLaunch
 from specreg.suite.plan import RunPlan
 from specreg.suite.server_set import ServerSet
 from specreg.suite.shard_runs import ShardRun

@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
 from specreg.measurement.figures import Figures
-from specreg.measurement.ledger import MeasuredLaunch
 from specreg.measurement.measure import Measurement
 from specreg.report.launches import last_launches
+from specreg.runs.ledger import MeasuredLaunch
 from specreg.suite.case_runner import CaseSource
 from specreg.suite.context import RunContext
 from specreg.suite.group_judge import GroupJudge

@@ -16,9 +16,9 @@ from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE
 from specreg.core.received import check_below, read_received, received_files
 from specreg.matrix.case import Case
-from specreg.measurement.ledger import LEDGER, read_ledger
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, load_report
+from specreg.runs.ledger import LEDGER, read_ledger
 from specreg.suite.plan import COPIED, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict

@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 
 from specreg.core.files import large_file_line
 from specreg.core.timeline import Timeline
-from specreg.measurement.ledger import LEDGER, Ledger
 from specreg.report.document import record_document
 from specreg.report.progress import Progress
+from specreg.runs.ledger import LEDGER, Ledger
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.launch import Servers
 from specreg.suite.case_runner import CaseRunner

@@ -20,7 +20,7 @@ from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.compare.judging import Decision, Rules
 from specreg.compare.pairs import Group, Pair, Side
 from specreg.compare.plan import slots_of
-from specreg.measurement.ledger import ArmLaunch
+from specreg.runs.ledger import ArmLaunch
 from specreg.verdicts.selftest import PROMPT_SPREAD, PROMPTS, RATES, STEPS, accepted_frac, shift_of
 from tests.unit import builders
 from tests.unit.builders.gates import decision_of, launch

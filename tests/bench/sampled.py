@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from specreg.acceptance.record import StepCounts
-from specreg.measurement.ledger import read_ledger
+from specreg.runs.ledger import read_ledger
 from specreg.stats.intervals import Column, change_of_ratio
 
 LEVEL = 0.01

@@ -24,9 +24,9 @@ from specreg.correctness.turns import turns_of
 from specreg.engines.wire_format import Transcript
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
-from specreg.measurement.ledger import LEDGER, Checked, Ledger
 from specreg.report.document import load_report
 from specreg.report.terminal import render_report
+from specreg.runs.ledger import LEDGER, Checked, Ledger
 from specreg.verdicts.verdict import Outcome
 from tests.fuzz.mutations import rows_of
 from tests.fuzz.trying import Sample, read_all_sound, try_all

@@ -14,7 +14,6 @@ import pytest
 
 from specreg.core.errors import SpecregError
 from specreg.measurement.figures import figures_of
-from specreg.measurement.ledger import LEDGER, Ledger, read_ledger
 from specreg.measurement.metrics import METRICS
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import render_benchmarks
@@ -23,6 +22,7 @@ from specreg.report.exports import FORMS
 from specreg.report.page import render_page
 from specreg.report.side_by_side import side_by_side
 from specreg.report.terminal import render_report
+from specreg.runs.ledger import LEDGER, Ledger, read_ledger
 from specreg.stats.intervals import Spread
 from specreg.suite.document import run_verdict
 from specreg.suite.merge import merge_shards, open_merged

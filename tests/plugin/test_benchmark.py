@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specreg.measurement.ledger import read_ledger
 from specreg.measurement.metrics import METRICS, tpot_ms
+from specreg.runs.ledger import read_ledger
 from tests.plugin.conftest import WITHOUT_TOLERANCES, Suite
 
 SPEEDS = ["throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "energy_j_per_token", "power_w"]

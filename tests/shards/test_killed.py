@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specreg.measurement.ledger import read_ledger
+from specreg.runs.ledger import read_ledger
 from tests.doubles.vllm.script import Script
 from tests.faults.running import MARK, lives, marked, wait_until
 from tests.plugin.conftest import Suite, decided

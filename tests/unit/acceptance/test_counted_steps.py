@@ -22,9 +22,9 @@ from specreg.compare.pairs import Pair, Side
 from specreg.engines.launch_facts import LaunchFacts
 from specreg.engines.registry import ENGINES
 from specreg.measurement.arm import counted_steps
-from specreg.measurement.ledger import MeasuredLaunch
 from specreg.measurement.measure import Measurement, combine_with_control
 from specreg.measurement.metrics import METRICS, Family, Replay
+from specreg.runs.ledger import MeasuredLaunch
 from specreg.stats.intervals import Look
 from specreg.verdicts.judge import judge
 from specreg.verdicts.verdict import Outcome, Verdict

@@ -15,9 +15,9 @@ from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
 from specreg.compare.plan import Goal, next_step
 from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
-from specreg.measurement.ledger import ArmLaunch, FailedLaunch, Ledger, MeasuredLaunch
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
+from specreg.runs.ledger import ArmLaunch, FailedLaunch, Ledger, MeasuredLaunch
 from specreg.stats.percentiles import TimeHistogram
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders

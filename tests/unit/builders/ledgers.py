@@ -11,9 +11,9 @@ from specreg.engines.launch_facts import LaunchFacts
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
-from specreg.measurement.ledger import Key, Ledger
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
+from specreg.runs.ledger import Key, Ledger
 from tests.unit import builders
 
 CASE = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)

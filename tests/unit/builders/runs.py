@@ -12,9 +12,9 @@ from specreg.baselines.schema import Baseline
 from specreg.baselines.store import load_settings
 from specreg.core.timeline import Timeline
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.ledger import LEDGER, Key, Ledger, Recorded
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
+from specreg.runs.ledger import LEDGER, Key, Ledger, Recorded
 from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.servers.server import Server
 from specreg.suite.case_runner import CaseRunner

@@ -16,10 +16,10 @@ from specreg.cli import app
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import RoundBuilder
 from specreg.matrix.case import Case, Tier
-from specreg.measurement.ledger import LEDGER, Key, Ledger
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
 from specreg.report.document import record_document
+from specreg.runs.ledger import LEDGER, Key, Ledger
 from specreg.suite.configure import load_cases
 from specreg.suite.options import Options
 from specreg.suite.plan import PLAN, PlanOptions, RunPlan, matrix_sha256

@@ -19,9 +19,9 @@ from specreg.load.rounds import Round
 from specreg.load.token_client import encode_prompts
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.ledger import LEDGER, Checked, Key, Ledger
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
+from specreg.runs.ledger import LEDGER, Checked, Key, Ledger
 from specreg.servers.server import StartedServer
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script

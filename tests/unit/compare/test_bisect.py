@@ -25,8 +25,8 @@ from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
-from specreg.measurement.ledger import ArmLaunch
 from specreg.report.document import load_report
+from specreg.runs.ledger import ArmLaunch
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders.gates import failed, launch, scripted_sides

@@ -20,8 +20,8 @@ from specreg.compare.pairs import COMPARED, CONTROL, Side
 from specreg.compare.plan import Step
 from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
-from specreg.measurement.ledger import FailedLaunch, MeasuredLaunch
 from specreg.report.terminal import render_report
+from specreg.runs.ledger import FailedLaunch, MeasuredLaunch
 from tests.doubles.vllm import __version__ as scripted_version
 from tests.unit import builders
 from tests.unit.builders.gates import failed, launch, launches, scripted_sides

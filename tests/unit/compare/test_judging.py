@@ -12,8 +12,8 @@ from specreg.acceptance.record import RoundAcceptance, Source, StepCounts
 from specreg.compare.judging import Decision, GateAnswer, Rules, decide, is_settled, judge_pair
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
 from specreg.core.reasons import Invalidity, Reason
-from specreg.measurement.ledger import ArmLaunch
 from specreg.measurement.metrics import GATE_METRICS, Family
+from specreg.runs.ledger import ArmLaunch
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.bench.gate import CASES, World, simulated_decision

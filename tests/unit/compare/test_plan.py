@@ -8,7 +8,7 @@ import pytest
 from specreg.compare.judging import Rules, decide
 from specreg.compare.pairs import COMPARED, CONTROL, Side
 from specreg.compare.plan import Goal, Step, next_step, slots_of
-from specreg.measurement.ledger import ArmLaunch, Ledger
+from specreg.runs.ledger import ArmLaunch, Ledger
 from tests.unit.builders.gates import PAIR, failed, launch, launches
 
 RULES = Rules(launches=4, figures=3)

@@ -31,7 +31,7 @@ from specreg.compare.soak import (
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
-from specreg.measurement.ledger import LEDGER, Ledger, Segment
+from specreg.runs.ledger import LEDGER, Ledger, Segment
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders

@@ -14,7 +14,6 @@ from specreg.correctness.checks import RunningCase, check_answers
 from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.arm import Arm
-from specreg.measurement.ledger import LEDGER, Ledger
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -22,6 +21,7 @@ from specreg.measurement.measure import (
     measure,
     workload_of,
 )
+from specreg.runs.ledger import LEDGER, Ledger
 from specreg.servers.server import StartedServer
 from specreg.verdicts.verdict import Outcome
 from tests.doubles.vllm.script import Script

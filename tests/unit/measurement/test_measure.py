@@ -27,7 +27,6 @@ from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round, open_clients
 from specreg.matrix.case import Arrivals, Case, Load
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
-from specreg.measurement.ledger import Ledger, read_ledger
 from specreg.measurement.measure import (
     Measurement,
     Plan,
@@ -38,6 +37,7 @@ from specreg.measurement.measure import (
     workload_of,
 )
 from specreg.measurement.metrics import Family, metrics_of
+from specreg.runs.ledger import Ledger, read_ledger
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
 from specreg.stats.percentiles import TimeHistogram

@@ -19,8 +19,8 @@ from specreg.core.errors import (
 from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.measurement.arm import Arm, StoppingRule
-from specreg.measurement.ledger import read_ledger
 from specreg.measurement.measure import Measurement, Plan, Workload
+from specreg.runs.ledger import read_ledger
 from specreg.servers.launch import Launch, LazyServer, Poll
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look

@@ -12,8 +12,8 @@ from specreg.core.errors import ServerDiedError, ServerStartError, SpecregError
 from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case, companions_of
 from specreg.measurement.arm import Arm
-from specreg.measurement.ledger import read_ledger
 from specreg.measurement.measure import Measurement
+from specreg.runs.ledger import read_ledger
 from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import CaseLaunch

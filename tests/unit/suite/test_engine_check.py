@@ -11,8 +11,8 @@ from specreg.core.errors import EnvironmentSetupError
 from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase
 from specreg.matrix.case import Case
-from specreg.measurement.ledger import Recorded
 from specreg.measurement.measure import Measurement
+from specreg.runs.ledger import Recorded
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
 from specreg.suite.engine_check import EngineCheck, check_engine, possible_checks

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specreg.engines.server_spec import ServerSpec
-from specreg.measurement.ledger import LEDGER, Key, Ledger, Recorded
+from specreg.runs.ledger import LEDGER, Key, Ledger, Recorded
 from specreg.servers.provision import Provision
 from specreg.suite.ledger_key import ledger_key
 from tests.unit import builders

@@ -9,8 +9,8 @@ import pytest
 from specreg.core.reasons import Reason
 from specreg.core.timeline import Timeline
 from specreg.matrix.case import Case
-from specreg.measurement.ledger import Ledger, MeasuredLaunch
 from specreg.measurement.measure import Measurement
+from specreg.runs.ledger import Ledger, MeasuredLaunch
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
 from specreg.suite.group_judge import GroupJudge

@@ -22,9 +22,9 @@ from specreg.engines.methods import Tree
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Arrivals, Case, Limits, Load
-from specreg.measurement.ledger import Key, Ledger, last_run, read_ledger
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
+from specreg.runs.ledger import Key, Ledger, last_run, read_ledger
 from tests.unit import builders
 from tests.unit.builders.ledgers import ACCEPTANCE, CASE, COUNTS, KEY, finished, key_of, recorded
 
