@@ -15,6 +15,10 @@ ModelRunner = Literal["v1", "v2"]
 MAX_DRAFT_TOKENS = 128
 """The largest number of tokens drafted per step: vLLM's sampler has room for no more."""
 DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_TOKENS)]
+Image = Annotated[
+    str, msgspec.Meta(max_length=384, pattern=r"^([A-Za-z0-9./][\w./:@+-]*)?$")
+]
+"""A container image as `docker run` takes it, or for apptainer the path of a file."""
 USUAL_DRAFT_TOKENS = 3
 """The number of tokens drafted per step unless a table has another one. It isn't part of ids."""
 Width = Literal["8b", "1b", "30m"]
@@ -142,6 +146,8 @@ class ServerSpec(ServerSettings):
         model_runner: `"v1"` or `"v2"`, which of vLLM's model runners the server has; without it
             vLLM chooses by its version, the method and the model. A model runner that is set here
             is part of the case's id.
+        image: the container image that the server runs in, such as `"vllm/vllm-openai:v0.33.0"`;
+            without it the server runs on the machine itself. It isn't compared with a baseline.
         engine: the name of the engine.
         method: the name of the speculative method; `none` for the target alone.
         models: the name of the model pair.
@@ -158,10 +164,12 @@ class ServerSpec(ServerSettings):
             would make the same ids.
     """
 
-    # These two aren't compared with a baseline. How large a share must be depends on the GPU, and
-    # the model runner is part of the case's id and so of the baseline's name.
+    # These three aren't compared with a baseline. How large a share must be depends on the GPU, the
+    # model runner is part of the case's id and so of the baseline's name, and an image is upgraded
+    # like the engine's version.
     gpu_memory_frac: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.4
     model_runner: ModelRunner | None = None
+    image: Image = ""
     engine: str
     method: str
     models: str

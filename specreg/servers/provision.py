@@ -354,6 +354,12 @@ class Provision:
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
             variables = {**os.environ, **dict(spec.engine_env)}
+            if spec.image and self.url is None:
+                raise UnsupportedError(
+                    f"image = '{spec.image}': this version of specreg starts no server from an"
+                    " image; leave it out, or start the container yourself and measure it with"
+                    " --specreg-attach=URL"
+                )
             self._check_installed(engine, variables)
             engine.check(spec)
             revisions = {"target": spec.target_revision, "draft": spec.draft_revision}
