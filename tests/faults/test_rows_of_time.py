@@ -122,7 +122,7 @@ def test_row_19_a_gpu_at_a_lower_clock(run: Hurt) -> None:
 SOAK_MIN = 0.5
 BUSY = Script(step_ms=2.0)
 FINE = "--tolerance=1"
-"""In an hour; half a minute makes much of little, a Python server's own memory for instance."""
+"""In an hour."""
 
 
 @pytest.fixture
@@ -182,15 +182,20 @@ def test_row_23_step_time_and_memory_that_grow(soak: Hurt, worse: Script, figure
 
 
 def test_row_23_a_steady_server_raises_no_alarm(soak: Hurt) -> None:
+    # Half a minute makes much of little. Python's heap grows by 100 KiB meanwhile, which is nothing
+    # beside what a real server holds.
+    soak.script = msgspec.structs.replace(soak.script, held_bytes=2**28)
     with soak.start_soak(f"--minutes={SOAK_MIN}", FINE) as soaking:
         output, _ = soaking.communicate(timeout=120)
     assert not re.search(r"^after ", output, re.MULTILINE), output
     rows = rows_of(output)
     assert rows["acceptance_length_tokens"] == "PASS"
     assert "REGRESSED" not in rows.values()
-    # A busy machine may leave the step time undecided, which is 10, as it should be.
-    steady = "INCONCLUSIVE" not in rows.values()
-    assert soaking.returncode == (0 if steady else 10), output
+    # A busy machine may leave the step time undecided, which is 10, unless half a minute was too
+    # short to decide it.
+    is_undecided = "INCONCLUSIVE" in rows.values()
+    is_too_short = re.search(r"^step_ms: a soak of .*; soak longer$", output, re.MULTILINE)
+    assert soaking.returncode == (10 if is_undecided and not is_too_short else 0), output
 
 
 def test_row_23_ctrl_c_keeps_what_was_soaked(soak: Hurt) -> None:

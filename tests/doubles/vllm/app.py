@@ -58,7 +58,8 @@ class ScriptedServer:
         self._numbers = itertools.count(1)
         self.ended: list[Steps] = []
         self._started_s = time.monotonic()
-        self._leaked: list[bytes] = []
+        # Random bytes, because the kernel gives no page to a block of zeros until it is written.
+        self._held = [os.urandom(script.held_bytes)]
         self._counters = self._new_counters()
 
     def serve(self) -> None:
@@ -134,7 +135,7 @@ class ScriptedServer:
         job = job_of(body, self._launch, script, shape=shape, fault=fault)
         job.stretch = script.stretch(number)
         if script.leak_bytes:
-            self._leaked.append(os.urandom(script.leak_bytes))
+            self._held.append(os.urandom(script.leak_bytes))
         self._count_arrival(job)
         if job.body.stream:
             await self._stream(request, job)

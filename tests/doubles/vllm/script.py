@@ -114,6 +114,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         undrafted_frac: of the steps, how many draft nothing; they emit one token and count nowhere.
         sampling_defaults: the parameters for which the server has defaults; it accepts each draft
             of a request that leaves one out.
+        held_bytes: what the server holds from its start, as a real one holds its model.
         leak_bytes: what each generation request leaves behind.
         ready_after_s: from the start to listening, or to `exit_at_start`.
         fault: what goes wrong.
@@ -144,6 +145,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     loses_text: bool = False
     undrafted_frac: float = 0.0
     sampling_defaults: tuple[str, ...] = ()
+    held_bytes: int = 0
     leak_bytes: int = 0
     ready_after_s: float = 0.0
     fault: Fault | None = None
