@@ -184,7 +184,7 @@ class AnswerComparison:
 
     def _save(self, pair: Pair, launch: int, verdict: _SavedVerdict) -> None:
         self._saved[pair.id] = verdict
-        self.ledger.note_check(self.key_of(pair, Side.B, launch), LOSSLESS, verdict)
+        self.ledger.extend([Checked.of(self.key_of(pair, Side.B, launch), LOSSLESS, verdict)])
 
     def _ask_a(
         self, pair: Pair, servers: Mapping[Side, Server], launch: int, prompts: Sequence[Prompt]
@@ -197,7 +197,8 @@ class AnswerComparison:
         turns = ask_each_turn(server.endpoint, pair.a, prompts, ask)
         answers = tuple(turn.answer for turn in turns)
         self._answers[pair.id] = answers
-        self.ledger.note_check(self.key_of(pair, Side.A, launch), _ANSWERS, answers=answers)
+        key = self.key_of(pair, Side.A, launch)
+        self.ledger.extend([Checked.of(key, _ANSWERS, answers=answers)])
 
     def _compare_b(
         self, pair: Pair, servers: Mapping[Side, Server], launch: int, prompts: Sequence[Prompt]

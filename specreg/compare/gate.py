@@ -318,7 +318,8 @@ class Gate:
                 self._note_failed(pair.id, error.side, number, Reason(text=str(error)))
 
     def _note_failed(self, pair_id: str, side: Side, number: int, reason: Reason) -> None:
-        self.ledger.add(FailedLaunch(case_id=pair_id, arm=side, number=number, reason=reason))
+        failed = FailedLaunch(case_id=pair_id, arm=side, number=number, reason=reason)
+        self.ledger.extend([failed])
 
     def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
         """Measure a pair on the running servers, and compare its answers.

@@ -8,7 +8,8 @@ import pytest
 
 from specreg.matrix.case import Case
 from specreg.plugin.state import CONTEXT, REFUSAL, Refusal, refuse
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.runs.goals import CaseLaunch
+from specreg.suite.context import RunContext
 from specreg.suite.merge import WORKERS_FOLDER, merge_workers
 from specreg.suite.merged_cases import MergedCases
 from specreg.suite.result import Run

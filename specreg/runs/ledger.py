@@ -1,8 +1,8 @@
 """The ledger: the only record of a run's folder, to which each line is appended when it happens.
 
 A run, a gate and a soak each write one, `ledger.jsonl`. Each line is a `Launched`, a `Replayed`, a
-`Measured`, a `Checked` or a `Segment`. The requests of the warm-up, and those sent only for the
-server's counters or power, aren't written.
+`Measured`, a `Failed`, a `Checked` or a `Segment`. The requests of the warm-up, and those sent only
+for the server's counters or power, aren't written.
 """
 
 import contextlib
@@ -155,6 +155,32 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     facts: LaunchFacts = NOTHING_KNOWN
 
 
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Why a case couldn't be measured, or a check of it couldn't be made. It isn't taken over.
+
+    Attributes:
+        case_id: the id of the case, or of the pair of cases that a gate compares.
+        arm: what the arm is in its run.
+        launch: the number of the launch, from 1.
+        check: the name of the check; empty for a measurement.
+        code: as in `Reason`.
+        text: as in `Reason`.
+        remedy: as in `Reason`.
+        server_died: as in `FailedLaunch`.
+        is_beside_others: as in `FailedLaunch`.
+    """
+
+    case_id: Label
+    arm: ArmName = "case"
+    launch: _LaunchNumber
+    check: Label = ""
+    code: Label = ""
+    text: str
+    remedy: str = ""
+    server_died: bool = False
+    is_beside_others: bool = False
+
+
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """What a correctness check of an arm found.
 
@@ -171,6 +197,22 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
     verdict: dict[Label, Any] = {}
     answers: tuple[Transcript, ...] = ()
     digest: int
+
+    @classmethod
+    def of(
+        cls, key: Key, check: str, verdict: object = None, answers: tuple[Transcript, ...] = ()
+    ) -> "Checked":
+        """Return the line of a check. Its verdict is None if the answers are compared later."""
+        verdict_json: dict[str, Any] = {}
+        if verdict is not None:
+            verdict_json = msgspec.to_builtins(hide_values(verdict))
+        return cls(
+            key=key,
+            check=check,
+            verdict=verdict_json,
+            answers=answers,
+            digest=ANSWER_DIGEST_VERSION,
+        )
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -198,7 +240,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
     gpu_memory_bytes: float | None = None
 
 
-Line = Launched | Replayed | Measured | Checked | Segment
+Line = Launched | Replayed | Measured | Failed | Checked | Segment
 _Builders = dict[tuple[int, int], RoundBuilder]
 """The rounds of a measurement, by the number of the arm and the number of the round."""
 
@@ -212,6 +254,7 @@ class MeasuredLaunch:
         arm: what the arm is in its run.
         number: the number of the launch, from 1.
         measurement: the measurement.
+        lasted_s: how long it took, with the start of its servers, in seconds.
         is_resumed: whether it was taken over from the interrupted run.
     """
 
@@ -219,6 +262,7 @@ class MeasuredLaunch:
     arm: ArmName = "case"
     number: int
     measurement: Measurement
+    lasted_s: float = 0.0
     is_resumed: bool = False
 
     @property
@@ -234,22 +278,47 @@ class MeasuredLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FailedLaunch:
-    """A launch of an arm on which nothing could be measured.
+    """A launch of an arm on which nothing could be measured, or a check couldn't be made.
 
     Attributes:
         case_id: as in `MeasuredLaunch`.
         arm: as in `MeasuredLaunch`.
         number: as in `MeasuredLaunch`.
-        reason: why nothing could be measured.
+        check: the name of the check; empty for a measurement.
+        reason: why it failed.
+        server_died: whether a server died meanwhile, so that another attempt may succeed.
+        is_beside_others: whether other cases were to be measured at the same time.
+        error: the error itself, with the last lines of a log; None if another process had it.
     """
 
     case_id: str
     arm: ArmName = "case"
     number: int
+    check: str = ""
     reason: Reason
+    server_died: bool = False
+    is_beside_others: bool = False
+    error: SpecregError | None = None
+
+    @property
+    def line(self) -> Failed:
+        """The line of the ledger."""
+        return Failed(
+            case_id=self.case_id,
+            arm=self.arm,
+            launch=self.number,
+            check=self.check,
+            code=self.reason.code,
+            text=self.reason.text,
+            remedy=self.reason.remedy,
+            server_died=self.server_died,
+            is_beside_others=self.is_beside_others,
+        )
 
 
 ArmLaunch = MeasuredLaunch | FailedLaunch
+Entry = MeasuredLaunch | FailedLaunch | Checked
+"""What a step of a run results in."""
 
 LEDGER = "ledger.jsonl"
 """The name of the ledger in the folder of a run, a gate or a soak."""
@@ -282,10 +351,18 @@ class Recorded:
         measured: the complete measurements.
         checked: the newest line of each check, by the check's key and name. A check that used
             another rule for equal answers is left out, so that it is made again.
+        failed: the measurements and checks that failed, in the order in which they did.
     """
 
     measured: Mapping[Key, Measurement] = field(default_factory=dict)
     checked: Mapping[tuple[Key, str], Checked] = field(default_factory=dict)
+    failed: Sequence[Failed] = ()
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """The keys of all measurements and checks, each once."""
+        checked_keys = (key for key, _ in self.checked)
+        return tuple(dict.fromkeys((*self.measured, *checked_keys)))
 
 
 @dataclass(slots=True)
@@ -298,11 +375,13 @@ class Ledger:
         path: the ledger's file.
         recorded: what an interrupted run had measured. It counts only for what has the same key.
         _launches: the launches of this run, in its order.
+        _checks: the checks of this run, by case and check.
     """
 
     path: Path
     recorded: Recorded = field(default_factory=Recorded)
     _launches: list[ArmLaunch] = field(default_factory=list)
+    _checks: dict[tuple[str, str], Checked] = field(default_factory=dict)
     _lock: filelock.BaseFileLock | None = None
 
     @property
@@ -315,12 +394,49 @@ class Ledger:
         """The launches that measured something, in the order of the run."""
         return tuple(launch for launch in self._launches if isinstance(launch, MeasuredLaunch))
 
-    def add(self, launch: ArmLaunch) -> None:
-        """Add a launch to those of the run, instead of a measured one that is repeated."""
-        repeated = self.find(launch.case_id, launch.number, launch.arm)
-        if repeated is not None:
+    @property
+    def failures(self) -> tuple[FailedLaunch, ...]:
+        """The measurements and checks that failed, in the order of the run."""
+        return tuple(launch for launch in self._launches if isinstance(launch, FailedLaunch))
+
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Add what steps of the run result in, each entry when it is there.
+
+        Raises:
+            SpecregError: the ledger can't be written.
+        """
+        for entry in entries:
+            if isinstance(entry, FailedLaunch):
+                self._write(entry.line)
+            elif isinstance(entry, Checked):
+                self._write(entry)
+            self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        """Add what the ledger's file has already. A launch takes the place of an earlier one."""
+        if isinstance(entry, Checked):
+            self._checks[entry.key.case_id, entry.check] = entry
+            return
+        repeated = self.find(entry.case_id, entry.number, entry.arm)
+        if repeated is not None and isinstance(entry, MeasuredLaunch):
             self._launches.remove(repeated)
-        self._launches.append(launch)
+        self._launches.append(entry)
+
+    def take_over(self, key: Key) -> None:
+        """Add what an interrupted run has measured and checked with a key."""
+        measurement = self.recorded.measured.get(key)
+        if measurement is not None:
+            launch = MeasuredLaunch(
+                case_id=key.case_id, number=key.launch, measurement=measurement, is_resumed=True
+            )
+            self.add(launch)
+        for (checked_key, _), line in self.recorded.checked.items():
+            if checked_key == key:
+                self.add(line)
+
+    def check(self, case_id: str, check: str) -> Checked | None:
+        """Return what a check of a case found; None if it wasn't made."""
+        return self._checks.get((case_id, check))
 
     def find(self, case_id: str, number: int, arm: ArmName = "case") -> MeasuredLaunch | None:
         """Return the launch of an arm with a number, from 1; None if it measured nothing."""
@@ -341,12 +457,14 @@ class Ledger:
         """
         measured: dict[Key, Measurement] = {}
         checked: dict[tuple[Key, str], Checked] = {}
+        failed: list[Failed] = []
         for path in paths:
             if os.path.lexists(path):
                 recorded = read_ledger(path, last=last)
                 measured |= recorded.measured
                 checked |= recorded.checked
-        self.recorded = Recorded(measured=measured, checked=checked)
+                failed.extend(recorded.failed)
+        self.recorded = Recorded(measured=measured, checked=checked, failed=failed)
 
     def hold(self) -> None:
         """Lock the run against other processes, until the ledger is closed or this process ends.
@@ -423,32 +541,6 @@ class Ledger:
         )
         self._write(measured)
 
-    def note_check(
-        self, key: Key, check: str, verdict: object = None, answers: tuple[Transcript, ...] = ()
-    ) -> None:
-        """Record a correctness check.
-
-        Args:
-            key: the key of the measurement with which it was made.
-            check: the name of the check.
-            verdict: its verdict; None for answers that are compared later.
-            answers: answers with which those of another arm are compared.
-
-        Raises:
-            SpecregError: the ledger can't be written.
-        """
-        verdict_json: dict[str, Any] = {}
-        if verdict is not None:
-            verdict_json = msgspec.to_builtins(hide_values(verdict))
-        line = Checked(
-            key=key,
-            check=check,
-            verdict=verdict_json,
-            answers=answers,
-            digest=ANSWER_DIGEST_VERSION,
-        )
-        self._write(line)
-
     def note_segment(self, segment: Segment) -> None:
         """Record a segment of a soak.
 
@@ -511,6 +603,7 @@ def read_ledger(
     """
     measured: dict[Key, Measurement] = {}
     checked: dict[tuple[Key, str], Checked] = {}
+    failed: list[Failed] = []
     # The cases that were launched and not measured yet, by their arms. An unreadable line clears
     # them, so that the lines after it are ignored until the next launch.
     keys: dict[int, Key] = {}
@@ -530,8 +623,9 @@ def read_ledger(
                     measured.pop(key, None)
                 measured.setdefault(key, measurement)
             elif isinstance(line, Checked):
-                if line.digest == ANSWER_DIGEST_VERSION:
-                    checked[line.key, line.check] = line
+                _take_check(checked, line)
+            elif isinstance(line, Failed):
+                failed.append(line)
             else:
                 keys = {}
         except Exception as error:
@@ -542,7 +636,13 @@ def read_ledger(
                 raise SpecregError(f"{message}; {_AGAIN}") from error
             # Another version of specreg may have written the case in another form.
             keys = {}
-    return Recorded(measured=measured, checked=checked)
+    return Recorded(measured=measured, checked=checked, failed=failed)
+
+
+def _take_check(checked: dict[tuple[Key, str], Checked], line: Checked) -> None:
+    """Add a check, unless another rule told its equal answers."""
+    if line.digest == ANSWER_DIGEST_VERSION:
+        checked[line.key, line.check] = line
 
 
 def _take(builders: _Builders, line: Replayed) -> None:

@@ -8,6 +8,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -676,6 +677,17 @@ class Servers:
         with contextlib.ExitStack() as stack:
             for lazy_server in self._lazy_servers.values():
                 stack.callback(self._stop, lazy_server)
+
+    def stop_others(self, kept: AbstractSet[Launch]) -> None:
+        """Stop all servers but those of some launches.
+
+        Raises:
+            SpecregError: A server couldn't be stopped; the others are stopped all the same.
+        """
+        with contextlib.ExitStack() as stack:
+            for launch, lazy_server in self._lazy_servers.items():
+                if launch not in kept:
+                    stack.callback(self._stop, lazy_server)
 
     def _stop(self, lazy_server: LazyServer) -> None:
         """Stop a server, and after the last one release the GPUs to other processes."""

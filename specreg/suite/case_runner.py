@@ -42,12 +42,13 @@ from specreg.measurement.measure import (
     workload_of,
 )
 from specreg.report.progress import RunProgress
-from specreg.runs.ledger import Key, Ledger, MeasuredLaunch
+from specreg.runs.goals import CaseLaunch
+from specreg.runs.ledger import Checked, Key, Ledger, MeasuredLaunch
 from specreg.servers.launch import Launch, LazyServer, Servers
 from specreg.servers.server import Server
 from specreg.stats.intervals import PARTS, Look
 from specreg.suite.companions import Companions, Member
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.context import RunContext
 from specreg.suite.ledger_key import ledger_key
 from specreg.suite.selection import Selection, least_time_s
 from specreg.suite.server_set import ServerSet
@@ -643,7 +644,8 @@ class CaseRunner:
             )
             # The key has the packages of the engine's environment, which a first run installs only
             # during the check. So the key is made again.
-            self.ledger.note_check(self._key(case, launch.number), check.name, verdict)
+            key = self._key(case, launch.number)
+            self.ledger.extend([Checked.of(key, check.name, verdict)])
             return verdict
 
     def _check_once(self, check: CorrectnessCheck, case: Case, servers: ServerSet) -> Verdict:

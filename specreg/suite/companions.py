@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specreg.matrix.case import Case, companions_of
+from specreg.runs.goals import CaseLaunch
 from specreg.servers.launch import Launch, LazyServer, Servers
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.context import RunContext
 from specreg.suite.selection import Selection
 
 

@@ -13,7 +13,7 @@ from specreg.baselines.store import BaselineStore, load_settings
 from specreg.datasets.hub import is_offline
 from specreg.matrix.case import Case, CaseSettings, Tier, in_run_order
 from specreg.measurement.metrics import METRICS
-from specreg.servers.launch import Launch, launch_pair
+from specreg.runs.goals import CaseLaunch
 from specreg.servers.provision import Provision
 from specreg.suite.options import LAUNCHES_TO_RECORD, WITHOUT_HISTORY, Options, options_to_repeat
 from specreg.telemetry.identity import Environment, ProcessorLoad
@@ -45,32 +45,6 @@ class RunClock:
         """Return the start of the run plus the time since, in UTC."""
         passed_us = (self.monotonic_ns() - self.began_ns) // _NS_PER_US
         return self.began_at + dt.timedelta(microseconds=passed_us)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseLaunch:
-    """A case on one launch of its servers.
-
-    Attributes:
-        case: The case.
-        server: The launch of its server.
-        control: The launch of its control; the same as `server` if the case has no control.
-    """
-
-    case: Case
-    server: Launch
-    control: Launch
-
-    @classmethod
-    def of(cls, case: Case, number: int) -> Self:
-        """Return a case on one launch, given the number of the launch, from 1."""
-        control, server = launch_pair(case, number)
-        return cls(case=case, server=server, control=control)
-
-    @property
-    def name(self) -> str:
-        """The id of the case on this launch; the second launch adds `-launch2`."""
-        return self.server.case_id(self.case)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,9 @@ from specreg.matrix.case import Case
 from specreg.report.document import CaseReport, Report, RunVerdict, origin_of, reproduce_command
 from specreg.report.expected import expected_of
 from specreg.report.launches import slowed_of
+from specreg.runs.goals import CaseLaunch
 from specreg.servers.launch import log_paths
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.context import RunContext
 from specreg.suite.options import MAX_LAUNCHES_ASKED
 from specreg.suite.result import RunResult, shown_launch
 from specreg.verdicts.detection import MAX_LAUNCHES

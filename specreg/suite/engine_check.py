@@ -28,8 +28,9 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import GATE_METRICS, METRICS
 from specreg.report.tables import label_of
+from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import LEDGER
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.context import RunContext
 from specreg.suite.document import exact_baseline
 from specreg.suite.result import Run, RunResult
 from specreg.verdicts.history import settings_sha256

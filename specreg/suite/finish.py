@@ -13,8 +13,8 @@ from specreg.report.launches import last_launches
 from specreg.report.page import render_markdown
 from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
+from specreg.runs.goals import CaseLaunch
 from specreg.suite.benchmarks import round_times_s
-from specreg.suite.context import CaseLaunch
 from specreg.suite.document import exact_baseline, report_of
 from specreg.suite.remarks import remarks_of
 from specreg.suite.result import RunResult

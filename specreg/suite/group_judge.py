@@ -13,9 +13,10 @@ from specreg.core.timeline import Phase, Timeline
 from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import Metric
+from specreg.runs.goals import CaseLaunch
 from specreg.servers.launch import Launch
 from specreg.suite.case_runner import CaseSource
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.context import RunContext
 from specreg.suite.recording import RecordingBudget
 from specreg.suite.selection import Selection
 from specreg.suite.server_set import ServerSet

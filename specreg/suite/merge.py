@@ -23,10 +23,11 @@ from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
+from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import LEDGER, Ledger
 from specreg.servers.launch import LazyServer, Poll
 from specreg.suite.configure import load_cases
-from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
+from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.group_judge import GroupJudge
 from specreg.suite.merged_cases import MergedCases
 from specreg.suite.options import Options

@@ -10,8 +10,9 @@ from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS, Family, Metric, metrics_of
+from specreg.runs.goals import CaseLaunch
 from specreg.suite.configure import why_unfit
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.context import RunContext
 
 Subject: TypeAlias = Metric | CorrectnessCheck
 """The metric that a test of the suite judges, or the check that it makes."""

@@ -26,8 +26,9 @@ from specreg.matrix.case import Case
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import record_document
 from specreg.report.progress import ExpectedTime
+from specreg.runs.goals import CaseLaunch
 from specreg.servers.launch import Launch
-from specreg.suite.context import CaseLaunch, RunContext
+from specreg.suite.context import RunContext
 from specreg.suite.selection import Selection, least_time_s
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 

@@ -14,11 +14,12 @@ from specreg.core.timeline import Timeline
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
+from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import LEDGER, Key, Ledger, Recorded
 from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.servers.server import Server
 from specreg.suite.case_runner import CaseRunner
-from specreg.suite.context import CaseLaunch, RunClock, RunContext, provision_of, store_of
+from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.group_judge import GroupJudge
 from specreg.suite.ledger_key import ledger_key
 from specreg.suite.options import Options

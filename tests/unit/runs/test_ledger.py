@@ -24,7 +24,7 @@ from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Arrivals, Case, Limits, Load
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Family, Replay
-from specreg.runs.ledger import Key, Ledger, last_run, read_ledger
+from specreg.runs.ledger import Checked, Key, Ledger, last_run, read_ledger
 from tests.unit import builders
 from tests.unit.builders.ledgers import ACCEPTANCE, CASE, COUNTS, KEY, finished, key_of, recorded
 
@@ -404,7 +404,7 @@ def test_a_ledger_takes_the_lines_of_another_and_a_check_hides_no_measurement(pa
     part = path.parent / "shards" / "gw0" / "ledger.jsonl"
     worker = Ledger(part)
     worker.begin(KEY)
-    worker.note_check(KEY, "lossless_frac", {"outcome": "PASS"})
+    worker.extend([Checked.of(KEY, "lossless_frac", {"outcome": "PASS"})])
     worker.end(measured)
     worker.close()
     with part.open("ab") as file:

@@ -20,12 +20,12 @@ from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
 from specreg.measurement.arm import Arm, StoppingRule
 from specreg.measurement.measure import Measurement, Plan, Workload
+from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import read_ledger
 from specreg.servers.launch import Launch, LazyServer, Poll
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
 from specreg.suite.case_runner import CaseRunner
-from specreg.suite.context import CaseLaunch
 from specreg.suite.result import Run
 from specreg.suite.server_set import ServerSet
 from specreg.verdicts.verdict import Outcome, Verdict

@@ -13,10 +13,10 @@ from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case, companions_of
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement
+from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import read_ledger
 from specreg.servers.launch import Launch, LazyServer, Poll, Servers
 from specreg.suite.case_runner import CaseRunner
-from specreg.suite.context import CaseLaunch
 from specreg.suite.result import Run
 from specreg.suite.server_set import ServerSet
 from tests.unit import builders

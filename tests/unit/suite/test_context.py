@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from specreg.measurement.metrics import METRICS
-from specreg.suite.context import CaseLaunch, RunClock
+from specreg.runs.goals import CaseLaunch
+from specreg.suite.context import RunClock
 from tests.unit import builders
 from tests.unit.builders import runs
 

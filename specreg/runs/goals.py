@@ -1,0 +1,182 @@
+"""What a run wants to know: of which cases, on which launches of their servers, in which order."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.case import Case
+from specreg.runs.ledger import Ledger
+from specreg.servers.launch import Launch, launch_pair
+
+ATTEMPTS = 2
+"""The most times that a case is measured alone, or checked, if its server dies meanwhile."""
+Fit = Callable[[Sequence[ServerSpec]], bool]
+"""Returns whether the memory is enough for servers that run at the same time."""
+Wanted = Callable[[Ledger, Sequence[Case]], Sequence[Case]]
+"""Returns which of some cases want one more launch than they have, to decide something."""
+
+
+def fits_alone(specs: Sequence[ServerSpec]) -> bool:
+    """Return False for all servers, so that each case is measured without another one."""
+    del specs
+    return False
+
+
+def no_case(ledger: Ledger, cases: Sequence[Case]) -> Sequence[Case]:
+    """Want no further launch."""
+    del ledger, cases
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseLaunch:
+    """A case on one launch of its servers.
+
+    Attributes:
+        case: The case.
+        server: The launch of its server.
+        control: The launch of its control; the same as `server` if the case has no control.
+    """
+
+    case: Case
+    server: Launch
+    control: Launch
+
+    @classmethod
+    def of(cls, case: Case, number: int) -> Self:
+        """Return a case on one launch, given the number of the launch, from 1."""
+        control, server = launch_pair(case, number)
+        return cls(case=case, server=server, control=control)
+
+    @property
+    def number(self) -> int:
+        """The number of the launch, from 1."""
+        return self.server.number
+
+    @property
+    def name(self) -> str:
+        """The id of the case on this launch; the second launch adds `-launch2`."""
+        return self.server.case_id(self.case)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseGoal:
+    """What a run wants to know of a case.
+
+    Attributes:
+        case: The case.
+        is_measured: Whether it is measured. A case may be checked only.
+        speed: Whether its speed is measured, beside that of its control.
+        power: Whether the power that it draws is measured too.
+        needs_all_prompts: Whether no early look at the acceptance may end the measurement.
+        checks: The names of its correctness checks, which are made on the first launch.
+    """
+
+    case: Case
+    is_measured: bool = True
+    speed: bool = False
+    power: bool = False
+    needs_all_prompts: bool = False
+    checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The cases that share a server, on one of its planned launches.
+
+    All of them are measured and checked, and what their acceptance lost is confirmed, before the
+    next stage begins.
+    """
+
+    number: int
+    goals: tuple[CaseGoal, ...]
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The cases."""
+        return tuple(goal.case for goal in self.goals)
+
+    @property
+    def launch(self) -> Launch:
+        """The launch of their server."""
+        return CaseLaunch.of(self.goals[0].case, self.number).server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Further:
+    """The launches beyond the planned ones that a run may take for its speeds.
+
+    Attributes:
+        wanted: Returns the cases that want another launch.
+        within_s: The time for all of them together, which the servers share; None without a limit.
+        last_number: The number of the last launch.
+    """
+
+    wanted: Wanted
+    within_s: float | None = None
+    last_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """A run that measures cases on planned launches of their servers.
+
+    Attributes:
+        stages: The planned launches, in order.
+        launches: The number of planned launches of each server.
+        attempts: How often a case is tried if its server dies; 1 for a server of others.
+        fit: Tells which cases may be measured side by side.
+        unconfirmed: Returns the cases of a stage that want a further launch at its end.
+        further: The launches that follow the last stage; None for none.
+        only: A case whose server alone is launched, by a process that measures a part of the run;
+            None for all servers.
+    """
+
+    stages: tuple[Stage, ...]
+    launches: int
+    attempts: int = ATTEMPTS
+    fit: Fit = fits_alone
+    unconfirmed: Wanted = no_case
+    further: Further | None = None
+    only: Case | None = None
+
+    @classmethod
+    def of(cls, goals: Sequence[CaseGoal], *, launches: int) -> Self:
+        """Return the night that measures cases, given in the order of the run.
+
+        Each server is launched once before any is launched again.
+        """
+        groups: dict[Launch, list[CaseGoal]] = {}
+        for goal in goals:
+            groups.setdefault(CaseLaunch.of(goal.case, 1).server, []).append(goal)
+        stages = [
+            Stage(number=number, goals=tuple(group))
+            for number in range(1, launches + 1)
+            for group in groups.values()
+        ]
+        return cls(stages=tuple(stages), launches=launches)
+
+    def until(self, case: Case, number: int) -> Self:
+        """Return this night up to the stage of a case on a launch."""
+        stages = []
+        for stage in self.stages:
+            stages.append(stage)
+            if stage.number == number and case in stage.cases:
+                break
+        return dataclasses.replace(self, stages=tuple(stages), further=None)
+
+    def part(self, case: Case) -> Self:
+        """Return the part of this night that launches the server of a case alone."""
+        return dataclasses.replace(self, only=case)
+
+    def has(self, stage: Stage) -> bool:
+        """Return whether this process measures a stage."""
+        return self.only is None or self.only in stage.cases
+
+    def goals(self) -> Iterator[CaseGoal]:
+        """Yield what the night wants to know of each case, in the order of the run."""
+        for stage in self.stages:
+            if stage.number == 1:
+                yield from stage.goals

@@ -1,0 +1,249 @@
+"""Decide what a night does next, from what its ledger has. Nothing here starts or reads anything.
+
+Each server has its planned launches, on which its cases are measured and then checked. Cases that
+differ only in their speculation are measured side by side with one control, as far as their servers
+fit into memory. Further launches, which confirm or decide what the planned ones leave open, measure
+each case alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specreg.matrix.case import Case, companions_of
+from specreg.runs.goals import CaseGoal, CaseLaunch, Further, Night, Stage, Wanted
+from specreg.runs.ledger import FailedLaunch, Ledger
+from specreg.servers.launch import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a run does next: measure cases side by side, or check one.
+
+    Attributes:
+        number: The number of the launch of all servers, from 1.
+        goals: The cases. The first one must be measured; each of the others only if its server
+            starts beside those before it.
+        check: The name of the check of the only case; empty to measure.
+        keeps: The launches whose servers go on running, if they do, because later steps need them.
+            The servers of all launches that are neither here nor in the step itself are stopped.
+        is_further: Whether the launch is beyond the planned ones.
+    """
+
+    number: int
+    goals: tuple[CaseGoal, ...]
+    check: str = ""
+    keeps: frozenset[Launch] = frozenset()
+    is_further: bool = False
+
+    @property
+    def launches(self) -> tuple[CaseLaunch, ...]:
+        """The cases on the launch."""
+        return tuple(CaseLaunch.of(goal.case, self.number) for goal in self.goals)
+
+
+def next_step(ledger: Ledger, night: Night) -> Step | None:
+    """Return what a night does next; None if it is done."""
+    stages = [stage for stage in night.stages if night.has(stage)]
+    for stage in stages:
+        step = _step_of(stage, ledger, night)
+        if step is None:
+            step = _further_step(stage.cases, night.unconfirmed, ledger, night)
+        if step is not None:
+            return step
+
+    further = night.further
+    if further is None:
+        return None
+    if further.within_s is not None:
+        return _step_in_time(further, further.within_s, ledger, night)
+    cases = dict.fromkeys(case for stage in stages for case in stage.cases)
+    return _further_step(list(cases), further.wanted, ledger, night)
+
+
+def _step_of(stage: Stage, ledger: Ledger, night: Night) -> Step | None:
+    """Return the next measurement or check of a stage."""
+    for goal in stage.goals:
+        if goal.is_measured and _is_pending(goal.case, stage.number, ledger, night):
+            goals = (goal, *_companions(goal, stage.number, ledger, night))
+            return Step(
+                number=stage.number, goals=goals, keeps=_kept(goal.case, stage, ledger, night)
+            )
+        for check in goal.checks:
+            if stage.number == 1 and _is_pending(goal.case, 1, ledger, night, check):
+                return Step(
+                    number=1,
+                    goals=(goal,),
+                    check=check,
+                    keeps=_kept(goal.case, stage, ledger, night),
+                )
+    return None
+
+
+def _is_pending(case: Case, number: int, ledger: Ledger, night: Night, check: str = "") -> bool:
+    """Return whether a case is still to be measured on a launch, or a check of it to be made."""
+    if check and ledger.check(case.id, check) is not None:
+        return False
+    if not check and ledger.find(case.id, number) is not None:
+        return False
+    # What failed beside other cases is tried again alone.
+    failures = [
+        failure
+        for failure in failures_of(ledger, case, number, check)
+        if not failure.is_beside_others
+    ]
+    if not failures:
+        return True
+    return failures[-1].server_died and len(failures) < night.attempts
+
+
+def failures_of(ledger: Ledger, case: Case, number: int, check: str = "") -> Sequence[FailedLaunch]:
+    """Return how measuring a case on a launch, or checking it, failed, in order."""
+    return [
+        failure
+        for failure in ledger.failures
+        if (failure.case_id, failure.number, failure.check) == (case.id, number, check)
+    ]
+
+
+def _companions(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> list[CaseGoal]:
+    """Return the later cases that are measured side by side with a case.
+
+    If a server died beside others, the cases with its control are measured alone from then on. If
+    it dies again, only its own case has to be repeated.
+    """
+    if not goal.speed or _is_apart(goal.case, number, ledger, night):
+        return []
+    later_goals = {later.case.id: later for later in _later_goals(goal, number, night)}
+
+    def may_join(case: Case) -> bool:
+        later = later_goals[case.id]
+        if not (later.is_measured and later.speed and later.power == goal.power):
+            return False
+        failed = failures_of(ledger, case, number)
+        return not failed and _is_pending(case, number, ledger, night)
+
+    later_cases = [later.case for later in later_goals.values()]
+    companions = companions_of(goal.case, later_cases, may_join=may_join, fit=night.fit)
+    return [later_goals[case.id] for case in companions]
+
+
+def _later_goals(goal: CaseGoal, number: int, night: Night) -> Iterator[CaseGoal]:
+    """Yield the cases that follow a case on the launches with its number."""
+    goals = [other for stage in night.stages if stage.number == number for other in stage.goals]
+    yield from goals[goals.index(goal) + 1 :]
+
+
+def _is_apart(case: Case, number: int, ledger: Ledger, night: Night) -> bool:
+    """Return whether a case is measured alone, because it or another one failed beside others."""
+    control = CaseLaunch.of(case, number).control
+    for goal in night.goals():
+        has_same_control = CaseLaunch.of(goal.case, number).control == control
+        for failure in failures_of(ledger, goal.case, number):
+            concerns_case = goal.case == case or (has_same_control and failure.server_died)
+            if failure.is_beside_others and concerns_case:
+                return True
+    return False
+
+
+def _kept(case: Case, stage: Stage, ledger: Ledger, night: Night) -> frozenset[Launch]:
+    """Return the launches with the control of a case that have something left to do."""
+    control = CaseLaunch.of(case, stage.number).control
+    kept = set()
+    for later in night.stages:
+        if later.number != stage.number:
+            continue
+        for goal in later.goals:
+            launch = CaseLaunch.of(goal.case, later.number)
+            if launch.control == control and _has_more(goal, later.number, ledger, night):
+                kept |= {launch.control, launch.server}
+    return frozenset(kept)
+
+
+def _has_more(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> bool:
+    """Return whether a case has something left to do on a planned launch."""
+    if goal.is_measured and _is_pending(goal.case, number, ledger, night):
+        return True
+    return number == 1 and any(
+        _is_pending(goal.case, 1, ledger, night, check) for check in goal.checks
+    )
+
+
+def _further_step(
+    cases: Sequence[Case], wanted: Wanted, ledger: Ledger, night: Night
+) -> Step | None:
+    """Return the next further launch of cases, the one with the lowest number first."""
+    begun = [case for case in cases if _retried_number(case, ledger, night)]
+    numbers = {case.id: _next_number(case, ledger, night) for case in cases}
+    wanting = begun or sorted(wanted(ledger, cases), key=lambda case: numbers[case.id])
+    if not wanting:
+        return None
+    case = wanting[0]
+    launch = CaseLaunch.of(case, numbers[case.id])
+    # One launch of a server serves all of its cases that want one.
+    kept = {launch.control, launch.server}
+    goals = {goal.case.id: goal for goal in night.goals()}
+    return Step(
+        number=launch.number, goals=(goals[case.id],), keeps=frozenset(kept), is_further=True
+    )
+
+
+def _next_number(case: Case, ledger: Ledger, night: Night) -> int:
+    """Return the number of the next further launch of a case."""
+    number = night.launches + 1
+    while not _is_pending(case, number, ledger, night):
+        number += 1
+    return number
+
+
+def _retried_number(case: Case, ledger: Ledger, night: Night) -> int:
+    """Return the number of the further launch that is tried again; 0 if there is none."""
+    number = _next_number(case, ledger, night)
+    return number if failures_of(ledger, case, number) else 0
+
+
+def _step_in_time(further: Further, within_s: float, ledger: Ledger, night: Night) -> Step | None:
+    """Return the next further launch that time is left for.
+
+    The servers share the time equally. What one leaves is shared by those after it.
+    """
+    stages = [stage for stage in night.stages if stage.number == night.launches]
+    left_s = within_s
+    servers_left = len(stages)
+    for stage in stages:
+        spent_s = _further_s(stage, ledger, night)
+        if night.has(stage):
+            step = _further_step(stage.cases, further.wanted, ledger, night)
+            share_s = left_s / servers_left - spent_s
+            if (
+                step is not None
+                and step.number <= further.last_number
+                and _is_affordable(step, stage, share_s, ledger, night)
+            ):
+                return step
+        # Another process measures the servers that have no launch here.
+        if any(ledger.find(case.id, night.launches) for case in stage.cases):
+            left_s -= spent_s
+            servers_left -= 1
+    return None
+
+
+def _is_affordable(step: Step, stage: Stage, left_s: float, ledger: Ledger, night: Night) -> bool:
+    """Return whether a further launch is begun, or probably succeeds in the time that is left."""
+    if any(not _is_pending(case, step.number, ledger, night) for case in stage.cases):
+        return True
+    before = [ledger.find(case.id, step.number - 1) for case in stage.cases]
+    measured = [launch for launch in before if launch is not None]
+    # A launch is expected to take as long as the one before it. If that one failed for all cases,
+    # another one would probably fail too.
+    expected_s = sum(launch.lasted_s for launch in measured)
+    return bool(measured) and expected_s < left_s
+
+
+def _further_s(stage: Stage, ledger: Ledger, night: Night) -> float:
+    """Return how long the further launches of a stage's cases took together, in seconds."""
+    case_ids = {case.id for case in stage.cases}
+    return sum(
+        launch.lasted_s
+        for launch in ledger.measured
+        if launch.case_id in case_ids and launch.number > night.launches
+    )
