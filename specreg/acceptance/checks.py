@@ -259,14 +259,21 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     requests = None
     if after.requests is not None and before.requests is not None:
         requests = after.requests - before.requests
+    # A server may leave a counter out until it counts something.
+    further = {
+        name: after.further.get(name, 0.0) - before.further.get(name, 0.0)
+        for name in {**before.further, **after.further}
+    }
     # A counter never falls, unless the server was restarted and counts from 0 again.
-    differences = [steps, requests or 0]
+    differences = [steps, requests or 0, *further.values()]
     changes_text = f"steps changed by {steps}"
     if counts:
         differences += [counts.accepted, counts.proposed or 0, *counts.position_counts]
         changes_text = f"steps, accepted, drafted changed by {_listed(counts)}"
     if requests is not None:
         changes_text += f", requests by {requests}"
+    for name, rise in further.items():
+        changes_text += f", {name} by {rise:g}"
     if min(differences) < 0:
         message = f"{changes_text}: the server was restarted meanwhile; look at its log"
         raise InvalidMeasurementError("COUNTERS_FELL", message)
@@ -278,6 +285,7 @@ def check_counters(before: Counters, after: Counters) -> Counters:
         counts=counts,
         requests=requests,
         running_requests=max(known, default=None),
+        further=further,
         copies=after.copies,
     )
 

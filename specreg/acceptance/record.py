@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -211,6 +211,7 @@ class Copies:
     proposed: int = 1
     positions: int = 1
     requests: int = 1
+    further: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +224,8 @@ class Counters:
         requests: the number of requests that ended; None if the server doesn't count them.
         running_requests: the number of requests running at the moment. For a rise, it is the larger
             one of the numbers before and after it. None if the server doesn't report it.
+        further: the engine's further counters, by the names that metrics use for them; see
+            `WireFormat.further_counters`.
         copies: how many equal series each counter has.
     """
 
@@ -230,6 +233,7 @@ class Counters:
     counts: StepCounts | None = None
     requests: int | None = None
     running_requests: int | None = None
+    further: Mapping[str, float] = field(default_factory=dict)
     copies: Copies = Copies()
 
     @property
@@ -248,11 +252,15 @@ class Counters:
                 ),
             )
         requests = self.requests
+        further = {
+            name: amount / copies.further.get(name, 1) for name, amount in self.further.items()
+        }
         return dataclasses.replace(
             self,
             steps=self.steps // copies.steps,
             counts=counts,
             requests=None if requests is None else requests // copies.requests,
+            further=further,
             copies=Copies(),
         )
 

@@ -280,12 +280,18 @@ def _speeds_of(
 
 
 def _valid_speeds(measurement: Measurement, invalid: Invalid) -> dict[str, float]:
-    """Return those speeds of a launch whose families are valid in all launches."""
-    return {
-        name: value
-        for name, value in measurement.values.items()
-        if METRICS[name].by_launch and METRICS[name].family not in invalid
-    }
+    """Return those speeds of a launch whose families are valid in all launches.
+
+    An engine may have counted nothing, such as no preemption. Nothing can be compared with 0, so
+    such a figure is left out.
+    """
+    speeds = {}
+    for name, value in measurement.values.items():
+        metric = METRICS[name]
+        is_nothing = bool(metric.counters) and value <= 0
+        if metric.by_launch and metric.family not in invalid and not is_nothing:
+            speeds[name] = value
+    return speeds
 
 
 def _with_earlier_speeds(

@@ -203,18 +203,15 @@ class SglangWireFormat(WireFormat, TokenApi):
 
         return parse_event
 
-    def parse_counters(self, page: str) -> Counters:
-        """Parse the number of verify calls, which is all that SGLang counts of its steps.
+    def count_steps(self, page: MetricsPage) -> Counters:
+        """Return the number of verify calls, which is all that SGLang counts of its steps.
 
         Raises:
-            InvalidMeasurementError: The page doesn't have it, or can't be read.
+            InvalidMeasurementError: The page doesn't have it, or it isn't a count.
         """
-        parsed = MetricsPage(page)
-        parsed.require(_VERIFY_CALLS, advice=f"start the server with {self.counters_flag}")
-        copies = parsed.copies(_VERIFY_CALLS)
-        return Counters(
-            steps=parsed.total(_VERIFY_CALLS), copies=Copies(steps=copies[_VERIFY_CALLS])
-        )
+        page.require(_VERIFY_CALLS, advice=f"start the server with {self.counters_flag}")
+        copies = page.copies(_VERIFY_CALLS)
+        return Counters(steps=page.total(_VERIFY_CALLS), copies=Copies(steps=copies[_VERIFY_CALLS]))
 
     def encode(self, ask: Ask) -> Call[tuple[int, ...]]:
         """Return a call that tokenizes a chat with the model's template, or a text as it is."""

@@ -22,7 +22,7 @@ from specreg.engines.engine import Engine, Requirement, Site, given_flags
 from specreg.engines.methods import DRAFT, DRAFT_TOKENS, Setting, Spelling
 from specreg.engines.serve_command import ServeCommand
 from specreg.engines.server_spec import ServerSpec
-from specreg.engines.wire_format import MetricsPage, WireFormat
+from specreg.engines.wire_format import FINISH_LABEL, MetricsPage, WireFormat
 
 _VERSION = "1.3.0rc29"
 """The release of September 29, 2026.
@@ -42,22 +42,22 @@ class TensorrtLlmWireFormat(WireFormat):
     counters_path: ClassVar[str | None] = PATH
     counters_since: ClassVar = _VERSION
     counters_flag: ClassVar = "return_perf_metrics: true"
+    ended_counter: ClassVar = _ENDED
 
-    def parse_counters(self, page: str) -> Counters:
-        """Parse the counters of each position.
+    def count_steps(self, page: MetricsPage) -> Counters:
+        """Return the counters of all positions.
 
         A position that never counted anything isn't on the page.
 
         Raises:
-            InvalidMeasurementError: The page can't be read, or the counters are missing.
+            InvalidMeasurementError: The counters are missing, or one of them isn't a count.
         """
-        parsed = MetricsPage(page, path=PATH)
         drafted_name = f"{_SPEC_DECODE}drafted_tokens_total"
         accepted_name = f"{_SPEC_DECODE}accepted_tokens_total"
-        drafted = parsed.by_position(drafted_name, "token_position")
-        accepted = parsed.by_position(accepted_name, "token_position")
+        drafted = page.by_position(drafted_name, "token_position")
+        accepted = page.by_position(accepted_name, "token_position")
         # Only this counter is required. A position has no counter until it counts something.
-        parsed.require(_ENDED, advice=f"start the server with {self.counters_flag}")
+        page.require(_ENDED, advice=f"start the server with {self.counters_flag}")
         depth = max(drafted, default=-1) + 1
         position_counts = [accepted[position] for position in range(depth)]
         counts = StepCounts(
@@ -67,13 +67,13 @@ class TensorrtLlmWireFormat(WireFormat):
             proposed=drafted.total(),
             position_counts=tuple(position_counts),
         )
-        copies = parsed.copies(
-            *(drafted_name, accepted_name, _ENDED), labels=("token_position", "finished_reason")
+        copies = page.copies(
+            *(drafted_name, accepted_name, _ENDED), labels=("token_position", FINISH_LABEL)
         )
         return Counters(
             steps=counts.steps,
             counts=counts,
-            requests=parsed.total(_ENDED),
+            requests=page.total(_ENDED),
             copies=Copies(
                 steps=copies[drafted_name],
                 accepted=copies[accepted_name],

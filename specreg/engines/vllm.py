@@ -20,6 +20,7 @@ from specreg.engines.methods import DRAFT, DRAFT_TOKENS, SCHEDULED, Setting, Spe
 from specreg.engines.serve_command import SPECULATION, TARGET, ServeCommand
 from specreg.engines.server_spec import ModelRunner, Parallel, ServerSpec
 from specreg.engines.wire_format import (
+    FINISH_LABEL,
     AnswerSettings,
     Ask,
     Call,
@@ -40,7 +41,8 @@ _COUNTERS = (
     f"{_FAMILY}accepted_tokens_total",
     f"{_FAMILY}accepted_tokens_per_pos_total",
 )
-_REQUESTS = ("vllm:request_success_total", "vllm:num_requests_running")
+_ENDED = "vllm:request_success_total"
+_RUNNING = "vllm:num_requests_running"
 _COMPLETIONS = "/v1/completions"
 
 
@@ -70,57 +72,56 @@ class VllmWireFormat(WireFormat, TokenApi):
     request_source: ClassVar[Source | None] = Source.VLLM_REQUEST
     counters_source: ClassVar[Source | None] = Source.VLLM_COUNTERS
     counters_path: ClassVar[str | None] = "/metrics"
+    ended_counter: ClassVar[str] = _ENDED
     has_token_ids: ClassVar[bool] = True
 
-    def parse_counters(self, page: str) -> Counters:
+    def count_steps(self, page: MetricsPage) -> Counters:
         """Return the counters since the server's start, summed over its copies of the model.
 
         Raises:
             InvalidMeasurementError: `SPEC_DISABLED`, the page has counters of tokens and none of
-                speculation; `METRICS_MISSING` or `METRICS_UNREADABLE`, the page lacks a counter, or
-                can't be read.
+                speculation; `METRICS_MISSING`, the page lacks a counter; `METRICS_UNREADABLE`, a
+                counter isn't a count.
         """
         # Check that the page has the counters. A server that counts its tokens has log stats, so
         # if the counters of speculation are missing, its drafter is off.
-        parsed = MetricsPage(page)
-        counts_tokens = any(name.startswith("vllm:generation_tokens") for name in parsed.names)
-        counts_drafts = any("spec_decode" in name for name in parsed.names)
+        counts_tokens = any(name.startswith("vllm:generation_tokens") for name in page.names)
+        counts_drafts = any("spec_decode" in name for name in page.names)
         if counts_tokens and not counts_drafts:
-            raise _no_speculation(parsed)
-        parsed.require(
+            raise _no_speculation(page)
+        page.require(
             *_COUNTERS,
             advice=(
                 "start the server without --disable-log-stats, or use a version that specreg is"
                 " tested with"
             ),
         )
-        parsed.require(
-            *_REQUESTS,
+        page.require(
+            *(_ENDED, _RUNNING),
             advice="without them, foreign requests can't be noticed; use a newer version of vLLM",
         )
         # Sum them: each copy of the model has series of its own, as may each rank of one copy.
         drafts_name, proposed_name, accepted_name, positions_name = _COUNTERS
-        ended_name, running_name = _REQUESTS
-        positions = parsed.by_position(positions_name, "position")
+        positions = page.by_position(positions_name, "position")
         position_counts = [positions[position] for position in sorted(positions)]
         counts = StepCounts(
-            steps=parsed.total(drafts_name),
-            accepted=parsed.total(accepted_name),
-            proposed=parsed.total(proposed_name),
+            steps=page.total(drafts_name),
+            accepted=page.total(accepted_name),
+            proposed=page.total(proposed_name),
             position_counts=tuple(position_counts),
         )
-        copies = parsed.copies(*_COUNTERS, ended_name, labels=("position", "finished_reason"))
+        copies = page.copies(*_COUNTERS, _ENDED, labels=("position", FINISH_LABEL))
         return Counters(
             steps=counts.steps,
             counts=counts,
-            requests=parsed.total(ended_name),
-            running_requests=parsed.total(running_name),
+            requests=page.total(_ENDED),
+            running_requests=page.total(_RUNNING),
             copies=Copies(
                 steps=copies[drafts_name],
                 accepted=copies[accepted_name],
                 proposed=copies[proposed_name],
                 positions=copies[positions_name],
-                requests=copies[ended_name],
+                requests=copies[_ENDED],
             ),
         )
 

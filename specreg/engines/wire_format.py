@@ -1,6 +1,8 @@
 """Write requests to a server, and parse the events of its answers and its counters."""
 
 import collections
+import dataclasses
+import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,7 +15,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from specreg.acceptance.record import Counters, Source, StepCounts
+from specreg.acceptance.record import Copies, Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
 from specreg.core.errors import InvalidMeasurementError, ServerAnswerError
 from specreg.core.files import UNREADABLE
@@ -380,6 +382,8 @@ _EMPTY_CHOICE = _Choice()
 _MAX_COUNT = 2**48
 """The largest count that a sample may have; the limit of `Count` too. A sample is a float, which
 holds every whole number up to 2**53."""
+FINISH_LABEL = "finished_reason"
+"""The label by which engines count the requests that ended."""
 _POSITION = re.compile(r"[0-9]{1,3}")
 _MAX_PAGE_CHARACTERS = 4 * 2**20
 """The longest page of metrics that is read: about 70 times the page of one vLLM engine."""
@@ -461,6 +465,13 @@ class MetricsPage:
         """
         return sum(self._count(sample) for sample in self.samples if sample.name == name)
 
+    def amount(self, name: str) -> float | None:
+        """Sum up all samples of a name; None if there are none, or one of them is no amount."""
+        values = [sample.value for sample in self.samples if sample.name == name]
+        if not values or not all(0 <= value < math.inf for value in values):
+            return None
+        return sum(values)
+
     def copies(self, *names: str, labels: Container[str] = ()) -> Mapping[str, int]:
         """Return how many equal series each of these counters has, by its name.
 
@@ -539,6 +550,10 @@ class WireFormat:
             all versions are.
         counters_flag: what the server must be started with to have counters: a flag, a setting, or
             a phrase that ends the sentence "start the server with …".
+        ended_counter: the counter of the requests that ended; empty if there is none.
+        further_counters: the counters that metrics are calculated from, besides those of the
+            speculation. The key is the name that the rows of `METRICS` use, which is the same for
+            all engines and ends in the unit; the value is the name of the samples on the page.
         ends_at_texts: True if a request can name texts at which its answer ends.
         accepts_only_text: True if each prompt must be a text, because the server takes neither a
             chat nor token ids.
@@ -554,6 +569,8 @@ class WireFormat:
     counters_path: ClassVar[str | None] = None
     counters_since: ClassVar[str] = ""
     counters_flag: ClassVar[str] = "its counters enabled"
+    ended_counter: ClassVar[str] = ""
+    further_counters: ClassVar[Mapping[str, str]] = {}
     ends_at_texts: ClassVar[bool] = True
     accepts_only_text: ClassVar[bool] = False
     has_token_ids: ClassVar[bool] = False
@@ -665,17 +682,51 @@ class WireFormat:
 
         return parse_event
 
-    def parse_counters(self, page: str) -> Counters:
-        """Parse the speculation counters of a page.
+    def parse_counters(self, page: str, *, speculates: bool = True) -> Counters:
+        """Parse a page of counters: those of the speculation, and the further ones.
+
+        Args:
+            page: the page.
+            speculates: False for a server without speculation, whose page needn't have counters of
+                it.
 
         Raises:
-            InvalidMeasurementError: The page has no such counters, or can't be read.
+            InvalidMeasurementError: The page lacks the counters of the speculation, or can't be
+                read.
+        """
+        parsed = MetricsPage(page, path=self.counters_path or "/metrics")
+        counters = self.count_steps(parsed) if speculates else self._count_requests(parsed)
+
+        # A counter that the page lacks, or whose value is no amount, is left out.
+        further = {}
+        series = {}
+        for name, sample_name in self.further_counters.items():
+            amount = parsed.amount(sample_name)
+            if amount is not None:
+                further[name] = amount
+                series[name] = parsed.copies(sample_name)[sample_name]
+        copies = dataclasses.replace(counters.copies, further=series)
+        return dataclasses.replace(counters, further=further, copies=copies)
+
+    def count_steps(self, page: MetricsPage) -> Counters:
+        """Return the counters of the speculation, without the further ones.
+
+        Raises:
+            InvalidMeasurementError: The page has no such counters, or one of them isn't a count.
         """
         message = (
-            f"{type(self).__name__}: has no counters, so its page of {len(page)} characters wasn't"
-            " read; judge this engine by its requests"
+            f"{type(self).__name__}: has no counters of steps, so its page of {len(page.samples)}"
+            " samples wasn't used; judge this engine by its requests"
         )
         raise InvalidMeasurementError("METRICS_MISSING", message)
+
+    def _count_requests(self, page: MetricsPage) -> Counters:
+        """Return the counters of a server that doesn't speculate, without the further ones."""
+        name = self.ended_counter
+        if not name:
+            return Counters(steps=0)
+        series = page.copies(name, labels=(FINISH_LABEL,))
+        return Counters(steps=0, requests=page.total(name), copies=Copies(requests=series[name]))
 
 
 Scores = tuple[float, ...]

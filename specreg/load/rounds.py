@@ -60,6 +60,8 @@ class Round:
         gaps: the times between the chunks of a request; with speculation, the times of verify
             steps. Chunks that were read at once aren't a step apart, so there is no gap of 0 ns.
         lags: how late the client's own event loop was at each beat, every 20 ms.
+        counters: how much each further counter of the engine rose, see
+            `WireFormat.further_counters`; empty if they couldn't be read.
     """
 
     traces: tuple[RequestTrace, ...]
@@ -67,6 +69,7 @@ class Round:
     ended_ns: int
     gaps: TimeHistogram = field(default_factory=TimeHistogram)
     lags: TimeHistogram = field(default_factory=TimeHistogram)
+    counters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -104,7 +104,7 @@ class ArmReplay:
         invalid: for each invalid family, the reason why its figures can't be used.
         parsed_within_s: how long a page of counters may take to parse, in seconds.
         _counted: the acceptance of each round and batch so far, according to the counters.
-        _counted_until: the counters after the last round or batch in `_counted`.
+        _counted_until: the counters after the last round or batch.
         _first_compared: the index of the first entry of `_counted` that is compared with a
             baseline.
     """
@@ -129,7 +129,9 @@ class ArmReplay:
         Raises:
             InvalidMeasurementError: a check failed that makes all figures invalid.
         """
-        with note_invalidity(self.invalid):
+        # Without speculation, the page says nothing of acceptance.
+        invalid = self.invalid if self.arm.case.speculates else {}
+        with note_invalidity(invalid):
             self.before = await self._read_counters()
 
     async def replay(self, prompts: Sequence[Prompt], record: Record) -> None:
@@ -141,29 +143,46 @@ class ArmReplay:
         """
         replayed = await self.clients.replay(prompts, record)
         checks.check_requests(replayed.traces)
-        self.rounds.append(replayed)
-        await self._count(replayed)
+        rise = await self._count(replayed)
+        self.rounds.append(dataclasses.replace(replayed, counters=rise.further))
 
-    async def _count(self, replayed: Round) -> None:
-        """Record how much the counters increased in a round, unless the answers have counts.
+    async def _count(self, replayed: Round) -> Counters:
+        """Return how much the counters increased in a round, or in prompts that were like one.
+
+        If the answers have no counts of their own, the increase is also recorded as the acceptance
+        of the round.
+
+        Returns:
+            An increase of nothing if the counters aren't needed, or couldn't be read.
 
         Raises:
             InvalidMeasurementError: the server restarted.
         """
         wire_format = self.arm.server.engine.wire_format
-        has_acceptance = any(trace.acceptance is not None for trace in replayed.traces)
-        has_own_counts = wire_format.request_source is not None and has_acceptance
-        if self.before is None or wire_format.counters_source is None or has_own_counts:
-            return
-        with note_invalidity(self.invalid):
+        own_counts = [trace.acceptance for trace in replayed.traces if trace.acceptance is not None]
+        has_own_counts = wire_format.request_source is not None and bool(own_counts)
+        gives_acceptance = (
+            self.arm.case.speculates
+            and wire_format.counters_source is not None
+            and not has_own_counts
+        )
+        nothing = Counters(steps=0)
+        if self.before is None or not (gives_acceptance or wire_format.further_counters):
+            return nothing
+        # A page that is read for the further counters alone says nothing of acceptance.
+        invalid = self.invalid if gives_acceptance else {}
+        steps = sum(counts.steps for counts in own_counts) if has_own_counts else None
+        with note_invalidity(invalid):
             counters = await self._read_counters()
             if counters is None:
-                return
+                return nothing
             rise = checks.check_counters(self._counted_until or self.before, counters)
-            rise = checks.count_once(rise, requests=len(replayed.traces))
+            rise = checks.count_once(rise, requests=len(replayed.traces), steps=steps)
             self._counted_until = counters
-            if rise.counts is not None:
+            if gives_acceptance and rise.counts is not None:
                 self._counted.append(_round_acceptance(replayed, rise.counts))
+            return rise
+        return nothing
 
     async def count_in_batches(self, prompts: Sequence[Prompt]) -> None:
         """Replay prompts once more in small batches, if the counters gave counts for few rounds.
@@ -244,6 +263,8 @@ class ArmReplay:
             extension = await self.clients.replay(prompts, record)
             checks.check_requests(extension.traces)
             self.batches.append(extension)
+            # Rounds may follow, which begin with the counters after the extension.
+            await self._count(extension)
         await self.read()
 
     async def read(self) -> None:
@@ -254,6 +275,8 @@ class ArmReplay:
         """
         # Until all checks have passed, there is no valid acceptance.
         self.acceptance = None
+        if not self.arm.case.speculates:
+            return
         spec = self.arm.case.server
         traces: list[RequestTrace] = []
         for part in (*self.rounds, *self.batches):
@@ -378,18 +401,19 @@ class ArmReplay:
         return accepted_tokens / tokens
 
     async def _read_counters(self) -> Counters | None:
-        """Read the counters; None if the server has none or the case doesn't speculate.
+        """Read the counters; None if the server has none, or none that the case needs.
 
         Raises:
             InvalidMeasurementError: the counters can't be read.
         """
         wire_format = self.arm.server.engine.wire_format
         path = self.arm.server.counters_path
-        if path is None or not self.arm.case.speculates:
+        speculates = self.arm.case.speculates
+        if path is None or not (speculates or wire_format.further_counters):
             return None
         page = await self.clients.scrape(path)
         # A large page may take seconds to parse, during which the event loop has to go on.
-        parsing = asyncio.to_thread(wire_format.parse_counters, page)
+        parsing = asyncio.to_thread(wire_format.parse_counters, page, speculates=speculates)
         try:
             return await asyncio.wait_for(parsing, self.parsed_within_s)
         except TimeoutError as error:

@@ -22,6 +22,7 @@ from specreg.acceptance.record import AcceptanceRecord, Counts
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError, MatrixError, check_name
 from specreg.core.reasons import Invalidity
+from specreg.engines.registry import engine_named
 from specreg.load.rounds import Round
 from specreg.matrix.case import NO_LIMITS, Case, Limits
 from specreg.stats.percentiles import TimeHistogram
@@ -147,6 +148,16 @@ class Replay:
         return tuple(itertools.chain.from_iterable(traces_of_rounds))
 
     @property
+    def counters(self) -> Mapping[str, float]:
+        """How much each further counter of the engine rose in all rounds together.
+
+        A counter that wasn't read in one of the rounds is left out.
+        """
+        rises = [part.counters for part in self.rounds]
+        names = set.intersection(*(set(rise) for rise in rises)) if rises else set()
+        return {name: sum(rise[name] for rise in rises) for name in names}
+
+    @property
     def control_replay(self) -> "Replay":
         """The replay of the control, as if it were the case."""
         power = self.power
@@ -175,6 +186,9 @@ class Metric:
         meaning: what the metric is, with its formula, for people.
         formula: returns the value, or None if a replay has no value. A metric of acceptance has no
             formula, because it is a ratio of counts.
+        counters: the counters of the engine that the formula needs, by their names in
+            `WireFormat.further_counters`. A case whose engine doesn't name all of them doesn't have
+            the metric, and a server that lacks one gives no value.
         sign: 1 if more is better, -1 if less is better.
         tolerance_frac: the relative change that is tolerated on the same kind of machine.
         portable_tolerance_frac: the tolerance against a baseline of another kind of machine; None
@@ -199,6 +213,7 @@ class Metric:
     family: Family
     meaning: str = ""
     formula: Callable[[Replay], float | None] | None = None
+    counters: tuple[str, ...] = ()
     sign: int = 1
     tolerance_frac: float = 0.05
     portable_tolerance_frac: float | None = None
@@ -232,6 +247,8 @@ class Metric:
 
     def value_of(self, replay: Replay) -> float | None:
         """Return the metric's value, None if the replay has none."""
+        if not replay.counters.keys() >= set(self.counters):
+            return None
         if self.formula is not None:
             return self.formula(replay)
         if replay.acceptance is None:
@@ -255,6 +272,9 @@ class Metric:
         if not case.judging.speed:
             return False
         if self.needs_limits and case.judging.limits == NO_LIMITS:
+            return False
+        wire_format = engine_named(case.server.engine).wire_format
+        if not wire_format.further_counters.keys() >= set(self.counters):
             return False
         return case.control is not None or self.family is not Family.SPEEDUP
 

@@ -91,6 +91,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ArmNumber = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+_Counters = dict[Label, Annotated[float, msgspec.Meta(ge=0)]]
+"""How much each further counter of the engine rose in a round."""
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -133,6 +135,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         target: the folder or the hub id of the target model.
         draft: the folder or the hub id of the draft model; None without one.
         lags: the client's lags in each round of the case, and in each round of the control.
+        counters: how much the engine's further counters rose in each of these rounds, by the names
+            that metrics use for them; empty in a line of an earlier version.
         acceptance: the acceptance; None if it is invalid or the case doesn't speculate.
         look: the name of the last look at the acceptance.
         power: the power of the devices; None if it wasn't sampled.
@@ -147,6 +151,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     target: Label
     draft: Label | None
     lags: tuple[tuple[TimeHistogram, ...], tuple[TimeHistogram, ...]]
+    counters: tuple[tuple[_Counters, ...], tuple[_Counters, ...]] = ((), ())
     acceptance: AcceptanceRecord | None
     look: Label = Look.FULL.name
     power: PowerRecord | None = None
@@ -525,6 +530,8 @@ class Ledger:
             return
         lags = tuple(part.lags for part in replay.rounds)
         control_lags = tuple(part.lags for part in replay.control_rounds)
+        counters = tuple(dict(part.counters) for part in replay.rounds)
+        control_counters = tuple(dict(part.counters) for part in replay.control_rounds)
         measured = Measured(
             arm=arm,
             control=control,
@@ -534,6 +541,7 @@ class Ledger:
             target=measurement.target,
             draft=measurement.draft,
             lags=(lags, control_lags),
+            counters=(counters, control_counters),
             acceptance=replay.acceptance,
             look=measurement.look.name,
             power=replay.power,
@@ -680,10 +688,12 @@ def _measurement(
     if line.look not in Look.__members__:
         raise msgspec.ValidationError(f"no look is called '{line.look}'")
     lags, control_lags = line.lags
-    rounds = _rounds(builders, lags, line.arm)
+    counters, control_counters = line.counters
+    check_numbers(line.counters)
+    rounds = _rounds(builders, lags, counters, line.arm)
     control_rounds: tuple[Round, ...] = ()
     if line.control is not None:
-        control_rounds = _rounds(builders, control_lags, line.control)
+        control_rounds = _rounds(builders, control_lags, control_counters, line.control)
     if line.acceptance is not None:
         check_record(line.acceptance)
     if line.power is not None:
@@ -714,14 +724,23 @@ def _measurement(
 
 
 def _rounds(
-    builders: _Builders, lags_of_rounds: Sequence[TimeHistogram], arm: int
+    builders: _Builders,
+    lags_of_rounds: Sequence[TimeHistogram],
+    counters_of_rounds: Sequence[_Counters],
+    arm: int,
 ) -> tuple[Round, ...]:
-    """Return the rounds of an arm that have lags. A round may have no requests."""
+    """Return the rounds of an arm that have lags. A round may have no requests.
+
+    Raises:
+        ValueError: the numbers of lags and counters differ.
+    """
+    counters_of_rounds = counters_of_rounds or [{}] * len(lags_of_rounds)
     rounds = []
-    for number, lags in enumerate(lags_of_rounds):
+    pairs = zip(lags_of_rounds, counters_of_rounds, strict=True)
+    for number, (lags, counters) in enumerate(pairs):
         check_lags(lags)
         builder = builders.get((arm, number), RoundBuilder())
-        rounds.append(dataclasses.replace(builder.as_round(), lags=lags))
+        rounds.append(dataclasses.replace(builder.as_round(), lags=lags, counters=counters))
     return tuple(rounds)
 
 

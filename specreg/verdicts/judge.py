@@ -308,7 +308,12 @@ def _obstacle_of_figure(metric: Metric, evidence: BaselineComparison) -> Obstacl
             return Obstacle(Outcome.NOT_COMPARABLE, reason)
         if power.too_short:
             return Obstacle(Outcome.NOT_COMPARABLE, Reason(text=power.too_short))
-    if metric.name not in evidence.measurement.values:
+    is_absent = metric.name not in evidence.measurement.values
+    if is_absent and metric.counters:
+        # Servers of other versions may lack a counter, by which they became no worse.
+        reason = Reason(text="the server's page of counters lacks what this metric is made of")
+        return Obstacle(Outcome.NOT_COMPARABLE, reason)
+    if is_absent:
         absent = Invalidity("METRIC_ABSENT", _ABSENT[metric.family])
         return Obstacle(Outcome.INVALID, Reason.of(absent))
     return None
@@ -623,15 +628,16 @@ def _judge_standstill(
     """Judge a speed that is 0 in a launch, such as the goodput when no request met its limits.
 
     Such a value has no logarithm, so there is no interval. If all launches have 0, the speed is
-    REGRESSED.
+    REGRESSED, or IMPROVED if less is better.
     """
     values = evidence.launch_values(metric)
     recorded = evidence.baselines.exact.launch_values(metric) if evidence.baselines.exact else ()
     outcome = Outcome.INCONCLUSIVE
     reason: Reason | None = Reason(text="it is 0 in one launch, and isn't in another")
     if max(values) <= 0:
-        outcome = Outcome.REGRESSED
+        outcome = Outcome.REGRESSED if metric.sign > 0 else Outcome.IMPROVED
         reason = None
+    change_frac = -1.0 * metric.sign
     return Verdict(
         case_id=evidence.measurement.case.id,
         metric=metric.name,
@@ -641,10 +647,10 @@ def _judge_standstill(
             expected=_geometric_mean(recorded),
             against=_against(evidence.baselines),
             tolerance_frac=tolerance_frac,
-            change_frac=-1.0,
-            low_frac=-1.0,
-            high_frac=-1.0,
-            p_worse=0.0,
+            change_frac=change_frac,
+            low_frac=change_frac,
+            high_frac=change_frac,
+            p_worse=0.0 if metric.sign > 0 else 1.0,
         ),
         reason=reason,
         launches=len(evidence.launches),

@@ -154,7 +154,8 @@ class ScriptedServer:
     def _new_counters(self) -> Counters:
         renamed = self._script.fault is Fault.COUNTERS_RENAMED
         prefix = OTHER_PREFIX if renamed else PREFIX
-        return Counters(self._launch.name, self._launch.draft_tokens, prefix)
+        queue_s = self._script.queue_ms / 1000
+        return Counters(self._launch.name, self._launch.draft_tokens, prefix, queue_s)
 
     def parse_body(self, raw: bytes) -> Body:
         return msgspec.json.decode(raw, type=Body)

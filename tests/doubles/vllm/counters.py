@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from .steps import FinishReason
 
@@ -26,7 +26,9 @@ def of_ranks(page: bytes, ranks: int, counted: str) -> bytes:
 class Counters:
     """One life of the counters; those of the speculation are absent where nothing is drafted."""
 
-    def __init__(self, model: str, draft_tokens: int, prefix: str = PREFIX) -> None:
+    def __init__(
+        self, model: str, draft_tokens: int, prefix: str = PREFIX, queue_s: float = 0.0
+    ) -> None:
         self._labels = {"model_name": model, "engine": "0"}
         self._registry = CollectorRegistry()
         self._draft_tokens = draft_tokens
@@ -45,6 +47,14 @@ class Counters:
         text = "Successfully processed requests."
         finished = self._counters("vllm:request_success", text, "finished_reason", reasons)
         self._finished = dict(zip(reasons, finished, strict=True))
+        self._queue_s = queue_s
+        waits = Histogram(
+            "vllm:request_queue_time_seconds",
+            "Histogram of time spent in WAITING phase for request.",
+            self._labels,
+            registry=self._registry,
+        )
+        self._waits = waits.labels(**self._labels)
         gauge = Gauge(
             "vllm:num_requests_running", "Running requests.", self._labels, registry=self._registry
         )
@@ -75,6 +85,7 @@ class Counters:
 
     def count_finish(self, reason: str) -> None:
         self._finished[reason].inc()
+        self._waits.observe(self._queue_s)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)

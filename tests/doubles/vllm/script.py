@@ -98,6 +98,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         seed: changes the draws of the steps and never the text.
         prefill_ms: from the request to its first token.
         step_ms: from step to step.
+        queue_ms: how long each request waited, as the server's counters say; nothing waits for it.
         stretches: times `step_ms`, for the first generation requests one by one; then it is 1.
         falls_per_s_frac: of the steps that would accept something, how many more accept nothing
             with each second of its life: AL - 1 falls in a line, until it is 0.
@@ -134,6 +135,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: int = 0
     prefill_ms: float = 1.0
     step_ms: float = 3.0
+    queue_ms: float = 2.0
     stretches: tuple[float, ...] = ()
     falls_per_s_frac: float = 0.0
     slows_per_s_frac: float = 0.0

@@ -321,11 +321,18 @@ def test_counters_move_by_what_happened_in_between(before: Counters, after: Coun
         (page(COUNTS), page(dataclasses.replace(COUNTS, position_counts=(12, 12, 5)))),
         (Counters(steps=20), Counters(steps=19)),
         (Counters(steps=20, requests=2), Counters(steps=20, requests=1)),
+        (Counters(steps=20, further={"queue_s": 2.5}), Counters(steps=20, further={"queue_s": 2})),
+        (Counters(steps=20, further={"queue_s": 2.5}), Counters(steps=20)),
     ],
 )
 def test_a_counter_that_fell_means_a_restart(before: Counters, after: Counters) -> None:
     with builders.invalid("COUNTERS_FELL", "restarted meanwhile"):
         checks.check_counters(before, after)
+
+
+def test_a_counter_that_appears_in_between_began_at_nothing() -> None:
+    moved = checks.check_counters(Counters(steps=1), Counters(steps=2, further={"queue_s": 0.5}))
+    assert moved.further == {"queue_s": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """The engines' counters, from recorded pages and from pages that lack something."""
 
 import re
+from collections.abc import Mapping
+from typing import ClassVar
 
 import pytest
 
 from specreg.acceptance.record import NO_STEPS, Counters, StepCounts
 from specreg.engines.registry import ENGINES
+from specreg.engines.vllm import VllmWireFormat
 from tests.unit import builders
 
 SPECULATION = "vllm:spec_decode_num_"
@@ -54,6 +57,42 @@ TRTLLM_COUNTS = StepCounts(steps=30, accepted=60, proposed=90, position_counts=(
 )
 def test_a_page_says_what_its_server_did(engine: str, page: str, counters: Counters) -> None:
     assert read(engine, page) == counters
+
+
+class _FurtherWireFormat(VllmWireFormat):
+    further_counters: ClassVar[Mapping[str, str]] = {"queue_s": "queue_seconds_sum", "lost": "lost"}
+
+
+FURTHER = _FurtherWireFormat()
+
+
+def test_further_counters_are_read_with_those_of_the_speculation() -> None:
+    counters = FURTHER.parse_counters(f'{VLLM_PAGE}queue_seconds_sum{{engine="0"}} 0.25\n')
+    assert counters.further == {"queue_s": 0.25}
+    assert (counters.counts, counters.requests) == (VLLM_COUNTS, 7)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf"])
+def test_a_further_counter_that_is_no_amount_is_left_out_alone(value: str) -> None:
+    counters = FURTHER.parse_counters(f"{VLLM_PAGE}queue_seconds_sum {value}\nlost 3\n")
+    assert counters.further == {"lost": 3}
+    assert counters.counts == VLLM_COUNTS
+
+
+def test_a_server_without_speculation_has_its_further_counters_too() -> None:
+    page = 'queue_seconds_sum{engine="0"} 0.25\nvllm:request_success_total{engine="0"} 7\n'
+    counters = FURTHER.parse_counters(page, speculates=False)
+    assert (counters.further, counters.requests) == ({"queue_s": 0.25}, 7)
+
+
+def test_a_further_counter_of_several_ranks_counts_once() -> None:
+    ranks = "".join(
+        f'queue_seconds_sum{{tp_rank="{rank}"}} 0.25\n'
+        f'vllm:request_success_total{{tp_rank="{rank}",finished_reason="stop"}} 7\n'
+        for rank in range(2)
+    )
+    one = FURTHER.parse_counters(ranks, speculates=False).of_one_copy
+    assert (one.further, one.requests) == ({"queue_s": 0.25}, 7)
 
 
 def test_the_engines_of_data_parallelism_are_added_up() -> None:

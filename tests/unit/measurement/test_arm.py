@@ -22,7 +22,8 @@ class SlowWireFormat(VllmWireFormat):
     def __init__(self) -> None:
         self.may_end = threading.Event()
 
-    def parse_counters(self, page: str) -> Counters:
+    def parse_counters(self, page: str, *, speculates: bool = True) -> Counters:
+        assert speculates
         assert page == "the page"
         assert self.may_end.wait(10), "the event loop stands still"
         return COUNTERS

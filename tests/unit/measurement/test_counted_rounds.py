@@ -10,6 +10,7 @@ import pytest
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, Source
 from specreg.engines.vllm import Vllm, VllmWireFormat
+from specreg.engines.wire_format import MetricsPage
 from specreg.matrix.case import Case
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
@@ -113,8 +114,8 @@ class _LaggingWireFormat(_OldWireFormat):
     def __init__(self) -> None:
         self.readings = itertools.count()
 
-    def parse_counters(self, page: str) -> Counters:
-        counters = super().parse_counters(page)
+    def count_steps(self, page: MetricsPage) -> Counters:
+        counters = super().count_steps(page)
         after_first_round = next(self.readings) == 1
         if not after_first_round or counters.counts is None:
             return counters

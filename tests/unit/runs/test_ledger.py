@@ -55,6 +55,24 @@ def test_a_measurement_is_read_back_unchanged(path: Path) -> None:
         assert part.gaps.size == 3
 
 
+def test_further_counters_are_read_back_with_their_rounds(path: Path) -> None:
+    measured = recorded(path)
+    lines = lines_of(path)
+    for number, counters in enumerate(lines[-1]["counters"][0]):
+        counters["queue_s"] = 0.5 + number
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (again,) = read_ledger(path).measured.values()
+    assert again.replay is not None
+    assert [part.counters for part in again.replay.rounds] == [{"queue_s": 0.5}, {"queue_s": 1.5}]
+    assert again.values == measured.values
+
+    # An earlier version wrote none.
+    del lines[-1]["counters"]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (earlier,) = read_ledger(path).measured.values()
+    assert earlier == measured
+
+
 def ledgered_together(path: Path, keys: Sequence[Key]) -> list[Measurement]:
     """Two cases that were measured beside one control of three rounds, of which the first had two.
 

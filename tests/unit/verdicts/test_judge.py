@@ -293,6 +293,20 @@ def test_a_change_of_speed_says_what_it_comes_from() -> None:
         assert str(verdict.cause or "") == cause
 
 
+QUEUE = Metric(name="queue_ms", family=Family.LATENCY, counters=("queue_s",), sign=-1)
+
+
+def test_a_metric_whose_counter_the_server_lacks_is_left_out_alone() -> None:
+    verdict = judged(QUEUE, builders.measurement({}), known(builders.baseline({QUEUE.name: 5.0})))
+    assert verdict.outcome is NOT_COMPARABLE
+
+
+def test_a_wait_of_nothing_improved() -> None:
+    baseline = builders.baseline({QUEUE.name: 5.0}, {QUEUE.name: 5.1})
+    verdict = judged(QUEUE, builders.measurement({QUEUE.name: 0.0}), known(baseline))
+    assert verdict.outcome is IMPROVED
+
+
 def test_a_goodput_of_nothing_regressed() -> None:
     goodput = METRICS["goodput_requests_per_s"]
     baseline = builders.baseline({goodput.name: 5.0}, {goodput.name: 5.1})
