@@ -52,10 +52,12 @@ from specreg.matrix.prompts import check_contexts, check_drafts, load_case_promp
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Plan, measure, workload_of
 from specreg.runs.ledger import LEDGER, ArmLaunch, FailedLaunch, Key, Ledger, MeasuredLaunch
+from specreg.servers.handle import ServerHandle
 from specreg.servers.installer import packages_sha256
-from specreg.servers.launch import ServerStart
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher
 from specreg.servers.provision import Origin, Provision, parse_origin, provision_side
-from specreg.servers.server import StartedServer
+from specreg.servers.server import Server
 from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
 _MINUTES_WITHOUT_GPU = 20.0
@@ -264,18 +266,19 @@ class Gate:
         first_pair = group[0]
         server_ids = dict.fromkeys((first_pair.a.server.id, first_pair.b.server.id))
         self.options.show(f"launch {number}, {side_names}: {' > '.join(server_ids)}")
-        starts: dict[Side, ServerStart] = {}
-        servers: dict[Side, StartedServer] = {}
+        handles: dict[Side, ServerHandle] = {}
+        servers: dict[Side, Server] = {}
         with contextlib.ExitStack() as stack:
             try:
                 # Start all servers before waiting for one, so that they load at the same time.
                 for side in sides:
                     with _blaming(side, self.options):
-                        start = self._start_of(first_pair, side, number)
-                        starts[side] = stack.enter_context(start.begin())
-                for side, start in starts.items():
+                        handle = self._handle_of(first_pair, side, number)
+                        handles[side] = stack.enter_context(handle)
+                        handle.poll()
+                for side, handle in handles.items():
                     with _blaming(side, self.options):
-                        servers[side] = start.ready()
+                        servers[side] = handle.server
                 with _naming(servers):
                     for pair in group:
                         self._measure(pair, number, servers)
@@ -286,15 +289,17 @@ class Gate:
                 self.options.show(f"launch {number}, side {error.side}: {error}")
                 self._note_failure(error, group, number)
 
-    def _start_of(self, pair: Pair, side: Side, number: int) -> ServerStart:
-        """Prepare the start of a side's server, without starting it."""
+    def _handle_of(self, pair: Pair, side: Side, number: int) -> ServerHandle:
+        """Return the handle of a side's server, without starting it."""
         spec = pair.of(side).server
         log_name = f"{number:03}-{side}-{spec.id}".replace(" ", "")
-        return ServerStart(
-            spec=spec,
-            provision=self.source_of(side),
-            root=self.options.root,
-            ready_within_s=self.options.ready_within_s,
+        return ServerHandle(
+            launch=Launch(spec=spec, number=number),
+            launcher=ServerLauncher(
+                provision=self.source_of(side),
+                root=self.options.root,
+                ready_within_s=self.options.ready_within_s,
+            ),
             log_path=self.folder / "logs" / f"{log_name}.log",
         )
 
@@ -321,7 +326,7 @@ class Gate:
         failed = FailedLaunch(case_id=pair_id, arm=side, number=number, reason=reason)
         self.ledger.extend([failed])
 
-    def _measure(self, pair: Pair, number: int, servers: dict[Side, StartedServer]) -> None:
+    def _measure(self, pair: Pair, number: int, servers: dict[Side, Server]) -> None:
         """Measure a pair on the running servers, and compare its answers.
 
         If a server died or hangs, all measurements of the pair on this launch are discarded.
@@ -394,7 +399,7 @@ def _blaming(
 
 
 @contextlib.contextmanager
-def _naming(servers: Mapping[Side, StartedServer]) -> Iterator[None]:
+def _naming(servers: Mapping[Side, Server]) -> Iterator[None]:
     """Turn the death of a server into a SideError that names its side."""
     try:
         yield

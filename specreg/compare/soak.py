@@ -17,7 +17,6 @@ from specreg.compare.drift import (
 from specreg.compare.options import SoakOptions
 from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
-from specreg.core.processes import resident_bytes
 from specreg.core.reasons import Reason
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
@@ -28,9 +27,11 @@ from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
 from specreg.report.remarks import workload_remarks
 from specreg.report.terminal import render_verdicts
 from specreg.runs.ledger import LEDGER, Ledger, Segment
-from specreg.servers.launch import ServerStart
+from specreg.servers.handle import ServerHandle
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher
 from specreg.servers.provision import parse_origin, provision_side
-from specreg.servers.server import StartedServer
+from specreg.servers.server import Server
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.judge import outcome_of
@@ -159,17 +160,17 @@ class Soak:
         source = provision_side(engine_origin, [case], on_gpu=on_gpu, show=options.show)
         check_drafts(options.root, [case])
         check_contexts(options.root, [case])
-        start = ServerStart(
-            spec=case.server,
-            provision=source,
-            root=options.root,
-            ready_within_s=options.ready_within_s,
+        handle = ServerHandle(
+            launch=Launch(spec=case.server, number=1),
+            launcher=ServerLauncher(
+                provision=source, root=options.root, ready_within_s=options.ready_within_s
+            ),
             log_path=self.ledger.path.parent / "logs" / f"{case.server.id}.log",
         )
-        with start.running() as server:
-            self._soak(server)
+        with handle:
+            self._soak(handle.server)
 
-    def _soak(self, server: StartedServer) -> None:
+    def _soak(self, server: Server) -> None:
         """Measure segments on a server, and judge them from time to time."""
         # A segment has a number of prompts instead of a duration, and begins with the full load.
         load = dataclasses.replace(self.case.load, duration_s=None, ramp_up_s=0.0)
@@ -215,7 +216,7 @@ class Soak:
                     self.options.show(sentence)
 
     def _segment(
-        self, replay: Replay, invalid: Invalid, server: StartedServer, started_ns: int
+        self, replay: Replay, invalid: Invalid, server: Server, started_ns: int
     ) -> Segment:
         """Return the segment for one replay of the prompts.
 
@@ -249,7 +250,7 @@ class Soak:
             acceptance_length_tokens=length_tokens,
             step_ms=step_ms,
             # Processes that have ended hold 0 bytes, which isn't a figure.
-            memory_bytes=resident_bytes(server.process) or None,
+            memory_bytes=server.memory_bytes(),
             gpu_memory_bytes=gpu_memory_bytes,
         )
 

@@ -38,7 +38,8 @@ from specreg.measurement.measure import (
 from specreg.runs.goals import CaseGoal, CaseLaunch
 from specreg.runs.ledger import Checked, Entry, FailedLaunch, Key, Ledger, MeasuredLaunch
 from specreg.runs.plan import Step
-from specreg.servers.launch import Launch, LazyServer, Servers
+from specreg.servers.handle import ServerHandle, Servers
+from specreg.servers.launch import Launch
 from specreg.servers.provision import Provision
 from specreg.stats.intervals import PARTS
 from specreg.telemetry.sampler import Watch, watch
@@ -187,9 +188,9 @@ class Executor:
         for launch in others:
             try:
                 self.settings.key_of(launch.case, launch.number)
-                _ = self._lazy(launch.server).server
+                _ = self._handle(launch.server).server
             except SpecregError as error:
-                self._lazy(launch.server).forget_failure()
+                self._handle(launch.server).forget_failure()
                 failed[launch.case.id] = _failed(launch, error, is_beside_others=True)
         return failed
 
@@ -205,14 +206,14 @@ class Executor:
         """
         # Make an arm of each case, and one of the control unless it is a case itself.
         launches = [CaseLaunch.of(goal.case, first.number) for goal in goals]
-        lazy_servers = [self._lazy(launch.server) for launch in launches]
+        handles = [self._handle(launch.server) for launch in launches]
         control = self._control(goals, first)
         arms = [
-            self._arm(launch, is_control=lazy_server is control)
-            for launch, lazy_server in zip(launches, lazy_servers, strict=True)
+            self._arm(launch, is_control=handle is control)
+            for launch, handle in zip(launches, handles, strict=True)
         ]
-        if control is not None and control not in lazy_servers:
-            lazy_servers.append(control)
+        if control is not None and control not in handles:
+            handles.append(control)
             arms.append(_control_arm(first.case, control))
         # The key in the ledger has the packages of the engines' environments. In a first run these
         # exist only once the servers have been started, so the entry can't begin any earlier.
@@ -230,14 +231,14 @@ class Executor:
             measurements = self.measure_arms(arms, workload_of(first.case, prompts), plan)
 
         # Stop the servers that hung, and note which of the others are warm.
-        for lazy_server, measurement in zip(lazy_servers, measurements, strict=True):
+        for handle, measurement in zip(handles, measurements, strict=True):
             codes = {invalidity.code for invalidity in measurement.invalid.values()}
             if HungError.code in codes:
-                lazy_server.stop()
+                handle.stop()
             elif not codes:
                 # A warm-up takes as long as a measurement, and many cases share a control.
-                lazy_server.warm_for.add((first.case.request.dataset, first.case.load))
-        control_index = None if control is None else lazy_servers.index(control)
+                handle.warm_for.add((first.case.request.dataset, first.case.load))
+        control_index = None if control is None else handles.index(control)
         return self._record_end(arms[: len(goals)], measurements, control_index)
 
     def _record_end(
@@ -261,25 +262,25 @@ class Executor:
             ended.append(measurement)
         return ended
 
-    def _control(self, goals: Sequence[CaseGoal], first: CaseLaunch) -> LazyServer | None:
+    def _control(self, goals: Sequence[CaseGoal], first: CaseLaunch) -> ServerHandle | None:
         """Return the control of cases, which may be the server of one of them.
 
         A case that is measured alone has none unless its speedup is measured.
         """
         has_control = first.case.control is not None and goals[0].speed
         if has_control or len(goals) > 1:
-            return self._lazy(first.control)
+            return self._handle(first.control)
         return None
 
     def _arm(self, launch: CaseLaunch, *, is_control: bool) -> Arm:
         """Return the arm that measures a case."""
         case = launch.case
-        lazy_server = self._lazy(launch.server)
+        handle = self._handle(launch.server)
         return Arm(
             case=case,
-            server=lazy_server.server,
+            server=handle.server,
             is_control=is_control,
-            warm=(case.request.dataset, case.load) in lazy_server.warm_for,
+            warm=(case.request.dataset, case.load) in handle.warm_for,
             enough=self.settings.enough_of(case, launch.number) or has_all_prompts,
             least_s=self.settings.least_s_of(case),
         )
@@ -363,8 +364,8 @@ class Executor:
         draft = case.server.draft
         return RunningCase(
             case=case,
-            server=self._lazy(launch.server).server,
-            control=self._lazy(launch.control).server if case.control is not None else None,
+            server=self._handle(launch.server).server,
+            control=self._handle(launch.control).server if case.control is not None else None,
             # Without the prompts of an extension.
             prompts=load_case_prompts(self.root, case)[: case.request.prompts],
             predict_drafts=functools.partial(
@@ -400,8 +401,8 @@ class Executor:
         Raises:
             SpecregError: One of the servers that are needed didn't start.
         """
-        to_start = [launch for launch in needed if not self._lazy(launch).is_ready]
-        more_to_start = [launch for launch in further if not self._lazy(launch).is_ready]
+        to_start = [launch for launch in needed if not self._handle(launch).is_ready]
+        more_to_start = [launch for launch in further if not self._handle(launch).is_ready]
         if not to_start and not more_to_start:
             return
         names = " beside ".join(launch.id for launch in (*to_start, *more_to_start))
@@ -409,8 +410,8 @@ class Executor:
         with self.timeline.during(Phase.STARTING, *pair_ids, of=names):
             # The control starts first, because no case can be measured without it.
             self.servers.start_all(
-                [self._lazy(launch) for launch in reversed(to_start)],
-                [self._lazy(launch) for launch in more_to_start],
+                [self._handle(launch) for launch in reversed(to_start)],
+                [self._handle(launch) for launch in more_to_start],
             )
 
     def _stop_after(self, error: SpecregError, launch: CaseLaunch) -> None:
@@ -418,16 +419,16 @@ class Executor:
         for name in dict.fromkeys((launch.server, launch.control)):
             if isinstance(error, HungError):
                 # The next case would wait for it just as long.
-                self._lazy(name).stop()
+                self._handle(name).stop()
             elif isinstance(error, ServerDiedError):
-                self._lazy(name).stop_if_dead()
+                self._handle(name).stop_if_dead()
 
-    def _lazy(self, launch: Launch) -> LazyServer:
+    def _handle(self, launch: Launch) -> ServerHandle:
         """Return the server of a launch, which may not be started."""
-        return self.servers.lazy_server(launch)
+        return self.servers.handle(launch)
 
 
-def _control_arm(case: Case, control: LazyServer) -> Arm:
+def _control_arm(case: Case, control: ServerHandle) -> Arm:
     """Return the arm of a control that is no case itself."""
     return Arm(
         case=case.control_case,

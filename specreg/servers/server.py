@@ -1,7 +1,6 @@
 """A running server: where it answers, whether it generates tokens, and why it failed."""
 
 import contextlib
-import dataclasses
 import os
 import shlex
 import subprocess
@@ -24,7 +23,14 @@ from specreg.core.errors import (
     ServerStartError,
 )
 from specreg.core.http import HttpResponse, ask
-from specreg.core.processes import SupervisedProcess, log_end, log_start, process_ids, settle_log
+from specreg.core.processes import (
+    SupervisedProcess,
+    log_end,
+    log_start,
+    process_ids,
+    resident_bytes,
+    settle_log,
+)
 from specreg.core.readable import readable_block
 from specreg.core.server_words import quote_answer
 from specreg.datasets.hub import cached_commit
@@ -65,8 +71,8 @@ _ENDING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A running server that has generated a token.
+class ExpectedServer:
+    """What is known of a server before it has answered.
 
     Attributes:
         spec: The settings that it was started with, or that it must have if others started it.
@@ -75,7 +81,6 @@ class Server:
         model: The name that its model is served under. It is unique if specreg started the server.
         target: The folder or hub id of its target.
         draft: The folder or hub id of its draft; None without a draft model.
-        engine_version: The version that it reports; "unknown" if it reports none.
         packages: The packages of its environment, as `uv pip freeze` lists them; empty if they
             aren't known.
         facts: What else decides its speed, such as the attention backend that the engine chose.
@@ -88,7 +93,6 @@ class Server:
     model: str
     target: str
     draft: str | None
-    engine_version: str
     packages: tuple[str, ...] = ()
     facts: LaunchFacts = NOTHING_KNOWN
     refused: NeutralValues = ()
@@ -99,6 +103,30 @@ class Server:
         return Endpoint(
             base_url=self.base_url, model=self.model, engine=self.engine.name, refused=self.refused
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingServer(ExpectedServer):
+    """A server that specreg has started, and that hasn't generated a token yet.
+
+    Attributes:
+        process: Its first process.
+        deadline_s: When it must have generated a token, on the clock of `time.monotonic`.
+    """
+
+    process: SupervisedProcess
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server(ExpectedServer):
+    """A running server that has generated a token.
+
+    Attributes:
+        engine_version: The version that it reports; "unknown" if it reports none.
+    """
+
+    engine_version: str
 
     @property
     def counters_path(self) -> str | None:
@@ -112,6 +140,10 @@ class Server:
     def pids(self) -> frozenset[int]:
         """Return the ids of the server's processes; empty if specreg didn't start it."""
         return frozenset()
+
+    def memory_bytes(self) -> int | None:
+        """Return how much memory the server's processes hold; None if that isn't known."""
+        return None
 
     def check_alive(self) -> None:
         """Check that the server answers.
@@ -146,6 +178,10 @@ class StartedServer(Server):
         """Return the ids of its processes."""
         return process_ids(self.process)
 
+    def memory_bytes(self) -> int | None:
+        """Return how much memory its processes hold; None if they have ended."""
+        return resident_bytes(self.process) or None
+
     def check_alive(self) -> None:
         """Check that the server runs and is healthy.
 
@@ -154,29 +190,16 @@ class StartedServer(Server):
                 A late answer isn't an error. The message has the last lines of its log.
         """
         # If only the engine has ended, the server answers that it is broken before it ends too.
-        problem = self.wait_for_end(_DYING_S)
+        problem = _wait_for_end(self.process, _DYING_S)
         if not problem:
             answer = self._broken_answer()
             if answer:
-                problem = self.wait_for_end(_ENDING_S) or f"answers {answer}"
+                problem = _wait_for_end(self.process, _ENDING_S) or f"answers {answer}"
         if problem:
             raise ServerDiedError(
                 f"SERVER_DIED: server '{self.spec.id}': {problem} while it was measured;"
                 f" see why in the last lines of {self.log_path}:\n{self.process.last_lines()}"
             )
-
-    def wait_for_end(self, within_s: float = 0.0) -> str:
-        """Wait for the end of the server, and return how it ended.
-
-        Args:
-            within_s: How long to wait, in seconds.
-
-        Returns:
-            A text with its exit status; empty if it still runs after that time.
-        """
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return f"ended with status {self.process.popen.wait(within_s)}"
-        return ""
 
     def _broken_answer(self) -> str:
         """Return what is wrong with the server's answer to a health check.
@@ -195,40 +218,54 @@ class StartedServer(Server):
         return f"{answer.status} at {self.base_url}{path}"
 
 
-def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | None:
-    """Return a server with its version once it has generated a token, and None before.
+def _wait_for_end(process: SupervisedProcess, within_s: float = 0.0) -> str:
+    """Wait for the end of a server, and return how it ended.
+
+    Args:
+        process: Its first process.
+        within_s: How long to wait, in seconds.
+
+    Returns:
+        A text with its exit status; empty if it still runs after that time.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return f"ended with status {process.popen.wait(within_s)}"
+    return ""
+
+
+def ready_server(server: StartingServer) -> StartedServer | None:
+    """Return a server once it has generated a token, and None before.
 
     A health check isn't enough, because a server that reports itself healthy may hang (vllm#39863).
 
-    Args:
-        server: The server, whose version isn't known yet.
-        deadline_s: When it must have generated a token, on the clock of `time.monotonic`.
-
     Raises:
-        ServerStartError: The server ended, refused the request, or generated no token by the
+        ServerStartError: The server ended, refused the request, or generated no token by its
             deadline, or another server answers at its port.
     """
     _check_port(server)
     try:
-        probe = send_probe(server, timeout_s=deadline_s - time.monotonic())
+        probe = send_probe(server, timeout_s=server.deadline_s - time.monotonic())
     except ServerRefusedError as error:
         problem = str(error)
         # An engine that refuses a request says which model it serves.
         if not _names_model(server):
             problem = "its port is already in use by another service"
-        raise start_error(server, problem) from error
-    end = server.wait_for_end()
+        raise start_error(server.spec.id, server.process, problem) from error
+
+    end = _wait_for_end(server.process)
     if end:
         # The start has failed even if a token came, because then another server at the same port
         # generated the token.
-        raise start_error(server, end)
+        raise start_error(server.spec.id, server.process, end)
+
     if not probe:
-        if time.monotonic() <= deadline_s:
+        if time.monotonic() <= server.deadline_s:
             return None
         problem = "generated no token in time"
         if probe.server_message:
             problem += f", its last message: {probe.server_message}"
-        raise start_error(server, problem)
+        raise start_error(server.spec.id, server.process, problem)
+
     # The log has to be complete on disk, because facts about the launch are read from it.
     settle_log(server.process)
     version = "unknown"
@@ -236,12 +273,21 @@ def ready_server(server: StartedServer, deadline_s: float) -> StartedServer | No
         path = server.engine.version_path
         answer = ask(server.base_url, "GET", path, within_s=_VERSION_TIMEOUT_S)
         version = server.engine.parse_version(answer.content)
-    return dataclasses.replace(
-        server, engine_version=version, facts=facts_of(server, log_start(server.log_path))
+    return StartedServer(
+        spec=server.spec,
+        engine=server.engine,
+        base_url=server.base_url,
+        model=server.model,
+        target=server.target,
+        draft=server.draft,
+        packages=server.packages,
+        facts=facts_of(server, log_start(server.process.log_path)),
+        engine_version=version,
+        process=server.process,
     )
 
 
-def facts_of(server: Server, log: str) -> LaunchFacts:
+def facts_of(server: ExpectedServer, log: str) -> LaunchFacts:
     """Return the facts about a server that is ready.
 
     Args:
@@ -281,7 +327,7 @@ def _revision_of(model: str | None, revision: str, variables: Mapping[str, str])
     return cached_commit(model, revision, variables)
 
 
-def _check_port(server: StartedServer) -> None:
+def _check_port(server: StartingServer) -> None:
     """Check that no other server answers at the port.
 
     Another server is noticed only if the engine serves its model under a name that specreg chose.
@@ -295,10 +341,14 @@ def _check_port(server: StartedServer) -> None:
         # The server isn't up yet.
         return
     if server.engine.serves_names and identity.model not in {"", server.model}:
-        raise start_error(server, f"its port is already in use by a server of '{identity.model}'")
+        raise start_error(
+            server.spec.id,
+            server.process,
+            f"its port is already in use by a server of '{identity.model}'",
+        )
 
 
-def _names_model(server: StartedServer) -> bool:
+def _names_model(server: StartingServer) -> bool:
     """Return whether what answers at a server's port reports a model."""
     try:
         identity = identify(server.engine, server.base_url, within_s=_IDENTITY_TIMEOUT_S)
@@ -344,7 +394,7 @@ class Probe:
         return self.generated
 
 
-def send_probe(server: Server, *, timeout_s: float, form: Form = Form.COMPLETIONS) -> Probe:
+def send_probe(server: ExpectedServer, *, timeout_s: float, form: Form = Form.COMPLETIONS) -> Probe:
     """Request two tokens from a server, and return whether it generated any.
 
     Args:
@@ -420,16 +470,16 @@ def _quote_status(answer: HttpResponse) -> str:
     return f"HTTP {answer.status} from {answer.path}: {words}"
 
 
-def start_error(server: StartedServer, problem: str) -> ServerStartError:
+def start_error(server_id: str, process: SupervisedProcess, problem: str) -> ServerStartError:
     """Return the error of a failed start, with the cause that the server's log shows."""
-    tail = server.process.last_lines()
-    log = readable_block(log_end(server.log_path))
-    failure = why_not_started(problem, log, status=server.process.popen.poll())
+    tail = process.last_lines()
+    log = readable_block(log_end(process.log_path))
+    failure = why_not_started(problem, log, status=process.popen.poll())
     advice = failure.advice
     if not failure.is_known:
-        command = shlex.join(server.process.popen.args)
+        command = shlex.join(process.popen.args)
         advice = f"{advice}, or run the server's command by hand:\n{command}"
     is_unfetched = failure.error is ModelNotFetchedError
     code = "MODEL_NOT_FETCHED" if is_unfetched else "SERVER_NOT_STARTED"
-    subject = f"{code}: server '{server.spec.id}'"
-    return failure.error(subject, f"{problem}: {failure.says}", advice, server.log_path, tail)
+    subject = f"{code}: server '{server_id}'"
+    return failure.error(subject, f"{problem}: {failure.says}", advice, process.log_path, tail)

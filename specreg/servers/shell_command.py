@@ -9,7 +9,7 @@ from pathlib import Path
 from specreg.engines.registry import engine_named
 from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.models import served_models, widened_folders
-from specreg.servers.launch import server_variables, start_site
+from specreg.servers.launcher import server_variables, start_site
 from specreg.servers.provision import Provision, environment_exists, interpreter_of
 
 _PORT = 8000

@@ -44,7 +44,8 @@ from specreg.measurement.measure import (
 from specreg.report.progress import RunProgress
 from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import Checked, Key, Ledger, MeasuredLaunch
-from specreg.servers.launch import Launch, LazyServer, Servers
+from specreg.servers.handle import ServerHandle, Servers
+from specreg.servers.launch import Launch
 from specreg.servers.server import Server
 from specreg.stats.intervals import PARTS, Look
 from specreg.suite.companions import Companions, Member
@@ -272,15 +273,15 @@ class CaseRunner:
             case, launch, control, lambda later: self._is_pending(later, launch.number)
         )
         if companions:
-            self._start_servers(servers, [member.lazy_server for member in companions])
+            self._start_servers(servers, [member.handle for member in companions])
         for member in companions:
-            if member.lazy_server.is_ready:
+            if member.handle.is_ready:
                 members.append(member)
                 continue
             # The other servers may have left too little memory for this one. Its case is measured
             # alone later.
-            self._companions.keep_apart(member.lazy_server.launch)
-            member.lazy_server.forget_failure()
+            self._companions.keep_apart(member.handle.launch)
+            member.handle.forget_failure()
         if len(members) == 1:
             return None
         # Measure them.
@@ -290,8 +291,8 @@ class CaseRunner:
             # From now on, the cases with this control are measured alone. If a server dies again,
             # only its own case has to be repeated.
             self._companions.keep_apart(control.launch)
-            for lazy_server in (control, *(member.lazy_server for member in members)):
-                lazy_server.stop_if_dead()
+            for handle in (control, *(member.handle for member in members)):
+                handle.stop_if_dead()
             self.retried.append(f"{launch.case_id(case)}: measured again, {error.head}")
             return None
         # Set the measurements of the later cases aside.
@@ -354,7 +355,7 @@ class CaseRunner:
                 raise
 
     def _measure_once(
-        self, members: Sequence[Member], control: LazyServer | None
+        self, members: Sequence[Member], control: ServerHandle | None
     ) -> list[Measurement]:
         """Measure cases side by side, and record them in the ledger. Their servers must be ready.
 
@@ -368,12 +369,12 @@ class CaseRunner:
         """
         # Make an arm of each case, and one of the control unless it is a case itself.
         case = members[0].case
-        launch = members[0].lazy_server.launch
+        launch = members[0].handle.launch
         name = launch.case_id(case)
-        lazy_servers = [member.lazy_server for member in members]
-        arms = [self._arm(member, is_control=member.lazy_server is control) for member in members]
-        if control is not None and control not in lazy_servers:
-            lazy_servers.append(control)
+        handles = [member.handle for member in members]
+        arms = [self._arm(member, is_control=member.handle is control) for member in members]
+        if control is not None and control not in handles:
+            handles.append(control)
             arms.append(
                 Arm(
                     case=case.control_case,
@@ -386,7 +387,7 @@ class CaseRunner:
         # exist only once the servers have been started, so the entry can't begin any earlier.
         self.ledger.begin(*(self._key(member.case, launch.number) for member in members))
         # A server and its control are a pair, which has the id of the server's launch.
-        pair_ids = [member.lazy_server.launch.id for member in members]
+        pair_ids = [member.handle.launch.id for member in members]
         with (
             self.timeline.during(Phase.MEASURING, *pair_ids, of=name),
             self._watching(case, name) as watching,
@@ -395,27 +396,27 @@ class CaseRunner:
             prompts = load_case_prompts(self.context.root, case)
             measurements = self.measure_arms(arms, workload_of(case, prompts), plan)
         # Stop the servers that hung, and note which of the others are warm.
-        for lazy_server, measurement in zip(lazy_servers, measurements, strict=True):
+        for handle, measurement in zip(handles, measurements, strict=True):
             codes = {invalidity.code for invalidity in measurement.invalid.values()}
             if HungError.code in codes:
-                lazy_server.stop()
+                handle.stop()
             elif not codes:
                 # A warm-up takes as long as a measurement, and many cases share a control.
-                lazy_server.warm_for.add((case.request.dataset, case.load))
-        return self._record_end(arms[: len(members)], lazy_servers, measurements, control)
+                handle.warm_for.add((case.request.dataset, case.load))
+        return self._record_end(arms[: len(members)], handles, measurements, control)
 
     def _record_end(
         self,
         arms: Sequence[Arm],
-        lazy_servers: Sequence[LazyServer],
+        handles: Sequence[ServerHandle],
         measurements: Sequence[Measurement],
-        control: LazyServer | None,
+        control: ServerHandle | None,
     ) -> list[Measurement]:
         """Record in the ledger that measurements ended, and return them with their speedups.
 
         Args:
             arms: The arm of each case.
-            lazy_servers: The server of each arm, and then the control unless it is one of them.
+            handles: The server of each arm, and then the control unless it is one of them.
             measurements: The measurement of each server, in the same order.
             control: The control; None without one.
 
@@ -423,7 +424,7 @@ class CaseRunner:
             The measurement of each case.
         """
         ended = []
-        control_index = None if control is None else lazy_servers.index(control)
+        control_index = None if control is None else handles.index(control)
         for index, arm in enumerate(arms):
             measurement = measurements[index]
             case_control_index = None if arm.is_control else control_index
@@ -438,15 +439,15 @@ class CaseRunner:
         case = member.case
         return Arm(
             case=case,
-            server=member.lazy_server.server,
+            server=member.handle.server,
             is_control=is_control,
-            warm=(case.request.dataset, case.load) in member.lazy_server.warm_for,
-            enough=self._stopping_rule(case, member.lazy_server.launch.number) or has_all_prompts,
+            warm=(case.request.dataset, case.load) in member.handle.warm_for,
+            enough=self._stopping_rule(case, member.handle.launch.number) or has_all_prompts,
             least_s=least_time_s(case, self.selection, self.context),
         )
 
     def _start_servers(
-        self, servers: ServerSet, companions: Sequence[LazyServer] = ()
+        self, servers: ServerSet, companions: Sequence[ServerHandle] = ()
     ) -> tuple[Server, ...]:
         """Start the servers of a case that aren't ready, and wait until they are.
 
@@ -461,16 +462,16 @@ class CaseRunner:
         Raises:
             SpecregError: One of `servers` didn't start.
         """
-        to_start = [lazy_server for lazy_server in servers if not lazy_server.is_ready]
-        further = [lazy_server for lazy_server in companions if not lazy_server.is_ready]
+        to_start = [handle for handle in servers if not handle.is_ready]
+        further = [handle for handle in companions if not handle.is_ready]
         if to_start or further:
-            ids = [lazy_server.launch.id for lazy_server in (*to_start, *further)]
+            ids = [handle.launch.id for handle in (*to_start, *further)]
             names = " beside ".join(ids)
-            pair_ids = [servers.launch.id, *(lazy_server.launch.id for lazy_server in further)]
+            pair_ids = [servers.launch.id, *(handle.launch.id for handle in further)]
             with self.timeline.during(Phase.STARTING, *pair_ids, of=names):
                 # The control starts first, because no case can be measured without it.
                 self.servers.start_all(to_start[::-1], further)
-        return tuple(lazy_server.server for lazy_server in servers)
+        return tuple(handle.server for handle in servers)
 
     def _plan(self, arm: Arm, watching: Watch | None) -> Plan:
         """Return the plan of a measurement, with the functions that record and show its progress.

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from specreg.matrix.case import Case, companions_of
 from specreg.runs.goals import CaseLaunch
-from specreg.servers.launch import Launch, LazyServer, Servers
+from specreg.servers.handle import ServerHandle, Servers
+from specreg.servers.launch import Launch
 from specreg.suite.context import RunContext
 from specreg.suite.selection import Selection
 
@@ -15,12 +16,12 @@ class Member:
     """A case that is measured side by side with others, and its server."""
 
     case: Case
-    lazy_server: LazyServer
+    handle: ServerHandle
 
     @property
     def key(self) -> tuple[str, int]:
         """The case and the number of its launch."""
-        return self.case.id, self.lazy_server.launch.number
+        return self.case.id, self.handle.launch.number
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Companions:
         self._apart.add(launch)
 
     def of(
-        self, case: Case, launch: Launch, control: LazyServer, is_pending: Callable[[Case], bool]
+        self, case: Case, launch: Launch, control: ServerHandle, is_pending: Callable[[Case], bool]
     ) -> list[Member]:
         """Return the companions of a case. No server is started here.
 
@@ -91,10 +92,10 @@ class Companions:
         for companion in companions:
             companion_launch = CaseLaunch.of(companion, number).server
             # A companion that doesn't speculate is measured on the control itself.
-            lazy_server = control
+            handle = control
             if companion_launch != control.launch:
-                lazy_server = self.servers.lazy_server(companion_launch)
-            members.append(Member(companion, lazy_server))
+                handle = self.servers.handle(companion_launch)
+            members.append(Member(companion, handle))
         return members
 
     def _needs_same_measurements(self, case: Case, later_case: Case) -> bool:

@@ -5,7 +5,6 @@ the repository of the machine that merges decide where tiers and baselines are, 
 and how to judge.
 """
 
-import contextlib
 import dataclasses
 import re
 import shutil
@@ -25,7 +24,8 @@ from specreg.matrix.case import Case, Tier
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
 from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import LEDGER, Ledger
-from specreg.servers.launch import LazyServer, Poll
+from specreg.servers.handle import ServerHandle
+from specreg.servers.launcher import ServerLauncher
 from specreg.suite.configure import load_cases
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.group_judge import GroupJudge
@@ -374,8 +374,14 @@ def _judge(judge: GroupJudge, case_launch: CaseLaunch) -> Iterator[tuple[str, Sp
         The name of the metric or check, and why it can't be judged.
     """
     case = case_launch.case
-    server = LazyServer(launch=case_launch.server, start=_start_nothing)
-    control = LazyServer(launch=case_launch.control, start=_start_nothing)
+    # A merge reads measurements, and starts none of the servers.
+    launcher = ServerLauncher(
+        provision=judge.context.provision, root=judge.context.root, ready_within_s=0.0
+    )
+    server, control = (
+        ServerHandle(launch=launch, launcher=launcher, log_path=Path())
+        for launch in (case_launch.server, case_launch.control)
+    )
     servers = ServerSet.of(case, server, control)
     for metric in judge.selection.metrics_of(case):
         try:
@@ -387,8 +393,3 @@ def _judge(judge: GroupJudge, case_launch: CaseLaunch) -> Iterator[tuple[str, Sp
             judge.check(check, case, servers)
         except SpecregError as error:
             yield check.name, error
-
-
-def _start_nothing() -> contextlib.AbstractContextManager[Poll]:
-    """Raise an error, because a merge reads measurements and never needs a server."""
-    raise AssertionError("a merge starts no server")

@@ -1,6 +1,6 @@
 """The servers that one case is measured on.
 
-A server set doesn't own its servers: `specreg.servers.launch.Servers` has all servers of a run,
+A server set doesn't own its servers: `specreg.servers.handle.Servers` has all servers of a run,
 starts them and stops them.
 """
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from specreg.matrix.case import Case
-from specreg.servers.launch import Launch, LazyServer
+from specreg.servers.handle import ServerHandle
+from specreg.servers.launch import Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,11 @@ class ServerSet:
             control, or if no speed is measured.
     """
 
-    server: LazyServer
-    control: LazyServer | None = None
+    server: ServerHandle
+    control: ServerHandle | None = None
 
     @classmethod
-    def of(cls, case: Case, server: LazyServer, control: LazyServer | None) -> Self:
+    def of(cls, case: Case, server: ServerHandle, control: ServerHandle | None) -> Self:
         """Return the servers of a case, without the control if the case has none."""
         return cls(server, control if case.control is not None else None)
 
@@ -40,17 +41,17 @@ class ServerSet:
         """The same set without the control."""
         return ServerSet(self.server)
 
-    def __iter__(self) -> Iterator[LazyServer]:
+    def __iter__(self) -> Iterator[ServerHandle]:
         yield self.server
         if self.control is not None:
             yield self.control
 
     def stop(self) -> None:
         """Stop the servers."""
-        for lazy_server in self:
-            lazy_server.stop()
+        for handle in self:
+            handle.stop()
 
     def stop_dead(self) -> None:
         """Stop what is left of servers that have died, so that they can be started again."""
-        for lazy_server in self:
-            lazy_server.stop_if_dead()
+        for handle in self:
+            handle.stop_if_dead()

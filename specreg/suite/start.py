@@ -8,7 +8,8 @@ from specreg.report.document import record_document
 from specreg.report.progress import Progress
 from specreg.runs.ledger import LEDGER, Ledger
 from specreg.servers.gpu_lease import GpuClaim
-from specreg.servers.launch import Servers
+from specreg.servers.handle import Servers
+from specreg.servers.launcher import ServerLauncher
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
 from specreg.suite.document import LOGS_FOLDER
@@ -66,11 +67,13 @@ def start_run(
         context=context,
         selection=selection,
         servers=Servers(
-            root=context.root,
-            provision=context.provision,
-            ready_within_s=context.options.ready_within_s,
+            launcher=ServerLauncher(
+                provision=context.provision,
+                root=context.root,
+                ready_within_s=context.options.ready_within_s,
+                timeline=timeline,
+            ),
             logs=context.run_folder / LOGS_FOLDER,
-            timeline=timeline,
             claim=claim,
         ),
         ledger=ledger,

@@ -1,7 +1,8 @@
 """Real engines for these tests: their environments, and servers of a case."""
 
 import dataclasses
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from specreg.acceptance.record import AcceptanceRecord
@@ -11,8 +12,10 @@ from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.matrix.tier import load_tier
 from specreg.measurement.measure import Measurement
+from specreg.servers.handle import ServerHandle
 from specreg.servers.installer import run_uv
-from specreg.servers.launch import ServerStart
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher
 from specreg.servers.provision import Provision, engine_environment
 from specreg.servers.server import Server
 from tests.unit import builders
@@ -59,15 +62,17 @@ def modules_of(engine: str, version: str) -> Path | None:
     return folder
 
 
-def start(case: Case, folder: Path) -> AbstractContextManager[Server]:
+@contextmanager
+def start(case: Case, folder: Path) -> Iterator[Server]:
     """A server of a case, in its engine's environment."""
-    return ServerStart(
-        spec=case.server,
-        provision=Provision(on_gpu=False, show=print),
-        root=builders.ROOT,
-        ready_within_s=600,
+    provision = Provision(on_gpu=False, show=print)
+    handle = ServerHandle(
+        launch=Launch(spec=case.server, number=1),
+        launcher=ServerLauncher(provision=provision, root=builders.ROOT, ready_within_s=600),
         log_path=folder / f"{case.server.id}.log",
-    ).running()
+    )
+    with handle:
+        yield handle.server
 
 
 def measure(case: Case, server: Server) -> tuple[Measurement, AcceptanceRecord]:

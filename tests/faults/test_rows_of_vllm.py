@@ -18,7 +18,9 @@ import pytest
 
 from specreg.core.errors import ServerStartError
 from specreg.engines.server_spec import ServerSpec
-from specreg.servers.launch import ServerStart, free_port
+from specreg.servers.handle import ServerHandle
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher, free_port
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
 from tests.faults.running import (
@@ -35,6 +37,7 @@ from tests.faults.running import (
     wait_until,
 )
 from tests.unit import builders
+from tests.unit.builders.started_servers import running
 
 pytestmark = pytest.mark.vllm
 
@@ -53,14 +56,15 @@ def start(
     folder: Path, spec: ServerSpec = SPEC, choose_port: Callable[[], int] = free_port
 ) -> AbstractContextManager[StartedServer]:
     engine_env = (*spec.engine_env, (MARK, str(folder)))
-    return ServerStart(
-        spec=dataclasses.replace(spec, engine_env=engine_env),
+    launcher = ServerLauncher(
         provision=Provision(on_gpu=False, show=print),
         root=ROOT,
         ready_within_s=180.0,
-        log_path=folder / "logs" / "server.log",
         choose_port=choose_port,
-    ).running()
+    )
+    launch = Launch(spec=dataclasses.replace(spec, engine_env=engine_env), number=1)
+    log_path = folder / "logs" / "server.log"
+    return running(ServerHandle(launch=launch, launcher=launcher, log_path=log_path))
 
 
 CODE = {

@@ -2,8 +2,9 @@
 
 import contextlib
 import datetime as dt
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from specreg.baselines.record import RecordingNotes, record_measurements
 from specreg.baselines.schema import Baseline
 from specreg.baselines.store import load_settings
 from specreg.core.timeline import Timeline
+from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
 from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import LEDGER, Key, Ledger, Recorded
-from specreg.servers.launch import Launch, LazyServer, Poll, Servers
+from specreg.servers.handle import ServerHandle, Servers
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher
 from specreg.servers.server import Server
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
@@ -118,12 +122,10 @@ def run(
 
 def all_servers(run_context: RunContext) -> Servers:
     """The servers of a run."""
-    return Servers(
-        root=run_context.root,
-        provision=run_context.provision,
-        ready_within_s=1.0,
-        logs=run_context.run_folder / "logs",
+    launcher = ServerLauncher(
+        provision=run_context.provision, root=run_context.root, ready_within_s=1.0
     )
+    return Servers(launcher=launcher, logs=run_context.run_folder / "logs")
 
 
 def resumed_from(
@@ -156,20 +158,47 @@ def judge(started: Run[CaseRunner], metric: Metric, number: int = 1) -> Verdict:
 def servers(number: int = 1, case: Case = builders.CASE) -> ServerSet:
     """The server of a case on a launch, which nothing may start."""
     launch = CaseLaunch.of(case, number).server
-    return ServerSet(LazyServer(launch=launch, start=start_nothing))
+    return ServerSet(handle(launch, start_nothing))
 
 
-def start_nothing() -> AbstractContextManager[Poll]:
+def handle(
+    launch: Launch, start: Callable[[ServerSpec], AbstractContextManager[Server]] | None = None
+) -> ServerHandle:
+    """The handle of a launch whose server `start` makes; one that is ready at once by default."""
+    launcher = ScriptedLauncher(start or (lambda _: contextlib.nullcontext(builders.server())))
+    return ServerHandle(launch=launch, launcher=launcher, log_path=Path("/dev/null"))
+
+
+@dataclass
+class ScriptedLauncher:
+    """A launcher without servers to install or GPUs to lock."""
+
+    make: Callable[[ServerSpec], AbstractContextManager[Server]]
+
+    def prepare(self, spec: ServerSpec, log_path: Path) -> None:
+        """Do nothing: all is there."""
+
+    def reserve(self, spec: ServerSpec) -> AbstractContextManager[None]:
+        """Lock nothing."""
+        del spec
+        return contextlib.nullcontext()
+
+    def start(self, spec: ServerSpec, log_path: Path) -> AbstractContextManager[Server]:
+        """The server that the test gives."""
+        del log_path
+        return self.make(spec)
+
+
+def start_nothing(_: ServerSpec) -> AbstractContextManager[Server]:
     """Fail: no server is needed."""
     raise AssertionError
 
 
-@contextlib.contextmanager
-def ready(started: list[Server]) -> Iterator[Poll]:
+def ready(started: list[Server]) -> AbstractContextManager[Server]:
     """A server that is ready at once, and whose process has ended; it is added to a list."""
     server = builders.server()
     started.append(server)
-    yield lambda: server
+    return contextlib.nullcontext(server)
 
 
 def record(run_context: RunContext) -> tuple[Measurement, Baseline]:

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from specreg.engines.server_spec import ServerSpec
-from specreg.servers.launch import ServerStart, free_port
+from specreg.servers.handle import ServerHandle
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher, free_port
 from specreg.servers.provision import Provision
 from specreg.servers.server import StartedServer
 from tests.doubles.vllm.script import VARIABLE, Script
@@ -25,6 +27,15 @@ def fetch_nothing(*_arguments: object) -> None:
 PROVISION = Provision(on_gpu=False, show=lambda _: None, python=sys.executable, fetch=fetch_nothing)
 
 
+@contextmanager
+def running(handle: ServerHandle) -> Iterator[StartedServer]:
+    """The ready server of a handle, which ends with the context."""
+    with handle:
+        server = handle.server
+        assert isinstance(server, StartedServer)
+        yield server
+
+
 def start(
     folder: Path,
     script: Script,
@@ -36,14 +47,15 @@ def start(
     root: Path | None = None,
 ) -> AbstractContextManager[StartedServer]:
     """A scripted server of a spec, its script and log in `folder`, which is its root by default."""
-    return ServerStart(
-        spec=builders.scripted(spec, script, folder),
+    launcher = ServerLauncher(
         provision=provision,
         root=root or folder,
         ready_within_s=ready_within_s,
-        log_path=folder / "logs" / "server.log",
         choose_port=choose_port,
-    ).running()
+    )
+    launch = Launch(spec=builders.scripted(spec, script, folder), number=1)
+    log_path = folder / "logs" / "server.log"
+    return running(ServerHandle(launch=launch, launcher=launcher, log_path=log_path))
 
 
 def left_of(folder: Path) -> list[psutil.Process]:

@@ -28,7 +28,9 @@ from specreg.runs.execute import Executor, Settings
 from specreg.runs.goals import CaseGoal, CaseLaunch, Night
 from specreg.runs.ledger import FailedLaunch, Key, Ledger, read_ledger
 from specreg.runs.plan import next_step
-from specreg.servers.launch import Launch, LazyServer, Poll, Servers
+from specreg.servers.handle import ServerHandle, Servers
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher
 from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
@@ -60,22 +62,22 @@ class ScriptedServers(Servers):
     started: list[str] = field(default_factory=list)
     server: Server | None = None
 
-    def lazy_server(self, launch: Launch) -> LazyServer:
-        lazy_server = LazyServer(launch=launch, start=lambda: self._scripted(launch))
-        return self._lazy_servers.setdefault(launch, lazy_server)
+    def handle(self, launch: Launch) -> ServerHandle:
+        handle = runs.handle(launch, lambda _: self._scripted(launch))
+        return self._handles.setdefault(launch, handle)
 
-    def _scripted(self, launch: Launch) -> AbstractContextManager[Poll]:
+    def _scripted(self, launch: Launch) -> AbstractContextManager[Server]:
         self.started.append(launch.id)
         if launch.spec.method in self.failing:
             raise ServerStartError("SERVER_NOT_STARTED: x", "ended", "look", Path("log"), "")
         if self.server is not None:
-            return contextlib.nullcontext(lambda: self.server)
+            return contextlib.nullcontext(self.server)
         return runs.ready([])
 
     @property
     def running(self) -> set[str]:
         """The ids of the servers that run."""
-        return {launch.id for launch, server in self._lazy_servers.items() if server.is_up}
+        return {launch.id for launch, server in self._handles.items() if server.is_up}
 
 
 class ScriptedArms:
@@ -154,13 +156,8 @@ def machine(
 ) -> Machine:
     """A machine whose files are in a folder."""
     context = runs.context(folder)
-    servers = ScriptedServers(
-        root=context.root,
-        provision=context.provision,
-        ready_within_s=1.0,
-        logs=folder / "logs",
-        failing=frozenset(failing),
-    )
+    launcher = ServerLauncher(provision=context.provision, root=context.root, ready_within_s=1.0)
+    servers = ScriptedServers(launcher=launcher, logs=folder / "logs", failing=frozenset(failing))
     measuring = arms or ScriptedArms()
     executor = Executor(
         root=context.root,
@@ -330,7 +327,7 @@ def test_a_control_is_warmed_up_once_for_each_load_and_after_each_start(tmp_path
     here.run(apart)
 
     assert here.arms.last_is_warm == [False, False, True]
-    here.servers.lazy_server(CONTROL).stop()
+    here.servers.handle(CONTROL).stop()
     again = builders.with_concurrency(1, DRAFTING)
     here.run(dataclasses.replace(night(timed(again), launches=2), fit=lambda _: False))
     assert here.arms.last_is_warm[3:] == [False]

@@ -16,7 +16,9 @@ from specreg.datasets.hub import why_gated
 from specreg.datasets.hub_fetch import wanted_files
 from specreg.engines.server_spec import ServerSpec
 from specreg.servers import model_fetch
-from specreg.servers.launch import ServerStart
+from specreg.servers.handle import ServerHandle
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher
 from specreg.servers.model_fetch import Output, fetch_models
 from tests.doubles.hub import COMMIT, FakeHub
 from tests.unit import builders
@@ -262,15 +264,16 @@ def test_a_program_that_breaks_names_its_log(machine: Machine) -> None:
 
 def test_nothing_starts_if_a_model_cannot_be_fetched(machine: Machine) -> None:
     machine.hub.gated = frozenset({TARGET})
-    start = ServerStart(
-        spec=machine.spec(),
+    launcher = ServerLauncher(
         provision=dataclasses.replace(PROVISION, fetch=fetch_models),
         root=machine.folder,
         ready_within_s=30.0,
-        log_path=machine.folder / "logs/server.log",
     )
-    with pytest.raises(ModelError, match="its terms must be accepted"), start.running():
-        pass
+    launch = Launch(spec=machine.spec(), number=1)
+    log_path = machine.folder / "logs/server.log"
+    handle = ServerHandle(launch=launch, launcher=launcher, log_path=log_path)
+    with pytest.raises(ModelError, match="its terms must be accepted"), handle:
+        handle.poll()
     assert [path.name for path in (machine.folder / "logs").iterdir()] == ["server~weights.log"]
 
 

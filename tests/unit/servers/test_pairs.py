@@ -12,10 +12,14 @@ import pytest
 from specreg.core.errors import ServerStartError
 from specreg.engines.server_spec import ServerSpec, Sizes
 from specreg.servers.gpu_lease import GpuClaim
-from specreg.servers.launch import Launch, LazyServer, Poll, Servers
+from specreg.servers.handle import ServerHandle, Servers
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
+from specreg.servers.provision import Provision
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
+from tests.unit.builders import runs
 from tests.unit.builders.started_servers import PROVISION, left_of
 
 LAUNCH = Launch(spec=builders.SPEC, number=1)
@@ -24,19 +28,14 @@ DRAFTING = dataclasses.replace(builders.SPEC, sizes=SIZES)
 PLAIN = dataclasses.replace(builders.PLAIN_SPEC, sizes=dataclasses.replace(SIZES, draft_gib=0.0))
 
 
-def servers(folder: Path) -> Servers:
+def servers(folder: Path, provision: Provision = PROVISION) -> Servers:
     """Those of a run on the scripted engine."""
-    return Servers(
-        root=builders.ROOT, provision=PROVISION, ready_within_s=30.0, logs=folder / "logs"
-    )
-
-
-def unneeded() -> contextlib.AbstractContextManager[Poll]:
-    raise AssertionError
+    launcher = ServerLauncher(provision=provision, root=builders.ROOT, ready_within_s=30.0)
+    return Servers(launcher=launcher, logs=folder / "logs")
 
 
 def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
-    control = LazyServer(launch=LAUNCH, start=unneeded)
+    control = runs.handle(LAUNCH, runs.start_nothing)
     with servers(tmp_path).start(LAUNCH, control=control) as started:
         assert started is control
     with servers(tmp_path).start(dataclasses.replace(LAUNCH, number=2), control=control) as started:
@@ -58,12 +57,11 @@ def launch(folder: Path, spec: ServerSpec, script: Script) -> Launch:
 def test_a_pair_starts_at_once(tmp_path: Path) -> None:
     """No server is ready when the last of them is started."""
     was_ready = list[bool]()
-    started = list[LazyServer]()
+    started = list[ServerHandle]()
     provision = dataclasses.replace(
-        PROVISION,
-        show=lambda _: was_ready.append(any(lazy_server.is_ready for lazy_server in started)),
+        PROVISION, show=lambda _: was_ready.append(any(handle.is_ready for handle in started))
     )
-    run = dataclasses.replace(servers(tmp_path), provision=provision)
+    run = servers(tmp_path, provision)
     slow = Script(ready_after_s=1.0)
     plain, drafting = (launch(tmp_path, spec, slow) for spec in (PLAIN, DRAFTING))
     with run.start(plain) as control, run.start(drafting) as server:
@@ -82,12 +80,12 @@ def test_a_dispensable_server_says_that_it_failed_only_when_it_is_needed(
     shown = list[str]()
     slow = Script(ready_after_s=1.0)
     provision = dataclasses.replace(PROVISION, show=shown.append)
-    run = dataclasses.replace(servers(tmp_path), provision=provision)
+    run = servers(tmp_path, provision)
     script = Script(fault=Fault.EXIT_AT_START) if fails else slow
     plain = launch(tmp_path, PLAIN, slow)
     drafting = launch(tmp_path, DRAFTING, script)
     with run.start(plain) as first:
-        run.start_all([first], [run.lazy_server(drafting)])
+        run.start_all([first], [run.handle(drafting)])
         assert shown == [f"starting {spec.spec.id}" for spec in (drafting, plain)], (
             "installed first"
         )

@@ -50,7 +50,7 @@ INSTALLED = Provision(on_gpu=False, show=lambda _: None)
 
 
 def case(
-    engine: str, method: str = "draft_model", form: Form = Form.CHAT, **settings: Parallel
+    engine: str, method: str = "draft_model", form: Form = Form.CHAT, **settings: Parallel | str
 ) -> Case:
     return builders.with_request(
         builders.on_server(engine=engine, method=method, **settings), form=form

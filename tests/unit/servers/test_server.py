@@ -17,7 +17,7 @@ import pytest
 from specreg.core.errors import ModelError, ServerDiedError, ServerStartError
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.registry import ENGINES
-from specreg.servers.launch import free_port
+from specreg.servers.launcher import free_port
 from specreg.servers.server import StartedServer, facts_of, start_error
 from tests.doubles.protocols.triton import ScriptedTriton
 from tests.doubles.vllm.script import Fault, Script
@@ -282,7 +282,8 @@ FRAME = '  File "core.py", line 12345 in step\n'
 def test_a_failure_is_told_by_its_last_words(tmp_path: Path, line: str, failure: str) -> None:
     log_path = tmp_path / "log"
     log_path.write_text(f"INFO starting\n{line}\n")
-    error = start_error(builders.server(log_path=log_path), "ended with status 1")
+    process = builders.server(log_path=log_path).process
+    error = start_error(builders.SPEC.id, process, "ended with status 1")
     assert error.failure == f"ended with status 1: {failure}"
     assert line in str(error)
     reason = "MODEL_NOT_FETCHED" if "fetched" in failure else "SERVER_NOT_STARTED"
@@ -297,7 +298,8 @@ def test_an_unknown_error_is_quoted_as_it_may_be_shown(tmp_path: Path) -> None:
     log_path.write_text(
         f"Traceback (most recent call last):\n{FRAME}\x1b[31mValueError: new\x1b[0m\n"
     )
-    error = start_error(builders.server(log_path=log_path), "ended with status 1")
+    process = builders.server(log_path=log_path).process
+    error = start_error(builders.SPEC.id, process, "ended with status 1")
     first, *_ = str(error).splitlines()
     assert first.endswith("ended with status 1: its first error is 'ValueError: new'; read the log")
 
@@ -306,12 +308,13 @@ def test_the_cause_may_stand_far_above_the_last_words(tmp_path: Path) -> None:
     """It is sought in the last 64 KiB, and 500 lines of a traceback are half of that."""
     log_path = tmp_path / "log"
     log_path.write_text(f"torch.OutOfMemoryError: CUDA out of memory.\n{FRAME * 500}")
-    error = start_error(builders.server(log_path=log_path), "ended with status 1")
+    process = builders.server(log_path=log_path).process
+    error = start_error(builders.SPEC.id, process, "ended with status 1")
     assert error.failure == "ended with status 1: out of memory"
     assert error.log_tail.splitlines() == [FRAME.rstrip()] * 40
 
     killed = builders.server(command=("/bin/sh", "-c", "kill -9 $$"))
-    error = start_error(killed, "ended with status -9")
+    error = start_error(builders.SPEC.id, killed.process, "ended with status -9")
     assert error.failure == "ended with status -9: killed by SIGKILL"
 
 

@@ -18,11 +18,13 @@ from specreg.core.errors import (
 )
 from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
+from specreg.engines.server_spec import ServerSpec
 from specreg.measurement.arm import Arm, StoppingRule
 from specreg.measurement.measure import Measurement, Plan, Workload
 from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import read_ledger
-from specreg.servers.launch import Launch, LazyServer, Poll
+from specreg.servers.handle import ServerHandle
+from specreg.servers.launch import Launch
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
 from specreg.suite.case_runner import CaseRunner
@@ -57,20 +59,20 @@ def check_of(*results: Verdict | SpecregError) -> CorrectnessCheck:
 def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
     errors = iter([ServerDiedError("first"), ServerDiedError("second")])
 
-    def start() -> AbstractContextManager[Poll]:
+    def start(_: ServerSpec) -> AbstractContextManager[Server]:
         raise next(errors)
 
-    lazy_server = LazyServer(launch=LAUNCH, start=start)
+    handle = runs.handle(LAUNCH, start)
 
     for _ in range(2):
         with pytest.raises(ServerDiedError, match="first"):
-            _ = lazy_server.server
+            _ = handle.server
 
 
 def test_a_measurement_whose_server_dies_is_tried_twice_and_not_again(tmp_path: Path) -> None:
     started: list[Server] = []
     run = runs.run(runs.context(tmp_path))
-    servers = ServerSet(LazyServer(launch=LAUNCH, start=lambda: runs.ready(started)))
+    servers = ServerSet(runs.handle(LAUNCH, lambda _: runs.ready(started)))
 
     for _ in range(2):
         with pytest.raises(ServerDiedError):
@@ -85,7 +87,7 @@ def test_a_check_whose_server_died_is_made_once_more_on_a_fresh_one(tmp_path: Pa
     started: list[Server] = []
     context = runs.context(tmp_path)
     run = runs.run(context)
-    servers = ServerSet(LazyServer(launch=LAUNCH, start=lambda: runs.ready(started)))
+    servers = ServerSet(runs.handle(LAUNCH, lambda _: runs.ready(started)))
     gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
 
     verdict = run.judge.check(check_of(gone, EQUAL), builders.CASE, servers)
@@ -110,8 +112,7 @@ def test_a_server_that_hangs_in_a_check_is_stopped_and_no_other(
         names = [field.name for field in dataclasses.fields(Server)]
         alive = Server(**{name: getattr(ended, name) for name in names})
         server, control = (
-            LazyServer(launch=LAUNCH, start=lambda: contextlib.nullcontext(lambda: alive))
-            for _ in range(2)
+            runs.handle(LAUNCH, lambda _: contextlib.nullcontext(alive)) for _ in range(2)
         )
         run = runs.run(runs.context(tmp_path))
         with pytest.raises(type(error)):
@@ -125,7 +126,11 @@ def failing_run(folder: Path, error: SpecregError) -> Run[CaseRunner]:
     """A run in which the second launch of the case has failed."""
     run = runs.run(runs.context(folder))
     second = dataclasses.replace(LAUNCH, number=2)
-    failed = LazyServer(launch=second, start=runs.start_nothing, _error=error)
+
+    def start(_: ServerSpec) -> AbstractContextManager[Server]:
+        raise error
+
+    failed = runs.handle(second, start)
     with pytest.raises(type(error)):
         run.cases.measure(builders.CASE, ServerSet(failed))
     return run
@@ -149,13 +154,13 @@ def test_a_fresh_launch_that_is_measured_already_stops_no_server(tmp_path: Path)
     everything = runs.everything(context)
     resumed = runs.resumed_from(context, everything, MEASURED, first=4)
     run = runs.run(context, everything, resumed=resumed)
-    with run.cases.servers.start(LAUNCH) as lazy_server:
-        lazy_server.start = lambda: runs.ready([])
+    with run.cases.servers.start(LAUNCH) as handle:
+        handle.launcher = runs.handle(LAUNCH).launcher
         for stays in (False, True):
-            _ = lazy_server.server
+            _ = handle.server
             results = run.cases.measure_afresh([builders.CASE], 4)
             assert results == {builders.CASE.id: MEASURED}
-            assert lazy_server.is_ready == stays
+            assert handle.is_ready == stays
 
 
 class ScriptedArms:
@@ -170,15 +175,15 @@ class ScriptedArms:
         return [dataclasses.replace(empty, case=arm.case) for arm in arms]
 
 
-def ready_lazy_server(launch: Launch) -> LazyServer:
+def ready_handle(launch: Launch) -> ServerHandle:
     """A launch whose server is ready at once."""
-    return LazyServer(launch=launch, start=lambda: runs.ready([]))
+    return runs.handle(launch)
 
 
 def test_a_control_is_warmed_up_once_for_each_load_and_after_each_start(tmp_path: Path) -> None:
     arms = ScriptedArms()
     run = runs.run(runs.context(tmp_path, update_baselines=True), measure_arms=arms)
-    control = ready_lazy_server(CaseLaunch.of(METHODS[0], 1).control)
+    control = ready_handle(CaseLaunch.of(METHODS[0], 1).control)
     cases = [
         builders.with_concurrency(1, METHODS[0]),
         builders.with_concurrency(4, METHODS[1]),
@@ -186,19 +191,19 @@ def test_a_control_is_warmed_up_once_for_each_load_and_after_each_start(tmp_path
     ]
 
     for number, case in enumerate(cases, start=1):
-        server = ready_lazy_server(CaseLaunch.of(case, number).server)
+        server = ready_handle(CaseLaunch.of(case, number).server)
         run.cases.measure(case, ServerSet(server, control))
     assert arms.last_is_warm == [False, False, True]
 
     control.stop()
-    server = ready_lazy_server(CaseLaunch.of(cases[0], 4).server)
+    server = ready_handle(CaseLaunch.of(cases[0], 4).server)
     run.cases.measure(cases[0], ServerSet(server, control))
     assert arms.last_is_warm[3:] == [False]
 
 
 def test_a_set_of_servers_has_a_control_only_where_the_case_has_one() -> None:
-    server = ready_lazy_server(LAUNCH)
-    control = ready_lazy_server(dataclasses.replace(LAUNCH, spec=builders.PLAIN_SPEC))
+    server = ready_handle(LAUNCH)
+    control = ready_handle(dataclasses.replace(LAUNCH, spec=builders.PLAIN_SPEC))
 
     assert list(ServerSet.of(METHODS[0], server, control)) == [server, control]
     assert list(ServerSet.of(builders.CASE, server, control)) == [server]
@@ -224,10 +229,8 @@ def test_a_further_recorded_launch_replays_all_prompts_unless_it_repeats(
     context = runs.context(tmp_path, update_baselines=True)
     run = runs.run(context, measure_arms=measure_arms)
     for number in (1, 2):
-        lazy_server = LazyServer(
-            launch=dataclasses.replace(LAUNCH, number=number), start=lambda: runs.ready([])
-        )
-        run.cases.measure(builders.CASE, ServerSet(lazy_server))
+        handle = runs.handle(dataclasses.replace(LAUNCH, number=number))
+        run.cases.measure(builders.CASE, ServerSet(handle))
 
     first_rule, second_rule = rules
     assert not first_rule(MEASURED.acceptance, Look.FULL)

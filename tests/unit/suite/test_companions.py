@@ -15,7 +15,10 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement
 from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import read_ledger
-from specreg.servers.launch import Launch, LazyServer, Poll, Servers
+from specreg.servers.handle import ServerHandle, Servers
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher
+from specreg.servers.server import Server
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.result import Run
 from specreg.suite.server_set import ServerSet
@@ -82,12 +85,11 @@ class ScriptedServers(Servers):
     def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
         return len(specs) <= self.most
 
-    def lazy_server(self, launch: Launch) -> LazyServer:
-        lazy_server = LazyServer(launch=launch, start=lambda: self._scripted(launch))
-        return self._lazy_servers.setdefault(launch, lazy_server)
+    def handle(self, launch: Launch) -> ServerHandle:
+        return self._handles.setdefault(launch, runs.handle(launch, self._scripted))
 
-    def _scripted(self, launch: Launch) -> AbstractContextManager[Poll]:
-        if launch.spec.method in self.failing:
+    def _scripted(self, spec: ServerSpec) -> AbstractContextManager[Server]:
+        if spec.method in self.failing:
             self.failures += 1
             raise ServerStartError("SERVER_NOT_STARTED: x", "ended", "look", Path("log"), "")
         return runs.ready([])
@@ -128,8 +130,8 @@ class ScriptedRun:
         measurements = []
         for case in cases:
             launches = CaseLaunch.of(case, number)
-            control = self.servers.lazy_server(launches.control)
-            server = self.servers.lazy_server(launches.server)
+            control = self.servers.handle(launches.control)
+            server = self.servers.handle(launches.server)
             servers_of_case = ServerSet.of(case, server, control)
             measurements.append(self.run.cases.measure(case, servers_of_case))
         return measurements
@@ -149,13 +151,8 @@ def scripted(
         folder, cases=cases, is_worker=is_worker, update_baselines=True, launches=1
     )
     selection = runs.selection(context, {case.id: () for case in selected or cases})
-    scripted_servers = ScriptedServers(
-        root=context.root,
-        provision=context.provision,
-        ready_within_s=1.0,
-        logs=folder / "logs",
-        **servers,
-    )
+    launcher = ServerLauncher(provision=context.provision, root=context.root, ready_within_s=1.0)
+    scripted_servers = ScriptedServers(launcher=launcher, logs=folder / "logs", **servers)
     arms = ScriptedArms(dying)
     resumed = read_ledger(folder / "ledger.jsonl") if resumes else None
     run = runs.run(context, selection, resumed=resumed, servers=scripted_servers, measure_arms=arms)
