@@ -26,7 +26,7 @@ from specreg.core.files import real_path
 from specreg.core.processes import clean_up, end_process, new_temporary, start_process
 from specreg.core.received import received_files, write_received
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import FILE_NAME, load_own_report
+from specreg.report.document import FILE_NAME
 from specreg.report.progress import Progress
 from specreg.report.terminal import render_report
 from specreg.runs.ledger import LEDGER
@@ -213,10 +213,12 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         say("\n\n".join(recorded), styled=color)
     verdict = run_verdict(result, status, cut_short=not merged.cases.is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
-    lines = record_run(result, verdict, command=command, remarks=remarks)
-    path = context.run_folder / FILE_NAME
-    say("\n".join((render_report(load_own_report(path), color=color), *lines)), styled=color)
-    say(path.with_suffix(".html"))
+    report, lines = record_run(result, verdict, command=command, remarks=remarks)
+    lines.append(f"report: {context.run_folder / 'report.html'}")
+    text = "\n".join(lines)
+    if report is not None:
+        text = render_report(report, color=color, details=lines)
+    say(text, styled=color)
     raise typer.Exit(status)
 
 

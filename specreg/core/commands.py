@@ -22,6 +22,7 @@ LAUNCHER_OPTIONS = "SPECREG_LAUNCHER_OPTIONS"
 RUN_THE_SUITE = "pytest tests/perf"
 """How the suite is run without a session of nox."""
 ATTACH_OPTION = "--specreg-attach"
+RECORD_OPTION = "--update-baselines"
 _PORTABLE_OPTION = re.compile(
     r"--(?:update-baselines|specreg-(?:oracle|no-wait))"
     r"|--(?:engine|num-prompts|specreg-(?:engine-version|gpu-memory|inconclusive|ready-within-s"
@@ -72,8 +73,17 @@ def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
         case_ids: The ids of the cases; empty for the whole tier.
         options: The options with which they run.
     """
-    kept_options = [option for option in options if not option.startswith(_NUM_PROMPTS_OPTION)]
-    return run_command(case_ids, (*kept_options, "--update-baselines"))
+    kept_options = [
+        option
+        for option in without_recording(options)
+        if not option.startswith(_NUM_PROMPTS_OPTION)
+    ]
+    return run_command(case_ids, (*kept_options, RECORD_OPTION))
+
+
+def without_recording(options: Sequence[str]) -> tuple[str, ...]:
+    """Return the options of a run that compares, if those of a run that records are given."""
+    return tuple(option for option in options if option != RECORD_OPTION)
 
 
 def specreg_command(*arguments: str) -> str:

@@ -172,7 +172,7 @@ def explain_status(session: pytest.Session) -> None:
     end = session.config.stash.get(END, None)
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     meaning = STATUS_MEANINGS.get(int(session.exitstatus))
-    if reporter is None or end is None or end.verdict is None or meaning is None:
+    if reporter is None or end is None or end.report is None or meaning is None:
         return
     reporter.ensure_newline()
     reporter.write_line(f"exit status {int(session.exitstatus)}: {meaning}")
@@ -183,7 +183,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     config = terminalreporter.config
     end = config.stash.get(END, None)
     lines = config.stash[NOTES].lines
-    if end is None or not (end.result.verdicts or lines):
+    if end is None or not (end.report or end.result.verdicts or lines):
         return
     if end.failure_blocks:
         terminalreporter.write_sep("=", "FAILURES")
@@ -195,6 +195,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(readable_line(heading))
     color = has_color(config)
     text = render_end(
-        end.result, end.verdict, lines, shows_failures=bool(end.failure_blocks), color=color
+        end.result, end.report, lines, shows_failures=bool(end.failure_blocks), color=color
     )
     terminalreporter.write_line(readable_block(text, styled=color))

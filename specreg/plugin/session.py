@@ -167,7 +167,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     if notes.has_nothing_to_run:
         session.exitstatus = pytest.ExitCode.OK
         result = empty_result(context, config.stash.get(SELECTION, Selection()))
-        config.stash[END] = SessionEnd(result=result, verdict=None, failure_blocks={})
+        config.stash[END] = SessionEnd(result=result, report=None, failure_blocks={})
         return
     # A second signal means that the user doesn't want to wait for an orderly end.
     if len(INTERRUPTER.interrupting_signals) > 1:
@@ -190,12 +190,13 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         notes.add_lines(_update_baselines(session, result, cut_short=cut_short))
     # Write the documents of the run, which have its exit status.
     _set_exit_status(session, exitstatus, result.verdicts)
-    verdict = None
+    report = None
     if result.verdicts or _was_meant_to_judge(session):
         verdict = run_verdict(result, int(session.exitstatus), cut_short=cut_short)
-        notes.add_lines(record_run(result, verdict, command=_command(config)))
+        report, lines = record_run(result, verdict, command=_command(config))
+        notes.add_lines(lines)
     blocks = replace_tests_by_blocks(config, result)
-    config.stash[END] = SessionEnd(result=result, verdict=verdict, failure_blocks=blocks)
+    config.stash[END] = SessionEnd(result=result, report=report, failure_blocks=blocks)
 
 
 def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | None:

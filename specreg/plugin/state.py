@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from specreg.core.errors import SpecregError
-from specreg.report.document import RunVerdict
+from specreg.report.document import Report
 from specreg.report.progress import Progress
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
@@ -82,13 +82,14 @@ class SessionEnd:
 
     Attributes:
         result: The result of the run.
-        verdict: The verdict of the whole run; None if it has no verdicts and wasn't meant to judge.
+        report: The report of the run; None if it has no verdicts and wasn't meant to judge, or if
+            the report can't be made.
         failure_blocks: A block of text for each failed case, by case id; empty if pytest shows each
             failed test instead.
     """
 
     result: RunResult
-    verdict: RunVerdict | None
+    report: Report | None
     failure_blocks: Mapping[str, str]
 
 

@@ -21,7 +21,7 @@ import msgspec
 import specreg
 from specreg.baselines.record import commit_of
 from specreg.baselines.schema import schema_of
-from specreg.core.commands import portable_options, run_command
+from specreg.core.commands import portable_options, run_command, without_recording
 from specreg.core.errors import ReportError
 from specreg.core.files import MIB, UNREADABLE, cause_of, replace_file
 from specreg.core.names import ReportedCase
@@ -336,15 +336,6 @@ def load_report(path: Path) -> Report:
     Raises:
         ReportError: The file is missing, can't be read, or doesn't have the form of a report.
     """
-    return _with_own_commands(load_own_report(path))
-
-
-def load_own_report(path: Path) -> Report:
-    """Load a report document that this process has written, with its commands as they are.
-
-    Raises:
-        ReportError: As for `load_report`.
-    """
     try:
         content = read_received(path.parent, path.name, _MAX_BYTES)
         report = msgspec.json.decode(content, type=Report)
@@ -356,7 +347,8 @@ def load_own_report(path: Path) -> Report:
         raise ReportError(f"report '{path}': {cause_of(error)}; {advice}") from error
     else:
         # The renderers hide secrets, because not all secrets are known yet when a report is loaded.
-        return with_texts(report, lambda text: readable_block(text, secrets=()))
+        readable = with_texts(report, lambda text: readable_block(text, secrets=()))
+        return _with_own_commands(readable)
 
 
 def _with_own_commands(report: Report) -> Report:
@@ -370,7 +362,7 @@ def _with_own_commands(report: Report) -> Report:
     for case in report.cases:
         command = ""
         if not report.arms:
-            command = reproduce_command(case.case_id, options, case.figures)
+            command = reproduce_command(case.case_id, without_recording(options), case.figures)
         cases.append(msgspec.structs.replace(case, reproduce=command))
     command = ""
     if not report.arms:

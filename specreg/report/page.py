@@ -11,7 +11,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from specreg.core.commands import run_command
 from specreg.core.readable import readable_block, readable_line
 from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
@@ -38,7 +37,8 @@ from specreg.report.failures import (
     sentence_of,
     since_when,
 )
-from specreg.report.summary import MARKS, OUTCOMES, answers_of, notes_of, title_of, tone_of
+from specreg.report.parts import Commands, Part, Text
+from specreg.report.summary import MARKS, OUTCOMES, tone_of
 from specreg.report.tables import (
     PERCENTILES,
     axis_of,
@@ -49,7 +49,8 @@ from specreg.report.tables import (
     render_interval,
     settings_of,
 )
-from specreg.report.terminal import columns_of, next_of, render_notes
+from specreg.report.terminal import columns_of, render_notes
+from specreg.report.view import view_of
 from specreg.verdicts.verdict import Verdict
 
 _MAX_NEXT_CHARS = 8_000
@@ -113,20 +114,12 @@ def render_page(report: Report, in_progress: str = "") -> str:
     case_by_id = {case.case_id: case for case in report.cases}
     columns = list(dict.fromkeys(_column(verdict.metric) for verdict in verdicts))
     passing = [verdict for verdict in verdicts if not verdict.fails]
-    # The notes say what a finished run has left open.
-    open_notes = []
-    if not in_progress:
-        open_notes = list(notes_of(report))
-
-    # Choose commands and pictures. A document with two sides has no history and no baseline. It
-    # shows changes instead of speedups.
-    next_steps = next_of(report)
-    again = report.origin.command
+    # Choose pictures. A document with two sides has no history and no baseline. It shows changes
+    # instead of speedups.
     environment = None
     histories = []
     gains = []
     if is_run:
-        again = run_command((), report.origin.options)
         environment = run.environment
         histories = list(history_by_figure(report.cases))
         speedups = speedup_picture(report)
@@ -134,8 +127,6 @@ def render_page(report: Report, in_progress: str = "") -> str:
             gains.append(speedups)
     else:
         gains.extend(change_pictures(report))
-    if not next_steps and again:
-        next_steps = f"{_nothing_to_do(report)}the same again:\n  {again}"
     picture_rows = sum(len(picture.rows) for picture in gains)
     rows = []
     for case_id, case_verdicts in verdicts_by_case.items():
@@ -150,11 +141,9 @@ def render_page(report: Report, in_progress: str = "") -> str:
         shared=SharedDrawings(),
         run=run,
         is_run=is_run,
-        title=title_of(report),
+        view=view_of(report),
         value_columns=columns_of(report),
         expectation=expectation_of(report),
-        answers=answers_of(report),
-        open_notes=open_notes,
         failing_by_case=dict(red_first),
         verdicts_by_case=verdicts_by_case,
         shown_outcomes={verdict.outcome for verdict in verdicts},
@@ -169,17 +158,9 @@ def render_page(report: Report, in_progress: str = "") -> str:
         line_names=line_names,
         loads=list(gains_over_load(report.cases)),
         notes=render_notes(passing, environment),
-        next_steps=next_steps,
         cases=_in_order(case_by_id, ids_in_order),
     )
     return _OPTIONAL_TAGS.sub("", page)
-
-
-def _nothing_to_do(report: Report) -> str:
-    """Return a clause that nothing needs to be done; empty if a headline is bad."""
-    if any(answer.tone is Tone.BAD for answer in answers_of(report)):
-        return ""
-    return "nothing needs to be done; "
 
 
 def _in_order(case_by_id: dict[str, CaseReport], case_ids: Sequence[str]) -> list[CaseReport]:
@@ -196,36 +177,23 @@ def render_markdown(report: Report) -> str:
     """
     report = readable_values(report)
     run = report.run
-    origin = report.origin
     verdicts = last_verdicts(run.verdicts)
-    engines = [
-        f"{case.engine} {case.figures.engine_version}"
-        for case in report.cases
-        if case.figures is not None
-    ]
-    origin_parts = (
-        f"run {run.run}",
-        ", ".join(dict.fromkeys(engines)),
-        origin.specreg_version and f"specreg {origin.specreg_version}",
-        origin.commit and f"commit {origin.commit}",
-    )
-    next_steps = next_of(report)
-    if len(next_steps) > _MAX_NEXT_CHARS:
-        next_steps = "the commands are too long for here: report.html has them"
-    # A block of code ends at three backquotes, so a command can't contain any.
-    quoted_steps = next_steps.replace("```", "'''")
+    view: list[Part] = []
+    for part in view_of(report):
+        if isinstance(part, Commands) and sum(map(len, part.commands)) > _MAX_NEXT_CHARS:
+            view.append(Text("The commands are too long for here: report.html has them."))
+        else:
+            view.append(part)
     skipped_lines = [f"{case_id}: {reason}" for case_id, reason in run.skipped.items()]
     text = _MARKDOWN.get_template("report.md.jinja").render(
-        title=title_of(report),
+        view=view,
         value_columns=columns_of(report),
-        answers=answers_of(report),
-        notes=[*notes_of(report), *skipped_lines, *report.remarks],
-        next_steps=Markup(quoted_steps),  # noqa: S704 - in a block of code, nothing is markup
+        remarks=[*skipped_lines, *report.remarks],
         failing=[verdict for verdict in verdicts if verdict.fails],
         verdicts=verdicts,
         why=_cause_and_explanation,
         interval=_interval_and_tolerance,
-        origin=_joined(*origin_parts),
+        origin=f"run {run.run}; specreg {report.origin.specreg_version}",
     )
     return f"{text}\n"
 
@@ -335,6 +303,11 @@ def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
+def _in_code(command: str) -> Markup:
+    """Return a command for a block of code of Markdown, which ends at three backquotes."""
+    return Markup(command.replace("```", "'''"))  # noqa: S704 - in a block of code, nothing is markup
+
+
 def _plain(value: object) -> Markup:
     """Return an untrusted text as one line of Markdown that is shown literally."""
     if isinstance(value, Markup):
@@ -371,6 +344,7 @@ TEMPLATES.filters.update(
     spaced=_spaced_versions,
     distributions=_distributions_of,
     tone=tone_of,
+    in_code=_in_code,
     tone_class=lambda verdict: tone_of([verdict]),
 )
 TEMPLATES.globals.update(
@@ -380,4 +354,5 @@ TEMPLATES.globals.update(
     script=Markup(_SCRIPT),  # noqa: S704 - the file of this package; the policy has its checksum
     summary_columns=PERCENTILES,
 )
+TEMPLATES.tests["part"] = lambda part, kind: type(part).__name__ == kind
 _MARKDOWN = TEMPLATES.overlay(finalize=_plain)

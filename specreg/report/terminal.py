@@ -1,20 +1,20 @@
 """Render a report document and recorded baselines for a terminal, with the next commands."""
 
 import itertools
-import shlex
-from collections.abc import Container, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich.text import Text
+from rich.style import Style
+from rich.text import Text as StyledText
 
 from specreg.baselines.comparison import CaseSpreads, change_of_baseline, spreads_of
-from specreg.baselines.record import RecordedBaseline, commit_of
-from specreg.core.commands import is_attached, record_command, run_command
+from specreg.baselines.record import RecordedBaseline
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import Report, last_verdicts
-from specreg.report.summary import STYLES, answers_of, notes_of, render_answers, title_of, tone_of
+from specreg.report.parts import Commands, Fold, Part, Text, VerdictLine
+from specreg.report.sentence import recorded_cases
+from specreg.report.summary import STYLES, tone_of
 from specreg.report.tables import (
     NOTHING,
     format_number,
@@ -23,6 +23,7 @@ from specreg.report.tables import (
     render_interval,
     render_rows,
 )
+from specreg.report.view import view_of
 from specreg.stats.intervals import LEVELS
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import PUBLISHED, planned_look
@@ -33,8 +34,17 @@ _NOTED = {*_WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
 _LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
 
-def render_report(report: Report, *, color: bool) -> str:
-    """Render a document for a terminal: the headlines first, and the next commands last."""
+def render_report(
+    report: Report, *, color: bool, details: Sequence[str] = (), shows_failures: bool = False
+) -> str:
+    """Render a document for a terminal: the answer first, and what to type next last.
+
+    Args:
+        report: the document.
+        color: whether to write escape sequences for colours.
+        details: further paragraphs below the tables.
+        shows_failures: whether the failed verdicts are explained above already.
+    """
     report = readable_values(report)
     run = report.run
     new, before = columns_of(report)
@@ -48,17 +58,37 @@ def render_report(report: Report, *, color: bool) -> str:
     environment = None
     if not report.arms:
         environment = run.environment
-    notes = (*notes_of(report), *report.remarks)
+    verdicts = run.verdicts
+    if recorded_cases(report):
+        verdicts = tuple(verdict for verdict in verdicts if verdict.outcome is not Outcome.MEASURED)
+    to_explain = [verdict for verdict in verdicts if not (shows_failures and verdict.fails)]
+    view = view_of(report)
+    commands = [part for part in view if isinstance(part, Commands)]
+    said = [_render_part(part, color=color) for part in view if part not in commands]
     parts = (
-        title_of(report),
-        render_answers(answers_of(report), color=color),
-        render_verdicts(run.verdicts, color=color, columns=(new, before)),
+        "\n".join(said),
+        render_verdicts(verdicts, color=color, columns=(new, before)),
         control_text,
-        render_notes(run.verdicts, environment),
-        "\n".join(notes),
-        next_of(report),
+        *details,
+        render_notes(to_explain, environment),
+        "\n".join(report.remarks),
+        *(_render_part(part, color=color) for part in commands),
     )
     return "\n\n".join(part for part in parts if part)
+
+
+def _render_part(part: Part, *, color: bool) -> str:
+    """Render a part of a view. A terminal shows no pictures, and what is folded elsewhere."""
+    if isinstance(part, VerdictLine):
+        return Style.parse(STYLES[part.tone]).render(str(part)) if color else str(part)
+    if isinstance(part, Text):
+        return part.text
+    if isinstance(part, Commands):
+        return "\n  ".join((f"{part.purpose}:", *part.commands))
+    if isinstance(part, Fold):
+        rendered = [_render_part(inner, color=color) for inner in part.parts]
+        return "\n  ".join((part.title, *filter(None, rendered)))
+    return ""
 
 
 def columns_of(report: Report) -> tuple[str, str]:
@@ -69,23 +99,11 @@ def columns_of(report: Report) -> tuple[str, str]:
     return new, before
 
 
-def next_of(report: Report) -> str:
-    """Return the next commands: the hints of a gate, or those that follow from the run."""
-    if report.arms:
-        return "\n".join(report.hints)
-    verdicts = report.run.verdicts
-    whole_ids = set(report.tier_cases)
-    if report.run.complete:
-        # A complete run has verdicts on all cases that have something to judge.
-        whole_ids = {verdict.case_id for verdict in verdicts}
-    return render_next(verdicts, whole_ids, report.origin.options)
-
-
 def render_verdicts(
     verdicts: Sequence[Verdict], *, color: bool, columns: tuple[str, str] = ("value", "baseline")
 ) -> str:
     """Render a table with the verdicts of `last_verdicts`, grouped by case in the run's order."""
-    rows_by_case: dict[str, list[Sequence[str | Text]]] = {
+    rows_by_case: dict[str, list[Sequence[str | StyledText]]] = {
         verdict.case_id: [[verdict.case_id]] for verdict in verdicts
     }
     for verdict in last_verdicts(verdicts):
@@ -93,14 +111,14 @@ def render_verdicts(
         style = ""
         if color:
             style = STYLES[tone_of([verdict])]
-        row: Sequence[str | Text] = [
+        row: Sequence[str | StyledText] = [
             f"  {verdict.metric}",
             format_number(verdict.value),
             format_number(comparison.expected),
             render_change(comparison.change_frac),
             render_interval(comparison.low_frac, comparison.high_frac),
             comparison.tolerated or NOTHING,
-            Text(verdict.outcome, style),
+            StyledText(verdict.outcome, style),
         ]
         rows_by_case[verdict.case_id].append(row)
     head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
@@ -252,97 +270,13 @@ def _foreign_note(origins: Mapping[str, str]) -> str:
     )
 
 
-def render_next(
-    verdicts: Sequence[Verdict], whole_ids: AbstractSet[str], options: Sequence[str]
-) -> str:
-    """Return the commands to run next; empty if there is nothing to do.
-
-    Args:
-        verdicts: the verdicts of the run.
-        whole_ids: the ids of all cases that a run without `-k` judges.
-        options: the options with which the cases ran, and will run again.
-    """
-    # An attached server can be neither launched again nor recorded.
-    can_launch = not is_attached(options)
-    failing = [verdict for verdict in verdicts if verdict.fails]
-    unclear = [verdict for verdict in failing if verdict.outcome is Outcome.INCONCLUSIVE]
-    # If no number of launches would decide a figure, measuring it again is no use.
-    decidable = [verdict for verdict in unclear if verdict.needed_launches != 0]
-    needed_launches = max((verdict.needed_launches or 0 for verdict in decidable), default=0)
-    options_until_decided = list(options)
-    if needed_launches and can_launch:
-        options_until_decided.append(f"--specreg-launches={needed_launches}")
-    worse_ids = _case_ids(verdicts, _WORSE)
-    invalid_ids = _case_ids(verdicts, {Outcome.INVALID})
-    decidable_ids = _case_ids(decidable, {Outcome.INCONCLUSIVE})
-    steps = [
-        _step("look again, on a fresh launch", worse_ids, whole_ids, options),
-        _step("measure again, once the reason above is mended", invalid_ids, whole_ids, options),
-        _step(
-            "measure again, until it is decided", decidable_ids, whole_ids, options_until_decided
-        ),
-    ]
-    unrecorded = _case_ids(verdicts, {Outcome.NO_BASELINE})
-    # If each case has a baseline, some baselines may still lack what a comparison needs.
-    if not unrecorded:
-        lacking = [verdict for verdict in verdicts if verdict.lacks]
-        unrecorded = _case_ids(lacking, {Outcome.NOT_COMPARABLE})
-    if unrecorded and can_launch:
-        chosen = _ids_that_need_naming(unrecorded, whole_ids)
-        steps.append(f"record what this machine does:\n  {record_command(chosen, options)}")
-    return "\n".join(step for step in steps if step)
-
-
-def _step(
-    purpose: str, case_ids: Sequence[str], whole_ids: AbstractSet[str], options: Sequence[str]
-) -> str:
-    """Return the command for a purpose; empty if no case needs it."""
-    if not case_ids:
-        return ""
-    command = run_command(_ids_that_need_naming(case_ids, whole_ids), options)
-    return f"{purpose}:\n  {command}"
-
-
-def _ids_that_need_naming(case_ids: Sequence[str], whole_ids: AbstractSet[str]) -> Sequence[str]:
-    """Return the cases that a command must name: none if it runs all cases anyway."""
-    if whole_ids <= set(case_ids):
-        return ()
-    return case_ids
-
-
-def render_written(
-    recorded: Sequence[RecordedBaseline], whole_ids: AbstractSet[str], options: Sequence[str]
-) -> str:
-    """List the files of recorded baselines, and the next commands.
-
-    Args:
-        recorded: the baselines, at least one.
-        whole_ids: the ids of all cases that a run without `-k` judges.
-        options: the options with which the cases ran.
-    """
+def render_written(recorded: Sequence[RecordedBaseline]) -> str:
+    """List the files of recorded baselines, at least one."""
     here = Path.cwd()
     paths = []
     for record in recorded:
         path = record.path
         if path.is_relative_to(here):
             path = path.relative_to(here)
-        paths.append(path)
-    case_ids = [path.stem for path in paths]
-    # The file of a baseline is in the folder of its environment, in the folder of all baselines.
-    folder = paths[0].parent.parent
-    named_ids = _ids_that_need_naming(case_ids, whole_ids)
-    commands = [run_command(named_ids, options)]
-    # Without a repository there is nothing to compare with and nothing to commit.
-    if commit_of(folder):
-        diff = shlex.join(("git", "diff", str(folder)))
-        add = shlex.join(("git", "add", str(folder)))
-        commands = [diff, *commands, add]
-    written = "\n  ".join(("written:", *map(str, paths)))
-    next_steps = "\n  ".join(("look at it, run against it, keep it:", *commands))
-    return f"{written}\n{next_steps}"
-
-
-def _case_ids(verdicts: Iterable[Verdict], outcomes: Container[Outcome]) -> tuple[str, ...]:
-    """Return the ids of the cases that have one of these outcomes, in the verdicts' order."""
-    case_ids = [verdict.case_id for verdict in verdicts if verdict.outcome in outcomes]
-    return tuple(dict.fromkeys(case_ids))
+        paths.append(str(path))
+    return "\n  ".join(("written:", *paths))

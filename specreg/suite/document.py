@@ -6,6 +6,7 @@ from pathlib import Path
 
 from specreg.baselines.comparison import differing_settings
 from specreg.baselines.schema import Baseline
+from specreg.core.commands import RECORD_OPTION
 from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
 from specreg.report.document import CaseReport, Report, RunVerdict, origin_of, reproduce_command
@@ -66,6 +67,9 @@ def report_of(
         remarks: Remarks for the reader.
     """
     context = result.context
+    options = context.store.options
+    if context.is_recording:
+        options = (*options, RECORD_OPTION)
     history = context.load_history()
     judged_ids = {verdict.case_id for verdict in result.verdicts}
     cases = [case for case in context.tier.cases if case.id in judged_ids]
@@ -73,7 +77,7 @@ def report_of(
     return Report(
         run=run,
         machine=context.environment,
-        origin=origin_of(context.root, command, result.driver_version, context.store.options),
+        origin=origin_of(context.root, command, result.driver_version, options),
         cases=tuple(case_reports),
         tier_cases=tuple(case.id for case in context.tier.cases),
         remarks=remarks,

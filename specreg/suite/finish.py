@@ -6,27 +6,25 @@ from pathlib import Path
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
-from specreg.report import terminal
 from specreg.report.document import FILE_NAME, Report, RunVerdict, record_document
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.launches import last_launches
 from specreg.report.page import render_markdown
-from specreg.report.summary import answers_of_run, render_answers
 from specreg.report.tables import render_figures, render_times
+from specreg.report.terminal import render_report, render_verdicts
 from specreg.runs.goals import CaseLaunch
 from specreg.suite.benchmarks import round_times_s
 from specreg.suite.document import exact_baseline, report_of
 from specreg.suite.remarks import remarks_of
 from specreg.suite.result import RunResult
 from specreg.verdicts.history import RunOrigin, RunRecord, record_history, run_record
-from specreg.verdicts.verdict import Outcome
 
 VERDICT_FILE = "verdict.json"
 
 
 def record_run(
     result: RunResult, run: RunVerdict, *, command: str, remarks: Sequence[str] = ()
-) -> list[str]:
+) -> tuple[Report | None, list[str]]:
     """Add a run to the history, and write its documents to its folder and a CI job's summary.
 
     If the history or the verdict can't be written, the rest is written all the same. If one form
@@ -39,26 +37,23 @@ def record_run(
         remarks: Further remarks for a reader of the report.
 
     Returns:
-        Lines for the summary: why nothing was judged, what couldn't be written and why, and the
-        path of the benchmarks of a merged run.
+        The report, or None if it can't be made, and lines for the summary that it doesn't have:
+        what couldn't be written and why, and the path of the benchmarks of a merged run.
     """
     folder = result.context.run_folder
-    lines = []
-    if not result.verdicts:
-        reasons = "; ".join(dict.fromkeys(result.skipped.values()))
-        lines.append(f"nothing was judged: {reasons or 'no test of a case came to a verdict'}")
+    report = None
     # The history is written first, because the report shows this run as the last one in it.
-    lines += _attempt(lambda: add_to_history(result))
+    lines = _attempt(lambda: add_to_history(result))
     lines += _attempt(lambda: record_document(folder / VERDICT_FILE, run))
     try:
         all_remarks = (*remarks, *lines, *remarks_of(result))
         report = report_of(result, run, command=command, remarks=all_remarks)
-        lines += _write_report(result, report, folder)
+        lines = _write_report(result, report, folder)
     except Exception as error:  # noqa: BLE001 - a failed report must lose no verdict
         problem = f"incomplete, {type(error).__name__}: {error}"
         cure = f"the verdicts stand, and {specreg_command('report')} makes it again"
         lines.append(f"report of '{folder}': {problem}; {cure}")
-    return lines
+    return report, lines
 
 
 def _attempt(write: Callable[[], None]) -> list[str]:
@@ -124,62 +119,43 @@ def add_to_history(result: RunResult) -> None:
 
 def render_end(
     result: RunResult,
-    run: RunVerdict | None,
+    report: Report | None,
     lines: Iterable[str],
     *,
     shows_failures: bool,
     color: bool,
 ) -> str:
-    """Render the summary of a run: verdicts, figures, remarks, and the next command.
+    """Render the summary of a run: the answer, verdicts, figures, remarks, and the next command.
 
     Args:
         result: The result of the run.
-        run: The verdict of the whole run; None if it has no verdicts and wasn't meant to judge.
+        report: The report of the run; None if it has no verdicts and wasn't meant to judge, or if
+            the report can't be made.
         lines: Extra lines, which are shown below the table of verdicts.
         shows_failures: True if the failed verdicts are explained above the summary already.
         color: True to write in colour.
     """
-    # The tables.
     context = result.context
-    is_recording = context.is_recording
-    parts = [_render_verdicts(result, is_recording=is_recording, color=color), *lines]
-    parts.append(render_figures(last_launches(result.figures), color=color))
-    parts.append(render_times(result.time, color=color))
-    parts.append(_remark_on_speeds(context.tier.cases))
     resumed = [
         CaseLaunch.of(launch.case, launch.number).name
         for launch in result.launches
         if launch.is_resumed
     ]
+    resumed_line = ""
     if resumed:
-        parts.append(f"taken over from the interrupted run: {', '.join(resumed)}")
-    # Notes on the verdicts, and remarks.
-    if not is_recording:
-        to_explain = [
-            verdict for verdict in result.verdicts if not (shows_failures and verdict.fails)
-        ]
-        parts.append(terminal.render_notes(to_explain, context.environment.name))
-    parts.extend(remarks_of(result))
-    parts.append(_report_line(context.run_folder))
-    # The next command.
-    if run is not None:
-        parts.append(render_answers(answers_of_run(run), color=color))
-    whole_ids = result.selection.whole_ids(context.tier)
-    options = context.store.options
-    if is_recording:
-        options = (*options, "--update-baselines")
-    parts.append(terminal.render_next(result.verdicts, whole_ids, options))
-    return "\n\n".join(part for part in parts if part)
-
-
-def _render_verdicts(result: RunResult, *, is_recording: bool, color: bool) -> str:
-    """Render the table of the verdicts; a recording leaves out those that are MEASURED."""
-    shown = [
-        verdict
-        for verdict in result.verdicts
-        if not (is_recording and verdict.outcome is Outcome.MEASURED)
-    ]
-    return terminal.render_verdicts(shown, color=color) if shown else ""
+        resumed_line = f"taken over from the interrupted run: {', '.join(resumed)}"
+    details = (
+        *lines,
+        render_figures(last_launches(result.figures), color=color),
+        render_times(result.time, color=color),
+        _remark_on_speeds(context.tier.cases),
+        resumed_line,
+        _report_line(context.run_folder),
+    )
+    if report is None:
+        table = render_verdicts(result.verdicts, color=color)
+        return "\n\n".join(part for part in (table, *details) if part)
+    return render_report(report, color=color, details=details, shows_failures=shows_failures)
 
 
 def _remark_on_speeds(cases: Sequence[Case]) -> str:

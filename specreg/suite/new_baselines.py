@@ -64,7 +64,6 @@ def _summary_of(
     if not recorded:
         return ()
     tier_cases = result.context.tier.cases
-    whole_ids = result.selection.whole_ids(result.context.tier)
     timed_launches = {
         case.id: len(result.measurements_of(case))
         for case in tier_cases
@@ -74,7 +73,7 @@ def _summary_of(
         terminal.render_recorded(recorded, color=color),
         terminal.render_undecidable(recorded),
         terminal.render_unjudged(recorded, timed_launches),
-        terminal.render_written(recorded, whole_ids, result.context.store.options),
+        terminal.render_written(recorded),
     )
 
 

@@ -53,13 +53,6 @@ class Selection:
         """The cases that the run will measure."""
         return self.names.keys() - self.unfetched.keys()
 
-    def whole_ids(self, tier: Tier) -> AbstractSet[str]:
-        """Return the ids of the cases that a run of the whole tier judges."""
-        if self.covers_tier:
-            # A case of the tier that isn't in `names` has no metric that can be judged.
-            return self.names.keys()
-        return {case.id for case in tier.cases}
-
     def cases_of(self, tier: Tier) -> list[Case]:
         """Return the selected cases of a tier, in its order."""
         return [case for case in tier.cases if case.id in self.names]

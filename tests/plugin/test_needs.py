@@ -74,7 +74,7 @@ def test_a_machine_that_nothing_fits_leaves_the_reasons(suite: Suite) -> None:
     done = suite.run("tests/perf", "-q")
 
     assert done.returncode == 0
-    assert "nothing was judged: tier 'cpu' needs 1 GPU(s), this machine has 0" in done.stdout
+    assert "Nothing was judged: tier 'cpu' needs 1 GPU(s), this machine has 0" in done.stdout
     (folder,) = suite.runs.iterdir()
     assert r"needs 1 GPU\(s\)" in (folder / "report.md").read_text()
     assert len(suite.verdict().skipped) == 4
@@ -149,5 +149,5 @@ def test_cases_run_on_a_gpu_whose_memory_is_not_known_and_it_is_said_once(gpu_su
     assert (done.stdout + done.stderr).count("give it with --specreg-gpu-memory=GIB") == 1
     done = gpu_suite.run("tests/perf", "-q", "-k", "throughput", "--specreg-gpu-memory=80")
     need = "1 GPU(s) of 155 GiB needed, this machine has 80 GiB"
-    assert f"nothing was judged: {need}" in done.stdout
+    assert f"Nothing was judged: {need}" in done.stdout
     assert "give it with" not in done.stdout + done.stderr

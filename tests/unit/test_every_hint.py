@@ -7,26 +7,28 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from specreg.baselines.comparison import compare
-from specreg.baselines.record import RecordedBaseline
 from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import load_report
+from specreg.report.document import RunVerdict, load_report
+from specreg.report.next_steps import next_steps
 from specreg.report.page import render_page
-from specreg.report.terminal import render_next, render_written
+from specreg.report.parts import Commands
 from specreg.stats.intervals import Look
 from specreg.suite.machine import check_usable
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Options
 from specreg.telemetry.identity import Gpus
+from specreg.verdicts.history import RunRecord
 from specreg.verdicts.judge import JudgedBy, judge
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders
-from tests.unit.builders import runs
+from tests.unit.builders import reports, runs
 from tests.unit.builders.collection import Collection, collect
 from tests.unit.builders.library_source import trees
 from tests.unit.builders.nights import nights_of
@@ -49,15 +51,37 @@ def end_of_a_run(_: Path) -> str:
     unrecorded = dataclasses.replace(
         invalid, outcome=Outcome.NO_BASELINE, lacks=Lack.BASELINE, metric="tpot_p50_ms"
     )
-    return render_next([undecided, lost, invalid, unrecorded], {*CASES, "another"}, TIER)
+    return commands_after(reports.run_of(undecided, lost, invalid, unrecorded))
 
 
-def written_baselines(folder: Path) -> str:
-    """The end of a recording."""
-    record = RecordedBaseline(
-        path=folder / f"cpu-x/{CASES[0]}.json", old=None, new=builders.baseline()
+def commands_after(run: RunVerdict, *records: RunRecord, command: str = "") -> str:
+    """The commands after a run of a tier, of which another case wasn't judged."""
+    run = msgspec.structs.replace(run, complete=False)
+    origin = msgspec.structs.replace(reports.REPORT.origin, options=TIER, command=command)
+    case = msgspec.structs.replace(reports.CASE_REPORT, case_id=CASES[0], history=records)
+    report = msgspec.structs.replace(
+        reports.REPORT, run=run, origin=origin, cases=(case,), tier_cases=(*CASES, "another")
     )
-    return render_written([record], {*CASES}, TIER)
+    parts = [part for part in next_steps(report) if isinstance(part, Commands)]
+    return "\n".join(command for part in parts for command in part.commands)
+
+
+def run_without_a_verdict(_: Path) -> str:
+    """A `-k` that no case has."""
+    return commands_after(reports.run_of())
+
+
+def part_of_a_tier_that_holds(_: Path) -> str:
+    """The end of a run of one case."""
+    held = dataclasses.replace(reports.HELD, case_id=CASES[0])
+    return commands_after(reports.run_of(held), command=f"pytest tests/perf -k {CASES[0]}-")
+
+
+def written_baselines(_: Path) -> str:
+    """The end of a recording."""
+    run = reports.run_of(Verdict(case_id=CASES[0], metric=TTFT, outcome=Outcome.MEASURED))
+    record = msgspec.structs.replace(reports.past_run(1), run=run.run, recorded=True)
+    return commands_after(run, record)
 
 
 def page_of_a_green_run(_: Path) -> str:
@@ -105,10 +129,10 @@ def machine_whose_gpus_are_unusable(_: Path) -> str:
 PLACES: Mapping[tuple[str, str], Callable[[Path], str]] = {
     ("report/document.py", "_with_own_commands"): page_of_a_green_run,
     ("report/document.py", "reproduce_command"): cases_of_a_report,
-    ("report/page.py", "render_page"): page_of_a_green_run,
-    ("report/terminal.py", "_step"): end_of_a_run,
-    ("report/terminal.py", "render_next"): end_of_a_run,
-    ("report/terminal.py", "render_written"): written_baselines,
+    ("report/next_steps.py", "_after_recording"): written_baselines,
+    ("report/next_steps.py", "_after_run"): part_of_a_tier_that_holds,
+    ("report/next_steps.py", "_repairs"): end_of_a_run,
+    ("report/next_steps.py", "next_steps"): run_without_a_verdict,
     ("suite/configure.py", "unmet_need"): lambda _: doctor_of("gpu"),
     ("suite/machine.py", "check_usable"): machine_whose_gpus_are_unusable,
     ("suite/new_baselines.py", "record_baselines"): baselines_to_record_again,

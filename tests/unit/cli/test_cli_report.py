@@ -28,7 +28,7 @@ def test_the_last_judged_run_is_rendered_into_its_own_folder(root: Path) -> None
     done = specreg(root, "report")
     folder = root / ".specreg/runs" / RUN
     assert done.stdout.split() == [str(folder / "report.html"), str(folder / "report.md")]
-    assert "figures worse" in (folder / "report.html").read_text()
+    assert "is worse in throughput" in (folder / "report.html").read_text()
 
 
 def test_an_empty_run_is_not_the_last_one(root: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_second_run_is_shown_beside_the_first(root: Path) -> None:
     done = specreg(root, "report", "20260101T000000-1", RUN)
     folder = root / ".specreg/runs" / RUN / f"against-{RUN}"
     assert done.stdout.split() == [str(folder / "report.html"), str(folder / "report.md")]
-    assert "Two runs side by side" in (folder / "report.html").read_text()
+    assert "B against A: " in (folder / "report.html").read_text()
     assert "Two runs side by side" not in (root / ".specreg/runs" / RUN / "report.json").read_text()
     again = specreg(root, "report", str(folder), "--to", "csv")
     assert (folder / "verdicts.csv").read_text().count("MEASURED") == 2

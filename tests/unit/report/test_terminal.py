@@ -1,6 +1,8 @@
 """What is said below the tables: why something isn't judged, and what to type next."""
 
 import dataclasses
+import html
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,11 +11,11 @@ import pytest
 from specreg.acceptance.record import Source, StepCounts
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.reasons import Reason
-from specreg.report.document import ArmReport, Headline, Tone
+from specreg.report.document import ArmReport, Headline, Report, Tone
+from specreg.report.next_steps import next_steps
 from specreg.report.page import render_markdown, render_page
+from specreg.report.parts import Commands
 from specreg.report.terminal import (
-    next_of,
-    render_next,
     render_notes,
     render_recorded,
     render_report,
@@ -104,34 +106,49 @@ K = "pytest tests/perf -k case- --specreg-tier=cpu"
         (verdict(Outcome.INCONCLUSIVE), (ATTACHED,), f"{K} {ATTACHED}"),
         (verdict(Outcome.INCONCLUSIVE, needed_launches=7), (), f"{K} --specreg-launches=7"),
         (verdict(Outcome.INCONCLUSIVE, needed_launches=7), (ATTACHED,), f"{K} {ATTACHED}"),
-        (verdict(Outcome.INCONCLUSIVE, needed_launches=0), (), ""),
+        (verdict(Outcome.INCONCLUSIVE, needed_launches=0), (), "typed"),
         (verdict(Outcome.NOT_COMPARABLE, lacks=Lack.SOURCE), (), f"{K} --update-baselines"),
-        (verdict(Outcome.NOT_COMPARABLE, reason="record one"), (), ""),
+        (verdict(Outcome.NOT_COMPARABLE, reason="record one"), (), "typed"),
         (verdict(Outcome.NO_BASELINE), (), f"{K} --update-baselines"),
-        (verdict(Outcome.NO_BASELINE), (ATTACHED,), ""),
-        (verdict(Outcome.PASS), (), ""),
-        (verdict(Outcome.MEASURED), (), ""),
+        (verdict(Outcome.NO_BASELINE), (ATTACHED,), "typed"),
+        (verdict(Outcome.PASS), (), "typed"),
+        (verdict(Outcome.MEASURED), (), "typed"),
     ],
 )
 def test_what_to_type_next_runs_the_cases_as_they_ran(
     judged: Verdict, options: tuple[str, ...], typed: str
 ) -> None:
-    shown = render_next([judged], {"case", "other"}, ("--specreg-tier=cpu", *options))
-    assert shown.rpartition("\n  ")[2] == typed
+    assert commands([judged], {"case", "other"}, ("--specreg-tier=cpu", *options))[-1] == typed
+
+
+def commands(
+    verdicts: Sequence[Verdict], whole_ids: Collection[str], options: tuple[str, ...] = ()
+) -> list[str]:
+    """What to type after a part of a tier."""
+    origin = msgspec.structs.replace(reports.REPORT.origin, options=options, command="typed")
+    run = msgspec.structs.replace(reports.run_of(*verdicts), complete=False)
+    report = msgspec.structs.replace(
+        reports.REPORT, run=run, origin=origin, cases=(), tier_cases=tuple(whole_ids)
+    )
+    return commands_of(report)
+
+
+def commands_of(report: Report) -> list[str]:
+    parts = [part for part in next_steps(report) if isinstance(part, Commands)]
+    return [command for part in parts for command in part.commands]
 
 
 def test_the_whole_tier_is_recorded_only_when_all_of_it_is_new() -> None:
-    shown = render_next([verdict(Outcome.NO_BASELINE)], {"case"}, ("--specreg-tier=cpu",))
-    assert shown.endswith("pytest tests/perf --specreg-tier=cpu --update-baselines")
+    shown = commands([verdict(Outcome.NO_BASELINE)], {"case"}, ("--specreg-tier=cpu",))
+    assert shown == ["pytest tests/perf --specreg-tier=cpu --update-baselines"]
 
 
 def test_a_command_that_runs_all_names_no_case() -> None:
     verdicts = [verdict(Outcome.REGRESSED), verdict(Outcome.INVALID, case_id="other")]
-    shown = render_next(verdicts, {"case", "other"}, ())
-    assert "pytest tests/perf -k case-" in shown
-    assert "pytest tests/perf -k other-" in shown
+    shown = commands(verdicts, {"case", "other"})
+    assert shown == ["pytest tests/perf -k case-", "pytest tests/perf -k other-"]
     worse = [dataclasses.replace(judged, outcome=Outcome.REGRESSED) for judged in verdicts]
-    assert render_next(worse, {"case", "other"}, ()).endswith("\n  pytest tests/perf")
+    assert commands(worse, {"case", "other"}) == ["pytest tests/perf"]
 
 
 def test_a_report_of_a_whole_run_names_no_case_where_all_lack_a_baseline() -> None:
@@ -140,7 +157,30 @@ def test_a_report_of_a_whole_run_names_no_case_where_all_lack_a_baseline() -> No
     report = msgspec.structs.replace(
         reports.with_verdicts(lacking), tier_cases=(reports.CASE.id, "vllm-none-toy-toy-c2")
     )
-    assert next_of(report).endswith("pytest tests/perf --specreg-tier=cpu --update-baselines")
+    assert commands_of(report) == ["pytest tests/perf --specreg-tier=cpu --update-baselines"]
+
+
+def test_a_loss_with_a_new_version_of_the_engine_is_asked_of_a_gate_first() -> None:
+    asked, again = commands_of(reports.with_verdicts(reports.LOST))
+    assert asked == f"specreg gate vllm==0.31.0 vllm==0.32.0 --case {reports.CASE.id}"
+    assert again == "pytest tests/perf --specreg-tier=cpu"
+    same = msgspec.structs.replace(reports.EXPECTED, engine_version=reports.FIGURES.engine_version)
+    assert commands_of(reports.with_case(expected=same)) == [again]
+
+
+@pytest.mark.parametrize("version", ["0.31.0; rm -rf x", "--help", ""])
+def test_a_version_that_no_index_has_is_typed_nowhere(version: str) -> None:
+    expected = msgspec.structs.replace(reports.EXPECTED, engine_version=version)
+    assert len(commands_of(reports.with_case(expected=expected))) == 1
+
+
+def test_a_gate_that_says_no_names_the_search_for_the_release() -> None:
+    sides = [msgspec.structs.replace(arm, overrides=()) for arm in GATE.arms]
+    assert commands_of(msgspec.structs.replace(GATE, arms=tuple(sides))) == [
+        f"specreg bisect --good vllm==0.31.0 --bad vllm==0.32.0 {reports.CASE.id}"
+    ]
+    # The releases alone don't differ in a setting.
+    assert commands_of(GATE) == []
 
 
 def test_a_recorded_change_is_positive_when_better() -> None:
@@ -211,7 +251,7 @@ def test_a_case_of_several_launches_is_shown_once() -> None:
 GATE = msgspec.structs.replace(
     reports.REPORT,
     title="DON'T: vllm==0.31.0 → vllm==0.32.0",
-    answers=(Headline(subject="don't", tone=Tone.BAD, text="throughput is worse"),),
+    answers=(Headline(subject="DON'T", tone=Tone.BAD, text="B is worse than A"),),
     arms=(
         ArmReport(name="A", text="vllm==0.31.0", engine_versions=("0.31.0",)),
         ArmReport(name="B", text="vllm==0.32.0", overrides=("draft_tokens=5",)),
@@ -223,16 +263,16 @@ GATE = msgspec.structs.replace(
 
 def test_a_gate_is_shown_by_its_own_words_and_arms() -> None:
     shown = render_report(GATE, color=False)
-    assert shown.startswith("DON'T: vllm==0.31.0 → vllm==0.32.0\n\ndon't: throughput is worse\n\n")
+    assert shown.startswith("✗ Don't upgrade to vllm 0.32.0 with draft_tokens=5: ")
     assert "A is vllm==0.31.0; its servers reported 0.31.0\nB is vllm==0.32.0 with draft" in shown
     heads = [line.split() for line in shown.splitlines() if line.startswith("case and metric")]
     assert [head[3:5] for head in heads] == [["B", "A"], ["A2", "A"]]
     assert "the control, A against itself:" in shown
-    assert shown.endswith("\na remark\n\nto continue, type the same command with --resume")
+    assert "\nto continue, type the same command with --resume\n" in shown
     markdown = render_markdown(GATE)
     page = render_page(GATE)
     assert "| outcome | A | B | change | why |" in markdown
     assert "The control: A against itself" in page
-    for words in ("throughput is worse", "--resume", "draft_tokens=5"):
-        assert words in page
+    for words in ("Don't upgrade", "--resume", "draft_tokens=5"):
+        assert words in html.unescape(page)
         assert words in markdown.replace("\\", "")

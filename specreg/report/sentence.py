@@ -1,0 +1,327 @@
+"""Answer the question of a report in one sentence, and say what was compared with what."""
+
+import datetime as dt
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from specreg.core.counted import counted
+from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
+from specreg.measurement.metrics import METRICS
+from specreg.report.document import CaseReport, Headline, Report, Tone, began_at, last_verdicts
+from specreg.report.tables import label_of, render_value
+from specreg.verdicts.verdict import GOOD, Outcome, Verdict
+
+_LENGTH = "acceptance_length_tokens"
+_SPEEDUP = "speedup_ratio"
+_LOST = (Outcome.WRONG, Outcome.REGRESSED)
+_ALONE_FRAC = 0.9
+"""A part of a change is named as its only cause from this share on."""
+_WRONG = {
+    LOSSLESS: "changes the text of answers",
+    SAMPLING: "draws tokens from another distribution",
+    ORACLE: "takes other steps than its models give",
+}
+"""What speculation does in a case whose check is WRONG."""
+
+
+def answer_of(report: Report) -> tuple[Tone, str]:
+    """Return the answer to the question of a report as a sentence without a full stop.
+
+    A loss makes it bad. A figure that nobody could judge, or that was worse than is tolerated
+    without a proof, makes it doubtful. A figure that a single night can't decide doesn't.
+    """
+    if report.arms:
+        return _answer_of_sides(report)
+    run = report.run
+    verdicts = last_verdicts(run.verdicts)
+    if not verdicts:
+        return Tone.DOUBT, f"Nothing was judged: {_why_nothing(report)}"
+    failing = [verdict for verdict in verdicts if verdict.fails]
+    lost = [verdict for verdict in failing if verdict.outcome in _LOST]
+    if lost:
+        return Tone.BAD, _losses(report, lost)
+    if any(verdict.outcome is not Outcome.NO_BASELINE for verdict in failing):
+        return Tone.BAD, _unjudged(report, failing)
+    if run.exit_status and not failing:
+        other = "something else than a verdict failed or stopped it; see its output"
+        return Tone.BAD, f"The run ended with status {run.exit_status}: {other}"
+    return _nothing_lost(report, verdicts)
+
+
+def recorded_cases(report: Report) -> Sequence[str]:
+    """Return the ids of the cases whose baselines this run recorded."""
+    return [
+        case.case_id
+        for case in report.cases
+        if any(record.recorded and record.run == report.run.run for record in case.history)
+    ]
+
+
+def short_names(report: Report) -> Mapping[str, str]:
+    """Return a short name for each case, such as `eagle3 c1`, or its id where that isn't unique."""
+    names: dict[str, str] = {}
+    for case in report.cases:
+        _, _, load = case.case_id.rpartition("-")
+        names[case.case_id] = f"{case.method} {load}"
+    taken = list(names.values())
+    return {case_id: name if taken.count(name) == 1 else case_id for case_id, name in names.items()}
+
+
+def _why_nothing(report: Report) -> str:
+    """Return why a run judged nothing."""
+    reasons = list(dict.fromkeys(report.run.skipped.values()))
+    if len(reasons) == 1:
+        return reasons[0]
+    if reasons:
+        return f"all {len(report.run.skipped)} cases were skipped, such as: {reasons[0]}"
+    return "no test of a case came to a verdict"
+
+
+def _losses(report: Report, lost: Sequence[Verdict]) -> str:
+    """Describe the case that lost most, after the number of cases that lost anything."""
+    worst = leading_loss(lost)
+    names = short_names(report)
+    description = f"{names.get(worst.case_id, worst.case_id)} {describe_loss(worst, lost)}"
+    lost_ids = {verdict.case_id for verdict in lost}
+    if len(lost_ids) == 1:
+        return description
+    judged_ids = {verdict.case_id for verdict in report.run.verdicts}
+    return f"{len(lost_ids)} of {len(judged_ids)} cases are worse; {description}"
+
+
+def leading_loss(lost: Iterable[Verdict]) -> Verdict:
+    """Return the loss that says most: wrong text first, then the largest of a deciding metric."""
+
+    def weight(verdict: Verdict) -> tuple[bool, bool, float]:
+        metric = METRICS.get(verdict.metric)
+        decides = metric is None or not metric.follows
+        size = abs(verdict.comparison.change_frac or 0.0)
+        return verdict.outcome is Outcome.WRONG, decides, size
+
+    return max(lost, key=weight)
+
+
+def describe_loss(loss: Verdict, lost: Iterable[Verdict]) -> str:
+    """Describe a loss as the end of a sentence that begins with the name of its case.
+
+    If acceptance explains nearly all of a lost speed, the lost acceptance is described instead.
+
+    Args:
+        loss: the loss.
+        lost: all losses of the run.
+    """
+    own = [verdict for verdict in lost if verdict.case_id == loss.case_id]
+    length = next((verdict for verdict in own if verdict.metric == _LENGTH), None)
+    causes = [verdict for verdict in own if verdict.cause is not None]
+    cause = _main_cause(causes[0]) if causes else ""
+    if length is not None and cause == "by acceptance alone":
+        loss = length
+    comparison = loss.comparison
+    change_frac = comparison.change_frac
+    if loss.outcome is Outcome.WRONG:
+        return _WRONG.get(loss.metric, "is wrong")
+    if change_frac is None or comparison.expected is None or loss.value is None:
+        return f"lost {label_of(loss.metric)}"
+    before = render_value(loss.metric, comparison.expected)
+    values = f"{before} → {render_value(loss.metric, loss.value)}"
+    percent = f"{100 * abs(change_frac):.1f} %"
+    if loss.metric == _LENGTH:
+        drafts = f"{comparison.expected - 1:.2f} → {loss.value - 1:.2f} a step"
+        text = f"accepts {percent} fewer drafts ({drafts})"
+    elif loss.metric == _SPEEDUP:
+        text = f"lost {percent} of its speedup (×{comparison.expected:.2f} → ×{loss.value:.2f})"
+    elif comparison.two_sided:
+        direction = "more" if change_frac > 0 else "less"
+        text = f"has {percent} {direction} {label_of(loss.metric)} ({values})"
+    else:
+        text = f"is worse in {label_of(loss.metric)} by {percent} ({values})"
+    return f"{text}, {cause}" if cause else text
+
+
+def _main_cause(loss: Verdict) -> str:
+    """Return which part of a loss explains most of it: `by acceptance alone`."""
+    if loss.cause is None:
+        return ""
+    losses = {
+        name: max(0.0, -math.log1p(max(change_frac, -0.999)))
+        for name, change_frac in loss.cause.parts
+    }
+    total = sum(losses.values())
+    if not total:
+        return ""
+    name = max(losses, key=lambda part: losses[part])
+    return f"by {name} alone" if losses[name] >= _ALONE_FRAC * total else f"mostly by {name}"
+
+
+def _unjudged(report: Report, failing: Sequence[Verdict]) -> str:
+    """Say how many figures couldn't be judged, and why the first of them couldn't."""
+    # A broken meter or machine explains more than a figure that is undecided.
+    first = next((item for item in failing if item.outcome is Outcome.INVALID), failing[0])
+    name = short_names(report).get(first.case_id, first.case_id)
+    why = label_of(first.metric)
+    if first.reason is not None:
+        why = first.reason.headline
+    total = len(last_verdicts(report.run.verdicts))
+    return f"{len(failing)} of {counted(total, 'figure')} can't be judged; {name}: {why}"
+
+
+def _nothing_lost(report: Report, verdicts: Sequence[Verdict]) -> tuple[Tone, str]:
+    """Return the answer of a run in which nothing is proven to be worse, and no meter failed."""
+    recorded = recorded_cases(report)
+    if recorded:
+        return Tone.GOOD, f"{counted(len(recorded), 'baseline')} recorded"
+    parts = []
+    held = sum(verdict.outcome in GOOD for verdict in verdicts)
+    if held:
+        parts.append(_held(held))
+    undecided = sum(verdict.outcome is Outcome.INCONCLUSIVE for verdict in verdicts)
+    if undecided:
+        parts.append(f"{undecided} {'needs' if undecided == 1 else 'need'} more nights")
+    doubts = list(_doubts(report, verdicts))
+    if not parts and not doubts:
+        doubts.append("Nothing was compared: what was measured has nothing to be compared with")
+    tone = Tone.GOOD if held and not doubts else Tone.DOUBT
+    return tone, "; ".join(filter(None, (", ".join(parts), *doubts)))
+
+
+def _held(figures: int) -> str:
+    """Say how many figures hold."""
+    return f"{counted(figures, 'figure')} {'holds' if figures == 1 else 'hold'}"
+
+
+def _doubts(report: Report, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield what keeps a run without a loss from being good news."""
+    run = report.run
+    names = short_names(report)
+    new_ids = {verdict.case_id for verdict in verdicts if verdict.outcome is Outcome.NO_BASELINE}
+    if new_ids:
+        have = "has" if len(new_ids) == 1 else "have"
+        yield f"{counted(len(new_ids), 'case')} {have} no baseline to be compared with"
+    suspects = [verdict for verdict in verdicts if _looks_lost(verdict)]
+    if suspects:
+        worst = leading_loss(suspects)
+        change = f"{label_of(worst.metric)} {worst.comparison.change_frac or 0.0:+.1%}"
+        name = names.get(worst.case_id, worst.case_id)
+        yield f"{name} looks worse tonight, which isn't proven: {change}"
+    if run.slowed:
+        slowest = min(run.slowed, key=lambda case_id: run.slowed[case_id])
+        ratio = f"throughput ×{run.slowed[slowest]:.2f}"
+        yield f"speculation slows {names.get(slowest, slowest)} down ({ratio})"
+    if len(run.skipped) > len(report.tier_cases) / 2:
+        yield f"{len(run.skipped)} of {len(report.tier_cases)} cases were left out"
+
+
+def _looks_lost(verdict: Verdict) -> bool:
+    """Return whether an undecided figure was worse by more than is tolerated."""
+    comparison = verdict.comparison
+    if verdict.outcome is not Outcome.INCONCLUSIVE or comparison.change_frac is None:
+        return False
+    change_frac = comparison.change_frac
+    if comparison.two_sided:
+        change_frac = -abs(change_frac)
+    return change_frac < -(comparison.tolerance_frac or 0.0)
+
+
+def _answer_of_sides(report: Report) -> tuple[Tone, str]:
+    """Return the answer of a gate: whether to upgrade. Two runs side by side aren't judged."""
+    headline = Headline(subject="B against A", tone=Tone.DOUBT, text="none is judged")
+    # A report of another machine may have no answer.
+    if report.answers:
+        headline = report.answers[0]
+    if headline.subject not in _GATE_WORDS:
+        return headline.tone, str(headline)
+    _, side_b = side_names(report)
+    verdicts = last_verdicts(report.run.verdicts)
+    failing = [verdict for verdict in verdicts if verdict.fails]
+    lost = [verdict for verdict in failing if verdict.outcome in _LOST]
+    details = _held(sum(verdict.outcome in GOOD for verdict in verdicts))
+    if lost:
+        details = _losses(report, lost)
+    elif failing:
+        details = _unjudged(report, failing)
+    return headline.tone, f"{_GATE_WORDS[headline.subject]} to {side_b}: {details}"
+
+
+_GATE_WORDS = {
+    "UPGRADE": "Upgrade",
+    "DON'T": "Don't upgrade",
+    "UNDECIDED": "Can't tell yet whether to upgrade",
+}
+"""The beginning of a gate's sentence, by the subject of its headline."""
+
+
+def side_names(report: Report) -> tuple[str, str]:
+    """Return what the sides of a gate are: `vllm 0.31.0`, and else what was typed.
+
+    Sides of the same version have the settings that differ as their names.
+    """
+    versions = [arm.engine_versions for arm in report.arms]
+    are_versions_known = all(versions) and versions[0] != versions[1]
+    names = []
+    for arm in report.arms:
+        # A folder or a wheel says less than the version that its servers reported.
+        name = arm.text.replace("==", " ")
+        if are_versions_known:
+            name = ", ".join(arm.engine_versions)
+        if arm.overrides:
+            name = f"{name} with {', '.join(arm.overrides)}"
+        names.append(name)
+    side_a, side_b = names
+    return side_a, side_b
+
+
+def comparison_of(report: Report) -> str:
+    """Say what was compared with what: engine, version, commit, machine and date."""
+    run = report.run
+    parts = []
+    if report.arms:
+        side_a, side_b = side_names(report)
+        parts.append(f"{side_b} against {side_a}")
+    else:
+        measured = ", ".join(_engines(report.cases))
+        recorded = _baselines(report.cases)
+        parts.append(f"{measured} against {recorded}" if recorded else measured)
+    machine = f"on {run.environment}"
+    if run.attached:
+        machine = f"at {run.attached}, measured from {run.environment}"
+    parts.append(machine)
+    if report.origin.commit:
+        parts.append(f"commit {report.origin.commit[:12]}")
+    began = began_at(run.run)
+    if began is None and report.ended_at:
+        began = dt.datetime.fromisoformat(report.ended_at)
+    if began is not None:
+        parts.append(f"{began.day} {began:%B %Y, %H:%M} UTC")
+    parts.append(f"tier {run.tier}")
+    return ", ".join(filter(None, parts))
+
+
+def _engines(cases: Iterable[CaseReport]) -> Sequence[str]:
+    """Return each engine that was measured, with its version."""
+    names = [
+        f"{case.engine} {case.figures.engine_version}".rstrip()
+        for case in cases
+        if case.figures is not None
+    ]
+    return list(dict.fromkeys(names))
+
+
+def _baselines(cases: Sequence[CaseReport]) -> str:
+    """Describe the baselines of the cases by their date and the version of their engine."""
+    expected = [case.expected for case in cases if case.expected is not None]
+    if not expected:
+        return ""
+    days = sorted({_day(baseline.recorded_on) for baseline in expected}, key=len)
+    versions = sorted({baseline.engine_version for baseline in expected} - {""})
+    dates = days[0] if len(days) == 1 else "several days"
+    text = f"the baselines of {dates}"
+    return f"{text} ({', '.join(versions)})" if versions else text
+
+
+def _day(date: str) -> str:
+    """Return a date as people write it; a text that is no date as it is."""
+    try:
+        day = dt.date.fromisoformat(date)
+    except ValueError:
+        return date
+    return f"{day.day} {day:%B %Y}"
