@@ -360,7 +360,10 @@ def _disagreement(message: str, *, is_foreign: bool) -> InvalidMeasurementError:
     if is_foreign:
         remedy = "another client is using the server; keep the server for this run alone"
         return InvalidMeasurementError("FOREIGN_TRAFFIC", f"{message}; {remedy}")
-    remedy = f"attach to one server, not to a balancer of several, or {_TRY_VERSION}"
+    remedy = (
+        "if a balancer spreads the requests over replicas, name the counters of all of them with"
+        f" --specreg-metrics-url; else {_TRY_VERSION}"
+    )
     return InvalidMeasurementError("COUNTS_DISAGREE", f"{message}; {remedy}")
 
 

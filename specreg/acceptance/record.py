@@ -199,6 +199,13 @@ class StepCounts(Counts[int]):
 NO_STEPS = StepCounts(steps=0, accepted=0, proposed=0, position_counts=())
 
 
+def _sum_if_known(one: int | None, other: int | None) -> int | None:
+    """Return a sum; None if a part of it isn't known."""
+    if one is None or other is None:
+        return None
+    return one + other
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
     """How many equal series each counter of a server has, all of which are in its sum.
@@ -235,6 +242,22 @@ class Counters:
     running_requests: int | None = None
     further: Mapping[str, float] = field(default_factory=dict)
     copies: Copies = Copies()
+
+    def __add__(self, other: "Counters") -> "Counters":
+        """Add the counters of another replica. What one of them doesn't count isn't known."""
+        counts = None
+        if self.counts is not None and other.counts is not None:
+            counts = self.counts + other.counts
+        return Counters(
+            steps=self.steps + other.steps,
+            counts=counts,
+            requests=_sum_if_known(self.requests, other.requests),
+            running_requests=_sum_if_known(self.running_requests, other.running_requests),
+            further={
+                name: amount + other.further.get(name, 0.0) for name, amount in self.further.items()
+            },
+            copies=self.copies,
+        )
 
     @property
     def of_one_copy(self) -> "Counters":

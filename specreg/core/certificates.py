@@ -6,9 +6,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from specreg.core.address import Address
 from specreg.core.errors import AnswerError
 from specreg.core.files import check_kind
 
+CA_FILE_OPTION = "--specreg-url-ca-file"
 _VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """The variables that name further certificates: of OpenSSL, requests and curl.
 
@@ -28,23 +30,24 @@ The certificate isn't valid yet (9), has expired (10), or is for another host na
 
 
 def trusted_certificates(
-    base_url: str, variables: Mapping[str, str] = os.environ
+    address: Address, variables: Mapping[str, str] = os.environ
 ) -> ssl.SSLContext | bool:
     """Return the trusted certificates in the form that httpx takes as `verify`.
 
-    They are those of certifi, of the system, and of the files and folders that variables name.
+    They are those of certifi, of the system, and of the files and folders that variables and the
+    address name.
 
     Args:
-        base_url: The server's URL.
+        address: The server's address.
         variables: The environment.
 
     Returns:
-        The certificates; False for a URL without TLS, because loading them takes a while.
+        The certificates; False for a server without TLS, because loading them takes a while.
 
     Raises:
-        AnswerError: A file or a folder that a variable names can't be read.
+        AnswerError: A file or a folder with certificates can't be read.
     """
-    if not base_url.startswith("https:"):
+    if not address.has_tls:
         return False
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
@@ -52,13 +55,15 @@ def trusted_certificates(
     for name in _VARIABLES:
         for path in filter(None, variables.get(name, "").split(os.pathsep)):
             _trust(context, name, Path(path))
+    if address.ca_file:
+        _trust(context, CA_FILE_OPTION, Path(address.ca_file))
     # This reads the variables of OpenSSL again, so it comes after their check.
     context.load_default_certs()
     return context
 
 
 def _trust(context: ssl.SSLContext, name: str, path: Path) -> None:
-    """Trust the certificates of a file or a folder that a variable names.
+    """Trust the certificates of a file or a folder that a variable or an option names.
 
     Raises:
         AnswerError: They can't be read.
@@ -81,7 +86,8 @@ def why_not_trusted(error: ssl.SSLError) -> str:
     """Say what is wrong with a server's certificate, or with its TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         advice = _ADVICE_BY_CODE.get(
-            error.verify_code, "name the certificate of its authority with SSL_CERT_FILE"
+            error.verify_code,
+            f"name the certificate of its authority with {CA_FILE_OPTION}, or with SSL_CERT_FILE",
         )
         words = error.verify_message.rstrip(".")
         return f"its certificate could not be verified ({words}); {advice}"

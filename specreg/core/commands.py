@@ -28,7 +28,7 @@ _PORTABLE_OPTION = re.compile(
     r"|--(?:engine|num-prompts|specreg-(?:engine-version|gpu-memory|inconclusive|ready-within-s"
     # A value with a slash would be a path.
     r"|tier))=[^/\x00-\x1f]+"
-    r"|--specreg-attach=https?://[^\x00-\x20]+"
+    r"|--specreg-(?:attach|control-url|metrics-url)=https?://[^\x00-\x20]+"
 )
 """The options that mean the same on any machine. The others name programs or folders of one
 particular machine."""
@@ -112,7 +112,8 @@ def portable_options(options: Sequence[str]) -> tuple[str, ...]:
 
     A report shows commands with these options, and readers copy the commands. An option that names
     a program or a folder is left out: the files in a folder of tiers, for example, can name
-    programs that a run would start.
+    programs that a run would start. So is the name of a variable, whose value would be sent to a
+    server that the report names.
     """
     return tuple(option for option in options if _PORTABLE_OPTION.fullmatch(option))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from specreg.core.address import Address
 from specreg.core.certificates import trusted_certificates, why_not_trusted
 from specreg.core.errors import AnswerError
 from specreg.core.interrupts import check_signalled
@@ -42,11 +43,13 @@ class HttpResponse:
         path: The path of the request.
         status: The status of HTTP.
         content: The body, `MAX_BYTES` or less.
+        location: Where a redirection leads; empty for another answer.
     """
 
     path: str
     status: int
     content: bytes
+    location: str = ""
 
     @property
     def text(self) -> str:
@@ -65,6 +68,8 @@ class HttpResponse:
         if is_good and words is None:
             return self.content
         message = f"HTTP {self.status} from {self.path}"
+        if self.location:
+            message += f", which redirects to '{_without_query(self.location)}'"
         if words is not None:
             message += f": {words.text}"
         raise AnswerError(message, status=self.status)
@@ -115,16 +120,21 @@ async def read(
         # interrupt and closed the connection.
         check_signalled()
         raise _failure(path, error) from error
-    return HttpResponse(path=path, status=response.status_code, content=bytes(content))
+    return HttpResponse(
+        path=path,
+        status=response.status_code,
+        content=bytes(content),
+        location=response.headers.get("Location", ""),
+    )
 
 
 def ask(
-    base_url: str, method: str, path: str, *, within_s: float, body: bytes | None = None
+    address: Address, method: str, path: str, *, within_s: float, body: bytes | None = None
 ) -> HttpResponse:
     """Send a single request to a server, outside of any event loop.
 
     Args:
-        base_url: The URL of the server, such as `http://HOST:PORT`.
+        address: The address of the server.
         method: As in `read`.
         path: As in `read`.
         within_s: As in `read`.
@@ -137,17 +147,24 @@ def ask(
     import httpx  # noqa: PLC0415 - takes long, and few commands ask a server
 
     async def ask_once() -> HttpResponse:
-        trusted = trusted_certificates(base_url)
+        trusted = trusted_certificates(address)
         try:
             # With `trust_env`, a request to a server here could go to a proxy that is meant for the
             # internet.
-            client = httpx.AsyncClient(base_url=base_url, trust_env=False, verify=trusted)
+            client = httpx.AsyncClient(
+                base_url=address.url, headers=address.headers(), trust_env=False, verify=trusted
+            )
         except httpx.InvalidURL as error:
             raise _failure(path, error) from error
         async with client:
             return await read(client, method, path, within_s=within_s, body=body)
 
     return asyncio.run(ask_once())
+
+
+def _without_query(url: str) -> str:
+    """Return a URL as a line without its query, which may hold a secret."""
+    return readable_line(url.partition("?")[0], MAX_QUOTED_CHARACTERS)
 
 
 def _failure(path: str, error: Exception) -> AnswerError:

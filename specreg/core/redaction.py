@@ -38,6 +38,7 @@ _ORDINARY_NAMES = frozenset({"HF_HUB_DISABLE_IMPLICIT_TOKEN", "OLDPWD", "PWD"})
 _ABOUT_A_SECRET = frozenset(
     {
         "DIR",
+        "ENV",
         "FILE",
         "FOLDER",
         "FORMAT",

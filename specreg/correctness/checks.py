@@ -133,7 +133,7 @@ def check_answers(running: RunningCase) -> Verdict:
         """Return the control's answers. Cases with the same requests share them."""
         # The address is in the key, because another launch of the control may answer otherwise.
         request = (tuple(texts), case.request.output_cap_tokens, case.request.ignore_eos, in_flight)
-        key = (control.spec, control.base_url, *request)
+        key = (control.spec, control.address, *request)
         if key not in running.control_answers:
             running.control_answers[key] = ask_greedy(case, control, texts, in_flight)
         return running.control_answers[key]

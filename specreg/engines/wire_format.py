@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 
 from specreg.acceptance.record import Copies, Counters, Source, StepCounts
 from specreg.acceptance.trace import Body, StreamEvent
+from specreg.core.address import Address
 from specreg.core.errors import InvalidMeasurementError, ServerAnswerError
 from specreg.core.files import UNREADABLE
 from specreg.core.http import MAX_BYTES, Count, Histogram, Name
@@ -127,13 +128,13 @@ class Endpoint:
     """What a client has to know about a server. It can be sent to a client in another process.
 
     Attributes:
-        base_url: the address, as `http://127.0.0.1:PORT`.
+        address: where it answers.
         model: the name that the model is served under.
         engine: the name of the engine, one of `ENGINES`.
         refused: the neutral values that the server refuses, so that they aren't sent.
     """
 
-    base_url: str
+    address: Address
     model: str
     engine: str
     refused: NeutralValues = ()

@@ -90,11 +90,12 @@ def new_client(endpoint: Endpoint, *, connections: int) -> "httpx.AsyncClient":
     # A read timeout would set a timer for every chunk, which is a tenth of a chunk's cost.
     timeout = httpx.Timeout(_SILENCE_S, read=None, pool=None)
     return HttpxAiohttpClient(
-        base_url=endpoint.base_url,
+        base_url=endpoint.address.url,
+        headers=endpoint.address.headers(),
         limits=limits,
         timeout=timeout,
         trust_env=False,
-        verify=trusted_certificates(endpoint.base_url),
+        verify=trusted_certificates(endpoint.address),
     )
 
 

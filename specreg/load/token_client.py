@@ -155,9 +155,14 @@ def _post_all(
     async def post_all() -> list[AnswerT]:
         slots = asyncio.Semaphore(in_flight)
         heard_s = time.monotonic()
-        url = endpoint.base_url
-        verify = trusted_certificates(url)
-        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=verify) as client:
+        address = endpoint.address
+        client = httpx.AsyncClient(
+            base_url=address.url,
+            headers=address.headers(),
+            trust_env=False,
+            verify=trusted_certificates(address),
+        )
+        async with client:
 
             async def post(call: Call[AnswerT]) -> AnswerT:
                 nonlocal heard_s

@@ -401,23 +401,32 @@ class ArmReplay:
         return accepted_tokens / tokens
 
     async def _read_counters(self) -> Counters | None:
-        """Read the counters; None if the server has none, or none that the case needs.
+        """Read the counters, added up over the replicas of the server.
+
+        Returns:
+            None if the server has none, or none that the case needs.
 
         Raises:
             InvalidMeasurementError: the counters can't be read.
         """
-        wire_format = self.arm.server.engine.wire_format
-        path = self.arm.server.counters_path
-        speculates = self.arm.case.speculates
-        if path is None or not (speculates or wire_format.further_counters):
+        pages = self.arm.server.counters_pages
+        is_needed = self.arm.case.speculates or self.arm.server.engine.wire_format.further_counters
+        if not pages or not is_needed:
             return None
-        page = await self.clients.scrape(path)
+        counters = [await self._read_page(page) for page in pages]
+        return sum(counters[1:], start=counters[0])
+
+    async def _read_page(self, page: str) -> Counters:
+        """Read the counters of one replica; errors as in `_read_counters`."""
+        text = await self.clients.scrape(page)
+        parse_counters = self.arm.server.engine.wire_format.parse_counters
+        speculates = self.arm.case.speculates
         # A large page may take seconds to parse, during which the event loop has to go on.
-        parsing = asyncio.to_thread(wire_format.parse_counters, page, speculates=speculates)
+        parsing = asyncio.to_thread(parse_counters, text, speculates=speculates)
         try:
             return await asyncio.wait_for(parsing, self.parsed_within_s)
         except TimeoutError as error:
-            message = f"{path} takes more than {self.parsed_within_s:g} s to parse; look at it"
+            message = f"{page} takes more than {self.parsed_within_s:g} s to parse; look at it"
             raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
 
 

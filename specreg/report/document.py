@@ -98,6 +98,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run: the name of the run, which is also the name of its folder.
         attached: the URL of the server that the run attached to; empty if it started its servers.
+        attached_control: the URL of its control that the run attached to; empty if there was none.
         complete: whether the whole tier was judged, without an interruption.
         outcomes: how many verdicts have each outcome.
         verdicts: all verdicts, in the order in which the run reached them.
@@ -113,6 +114,7 @@ class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     tier: Label
     environment: Label
     attached: str = ""
+    attached_control: str = ""
     complete: bool
     exit_status: int
     outcomes: dict[Label, int]

@@ -70,6 +70,7 @@ def side_by_side(a: Report, b: Report) -> Report:
     run = msgspec.structs.replace(
         b.run,
         attached="",
+        attached_control="",
         complete=True,
         exit_status=exit_status(verdicts),
         verdicts=tuple(verdicts),

@@ -92,7 +92,12 @@ def notes_of(report: Report) -> Iterator[str]:
         judged = len({verdict.case_id for verdict in run.verdicts})
         cases = len(report.tier_cases)
         yield f"This was not the whole tier: {judged} of {cases} cases were judged."
-    if run.attached:
+    if run.attached_control:
+        yield (
+            f"The server at {run.attached} and its control at {run.attached_control} were not"
+            " started by this run."
+        )
+    elif run.attached:
         yield f"The server at {run.attached} was not started by this run."
     if run.skipped:
         yield _skipped_note(run.skipped, len(report.tier_cases))

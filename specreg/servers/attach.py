@@ -2,15 +2,15 @@
 
 import contextlib
 import dataclasses
-import ipaddress
+import itertools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
+from specreg.core.address import Address
 from specreg.core.errors import (
     AnswerError,
     AttachError,
@@ -24,12 +24,18 @@ from specreg.engines.server_spec import ServerSpec
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import served_models
-from specreg.servers.provision import check_version
+from specreg.servers.provision import Provision, check_version
 from specreg.servers.server import Probe, Server, facts_of, identify, send_probe
 
 _TIMEOUT_S = 10.0
-_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]+")
-_NUMBERS = re.compile(r"[\d.]+")
+_READINGS = 8
+"""How often a page of counters is read to find a balancer of several replicas. One that chooses
+between two at random hides the other from so many readings once in 128 times."""
+_BORN = re.compile(
+    r"^(?P<name>process_start_time_seconds|\w[\w:]*_created(?:\{[^}\n]*\})?) (?P<born>\S+)$",
+    re.MULTILINE,
+)
+"""The start of a process or of one of its counters in a page for Prometheus."""
 _SWITCH = {True: "on", False: "off"}
 _KEY_STATUSES = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
 """The statuses with which a server answers a request that lacks its API key."""
@@ -43,120 +49,75 @@ class _Fact(NamedTuple):
     needed: str
 
 
-def without_controls(tier: Tier, url: str) -> Tier:
-    """Return a tier without controls, because only the server at the URL can be measured.
-
-    Raises:
-        AttachError: The URL is malformed, or has more than a scheme, a host and a port.
-    """
-    problem = _url_problem(url)
-    if problem:
-        raise AttachError(f"--specreg-attach: {problem}; give http://HOST:PORT")
-    cases = tuple(dataclasses.replace(case, control=None) for case in tier.cases)
-    return dataclasses.replace(tier, cases=cases)
-
-
-def _url_problem(url: str) -> str:
-    """Return what is wrong with a URL; empty if it names a server.
-
-    A part that may hold a secret is named but not quoted, because CI logs keep the message.
-    """
-    if "@" in url:
-        return "got a URL with a user or a password, needed one without; specreg sends neither"
-    if not url.isprintable() or not url.isascii():
-        return "got a URL with characters that no URL has"
-    parts = _split_server_url(url)
-    if parts is None:
-        return "got something that isn't the URL of a server"
-    if parts.query or parts.fragment:
-        return f"got '{parts.hostname}' with a query or a fragment, needed a URL without one"
-    if parts.path.strip("/"):
-        return f"got '{url}', needed a URL without a path"
-    return ""
-
-
-def _split_server_url(url: str) -> SplitResult | None:
-    """Return the parts of a URL; None if it isn't the URL of a server."""
-    try:
-        parts = urlsplit(url)
-        # `parts.port` raises ValueError too if the port is malformed.
-        has_server = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return None
-    if parts.scheme not in {"http", "https"} or not has_server:
-        return None
-    # `urlsplit` removes the brackets of an address.
-    is_bracketed = "[" in parts.netloc
-    if not _is_host(parts.hostname or "", is_address=is_bracketed):
-        return None
-    return parts
-
-
-def _is_host(name: str, *, is_address: bool) -> bool:
-    """Return whether a host can have this name, or whether it is a valid address.
+def with_controls_attached(tier: Tier, *, has_control: bool) -> Tier:
+    """Return a tier whose cases have the controls that are attached to.
 
     Args:
-        name: The name or the address.
-        is_address: True if only an address is valid.
+        tier: The tier.
+        has_control: True if a server without speculation is attached to as well. It is the control
+            of each case, also if the tier has no case that it measures.
     """
-    try:
-        # A name of digits and dots can only be an address.
-        if is_address or _NUMBERS.fullmatch(name):
-            ipaddress.ip_address(name)
-            return True
-        # httpx decodes a name in punycode, which may raise errors of idna (they are ValueErrors).
-        httpx.URL(f"http://{name}").host.encode("idna")
-    except (httpx.InvalidURL, ValueError):
-        return False
-    return _HOST_NAME.fullmatch(name) is not None
+    cases = []
+    for case in tier.cases:
+        control = case.server.without_speculation if has_control and case.speculates else None
+        cases.append(dataclasses.replace(case, control=control))
+    return dataclasses.replace(tier, cases=tuple(cases))
 
 
-def check_attached(cases: Collection[Case], url: str, *, root: Path) -> None:
-    """Check that the server at a URL can measure the cases, as far as it reports its settings.
+def check_attached(cases: Collection[Case], provision: Provision, *, root: Path) -> None:
+    """Check that the attached servers can measure the cases, as far as they report their settings.
 
     Args:
         cases: The cases.
-        url: The URL of the server.
+        provision: The addresses of the servers.
         root: The root of the repository, which relative model paths start from.
 
     Raises:
-        AttachError: The cases need several servers, or the server at the URL isn't the one that
-            they need, or no server answers there.
+        AttachError: The cases need more servers, a server isn't the one that they need, or no
+            server answers at an address.
         UnsupportedError: As in `check_version`.
         ModelError: The models of the cases aren't available.
     """
-    server_ids = sorted({case.server.id for case in cases})
-    if len(server_ids) > 1:
-        raise AttachError(
-            f"--specreg-attach: {url} is one server, but the run needs {', '.join(server_ids)};"
-            " choose cases of one server with -k or --engine"
-        )
+    ids_by_address: dict[Address, set[str]] = {}
     for case in cases:
-        identity = _identify_expected(case.server, url, root)
+        for spec in filter(None, (case.server, case.control)):
+            ids_by_address.setdefault(provision.attached_at(spec), set()).add(spec.id)
+    for address, server_ids in ids_by_address.items():
+        if len(server_ids) > 1:
+            raise AttachError(
+                f"--specreg-attach: {address.url} is one server, but the run needs"
+                f" {', '.join(sorted(server_ids))}; choose cases of one server with -k or --engine"
+            )
+    for case in cases:
+        identity = _identify_expected(case.server, provision.attached_at(case.server), root)
         check_version(case, identity.version)
+        if case.control is not None:
+            _identify_expected(case.control, provision.attached_at(case.control), root)
 
 
-def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: float) -> Server:
-    """Return the server at a URL once it has generated a token.
+def attach_server(
+    spec: ServerSpec, address: Address, *, root: Path, ready_within_s: float
+) -> Server:
+    """Return the server at an address once it has generated a token.
 
     Args:
         spec: The settings that the server must have.
-        url: Where it answers: `http://HOST:PORT`.
+        address: Where it answers.
         root: The root of the repository, which relative model paths start from.
         ready_within_s: How long it may take to generate a token, in seconds; more than 60 counts
             as 60.
 
     Raises:
-        AttachError: No server answers at the URL, it isn't the one that the case needs, it
+        AttachError: No server answers there, it isn't the one that the case needs, it
             generates no token, or its counters are missing.
         ModelError: The models aren't available.
     """
-    identity = _identify_expected(spec, url, root)
+    identity = _identify_expected(spec, address, root)
     target, draft = served_models(root, spec)
     server = Server(
         spec=spec,
         engine=engine_named(spec.engine),
-        base_url=url,
+        address=address,
         model=identity.model,
         target=target,
         draft=draft,
@@ -165,10 +126,10 @@ def attach_server(spec: ServerSpec, url: str, *, root: Path, ready_within_s: flo
     try:
         server, probe = _first_probe(server, Form.COMPLETIONS, ready_within_s)
     except ServerRefusedError as error:
-        raise AttachError(f"server at {url}: {error}; look at its log") from error
+        raise AttachError(f"{_named(address)}: {error}; look at its log") from error
     _check_counted(server, probe)
     if not probe:
-        message = f"server at {url}: is not ready, or generates no token"
+        message = f"{_named(address)}: is not ready, or generates no token"
         if probe.server_message:
             message += f", its last message: {probe.server_message}"
         raise AttachError(f"{message}; look at its log")
@@ -225,7 +186,7 @@ def _check_counted(server: Server, probe: Probe) -> None:
     if server.engine.wire_format.has_token_ids:
         missing = "the ids of its tokens"
     raise AttachError(
-        f"server at {server.base_url}: sends text without {missing}, which a gateway strips; attach"
+        f"{_named(server.address)}: sends text without {missing}, which a gateway strips; attach"
         " to the engine itself"
     )
 
@@ -234,53 +195,122 @@ def _check_counters(server: Server) -> None:
     """Check that a server that should speculate has the counters of its engine.
 
     Raises:
-        AttachError: The counters are missing, or can't be read.
+        AttachError: The counters are missing, can't be read, or come from replicas that can't be
+            told apart.
     """
-    wire_format = server.engine.wire_format
-    path = server.counters_path
-    if path is None or server.spec.method == "none":
+    if server.spec.method == "none":
         return
-    try:
-        page = ask(server.base_url, "GET", path, within_s=_TIMEOUT_S)
-        page.good()
-        wire_format.parse_counters(page.text)
-    except InvalidMeasurementError as error:
-        raise AttachError(f"server at {server.base_url}: {error}") from error
-    except AnswerError as error:
-        advice = "look at its log"
-        if error.status == httpx.codes.NOT_FOUND:
-            flag = wire_format.counters_flag
-            advice = f"start it with {flag}; a gateway has no such page, so attach to the engine"
-        raise AttachError(
-            f"server at {server.base_url}: its counters can't be read, {error}; {advice}"
-        ) from error
+    births = [_check_replica(server, page) for page in server.counters_pages]
+    for one, other in itertools.combinations(births, 2):
+        if one and one == other:
+            raise AttachError(
+                f"{_named(server.address)}: two pages of --specreg-metrics-url are of the same"
+                " replica; name each replica's page once"
+            )
 
 
-def _identify_expected(spec: ServerSpec, url: str, root: Path) -> Identity:
-    """Return the identity of the server at a URL, and check it against the settings of a case.
+def _check_replica(server: Server, page: str) -> Mapping[str, str]:
+    """Check a page of counters, and that it is always the same replica's.
+
+    Returns:
+        The births of the replica's counters, as `_births_of` does.
 
     Raises:
-        AttachError: No server answers at the URL, or one with other settings.
+        AttachError: As in `_check_counters`.
+    """
+    wire_format = server.engine.wire_format
+    subject = f"{_named(server.address)}: its counters at {page}"
+    births: Mapping[str, str] = {}
+    counters = None
+    for _ in range(_READINGS):
+        try:
+            # Each request has a connection of its own, so a balancer chooses anew.
+            answer = ask(server.address, "GET", page, within_s=_TIMEOUT_S)
+            answer.good()
+            new_counters = wire_format.parse_counters(answer.text)
+        except InvalidMeasurementError as error:
+            raise AttachError(f"{_named(server.address)}: {error}") from error
+        except AnswerError as error:
+            advice = _advice_on(error, server.address) or "look at its log"
+            if error.status == httpx.codes.NOT_FOUND:
+                flag = wire_format.counters_flag
+                advice = (
+                    f"start it with {flag}; if a gateway has no such page, name the engine's own"
+                    " with --specreg-metrics-url"
+                )
+            raise AttachError(f"{subject} can't be read, {error}; {advice}") from error
+        new_births = _births_of(answer.text)
+        is_reborn = any(births.get(name, born) != born for name, born in new_births.items())
+        if is_reborn or (counters is not None and new_counters.steps < counters.steps):
+            raise AttachError(
+                f"{subject} come from several replicas in turn, behind one address, so nobody can"
+                " add them up; name each replica's own page with --specreg-metrics-url, or attach"
+                " to one replica"
+            )
+        births, counters = new_births, new_counters
+    return births
+
+
+def _births_of(page: str) -> Mapping[str, str]:
+    """Return when each counter of a page began, by its name and labels, as far as the page says."""
+    return {match["name"]: match["born"] for match in _BORN.finditer(page)}
+
+
+def _named(address: Address) -> str:
+    return f"server at {address.url}"
+
+
+def _advice_on(error: AnswerError, address: Address) -> str:
+    """Return what to do about an answer that comes from a gateway; empty if it may be a server's.
+
+    Args:
+        error: The answer.
+        address: The address that it came from.
+    """
+    if error.status in _KEY_STATUSES:
+        if address.token_env:
+            return (
+                "the token of --specreg-url-token-env isn't valid there; renew it, or name"
+                " another variable"
+            )
+        return "put its token into a variable, and name that with --specreg-url-token-env"
+    if error.status is not None and httpx.codes.is_redirect(error.status):
+        return "no redirection is followed; give the URL that it leads to"
+    return ""
+
+
+def _identify_expected(spec: ServerSpec, address: Address, root: Path) -> Identity:
+    """Return the identity of the server at an address, and check it against a case's settings.
+
+    Raises:
+        AttachError: No server answers there, or one with other settings.
         ModelError: The models aren't available.
     """
     engine = engine_named(spec.engine)
+    subject = _named(address)
     try:
-        identity = identify(engine, url, within_s=_TIMEOUT_S)
+        identity = identify(engine, address, within_s=_TIMEOUT_S)
     except AttachError as error:
-        raise AttachError(f"server at {url}: {error}") from error
+        raise AttachError(f"{subject}: {error}") from error
     except AnswerError as error:
+        advice = _advice_on(error, address)
         if error.status in _KEY_STATUSES:
-            message = f"needs an API key, {error}; start it without one, because specreg sends none"
+            message = f"needs an API key, {error}; {advice}"
+        elif advice:
+            message = f"is elsewhere, {error}; {advice}"
         elif error.status is not None and error.status >= httpx.codes.INTERNAL_SERVER_ERROR:
             message = f"fails, {error}; look at its log, and at that of a gateway before it"
         else:
-            message = f"doesn't answer as {engine.name} does, {error}; check the URL, and --engine"
-        raise AttachError(f"server at {url}: {message}") from error
+            message = (
+                f"doesn't answer as {engine.name} does, {error}; check the URL with its path, and"
+                " --engine"
+            )
+        raise AttachError(f"{subject}: {message}") from error
     target, draft = served_models(root, spec)
     for fact in _facts(spec, target, draft, identity):
         if fact.reported != fact.needed:
             raise AttachError(
-                f"server at {url}: {fact.name} is '{fact.reported}', but the case needs"
+                f"{subject}: {fact.name} is '{fact.reported}', but the case needs"
                 f" '{fact.needed}'; check the URL and --engine, choose other cases with -k, or"
                 " start the server with the settings of the case"
             )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specreg.core.address import Address
 from specreg.core.errors import ServerStartError
 from specreg.core.files import cache_dir, cause_and_path_of, remedy_of, replace_file
 from specreg.core.probes import SAFE_PATH
@@ -69,7 +70,7 @@ class ServerLauncher:
         Raises:
             SpecregError: The environment can't be made, or a model can't be fetched or widened.
         """
-        if self.provision.url is not None:
+        if self.provision.attached is not None:
             return
         with self.timeline.during(Phase.INSTALLING, of=spec.engine):
             self.provision.environment(spec)
@@ -86,10 +87,10 @@ class ServerLauncher:
         """
         provision = self.provision
         devices: Sequence[Device] = ()
-        if provision.on_gpu and provision.url is None:
+        if provision.on_gpu and provision.attached is None:
             devices = provision.devices(spec)
         with lease_gpus(devices, waits=provision.waits, tell=provision.tell):
-            if provision.url is None:
+            if provision.attached is None:
                 provision.show(f"starting {spec.id}")
             yield
 
@@ -109,10 +110,9 @@ class ServerLauncher:
             SpecregError: On entry, its command can't be run, or the server at the URL isn't the
                 one of the case. On exit, it can't be killed.
         """
-        if self.provision.url is not None:
-            yield attach_server(
-                spec, self.provision.url, root=self.root, ready_within_s=self.ready_within_s
-            )
+        if self.provision.attached is not None:
+            address = self.provision.attached_at(spec)
+            yield attach_server(spec, address, root=self.root, ready_within_s=self.ready_within_s)
             return
         python, installed = self.provision.environment(spec)
         temporary = new_temporary()
@@ -156,7 +156,7 @@ class ServerLauncher:
             yield StartingServer(
                 spec=spec,
                 engine=engine,
-                base_url=f"http://127.0.0.1:{port}",
+                address=Address(f"http://127.0.0.1:{port}"),
                 model=site.served_name,
                 target=target,
                 draft=draft,

@@ -33,6 +33,7 @@ import packaging.requirements
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from specreg.core.address import Address
 from specreg.core.errors import EnvironmentSetupError, SensorError, UnsupportedError
 from specreg.core.files import (
     UNREADABLE,
@@ -313,7 +314,9 @@ class Provision:
         build: The requirement that builds the engine from a wheel or a checkout; None for a
             release. Its `package` is empty for a checkout, whose name isn't known before it is
             built.
-        url: The URL of a running server to measure; None to start servers.
+        attached: The address of a running server to measure; None to start servers.
+        attached_control: The address of a running server without speculation, which is the control
+            of the attached one; None if there is none.
         tell: Prints a line that is always shown.
         waits: True to wait for a GPU on which another run of specreg measures.
         fetch: Fetches the models of a server from the hub.
@@ -324,7 +327,8 @@ class Provision:
     version: str | None = None
     python: str | None = None
     build: Requirement | None = None
-    url: str | None = None
+    attached: Address | None = None
+    attached_control: Address | None = None
     tell: Callable[[str], None] = print
     waits: bool = True
     fetch: Callable[[ServerSpec, Sequence[str], Output], None] = fetch_models
@@ -354,7 +358,7 @@ class Provision:
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
             variables = {**os.environ, **dict(spec.engine_env)}
-            if spec.image and self.url is None:
+            if spec.image and self.attached is None:
                 raise UnsupportedError(
                     f"image = '{spec.image}': this version of specreg starts no server from an"
                     " image; leave it out, or start the container yourself and measure it with"
@@ -389,7 +393,7 @@ class Provision:
         if not self.on_gpu:
             return ""
         packages = self.packages(spec)
-        if not packages and self.python is None and self.url is None:
+        if not packages and self.python is None and self.attached is None:
             # The environment isn't made yet, but its lock lists the packages that it will have.
             packages = locked_packages(self.requirement(spec))
         return cuda_release_of(packages)
@@ -401,7 +405,7 @@ class Provision:
             UnsupportedError: The engine is built for another vendor's GPUs, or for a CUDA that is
                 newer than the driver.
         """
-        if not self.on_gpu or self.url is not None or not gpus.devices:
+        if not self.on_gpu or self.attached is not None or not gpus.devices:
             return
         subject = f"engine '{self.requirement(spec).pin}'"
         if gpus.are_amd:
@@ -422,7 +426,7 @@ class Provision:
 
     def _needs_cache(self, cases: Collection[Case]) -> bool:
         """Return whether a run puts environments, widened models or GPU locks in the cache."""
-        if self.url is not None:
+        if self.attached is not None:
             return False
         servers = {case.server for case in cases}
         engines = {engine_named(server.engine) for server in servers}
@@ -466,7 +470,7 @@ class Provision:
 
     def _makes_environment(self, engine: Engine) -> bool:
         """Return whether specreg makes the environment of an engine itself."""
-        is_elsewhere = self.url is not None or self.python is not None
+        is_elsewhere = self.attached is not None or self.python is not None
         return engine.program is None and not is_elsewhere
 
     def environment(self, spec: ServerSpec) -> tuple[str, Requirement]:
@@ -482,7 +486,7 @@ class Provision:
         """
         requirement = self.requirement(spec)
         python = self.python or ""
-        if self.url is None and engine_named(spec.engine).program is None and not python:
+        if self.attached is None and engine_named(spec.engine).program is None and not python:
             python = engine_environment(requirement, show=self.show)
             if self.build:
                 version = installed_version(python, requirement.package)
@@ -536,7 +540,7 @@ class Provision:
             its packages, or if the engine is a program or is attached to.
         """
         python = self.python or ""
-        if self.url is not None or engine_named(spec.engine).program is not None:
+        if self.attached is not None or engine_named(spec.engine).program is not None:
             return ()
         if not python:
             requirement = self.requirement(spec)
@@ -564,7 +568,7 @@ class Provision:
         Raises:
             SensorError: No device can be read, the server sees too few GPUs, or it runs elsewhere.
         """
-        if self.url is not None:
+        if self.attached is not None:
             problem = "the devices of the attached server aren't known here"
             raise SensorError(f"power: {problem}; let the suite start the server to measure power")
         gpus = spec.parallel.gpus if self.on_gpu else 0
@@ -575,7 +579,7 @@ class Provision:
 
         Of a GPU, the whole memory counts. Without a GPU, only the memory that is free now counts.
         """
-        if self.url is not None:
+        if self.attached is not None:
             # Nothing is known of the memory of a server that others run.
             return False
         gpus_gib: Sequence[float | None] = ()
@@ -593,14 +597,22 @@ class Provision:
             return str(error)
         return "; ".join(dict.fromkeys(reasons))
 
+    def attached_at(self, spec: ServerSpec) -> Address:
+        """Return the address of the running server that is measured as a server."""
+        if self.attached is None:
+            raise TypeError(f"'{spec.id}' is started, and not attached to")
+        if self.attached_control is not None and spec.method == "none":
+            return self.attached_control
+        return self.attached
+
     def requirement(self, spec: ServerSpec) -> Requirement:
         """Return the package and version of a server's engine that is installed, or will be.
 
         The version is empty if it isn't known.
         """
         engine = engine_named(spec.engine)
-        if self.url is not None:
-            return Requirement(package=self.url, version="")
+        if self.attached is not None:
+            return Requirement(package=self.attached_at(spec).url, version="")
         wanted = engine.requirement(on_gpu=self.on_gpu)
         if engine.program is None and self.python is not None:
             # The user's environment may have a release for CPUs, whose package has a name of its

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from specreg.core.address import Address
 from specreg.core.errors import (
     AnswerError,
     AttachError,
@@ -77,7 +78,7 @@ class ExpectedServer:
     Attributes:
         spec: The settings that it was started with, or that it must have if others started it.
         engine: Its engine.
-        base_url: The URL of its host and port.
+        address: Where it answers.
         model: The name that its model is served under. It is unique if specreg started the server.
         target: The folder or hub id of its target.
         draft: The folder or hub id of its draft; None without a draft model.
@@ -89,7 +90,7 @@ class ExpectedServer:
 
     spec: ServerSpec
     engine: Engine
-    base_url: str
+    address: Address
     model: str
     target: str
     draft: str | None
@@ -101,7 +102,7 @@ class ExpectedServer:
     def endpoint(self) -> Endpoint:
         """What a request to the server needs."""
         return Endpoint(
-            base_url=self.base_url, model=self.model, engine=self.engine.name, refused=self.refused
+            address=self.address, model=self.model, engine=self.engine.name, refused=self.refused
         )
 
 
@@ -129,13 +130,17 @@ class Server(ExpectedServer):
     engine_version: str
 
     @property
-    def counters_path(self) -> str | None:
-        """The path of its counters; None if it has none, or if they are wrong in its version."""
+    def counters_pages(self) -> tuple[str, ...]:
+        """The paths or URLs of its counters, one for each replica.
+
+        There are none if it has no counters, or if they are wrong in its version.
+        """
         wire_format = self.engine.wire_format
         first_version = wire_format.counters_since
-        if first_version and is_older(self.engine_version, first_version):
-            return None
-        return wire_format.counters_path
+        is_wrong = first_version and is_older(self.engine_version, first_version)
+        if wire_format.counters_path is None or is_wrong:
+            return ()
+        return self.address.counters_urls or (wire_format.counters_path,)
 
     def pids(self) -> frozenset[int]:
         """Return the ids of the server's processes; empty if specreg didn't start it."""
@@ -152,10 +157,11 @@ class Server(ExpectedServer):
             ServerDiedError: It doesn't answer any more.
         """
         try:
-            ask(self.base_url, "GET", self.engine.health_path, within_s=_HEALTH_TIMEOUT_S)
+            ask(self.address, "GET", self.engine.health_path, within_s=_HEALTH_TIMEOUT_S)
         except AnswerError as error:
             raise ServerDiedError(
-                f"SERVER_DIED: server at {self.base_url}: answers no more, {error}; look at its log"
+                f"SERVER_DIED: server at {self.address.url}: answers no more, {error}; look at its"
+                " log"
             ) from error
 
 
@@ -210,12 +216,12 @@ class StartedServer(Server):
         """
         path = self.engine.health_path
         try:
-            answer = ask(self.base_url, "GET", path, within_s=_BROKEN_ANSWER_S)
+            answer = ask(self.address, "GET", path, within_s=_BROKEN_ANSWER_S)
         except AnswerError as error:
             return "" if error.late else f"no more, {error}"
         if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return ""
-        return f"{answer.status} at {self.base_url}{path}"
+        return f"{answer.status} at {self.address.url}{path}"
 
 
 def _wait_for_end(process: SupervisedProcess, within_s: float = 0.0) -> str:
@@ -271,12 +277,12 @@ def ready_server(server: StartingServer) -> StartedServer | None:
     version = "unknown"
     with contextlib.suppress(AnswerError):
         path = server.engine.version_path
-        answer = ask(server.base_url, "GET", path, within_s=_VERSION_TIMEOUT_S)
+        answer = ask(server.address, "GET", path, within_s=_VERSION_TIMEOUT_S)
         version = server.engine.parse_version(answer.content)
     return StartedServer(
         spec=server.spec,
         engine=server.engine,
-        base_url=server.base_url,
+        address=server.address,
         model=server.model,
         target=server.target,
         draft=server.draft,
@@ -300,7 +306,7 @@ def facts_of(server: ExpectedServer, log: str) -> LaunchFacts:
     """
 
     def fetch(method: str, path: str) -> bytes:
-        return ask(server.base_url, method, path, within_s=_VERSION_TIMEOUT_S).good()
+        return ask(server.address, method, path, within_s=_VERSION_TIMEOUT_S).good()
 
     reported = NOTHING_KNOWN
     # A server that doesn't report its facts is measured all the same; they stay unknown.
@@ -336,7 +342,7 @@ def _check_port(server: StartingServer) -> None:
         ServerStartError: Another server answers.
     """
     try:
-        identity = identify(server.engine, server.base_url, within_s=_IDENTITY_TIMEOUT_S)
+        identity = identify(server.engine, server.address, within_s=_IDENTITY_TIMEOUT_S)
     except (AnswerError, AttachError):
         # The server isn't up yet.
         return
@@ -351,18 +357,18 @@ def _check_port(server: StartingServer) -> None:
 def _names_model(server: StartingServer) -> bool:
     """Return whether what answers at a server's port reports a model."""
     try:
-        identity = identify(server.engine, server.base_url, within_s=_IDENTITY_TIMEOUT_S)
+        identity = identify(server.engine, server.address, within_s=_IDENTITY_TIMEOUT_S)
     except (AnswerError, AttachError):
         return False
     return bool(identity.model)
 
 
-def identify(engine: Engine, url: str, *, within_s: float) -> Identity:
-    """Return what the server at a URL reports about itself.
+def identify(engine: Engine, address: Address, *, within_s: float) -> Identity:
+    """Return what the server at an address reports about itself.
 
     Args:
         engine: The engine that the server should run.
-        url: Where the server answers.
+        address: Where the server answers.
         within_s: How long each answer may take, in seconds.
 
     Raises:
@@ -371,7 +377,10 @@ def identify(engine: Engine, url: str, *, within_s: float) -> Identity:
     """
 
     def fetch(method: str, path: str) -> bytes:
-        return ask(url, method, path, within_s=within_s).good()
+        # The page of the counters may have an address of its own.
+        if address.counters_urls and path == engine.wire_format.counters_path:
+            path = address.counters_urls[0]
+        return ask(address, method, path, within_s=within_s).good()
 
     return engine.identify(fetch)
 
@@ -413,7 +422,7 @@ def send_probe(server: ExpectedServer, *, timeout_s: float, form: Form = Form.CO
         output_cap_tokens=_PROBE_TOKENS,
         temperature=0.0,
     )
-    url = server.base_url
+    address = server.address
     wire_format = server.engine.wire_format
     path = wire_format.path(request)
     body = msgspec.json.encode(server.endpoint.without_refused(wire_format.body(request)))
@@ -421,10 +430,10 @@ def send_probe(server: ExpectedServer, *, timeout_s: float, form: Form = Form.CO
     health_within_s = min(_HEALTH_TIMEOUT_S, within_s)
     # Ask for the server's health first, because an engine that isn't ready may queue the request.
     try:
-        health = ask(url, "GET", server.engine.health_path, within_s=health_within_s)
+        health = ask(address, "GET", server.engine.health_path, within_s=health_within_s)
         if health.status != HTTPStatus.OK:
             return Probe(generated=False, server_message=_quote_status(health))
-        answer = ask(url, "POST", path, within_s=within_s, body=body)
+        answer = ask(address, "POST", path, within_s=within_s, body=body)
     except AnswerError:
         return Probe(generated=False)
     # A refusal is final. Any other error may go away, so its message is only noted.

@@ -339,7 +339,7 @@ class CaseRunner:
             SpecregError: The attempt failed in another way, which isn't tried again.
         """
         # specreg can't restart a server that others have started.
-        attempts_left = 1 if self.context.provision.url is not None else _ATTEMPTS
+        attempts_left = 1 if self.context.provision.attached is not None else _ATTEMPTS
         while True:
             try:
                 return attempt()

@@ -15,7 +15,7 @@ from specreg.matrix.tier import load_tier
 from specreg.measurement.metrics import check_allowed
 from specreg.report.progress import Progress
 from specreg.runs.ledger import last_run
-from specreg.servers.attach import check_attached, without_controls
+from specreg.servers.attach import check_attached, with_controls_attached
 from specreg.servers.provision import why_no_program
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.machine import check_usable, gpus_of, remarks_on, render_count
@@ -97,7 +97,8 @@ def load_cases(root: Path, options: Options, name: str) -> Tier:
     if options.engine is not None:
         check_name("engine", options.engine, engines, f"tier '{tier.name}'")
     if options.attach is not None:
-        tier = without_controls(tier, options.attach)
+        has_control = options.control_url is not None
+        tier = with_controls_attached(tier, has_control=has_control)
     if options.num_prompts is not None:
         cases = tuple(case.replaying(options.num_prompts) for case in tier.cases)
         tier = replace(tier, cases=cases)
@@ -227,7 +228,7 @@ def unmet_need(context: RunContext) -> str:
     """Return why the machine can't run the tier at all; empty if it can."""
     gpus = find_gpus()
     tier = context.tier
-    if len(gpus.devices) >= tier.needs_gpus or context.provision.url is not None:
+    if len(gpus.devices) >= tier.needs_gpus or context.provision.attached is not None:
         return ""
     lacks = f"this machine has {render_count(gpus)}"
     cpu_command = run_command((), ["--specreg-tier=cpu"])
@@ -241,7 +242,7 @@ def why_unfit(context: RunContext) -> Mapping[str, str]:
     If the machine can't run the tier at all, each case has the same reason. If the user requires
     the tier, a missing program isn't a reason here, because `check_cases` raises an error for it.
     """
-    if context.provision.url is not None:
+    if context.provision.attached is not None:
         return {}
     tier_need = unmet_need(context)
     if tier_need:
@@ -270,8 +271,8 @@ def check_cases(context: RunContext, cases: Collection[Case]) -> None:
     if context.tier.needs_gpus and context.options.attach is None and not context.is_worker:
         for remark in remarks_on(gpus):
             context.provision.tell(remark)
-    if context.provision.url is not None:
-        check_attached(cases, context.provision.url, root=context.root)
+    if context.provision.attached is not None:
+        check_attached(cases, context.provision, root=context.root)
     else:
         context.provision.check(cases)
         check_drafts(context.root, cases)

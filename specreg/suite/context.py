@@ -15,6 +15,7 @@ from specreg.matrix.case import Case, CaseSettings, Tier, in_run_order
 from specreg.measurement.metrics import METRICS
 from specreg.runs.goals import CaseLaunch
 from specreg.servers.provision import Provision
+from specreg.suite.attached import addresses_of
 from specreg.suite.options import LAUNCHES_TO_RECORD, WITHOUT_HISTORY, Options, options_to_repeat
 from specreg.telemetry.identity import Environment, ProcessorLoad
 from specreg.verdicts.history import NO_HISTORY, History, load_history
@@ -206,15 +207,17 @@ def provision_of(
         on_gpu: True if the engines run on GPUs.
         show: Shows a line of progress, which may be switched off.
         tell: Prints a line that is always shown.
+
+    Raises:
+        AttachError: As in `addresses_of`.
     """
-    url = None
-    if options.attach:
-        url = options.attach.rstrip("/")
+    attached, attached_control = addresses_of(options)
     return Provision(
         on_gpu=on_gpu,
         version=options.engine_version,
         python=options.engine_python,
-        url=url,
+        attached=attached,
+        attached_control=attached_control,
         show=show,
         tell=tell,
         waits=not options.no_wait,

@@ -38,12 +38,15 @@ def run_verdict(result: RunResult, status: int, *, cut_short: bool) -> RunVerdic
         cut_short: True if the run ended before all selected tests were judged, or still goes on.
     """
     context = result.context
+    attached = context.provision.attached
+    control = context.provision.attached_control
     is_complete = result.selection.covers_tier and not cut_short and not result.skipped
     return RunVerdict(
         run=context.name,
         tier=context.tier.name,
         environment=context.environment.name,
-        attached=context.provision.url or "",
+        attached=attached.url if attached else "",
+        attached_control=control.url if control else "",
         complete=is_complete,
         exit_status=status,
         outcomes=count_outcomes(result.verdicts),

@@ -135,7 +135,7 @@ def possible_checks(result: RunResult) -> list[EngineCheck]:
     """
     context = result.context
     provision = context.provision
-    is_installed_by_specreg = not (provision.url or provision.python or provision.build)
+    is_installed_by_specreg = not (provision.attached or provision.python or provision.build)
     # Only an engine that specreg installs can be measured in an earlier version.
     if not is_installed_by_specreg:
         return []

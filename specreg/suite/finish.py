@@ -96,7 +96,7 @@ def add_to_history(result: RunResult) -> None:
         SpecregError: The history can't be written, or a case's models or prompts can't be read.
     """
     context = result.context
-    if context.is_recording or context.provision.url is not None or context.is_part:
+    if context.is_recording or context.provision.attached is not None or context.is_part:
         return
     if not context.has_history:
         return

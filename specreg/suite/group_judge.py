@@ -87,7 +87,7 @@ class GroupJudge:
         """
         baselines: dict[str, Baseline] = {}
         history = NO_HISTORY
-        if not self.selection.is_recording and self.context.provision.url is None:
+        if not self.selection.is_recording and self.context.provision.attached is None:
             baselines = {path.stem: baseline for path, baseline in self.context.store.own().items()}
             history = self.context.load_history().without(self.context.name)
         return MachineNights(

@@ -127,7 +127,7 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
         driver_version=result.driver_version,
     )
     recorded = record_measurements(measurements, settings, context.store, notes, complete=complete)
-    if context.has_history and context.provision.url is None:
+    if context.has_history and context.provision.attached is None:
         origin = RunOrigin(
             run=context.name,
             host=result.hosts.get(case.id, ""),

@@ -151,7 +151,26 @@ class Options:
         type=float,
     )
     attach: str | None = _option(
-        "the URL of a running server to measure, http://HOST:PORT; choose its cases with -k"
+        "the URL of a running server to measure, http://HOST:PORT or https://HOST/PATH/v1; choose"
+        " its cases with -k"
+    )
+    control_url: str | None = _option(
+        "with --specreg-attach, the URL of a running server without speculation, beside which the"
+        " speedup is measured and losslessness is judged"
+    )
+    metrics_url: str | None = _option(
+        "with --specreg-attach, the page of the server's counters, http://HOST:PORT/metrics, if it"
+        " is elsewhere; those of several replicas, separated by commas, are added up",
+        metavar="URL[,URL…]",
+    )
+    url_token_env: str | None = _option(
+        "with --specreg-attach, the name of the variable that has the token of these servers; each"
+        " request to their URLs carries it, and no redirection takes it elsewhere",
+        metavar="NAME",
+    )
+    url_ca_file: str | None = _option(
+        "with --specreg-attach, a file in PEM form with the authority of the servers' certificates",
+        metavar="FILE",
     )
     engine: str | None = _option("the engine whose cases to run (default: all)", flag="--engine")
     ready_within_s: float = _option(
@@ -198,6 +217,12 @@ def _shard_error(shard: str, limit: str = "") -> SpecregError:
 def flag_of(field: dataclasses.Field[Any]) -> str:
     """Return the flag that the user types for an option."""
     return field.metadata["flag"] or f"--specreg-{field.name.replace('_', '-')}"
+
+
+def flag_named(name: str) -> str:
+    """Return the flag of the option that is a field of this name."""
+    (field,) = (field for field in dataclasses.fields(Options) if field.name == name)
+    return flag_of(field)
 
 
 def options_typed(arguments: Sequence[str]) -> Options:

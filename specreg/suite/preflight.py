@@ -410,7 +410,7 @@ def _room_for(needs: Sequence[_Need], *, models_of_unknown_size: int) -> Finding
 
 def _examine_shared_memory(context: RunContext) -> Iterator[Finding]:
     """Yield whether there is enough shared memory, if a server uses several GPUs."""
-    if not context.provision.on_gpu or context.provision.url is not None:
+    if not context.provision.on_gpu or context.provision.attached is not None:
         return
     if any(case.server.parallel.gpus_by_node > 1 for case in _runnable_cases(context)):
         yield shared_memory(shutil.disk_usage(_SHARED_MEMORY).free / _GIB)
@@ -442,7 +442,7 @@ def _examine_engines(context: RunContext) -> Iterator[Finding]:
 def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
     """Yield, for each engine on a GPU, which of the tools for compiling its code are missing."""
     provision = context.provision
-    if not provision.on_gpu or provision.url is not None:
+    if not provision.on_gpu or provision.attached is not None:
         return
     specs = {case.server.engine: case.server for case in _runnable_cases(context)}
     for name, spec in specs.items():

@@ -184,7 +184,7 @@ def _unfetched(cases: Mapping[str, Case], context: RunContext) -> Mapping[str, s
 
     Cases whose models can be fetched aren't in it.
     """
-    if context.provision.url is not None:
+    if context.provision.attached is not None:
         # A server that is attached to has loaded its models already.
         return {}
     reasons = {case_id: why_no_models(case.server) for case_id, case in cases.items()}

@@ -165,7 +165,7 @@ def expected_times(context: RunContext, selection: Selection, fit: Fit) -> dict[
         case_id = case_launch.case.id
         start_s = 0.0
         has_server = case_launch.server in started or case_id in started_with
-        if not has_server and context.provision.url is None:
+        if not has_server and context.provision.attached is None:
             start_s = START_S[kind]
         started.add(case_launch.server)
         times[case_launch.name] = ExpectedTime(

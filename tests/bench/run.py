@@ -28,6 +28,7 @@ import psutil
 import uvloop
 from rich.console import Console
 
+from specreg.core.address import Address
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.rounds import open_clients
@@ -101,7 +102,7 @@ async def ask_specreg(
     """What the suite measures with."""
     tier = load_tier(ROOT / "fixtures/matrix", "cpu")
     case = dataclasses.replace(tier.cases[0], load=Load(concurrency=streams, ramp_up_s=ramp_s))
-    endpoint = Endpoint(base_url=base_url, model="toy", engine="vllm")
+    endpoint = Endpoint(address=Address(base_url), model="toy", engine="vllm")
     prompts = [
         Prompt(id=str(number), category="bench", turns=(f"number {number} ",)) for number in numbers
     ]

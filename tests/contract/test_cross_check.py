@@ -46,7 +46,7 @@ def run_bench_serve(server: Server, folder: Path) -> Theirs:
         (
             *(interpreter_of("vllm"), str(ROOT / "tests/contract/bench_serve/bench_serve.py")),
             *("bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
-            *("--base-url", server.base_url, "--model", server.model),
+            *("--base-url", server.address.url, "--model", server.model),
             *("--tokenizer", server.target, "--skip-chat-template", "--disable-shuffle"),
             *("--dataset-name", "sharegpt", "--dataset-path", str(folder / "prompts.json")),
             *("--sharegpt-output-len", str(CASE.request.output_cap_tokens), "--temperature", "0"),

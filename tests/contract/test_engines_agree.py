@@ -25,7 +25,7 @@ Observed = Callable[[str, str], tuple[StepCounts, Answers]]
 def answers(server: Server, case: Case) -> Answers:
     """The greedy answers to a case's prompts."""
     body = {"model": server.model, "max_tokens": case.request.output_cap_tokens, "temperature": 0}
-    with httpx.Client(base_url=server.base_url, timeout=120, trust_env=False) as client:
+    with httpx.Client(base_url=server.address.url, timeout=120, trust_env=False) as client:
         return {
             prompt.id: client.post(
                 "/v1/chat/completions",

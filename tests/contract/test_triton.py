@@ -30,7 +30,7 @@ def provision(monkeypatch: pytest.MonkeyPatch) -> Provision:
     """A machine with a tritonserver."""
     folder = install_tritonserver(print)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    return Provision(on_gpu=False, version=None, python=None, url=None, show=print)
+    return Provision(on_gpu=False, version=None, python=None, show=print)
 
 
 def acceptance(case: Case, folder: Path) -> tuple[AcceptanceRecord, int]:

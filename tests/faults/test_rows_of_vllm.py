@@ -235,7 +235,7 @@ def test_row_09_the_port_is_taken_meanwhile(tmp_path: Path) -> None:
         stranger.listen()
         ports = iter([stranger.getsockname()[1], 0])
         with start(tmp_path, choose_port=lambda: next(ports) or free_port()) as server:
-            (card,) = httpx.get(f"{server.base_url}/v1/models").json()["data"]
+            (card,) = httpx.get(f"{server.address.url}/v1/models").json()["data"]
             assert card["id"] == server.model != SPEC.id
             assert server.model.startswith(SPEC.id)
         assert (tmp_path / "logs" / "server~2.log").exists()

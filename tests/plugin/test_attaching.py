@@ -5,10 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from specreg.engines.server_spec import ServerSpec
+from specreg.matrix.models import served_models
 from specreg.matrix.tier import load_tier
+from tests.doubles.ingress import Ingress, make_certificate
+from tests.doubles.vllm.launch import Launch
 from tests.doubles.vllm.script import Script, Stream
 from tests.plugin.conftest import PAIR, ROOT, Suite, cases_of
-from tests.unit.builders.http_servers import gateway
+from tests.unit.builders.http_servers import gateway, replicas
 from tests.unit.builders.started_servers import start
 
 EAGLE3 = ("tests/perf", "-q", "-k", "eagle3")
@@ -18,10 +22,8 @@ LENGTHS = ("tests/perf", "-q", "-k", "eagle3 and acceptance_length")
 @contextlib.contextmanager
 def running(suite: Suite, script: Script, method: str = "eagle3") -> Iterator[str]:
     """The URL of a scripted server that speculates as the suite's tier says."""
-    cases = load_tier(suite.folder, "cpu").cases
-    spec = next(case.server for case in cases if case.server.method == method)
-    with start(suite.folder, script, spec=spec, root=ROOT) as server:
-        yield server.base_url
+    with start(suite.folder, script, spec=spec_of(suite, method), root=ROOT) as server:
+        yield server.address.url
 
 
 def test_its_acceptance_is_judged_and_no_server_is_started(recorded_suite: Suite) -> None:
@@ -87,3 +89,69 @@ def test_a_front_end_that_sends_each_token_alone_changes_no_acceptance(
     assert done.stdout.count("  PASS") == 1
     assert "the tokens of a step came in several chunks" in done.stdout
     assert "undrafted" not in done.stdout
+
+
+def spec_of(suite: Suite, method: str = "eagle3") -> ServerSpec:
+    """The server of the suite's tier."""
+    cases = load_tier(suite.folder, "cpu").cases
+    return next(case.server for case in cases if case.server.method == method)
+
+
+def replica_of(spec: ServerSpec) -> Launch:
+    """A scripted server as the specification says."""
+    target, _ = served_models(ROOT, spec)
+    k = spec.draft_tokens
+    return Launch(model=target, name="toy", draft_tokens=k, counts=k > 0)
+
+
+TOKEN = "planted-token-0123"  # noqa: S105 - planted
+
+
+def test_a_control_behind_an_ingress_judges_losslessness(recorded_suite: Suite) -> None:
+    """With a prefix, a token and TLS; the token is in no file that the run writes."""
+    certificate = make_certificate(recorded_suite.folder / "certificate")
+    recorded_suite.variables["TEAM_A"] = TOKEN
+    spec = spec_of(recorded_suite)
+    launches = (replica_of(spec), replica_of(spec.without_speculation))
+    with replicas(*launches) as (pod, plain_pod):
+        ingress = Ingress(backends=[pod], prefix="/team-a", token=TOKEN)
+        control = Ingress(backends=[plain_pod], prefix="/team-a", token=TOKEN)
+        with ingress.listening(certificate), control.listening(certificate):
+            done = recorded_suite.run(
+                *(*EAGLE3, f"--specreg-attach={ingress.url}/v1"),
+                f"--specreg-control-url={control.url}/v1",
+                "--specreg-url-token-env=TEAM_A",
+                f"--specreg-url-ca-file={certificate}",
+            )
+
+    assert done.returncode == 0, done.stdout
+    verdict = recorded_suite.verdict()
+    assert (verdict.attached, verdict.attached_control) == (ingress.url, control.url)
+    outcomes = {(judged.metric, judged.outcome) for judged in verdict.verdicts}
+    assert ("lossless_frac", "PASS") in outcomes
+    # The machine of the servers isn't known, but the speedup is measured beside the control.
+    speedups = [one.value for one in verdict.verdicts if one.metric == "speedup_ratio"]
+    assert len(speedups) == 2
+    assert all(speedups)
+    for server in (ingress, control):
+        assert {authorization for _, authorization in server.seen} == {f"Bearer {TOKEN}"}
+    written = [path for path in recorded_suite.folder.rglob("*") if path.is_file()]
+    assert written
+    assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
+    assert TOKEN not in done.stdout
+
+
+def test_the_counters_of_replicas_are_added_up(recorded_suite: Suite) -> None:
+    replica = replica_of(spec_of(recorded_suite))
+    with replicas(replica, replica) as pods, Ingress(backends=pods).listening() as balancer:
+        attach = f"--specreg-attach={balancer.url}"
+        pages = ",".join(f"{pod}/metrics" for pod in pods)
+        done = recorded_suite.run(*LENGTHS, attach, f"--specreg-metrics-url={pages}")
+        hidden = recorded_suite.run(*LENGTHS, attach)
+        lacking = recorded_suite.run(*LENGTHS, attach, f"--specreg-metrics-url={pods[0]}/metrics")
+
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("  PASS") == 2
+    assert "come from several replicas in turn" in hidden.stdout
+    assert "COUNTS_DISAGREE" in lacking.stdout
+    assert "--specreg-metrics-url" in lacking.stdout

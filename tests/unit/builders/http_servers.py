@@ -1,13 +1,18 @@
 """A server over real HTTP whose answers a test works out itself."""
 
+import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import msgspec
+
+from tests.doubles.vllm.app import ScriptedServer
+from tests.doubles.vllm.launch import Launch
+from tests.doubles.vllm.script import DEFAULTS, Script
 
 Json = dict[str, Any]
 Answer = Callable[[str, Json], Json | bytes | int]
@@ -78,3 +83,25 @@ def gateway(
         return change(path, answer.content)
 
     return answering(forward)
+
+
+@contextlib.contextmanager
+def replicas(*launches: Launch, script: Script = DEFAULTS) -> Iterator[Sequence[str]]:
+    """The URLs of scripted servers, in a thread of this process."""
+    loop = asyncio.new_event_loop()
+    stack = contextlib.AsyncExitStack()
+
+    async def begin() -> list[str]:
+        servers = [ScriptedServer(launch, script).listening() for launch in launches]
+        return [await stack.enter_async_context(server) for server in servers]
+
+    urls = loop.run_until_complete(begin())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield urls
+    finally:
+        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

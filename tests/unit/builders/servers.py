@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specreg.acceptance.record import StepCounts
+from specreg.core.address import Address
 from specreg.core.processes import Program, SupervisedProcess
 from specreg.datasets.prompts import Prompt
 from specreg.engines.engine import Requirement
@@ -48,7 +49,7 @@ def server(
     return StartedServer(
         spec=SPEC,
         engine=engine_named("vllm"),
-        base_url=base_url,
+        address=Address(base_url),
         model=SPEC.id,
         target="some/target",
         draft="some/draft",

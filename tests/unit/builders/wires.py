@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import httpx
 import msgspec
 
+from specreg.core.address import Address
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import Record
@@ -17,7 +18,7 @@ from tests.unit.builders.http_servers import Json
 
 MS = 10**6
 S = 10**9
-ENDPOINT = Endpoint(base_url="http://scripted", model="toy", engine="vllm")
+ENDPOINT = Endpoint(address=Address("http://scripted"), model="toy", engine="vllm")
 ONE_AT_A_TIME = builders.with_concurrency(1)
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from specreg.core.address import Address
 from specreg.core.certificates import trusted_certificates
 from specreg.core.errors import AnswerError
 from specreg.core.http import ask, read
 from specreg.engines.wire_format import Endpoint
 from specreg.load.chat_client import new_client
+from tests.doubles.ingress import make_certificate
 
 VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
@@ -37,21 +39,14 @@ class Pages(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate that signs itself, and its key in one file."""
-    folder = tmp_path_factory.mktemp("certificate")
-    command = (
-        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30"),
-        *("-subj", "/CN=specreg-test", "-addext", "subjectAltName=IP:127.0.0.1"),
-        *("-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")),
-    )
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "certificate.pem"
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 
 @contextlib.contextmanager
-def serving(certificate: Path, key: Path) -> Iterator[str]:
+def serving(certificate: Path) -> Iterator[str]:
     """Yield the URL of a server that has a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
 
     class Server(http.server.ThreadingHTTPServer):
         def get_request(self) -> tuple[ssl.SSLSocket, object]:
@@ -74,7 +69,7 @@ def serving(certificate: Path, key: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def url(certificate: Path) -> Iterator[str]:
     """The URL of a server that has the certificate."""
-    with serving(certificate, certificate.with_name("key.pem")) as base_url:
+    with serving(certificate) as base_url:
         yield base_url
 
 
@@ -87,7 +82,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_certificate_that_nobody_named_is_refused_and_the_reason_said(url: str) -> None:
     words = r"its certificate could not be verified \(self.signed certificate.*SSL_CERT_FILE"
     with pytest.raises(AnswerError, match=words):
-        ask(url, "GET", "/", within_s=5.0)
+        ask(Address(url), "GET", "/", within_s=5.0)
 
 
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
@@ -96,10 +91,10 @@ def test_a_certificate_that_a_variable_names_is_trusted(
 ) -> None:
     """By each client: for single questions, and for the load."""
     monkeypatch.setenv(name, str(certificate))
-    assert ask(url, "GET", "/", within_s=5.0).content == b"page"
+    assert ask(Address(url), "GET", "/", within_s=5.0).content == b"page"
 
     async def go() -> bytes:
-        endpoint = Endpoint(base_url=url, model="m", engine="vllm")
+        endpoint = Endpoint(address=Address(url), model="m", engine="vllm")
         async with new_client(endpoint, connections=1) as client:
             return (await read(client, "GET", "/", within_s=5.0)).content
 
@@ -114,7 +109,7 @@ def test_a_folder_of_certificates_is_trusted(
     (tmp_path / f"{digest}.0").symlink_to(certificate)
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("SSL_CERT_DIR", f"{tmp_path / 'empty'}:{tmp_path}")
-    assert ask(url, "GET", "/", within_s=5.0).content == b"page"
+    assert ask(Address(url), "GET", "/", within_s=5.0).content == b"page"
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -127,56 +122,24 @@ def test_a_file_of_certificates_that_cannot_be_read_is_named(
         path.write_text(content)
     monkeypatch.setenv(name, str(path))
     with pytest.raises(AnswerError, match=f"{name} = '{path}': holds no certificates that can be"):
-        ask(url, "GET", "/", within_s=5.0)
-
-
-AUTHORITY = """
-[ca]
-default_ca = usual
-[usual]
-database = {folder}/index.txt
-rand_serial = yes
-new_certs_dir = {folder}
-default_md = sha256
-policy = any
-[any]
-commonName = supplied
-[names]
-subjectAltName = {subject}
-basicConstraints = CA:TRUE
-"""
+        ask(Address(url), "GET", "/", within_s=5.0)
 
 
 @pytest.mark.parametrize(
     ("year", "subject", "words"),
     [
-        (
-            "2020",
-            "IP:127.0.0.1",
-            r"\(certificate has expired\); have it renewed, or check the clock",
-        ),
-        ("2999", "DNS:elsewhere", r"\(IP address mismatch.*\); use a host name that the certific"),
+        (2020, "IP:127.0.0.1", r"\(certificate has expired\); have it renewed, or check the clock"),
+        (2999, "DNS:elsewhere", r"\(IP address mismatch.*\); use a host name that the certific"),
     ],
     ids=["expired", "of-another-host"],
 )
 def test_a_certificate_that_is_known_and_does_not_fit_says_what_to_do(
-    year: str, subject: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    year: int, subject: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    certificate = tmp_path / "certificate.pem"
-    key = tmp_path / "key.pem"
-    request = tmp_path / "request.pem"
-    authority = tmp_path / "authority"
-    authority.write_text(AUTHORITY.format(folder=tmp_path, subject=subject))
-    (tmp_path / "index.txt").touch()
-    new_key = ("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test", "-keyout", str(key))
-    signed = ("ca", "-batch", "-selfsign", "-notext", "-extensions", "names", "-keyfile", str(key))
-    dates = ("-startdate", "20190101000000Z", "-enddate", f"{year}0101000000Z")
-    in_and_out = ("-config", str(authority), "-in", str(request), "-out", str(certificate))
-    for command in ((*new_key, "-out", str(request)), (*signed, *dates, *in_and_out)):
-        subprocess.run(("openssl", *command), check=True, capture_output=True)  # noqa: S607
+    certificate = make_certificate(tmp_path, year=year, subject=subject)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    with serving(certificate, key) as url, pytest.raises(AnswerError, match=words):
-        ask(url, "GET", "/", within_s=5.0)
+    with serving(certificate) as url, pytest.raises(AnswerError, match=words):
+        ask(Address(url), "GET", "/", within_s=5.0)
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -186,14 +149,15 @@ def test_a_fifo_of_certificates_keeps_nobody_waiting(
     os.mkfifo(tmp_path / "fifo")
     monkeypatch.setenv(name, str(tmp_path / "fifo"))
     with pytest.raises(AnswerError, match=r"is a FIFO, needed a regular file; name a file"):
-        trusted_certificates("https://host")
+        trusted_certificates(Address("https://host"))
 
 
 def test_a_server_without_tls_is_named_as_such() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages) as plain:
         threading.Thread(target=plain.serve_forever, args=(0.01,)).start()
+        address = Address(f"https://127.0.0.1:{plain.server_address[1]}")
         try:
             with pytest.raises(AnswerError, match=r"TLS failed \(.*\); check the scheme and"):
-                ask(f"https://127.0.0.1:{plain.server_address[1]}", "GET", "/", within_s=5.0)
+                ask(address, "GET", "/", within_s=5.0)
         finally:
             plain.shutdown()

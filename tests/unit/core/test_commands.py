@@ -165,7 +165,9 @@ FOR_ANY_MACHINE = (
     "--specreg-tier=cpu",
     "--specreg-engine-version=0.32.0",
     "--specreg-inconclusive=warn-speed",
-    "--specreg-attach=http://10.0.0.7:8000",
+    "--specreg-attach=https://10.0.0.7:8000/team-a",
+    "--specreg-control-url=http://10.0.0.8:8000",
+    "--specreg-metrics-url=http://10.0.0.7:9000/metrics,http://10.0.0.7:9001/metrics",
     "--specreg-oracle",
     "--num-prompts=8",
 )
@@ -185,6 +187,8 @@ def test_options_that_mean_the_same_on_any_machine_are_kept() -> None:
         *("--specreg-attach=http://host\n--rootdir=x", "--specreg-tier=a\nb", "--specreg-tier="),
         *("-p evil", "-p", "--rootdir=x", "--override-ini=python_files=evil.py", "evil.py", ""),
         *("--specreg-oracle=x", "; rm -rf x", "--specreg-shard=1/2", "--specreg-resume"),
+        # A copied command would send the variable's value to the URL beside it.
+        *("--specreg-url-token-env=AWS_SECRET_ACCESS_KEY", "--specreg-url-ca-file=/opt/ca.pem"),
     ],
 )
 def test_an_option_that_names_a_program_or_a_folder_is_left_out(option: str) -> None:
@@ -196,8 +200,9 @@ def test_each_option_of_a_run_is_for_any_machine_or_for_one() -> None:
     left_out = set()
     for field in repeated:
         flag = flag_of(field)
-        value = "http://host:1" if field.name == "attach" else "x"
+        value = "http://host:1" if field.name in {"attach", "control_url", "metrics_url"} else "x"
         typed = flag if field.default is False else f"{flag}={value}"
         if not portable_options((typed,)):
             left_out.add(field.name)
-    assert left_out == {"engine_python", "matrix", "baselines", "runs", "history"}
+    of_one_machine = {"engine_python", "matrix", "baselines", "runs", "history"}
+    assert left_out == of_one_machine | {"url_token_env", "url_ca_file"}

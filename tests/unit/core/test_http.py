@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from specreg.core.address import Address
 from specreg.core.errors import AnswerError, ServerDiedError
 from specreg.core.http import MAX_BYTES, HttpResponse, ask
 from specreg.servers.server import send_probe
@@ -77,7 +78,7 @@ def mute(client: socket.socket) -> None:
 def test_an_answer_is_read_whatever_its_status_and_encoding() -> None:
     head = b"Content-Type: text/plain; charset=utf-16\r\nContent-Length: 4\r\n\r\n"
     with saying(said(b"HTTP/1.1 503 Busy\r\n" + head + b"a\xffbc")) as url:
-        answer = ask(url, "GET", "/health", within_s=5.0)
+        answer = ask(Address(url), "GET", "/health", within_s=5.0)
     assert answer == HttpResponse(path="/health", status=503, content=b"a\xffbc")
     assert answer.text == "a\N{REPLACEMENT CHARACTER}bc"
     with pytest.raises(AnswerError, match=r"^HTTP 503 from /health$") as error:
@@ -99,7 +100,7 @@ def test_an_answer_is_read_whatever_its_status_and_encoding() -> None:
 def test_no_answer_is_waited_for_longer_than_is_said(say: Say) -> None:
     started = time.monotonic()
     with saying(say) as url, pytest.raises(AnswerError, match=r"^/v1/models: ") as error:
-        ask(url, "GET", "/v1/models", within_s=0.5)
+        ask(Address(url), "GET", "/v1/models", within_s=0.5)
     assert time.monotonic() - started < 2
     assert error.value.late == ("within 0.5 s" in str(error.value))
 
@@ -108,7 +109,7 @@ def test_an_answer_that_is_too_long_is_not_kept() -> None:
     say = endless(OK + b"Connection: close\r\n\r\n", b"x" * 2**20)
     words = f"^/metrics: answers more than {MAX_BYTES} bytes$"
     with saying(say) as url, pytest.raises(AnswerError, match=words):
-        ask(url, "GET", "/metrics", within_s=30.0)
+        ask(Address(url), "GET", "/metrics", within_s=30.0)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_an_answer_that_is_too_long_is_not_kept() -> None:
 )
 def test_what_is_no_http_is_told_in_a_line(content: bytes) -> None:
     with saying(said(content)) as url, pytest.raises(AnswerError) as error:
-        ask(url, "GET", "/version", within_s=5.0)
+        ask(Address(url), "GET", "/version", within_s=5.0)
     assert str(error.value).startswith("/version: RemoteProtocolError, ")
     assert len(str(error.value)) < 400
     assert "\n" not in str(error.value)
@@ -135,19 +136,19 @@ def test_what_is_no_http_is_told_in_a_line(content: bytes) -> None:
 )
 def test_where_nothing_can_answer_the_error_says_why(path: str, words: str) -> None:
     with pytest.raises(AnswerError, match=words):
-        ask("http://127.0.0.1:9", "GET", path, within_s=5.0)
+        ask(Address("http://127.0.0.1:9"), "GET", path, within_s=5.0)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "h x"])
 def test_a_host_that_has_no_address_is_named_in_the_words_of_the_resolver(host: str) -> None:
     words = "^/: ConnectError, (Name or service not known|Temporary failure in|No address)"
     with pytest.raises(AnswerError, match=words):
-        ask(f"http://{host}:80", "GET", "/", within_s=20.0)
+        ask(Address(f"http://{host}:80"), "GET", "/", within_s=20.0)
 
 
 def test_a_base_url_that_is_none_is_an_error_like_others() -> None:
     with pytest.raises(AnswerError, match="InvalidURL, Invalid IPv6 address"):
-        ask("http://[v1.x]:80", "GET", "/", within_s=5.0)
+        ask(Address("http://[v1.x]:80"), "GET", "/", within_s=5.0)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import NO_STEPS, Counters, Source, StepCounts, View
+from specreg.core.address import Address
 from specreg.datasets.prompts import Prompt
 from specreg.engines.registry import ENGINES
 from specreg.engines.wire_format import Endpoint, Form
@@ -98,7 +99,7 @@ def play(
 
     async def run() -> tuple[Round, Counters | None, Counters | None]:
         async with server.listening() as base_url:
-            endpoint = Endpoint(base_url=base_url, model="toy", engine=protocol)
+            endpoint = Endpoint(address=Address(base_url), model="toy", engine=protocol)
             before = None
             after = None
             async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:

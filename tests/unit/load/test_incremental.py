@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from specreg.acceptance.checks import check_requests
+from specreg.core.address import Address
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import Endpoint, Form
 from specreg.load.chat_client import FinishedRequest
@@ -31,7 +32,7 @@ def asked(listening: AbstractAsyncContextManager[str], case: Case = CASE) -> lis
     async def run() -> list[FinishedRequest]:
         finished: list[FinishedRequest] = []
         async with listening as base_url:
-            endpoint = Endpoint(base_url=base_url, model="toy", engine="sglang")
+            endpoint = Endpoint(address=Address(base_url), model="toy", engine="sglang")
             async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
                 await clients.replay([CHAT], finished.append)
         return finished

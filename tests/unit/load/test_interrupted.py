@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
+from specreg.core.address import Address
 from specreg.core.errors import AnswerError
 from specreg.core.http import ask
 from specreg.core.interrupts import INTERRUPTER
@@ -46,11 +47,11 @@ def test_a_request_that_an_interrupt_broke_ends_the_run() -> None:
 @pytest.mark.usefixtures("signalled")
 def test_a_question_that_an_interrupt_broke_ends_the_run(closed_url: str) -> None:
     with pytest.raises(KeyboardInterrupt):
-        ask(closed_url, "GET", "/metrics", within_s=5.0)
+        ask(Address(closed_url), "GET", "/metrics", within_s=5.0)
 
 
 def test_without_a_signal_it_is_the_server_s_failure(closed_url: str) -> None:
     traces = replay_wire(Broken(PIECES)).traces
     assert {trace.error for trace in traces} == {"ReadError: the connection was lost"}
     with pytest.raises(AnswerError):
-        ask(closed_url, "GET", "/metrics", within_s=5.0)
+        ask(Address(closed_url), "GET", "/metrics", within_s=5.0)

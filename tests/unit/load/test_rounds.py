@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from specreg.acceptance.trace import RequestTrace
+from specreg.core.address import Address
 from specreg.core.errors import HungError, SpecregError
 from specreg.datasets.prompts import Prompt
 from specreg.load.chat_client import FinishedRequest, new_client
@@ -87,7 +88,7 @@ def test_an_answer_that_is_not_http_is_an_error_of_its_request() -> None:
     async def run() -> Round:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        endpoint = dataclasses.replace(ENDPOINT, base_url=f"http://127.0.0.1:{port}")
+        endpoint = dataclasses.replace(ENDPOINT, address=Address(f"http://127.0.0.1:{port}"))
         prompts = builders.PROMPTS[:1]
         clock = time.monotonic_ns
         async with new_client(endpoint, connections=1) as client:
@@ -193,7 +194,7 @@ def test_a_connection_is_used_again_but_not_when_it_was_idle_for_two_seconds() -
         app = web.Application()
         app.router.add_get("/", answer)
         async with TestServer(app) as listening:
-            endpoint = dataclasses.replace(ENDPOINT, base_url=str(listening.make_url("")))
+            endpoint = dataclasses.replace(ENDPOINT, address=Address(str(listening.make_url(""))))
             async with new_client(endpoint, connections=1) as client:
                 for pause_s in (0.0, 0.0, 2.1):
                     await asyncio.sleep(pause_s)

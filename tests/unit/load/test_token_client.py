@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from specreg.core.address import Address
 from specreg.core.errors import HungError, InvalidMeasurementError, UnsupportedError
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import AnswerSettings, Endpoint, Form, Transcript
@@ -21,7 +22,7 @@ PROMPTS = (
 
 def at(url: str, protocol: str = "sglang") -> Endpoint:
     """What answers there, in ids: SGLang's are the plainest."""
-    return Endpoint(base_url=url, model="toy", engine=protocol)
+    return Endpoint(address=Address(url), model="toy", engine=protocol)
 
 
 def echoes(_: str, body: Json) -> Json:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from specreg.compare.pairs import overridden, parse_override
+from specreg.core.address import Address
 from specreg.core.errors import MatrixError, UnknownNameError, UnsupportedError
 from specreg.engines.registry import ENGINES
 from specreg.matrix.case import Case
@@ -108,6 +109,6 @@ def test_an_engine_that_fetches_the_newest_alone_is_refused(
     _, eagle3 = cases_of(tmp_path)
     spec = dataclasses.replace(eagle3.server, engine=engine, method="draft_model", **revisions)
     case = dataclasses.replace(eagle3, server=spec, control=None)
-    provision = Provision(on_gpu=True, show=print, url="http://127.0.0.1:9")
+    provision = Provision(on_gpu=True, show=print, attached=Address("http://127.0.0.1:9"))
     with pytest.raises(UnsupportedError, match=f"only the newest revision of the {role}; leave"):
         provision.check([case])

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
+from specreg.core.address import Address
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
 from specreg.datasets.prompts import Prompt, cut_evenly
 from specreg.engines.vllm import Vllm, VllmWireFormat
@@ -507,7 +508,9 @@ def test_several_client_processes_measure_what_one_does(
 def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
     async def run() -> list[int | None]:
         case = builders.with_request(builders.CASE, client_processes=2)
-        endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
+        endpoint = dataclasses.replace(
+            builders.server().endpoint, address=Address("http://127.0.0.1:9")
+        )
         async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
             clients.workers[1].child.popen.kill()
             with builders.invalid("CLIENT_DIED", ".*ended with status -9"):
@@ -525,7 +528,7 @@ from specreg.load.rounds import Load, open_clients
 from tests.unit import builders
 case = builders.with_request(client_processes=int(sys.argv[1]))
 case = dataclasses.replace(case, load=Load(concurrency=2, duration_s=60.0))
-endpoint = dataclasses.replace(builders.server().endpoint, base_url="http://127.0.0.1:9")
+endpoint = dataclasses.replace(builders.server().endpoint, address=Address("http://127.0.0.1:9"))
 async def run():
     async with open_clients(case, endpoint, clock=time.monotonic_ns) as clients:
         print(*(worker.child.popen.pid for worker in clients.workers), flush=True)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, CountedSteps
+from specreg.core.address import Address
 from specreg.core.errors import InvalidMeasurementError
 from specreg.engines.registry import ENGINES
 from specreg.engines.server_spec import ServerSpec
@@ -55,7 +56,7 @@ def replayed(name: str, script: Script = SCRIPT, spec: ServerSpec = builders.SPE
 
     async def run() -> Replay:
         async with server.listening() as base_url:
-            endpoint = Endpoint(base_url=base_url, model="toy", engine=engine)
+            endpoint = Endpoint(address=Address(base_url), model="toy", engine=engine)
             async with open_clients(CASE, endpoint, clock=time.monotonic_ns) as clients:
                 path = wire_format.counters_path or ""
                 before = wire_format.parse_counters(await clients.scrape(path))

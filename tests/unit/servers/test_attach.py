@@ -9,17 +9,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from specreg.core.address import Address
 from specreg.core.errors import AttachError, ServerDiedError, UnsupportedError
 from specreg.engines.engine import Identity
 from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Tier
-from specreg.servers.attach import attach_server, check_attached, without_controls
+from specreg.servers.attach import attach_server, check_attached, with_controls_attached
+from specreg.servers.provision import Provision
 from specreg.servers.server import Server
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
 from tests.unit.builders.http_servers import answering, gateway
 from tests.unit.builders.identities import RECORDED_SGLANG, answers
-from tests.unit.builders.started_servers import start
+from tests.unit.builders.started_servers import PROVISION, start
 
 
 def serving(pages: Mapping[str, bytes | int]) -> AbstractContextManager[str]:
@@ -31,7 +33,11 @@ TIER = Tier(name="cpu", needs_gpus=0, cases=(builders.CASE,))
 
 
 def attached(spec: ServerSpec, url: str, root: Path) -> Server:
-    return attach_server(spec, url, root=root, ready_within_s=5.0)
+    return attach_server(spec, Address(url), root=root, ready_within_s=5.0)
+
+
+def at(url: str) -> Provision:
+    return dataclasses.replace(PROVISION, attached=Address(url))
 
 
 def refuse(spec: ServerSpec, url: str, root: Path, words: str) -> None:
@@ -41,9 +47,9 @@ def refuse(spec: ServerSpec, url: str, root: Path, words: str) -> None:
 
 def test_what_runs_there_is_what_was_asked_for_and_goes_on_running(tmp_path: Path) -> None:
     with start(tmp_path, Script()) as running:
-        url = running.base_url
+        url = running.address.url
         server = attached(builders.SPEC, url, tmp_path)
-        assert server.base_url == url
+        assert server.address.url == url
         assert re.fullmatch(r"vllm-draft_model-toy-[0-9a-f]{8}", server.model)
         assert server.engine_version == "99.0+scripted"
         server.check_alive()
@@ -67,14 +73,14 @@ def test_where_nothing_answers_or_generates_the_error_says_why(tmp_path: Path) -
     words = "doesn't answer as vllm does, .*refused"
     refuse(builders.SPEC, "http://127.0.0.1:9", tmp_path, words)
     with serving({"/v1/models": 401}) as url:
-        refuse(builders.SPEC, url, tmp_path, "needs an API key, HTTP 401.*; start it wi")
+        refuse(builders.SPEC, url, tmp_path, "needs an API key, HTTP 401.*; put its tok")
     script = Script(fault=Fault.HTTP_429, fault_after_requests=1)  # the probe of its own start
     with start(tmp_path, script) as server:
-        refuse(builders.SPEC, server.base_url, tmp_path, "refused to generate, .*scripted")
+        refuse(builders.SPEC, server.address.url, tmp_path, "refused to generate, .*scripted")
     for fault in (Fault.ERROR_EVENT, Fault.ERROR_BODY):
         with start(tmp_path, Script(fault=fault, fault_after_requests=1)) as server:
             words = "generates no token, its last message: .*'scripted: the engine is dead'"
-            refuse(builders.SPEC, server.base_url, tmp_path, words)
+            refuse(builders.SPEC, server.address.url, tmp_path, words)
     model_list = b'{"object": "error", "message": "not yet"}'
     with serving({"/v1/models": model_list}) as url:
         refuse(builders.SPEC, url, tmp_path, "doesn't answer as vllm does, HTTP 200 .*: not yet")
@@ -87,7 +93,7 @@ def test_the_neutral_values_that_a_gateway_refuses_are_not_sent(
 ) -> None:
     with (
         start(tmp_path, Script()) as running,
-        gateway(running.base_url, refuses=refused, only_at=only_at) as url,
+        gateway(running.address.url, refuses=refused, only_at=only_at) as url,
     ):
         server = attached(builders.SPEC, url, tmp_path)
     assert tuple(name for name, _ in server.refused) == refused
@@ -101,7 +107,10 @@ def test_a_gateway_that_strips_the_ids_of_tokens_is_named(tmp_path: Path, only_a
             return answer
         return re.sub(rb'"token_ids":\[[^\]]*\]', b'"token_ids":null', answer)
 
-    with start(tmp_path, Script()) as running, gateway(running.base_url, change=without_ids) as url:
+    with (
+        start(tmp_path, Script()) as running,
+        gateway(running.address.url, change=without_ids) as url,
+    ):
         words = "sends text without the ids of its tokens, .*; attach to the engine itself"
         refuse(builders.SPEC, url, tmp_path, words)
 
@@ -116,8 +125,12 @@ def test_a_gateway_that_strips_the_usage_of_chunks_is_named(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/metrics", 500, "its counters can't be read, HTTP 500 from /metrics; look at its log"),
-        ("/metrics", 404, "its counters can't be read, HTTP 404.*; a gateway has no such page"),
+        ("/metrics", 500, "its counters at /metrics can't be read, HTTP 500.*; look at its log"),
+        (
+            "/metrics",
+            404,
+            "can't be read, HTTP 404.*name the engine's own with --specreg-metrics-url",
+        ),
         ("/v1/models", 502, "fails, HTTP 502 from /v1/models; look at its log"),
     ],
 )
@@ -126,7 +139,7 @@ def test_a_page_that_fails_is_not_taken_for_another_engine(
 ) -> None:
     with (
         start(tmp_path, Script()) as running,
-        gateway(running.base_url, fails={path: status}) as url,
+        gateway(running.address.url, fails={path: status}) as url,
     ):
         refuse(builders.SPEC, url, tmp_path, words)
 
@@ -134,36 +147,25 @@ def test_a_page_that_fails_is_not_taken_for_another_engine(
 def test_a_gateway_that_refuses_more_than_neutral_values_is_refused(tmp_path: Path) -> None:
     with (
         start(tmp_path, Script()) as running,
-        gateway(running.base_url, refuses=["return_token_ids"]) as url,
+        gateway(running.address.url, refuses=["return_token_ids"]) as url,
     ):
         refuse(builders.SPEC, url, tmp_path, "refused to generate")
 
 
-ODD_HOSTS = (
-    *("http://xn--a:80", "http://xn--:80", f"http://{'a' * 300}.com", "http://a..b:80"),
-    *("http://h :80", "http://h%20x:80", "http://h%0a:80", "http://h\\x:80", "http://h;x:80"),
-    *("http://h<x>:80", "http://h'x:80", "http://(h):80", "http://h*:80", "http://-h:80"),
-    *("http://[v1.x]:80", "http://1.2.3:80", "http://1.2.3.999:80", "http://[1.2.3.4]:80"),
-    *("http://h\n:80", "http://h\t:80", "http://h\0:80", "http://h\x7f:80", "http://bücher:80"),
-)
-ORDINARY_HOSTS = ("127.0.0.1", "[::1]", "gpu-7.example.com", "vllm_server", "GPU7", "localhost.")
-
-
-def test_one_url_is_one_server_with_nothing_beside_it(tmp_path: Path) -> None:
-    without_port = ("localhost:8000", "ftp://host", "http://", "http://h/v1", "http://h:1/?a=b")
-    for url in (*without_port, "http://[::1", "http://h:x", "http://h:99999", *ODD_HOSTS):
-        with pytest.raises(AttachError, match="give http://HOST:PORT"):
-            without_controls(TIER, url)
-    for host in ORDINARY_HOSTS:
-        assert without_controls(TIER, f"http://{host}:8000") == TIER
+def test_a_case_has_a_control_if_one_is_attached_to() -> None:
     case = dataclasses.replace(builders.CASE, control=builders.PLAIN_SPEC)
-    (case_left,) = without_controls(
-        dataclasses.replace(TIER, cases=(case,)), "http://host:8000/"
-    ).cases
-    assert case_left == builders.CASE
-    plain_case = dataclasses.replace(builders.CASE, server=builders.PLAIN_SPEC)
+    tier = dataclasses.replace(TIER, cases=(case, builders.PLAIN_CASE))
+    alone = with_controls_attached(tier, has_control=False)
+    assert alone.cases == (builders.CASE, builders.PLAIN_CASE)
+    # The tier of these cases has none that measures the control.
+    assert with_controls_attached(alone, has_control=True) == tier
+
+
+def test_one_address_is_one_server(tmp_path: Path) -> None:
+    cases = [builders.CASE, builders.PLAIN_CASE]
+    provision = dataclasses.replace(PROVISION, attached=Address("http://host:8000"))
     with pytest.raises(AttachError, match="is one server, but the run needs vllm-draft_model-toy,"):
-        check_attached([builders.CASE, plain_case], "http://host:8000", root=tmp_path)
+        check_attached(cases, provision, root=tmp_path)
 
 
 def test_vllm_says_it_in_its_models_and_counters() -> None:
@@ -220,12 +222,12 @@ def test_a_server_that_is_too_old_is_refused(tmp_path: Path) -> None:
     spec = dataclasses.replace(builders.SPEC, engine="tensorrt_llm", target="a/toy")
     cases = [dataclasses.replace(builders.CASE, server=spec)]
     with serving(TENSORRT_LLM) as url:
-        check_attached(cases, url, root=tmp_path)
+        check_attached(cases, at(url), root=tmp_path)
     with (
         serving(TENSORRT_LLM | {"/version": b'{"version": "1.1.0"}'}) as url,
         pytest.raises(UnsupportedError, match=r"'tensorrt_llm' 1\.1\.0: is too old; use 1\.2"),
     ):
-        check_attached(cases, url, root=tmp_path)
+        check_attached(cases, at(url), root=tmp_path)
 
 
 def test_the_stable_tensorrt_llm_is_measured_without_its_counters(tmp_path: Path) -> None:
@@ -233,9 +235,9 @@ def test_the_stable_tensorrt_llm_is_measured_without_its_counters(tmp_path: Path
     pages = TENSORRT_LLM | {"/version": b'{"version": "1.2.1"}'}
     without_counters = {name: page for name, page in pages.items() if name != "/prometheus/metrics"}
     with serving(without_counters) as url:
-        check_attached([dataclasses.replace(builders.CASE, server=spec)], url, root=tmp_path)
+        check_attached([dataclasses.replace(builders.CASE, server=spec)], at(url), root=tmp_path)
         server = attached(spec, url, tmp_path)
-    assert (server.engine_version, server.counters_path) == ("1.2.1", None)
+    assert (server.engine_version, server.counters_pages) == ("1.2.1", ())
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def test_a_server_runs_with_its_engines_command_line_and_is_gone_afterwards(tmp_
         command = running.cmdline()
         assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         assert command[command.index("--model") + 1] == "some/target"
-        assert server.base_url == f"http://127.0.0.1:{command[command.index('--port') + 1]}"
-        (card,) = httpx.get(f"{server.base_url}/v1/models").json()["data"]
+        assert server.address.url == f"http://127.0.0.1:{command[command.index('--port') + 1]}"
+        (card,) = httpx.get(f"{server.address.url}/v1/models").json()["data"]
         assert card["id"] == server.model
         assert re.fullmatch(r"vllm-draft_model-toy-[0-9a-f]{8}", server.model)
         assert server.engine_version == "99.0+scripted"
@@ -65,7 +65,7 @@ def test_a_server_has_taken_a_step_that_drafts_before_it_is_handed_out(tmp_path:
     A stream that is silent for 60 s is taken for a server that hangs, so its start has to wait.
     """
     with start(tmp_path, Script()) as server:
-        page = httpx.get(f"{server.base_url}/metrics").text
+        page = httpx.get(f"{server.address.url}/metrics").text
         assert server.engine.wire_format.parse_counters(page).steps == 1
 
 
@@ -149,7 +149,7 @@ def test_a_server_is_offline_when_all_its_models_are_folders(
 
 
 def port_of(server: StartedServer) -> int:
-    return int(server.base_url.rpartition(":")[2])
+    return int(server.address.url.rpartition(":")[2])
 
 
 def test_a_port_that_another_server_has_is_left_to_it(tmp_path: Path) -> None:

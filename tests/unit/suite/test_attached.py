@@ -1,0 +1,131 @@
+"""The addresses of running servers, as the options name them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specreg.core.address import Address
+from specreg.core.errors import AttachError
+from specreg.core.redaction import HIDDEN, hide
+from specreg.suite.attached import addresses_of
+from specreg.suite.options import Options, options_to_repeat
+
+URL = "http://host:8000"
+TOKEN = "planted-token-0123"  # noqa: S105 - planted
+VARIABLES = {"TEAM_A": TOKEN, "SPLIT": "one two", "ENDED": "token\n", "EMPTY": ""}
+ODD_HOSTS = (
+    *("http://xn--a:80", "http://xn--:80", f"http://{'a' * 300}.com", "http://a..b:80"),
+    *("http://h :80", "http://h%20x:80", "http://h%0a:80", "http://h\\x:80", "http://h;x:80"),
+    *("http://h<x>:80", "http://h'x:80", "http://(h):80", "http://h*:80", "http://-h:80"),
+    *("http://[v1.x]:80", "http://1.2.3:80", "http://1.2.3.999:80", "http://[1.2.3.4]:80"),
+    *("http://h\n:80", "http://h\t:80", "http://h\0:80", "http://h\x7f:80", "http://bücher:80"),
+)
+ORDINARY_HOSTS = ("127.0.0.1", "[::1]", "gpu-7.example.com", "vllm_server", "GPU7", "localhost.")
+
+
+def refuse(words: str, **options: Any) -> str:  # noqa: ANN401 - any option
+    with pytest.raises(AttachError, match=words) as refused:
+        addresses_of(Options(**options), VARIABLES)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:8000", "ftp://host", "http://", "http://h:1/?a=b", "http://[::1", ""),
+        *("http://h:x", "http://h:99999", "http://h/a#b", "http://h/../v1", "http://h//v1"),
+        *("http://h/<a>", "http://h/a b", "http://h/{a}", *ODD_HOSTS),
+    ],
+)
+def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
+    refuse("^--specreg-attach: .*; give http://HOST:PORT", attach=url)
+    refuse("^--specreg-control-url: .*; give http://HOST:PORT", attach=URL, control_url=url)
+    refuse("^--specreg-metrics-url: .*/metrics", attach=URL, metrics_url=f"{url},{URL}/metrics")
+
+
+@pytest.mark.parametrize("host", ORDINARY_HOSTS)
+def test_hosts_have_ordinary_names(host: str) -> None:
+    address, control = addresses_of(Options(attach=f"http://{host}:8000"))
+    assert (address, control) == (Address(f"http://{host}:8000"), None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "url"),
+    [
+        ("https://host/team-a/v1", "https://host/team-a"),
+        ("https://host/team-a/v1/", "https://host/team-a"),
+        ("https://host/team-a/", "https://host/team-a"),
+        ("http://host:8000/v1", "http://host:8000"),
+        ("http://host:8000/", "http://host:8000"),
+        ("https://host/v1/team", "https://host/v1/team"),
+    ],
+)
+def test_a_prefix_belongs_to_the_address_and_the_end_of_openai_does_not(
+    typed: str, url: str
+) -> None:
+    address, _ = addresses_of(Options(attach=typed))
+    assert address == Address(url)
+
+
+def test_the_control_and_the_pages_of_replicas_share_the_token(tmp_path: Path) -> None:
+    pages = ("http://pod-0:8000/metrics", "http://pod-1:8000/metrics")
+    options = Options(
+        attach=URL,
+        control_url="http://plain:8000/v1",
+        metrics_url=",".join(pages),
+        url_token_env="TEAM_A",  # noqa: S106 - the name of a variable
+        url_ca_file=str(tmp_path / "unread-without-tls.pem"),
+    )
+    address, control = addresses_of(options, VARIABLES)
+    assert address is not None
+    assert control is not None
+    assert (address.url, address.counters_urls) == (URL, pages)
+    assert (control.url, control.counters_urls) == ("http://plain:8000", ())
+    for one in (address, control):
+        assert one.headers(VARIABLES) == {"Authorization": f"Bearer {TOKEN}"}
+        assert TOKEN not in repr(one)
+    # The variable's name doesn't look like that of a secret.
+    assert hide(f"echoed {TOKEN}") == f"echoed {HIDDEN}"
+    assert "--specreg-url-token-env=TEAM_A" in options_to_repeat(options, None)
+
+
+@pytest.mark.parametrize("name", ["NOT_SET", "EMPTY", "SPLIT", "ENDED", "sk-a-token-by-mistake"])
+def test_a_token_that_cannot_be_sent_is_not_quoted(name: str) -> None:
+    message = refuse("^--specreg-url-token-env: .* variable", attach=URL, url_token_env=name)
+    assert name not in message
+    assert not VARIABLES.get(name) or VARIABLES[name] not in message
+
+
+def test_a_page_is_a_whole_url_and_named_once() -> None:
+    refuse("needed the whole URL of the page", attach=URL, metrics_url=URL)
+    refuse("twice", attach=URL, metrics_url=f"{URL}/metrics,{URL}/metrics")
+
+
+def test_the_control_is_another_server() -> None:
+    refuse("^--specreg-control-url: is the server of", attach=URL, control_url=f"{URL}/v1")
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_file_without_certificates_is_named(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "ca.pem"
+    if content:
+        path.write_text(content)
+    words = f"^--specreg-url-ca-file = '{path}': holds no certificates"
+    refuse(words, attach="https://host", url_ca_file=str(path))
+    # The page of the counters may be behind TLS, too.
+    refuse(words, attach=URL, metrics_url="https://host/metrics", url_ca_file=str(path))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"control_url": URL},
+        {"metrics_url": f"{URL}/metrics"},
+        {"url_token_env": "TEAM_A"},
+        {"url_ca_file": "ca.pem"},
+    ],
+)
+def test_what_is_about_an_attached_server_needs_one(options: dict[str, str]) -> None:
+    (flag,) = (f"--specreg-{name.replace('_', '-')}" for name in options)
+    refuse(f"^{flag}: needs --specreg-attach too", **options)
