@@ -4,6 +4,7 @@ The file of each engine has a table of what the engine's flags mean for a case. 
 line into flags, and finding its speculative method, is the same for all engines and done here.
 """
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ _FOR_A_SHELL = re.compile(
 )
 """The beginnings of words that only a shell understands: redirections, operators, comments, the
 home folder, and variables and commands that a shell replaces."""
+_HIDING = frozenset({"config", "extra-llm-api-options"})
+"""The flags that name a file with further settings."""
 _NO = "no-"
 """The beginning of a flag that switches a setting off."""
 
@@ -59,6 +62,7 @@ class ServeCommand:
         preset: The flags that specreg itself sets for each server that takes them, each with its
             values.
         dropped: The flags that are left out, each with the reason.
+        images: The names of images, without registry and tag, that start the first of `programs`.
     """
 
     programs: tuple[tuple[str, ...], ...]
@@ -69,6 +73,20 @@ class ServeCommand:
     refused: Mapping[str, str]
     preset: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
+
+    @property
+    def for_clients(self) -> "ServeCommand":
+        """The same for the server of other people's clients, whose flags nobody can take away.
+
+        The flags that a measured server can't have, or has by itself, are left out of such a
+        command. Those that hide further settings are refused all the same.
+        """
+        refused = {flag: self.refused[flag] for flag in self.refused if flag in _HIDING}
+        preset = dict.fromkeys(self.preset, "specreg sets it itself")
+        others = {**self.refused, **self.dropped, **preset}
+        dropped = {flag: reason for flag, reason in others.items() if flag not in refused}
+        return dataclasses.replace(self, refused=refused, preset={}, dropped=dropped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +103,7 @@ class ReadCommand:
         speculation: The speculative configuration by the engine's names.
         engine_args: The words of all other flags, in their order.
         notes: Lines about the flags that were left out, and why.
+        image: The image that the command runs in; empty for none.
     """
 
     engine: str
@@ -95,6 +114,7 @@ class ReadCommand:
     speculation: Mapping[str, Setting]
     engine_args: tuple[str, ...]
     notes: tuple[str, ...]
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +159,7 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
             a measured server can't have one of the flags, the value of a flag can't be read, or two
             flags set the same.
     """
-    # Split off the environment variables and the program.
-    words = _words_of(text)
+    words = words_of(text)
     variables = {}
     while words:
         name, equals, value = words[0].partition("=")
@@ -148,6 +167,22 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
             break
         variables[name] = value
         words.pop(0)
+    return read_words(words, variables, commands)
+
+
+def read_words(
+    words: Sequence[str], variables: Mapping[str, str], commands: Mapping[str, ServeCommand]
+) -> ReadCommand:
+    """Read a command line that is divided into words.
+
+    Args:
+        words: The program and its arguments.
+        variables: The environment variables.
+        commands: As in `read_command`.
+
+    Raises:
+        MatrixError: As in `read_command`.
+    """
     engine, arguments = _split_program(words, commands)
     # Read the flags.
     command = commands[engine]
@@ -181,7 +216,12 @@ def read_command(text: str, commands: Mapping[str, ServeCommand]) -> ReadCommand
     )
 
 
-def _words_of(text: str) -> list[str]:
+def join_lines(text: str) -> str:
+    """Return a command line whose lines end with a backslash as one line."""
+    return _CONTINUED_LINE.sub(" ", text)
+
+
+def words_of(text: str) -> list[str]:
     """Return the words of a command line.
 
     Raises:
@@ -194,7 +234,7 @@ def _words_of(text: str) -> list[str]:
         )
     try:
         # Blanks may follow the backslash at the end of a line, because they are easily pasted too.
-        words = shlex.split(_CONTINUED_LINE.sub(" ", text))
+        words = shlex.split(join_lines(text))
     except ValueError as error:
         raise MatrixError(f"command: {error}; write it as in a shell") from error
     for word in words:
@@ -219,7 +259,7 @@ def _split_program(
     for engine, command in commands.items():
         for program in command.programs:
             known.append(f"'{' '.join(program)} …'")
-            if _begins_with(words, program):
+            if begins_with(words, program):
                 starts.append((len(program), engine))
     if not starts:
         begin = " ".join(words[:3])
@@ -231,7 +271,7 @@ def _split_program(
     return engine, list(words[length:])
 
 
-def _begins_with(words: Sequence[str], program: tuple[str, ...]) -> bool:
+def begins_with(words: Sequence[str], program: tuple[str, ...]) -> bool:
     """Return whether a command line begins with a program, which may be in any folder."""
     if len(words) < len(program):
         return False

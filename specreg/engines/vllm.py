@@ -354,6 +354,10 @@ _SERVE_COMMAND = ServeCommand(
         "per-request-spec-decode-metrics": ("summary",),
     },
     dropped={"served-model-name": "specreg gives each server a name of its own"},
+    images=(
+        *("vllm-openai", "vllm-openai-cpu", "vllm-openai-rocm"),
+        *("vllm-cpu-release-repo", "vllm-arm64-cpu-release-repo"),
+    ),
 )
 
 

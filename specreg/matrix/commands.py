@@ -1,9 +1,11 @@
 """Turn the command line with which somebody starts a server into a table of cases."""
 
+import dataclasses
 import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,10 +15,13 @@ from specreg.engines.registry import ENGINES
 from specreg.engines.serve_command import (
     ReadCommand,
     ReadSpeculation,
+    ServeCommand,
     read_command,
     read_speculation,
+    read_words,
 )
 from specreg.engines.server_spec import Parallel, ServerSpec
+from specreg.matrix.containers import Container, is_docker_run, read_docker_run, read_server_file
 from specreg.matrix.tables import as_toml
 
 COMMAND = "command"
@@ -52,23 +57,34 @@ class TableOfCommand:
         return _UNNAMED.sub("-", name).strip("-.")
 
 
-def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand:
-    """Return a command line as keys of `[[cases]]`.
+def understand_command(
+    text: object, table: Mapping[str, object], folder: Path = Path()
+) -> TableOfCommand:
+    """Return the command by which somebody starts a server as keys of `[[cases]]`.
 
     Args:
-        text: The command line.
+        text: The command line, which may be that of a container, or a table that names a file with
+            a container; see `ServerFile`.
         table: The other keys of the table, which may choose the methods.
+        folder: The folder that relative paths start from.
 
     Raises:
-        MatrixError: The command line can't be read, a case can't have one of its settings, or the
+        MatrixError: The command can't be read, a case can't have one of its settings, or the
             methods that the table names don't include the method of the command.
     """
     commands = {
         name: engine.serve_command for name, engine in ENGINES.items() if engine.serve_command
     }
-    command = read_command(text, commands)
+    if not isinstance(text, str):
+        command = _command_in(read_server_file(text, folder), commands)
+    elif is_docker_run(text):
+        command = _command_in(read_docker_run(text, folder), commands)
+    else:
+        command = read_command(text, commands)
     # A control is added to the method of the command, because without one no speedup is known.
     keys: dict[str, Any] = {"engine": command.engine}
+    if command.image:
+        keys["image"] = command.image
     drafts: dict[str, str] = {}
     methods = ["none"]
     if command.speculation:
@@ -92,6 +108,32 @@ def understand_command(text: str, table: Mapping[str, object]) -> TableOfCommand
     if command.variables:
         keys["engine_env"] = dict(command.variables)
     return TableOfCommand(keys=keys, target=command.target, drafts=drafts, notes=tuple(notes))
+
+
+def _command_in(container: Container, commands: Mapping[str, ServeCommand]) -> ReadCommand:
+    """Return the command line that runs in a container, with the folders of this machine.
+
+    Raises:
+        MatrixError: As in `understand_command`.
+    """
+    words = container.command(commands)
+    for_clients = {name: command.for_clients for name, command in commands.items()}
+    command = read_words(words, container.variables, for_clients)
+    notes = [*command.notes, *container.notes]
+    paths = [word for word in command.engine_args if word.rpartition("=")[2].startswith("/")]
+    if paths:
+        notes.append(f"engine_args names paths in the container: {', '.join(paths)}")
+    speculation = dict(command.speculation)
+    for key, setting in command.speculation.items():
+        if isinstance(setting, str):
+            speculation[key] = container.on_this_machine(setting)
+    return dataclasses.replace(
+        command,
+        image=container.image,
+        target=container.on_this_machine(command.target),
+        speculation=speculation,
+        notes=tuple(notes),
+    )
 
 
 def _keys_of_speculation(speculation: ReadSpeculation) -> dict[str, Any]:

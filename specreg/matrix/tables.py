@@ -40,6 +40,7 @@ from specreg.matrix.case import (
     Rate,
     Request,
 )
+from specreg.matrix.containers import ServerFile
 from specreg.matrix.models import is_hub_id
 
 _MAX_PART_BYTES = 255
@@ -100,8 +101,10 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         engine: the name of the engine.
         command: the command line that starts the server, `vllm serve …`, `python -m
-            sglang.launch_server …` or `trtllm-serve …`, instead of `engine`, `methods`, `models`
-            and the settings that it says; `specreg matrix` shows what was understood.
+            sglang.launch_server …`, `trtllm-serve …` or `docker run …`, instead of `engine`,
+            `methods`, `models`, `image` and the settings that it says; or the file that does, `{
+            file = "compose.yaml", service = "NAME" }` or, for Kubernetes, with `container =
+            "NAME"`. It is read and not run; `specreg matrix` shows what was understood.
         methods: the speculative methods; `"none"` makes the speedup of the others measurable.
         models: the name of a model pair, or a list of them, of which a machine runs the first that
             its GPUs hold.
@@ -121,7 +124,7 @@ class CasesTable(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     engine: str
-    command: str = ""
+    command: str | ServerFile = ""
     methods: _SomeNames
     models: str | _SomeNames
     draft_tokens: DraftTokens | Annotated[list[DraftTokens], msgspec.Meta(min_length=1)] = (

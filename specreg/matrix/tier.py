@@ -71,7 +71,7 @@ def load_tier(folder: Path, name: str) -> Tier:
         location = f"matrix file '{path}', [[cases]] no. {number}"
         with located_errors(location):
             if isinstance(document, dict) and COMMAND in document:
-                keys, commands[location] = _table_of_command(document, file.defaults, pairs)
+                keys, commands[location] = _table_of_command(document, file.defaults, pairs, folder)
             else:
                 keys = _table_of_keys(document, file.defaults)
             table = convert(keys, CasesTable)
@@ -186,7 +186,10 @@ def _table_of_keys(document: object, defaults: Mapping[str, Any]) -> dict[str, A
 
 
 def _table_of_command(
-    document: Mapping[str, Any], defaults: Mapping[str, Any], pairs: dict[str, ModelsTable]
+    document: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    pairs: dict[str, ModelsTable],
+    folder: Path,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the keys of a table that has a command, and lines that explain the command.
 
@@ -196,6 +199,7 @@ def _table_of_command(
         document: The table.
         defaults: The tier's defaults.
         pairs: The model pairs by name.
+        folder: The folder of the tier.
 
     Raises:
         MatrixError: The command can't be read, or contradicts a key or a model pair, or the name of
@@ -205,11 +209,7 @@ def _table_of_command(
     # Read the command.
     table = dict(document)
     command = table.pop(COMMAND)
-    if not isinstance(command, str):
-        raise MatrixError(
-            f"Expected `str`, got `{type(command).__name__}` - at `command`; correct it"
-        )
-    understood = understand_command(command, table)
+    understood = understand_command(command, table, folder)
     keys = merge_command(understood, table, defaults)
     # Find the model pair.
     fitting_pairs = []

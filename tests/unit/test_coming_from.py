@@ -1,15 +1,19 @@
 """The page for those who come from another tool: its commands work, and its names are ours."""
 
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from specreg.cli import app
 from specreg.engines.methods import Tree
 from specreg.engines.server_spec import Parallel
+from specreg.matrix.commands import understand_command
+from specreg.matrix.containers import ServerFile
 from specreg.matrix.tables import case_keys
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.figures import PartFigures
@@ -97,6 +101,23 @@ def test_each_command_of_the_page_is_among_those_that_are_typed() -> None:
     assert len(COMMANDS) >= 8
     commands = set(re.findall(r"`(specreg \w+)", PAGE))
     assert commands <= {"specreg matrix", "specreg prepare", "specreg report"}
+
+
+def test_the_containers_of_the_page_are_understood() -> None:
+    """Those of files have the form of the files that tests/unit/matrix/test_containers.py reads."""
+    lines = re.findall(r"`(docker run [^`\n]+)`", PAGE)
+    understood = [understand_command(line, {}) for line in lines]
+    assert [(table.keys["engine"], table.keys["image"]) for table in understood] == [
+        ("vllm", "vllm/vllm-openai:latest"),
+        ("sglang", "lmsysorg/sglang:latest"),
+        ("tensorrt_llm", "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc5"),
+    ]
+    targets = [table.target.partition("/")[0] for table in understood]
+    assert targets == ["Qwen", "meta-llama", "TinyLlama"]
+    files = re.findall(r"`command = (\{ file = [^`\n]+)`", PAGE)
+    for text in files:
+        msgspec.convert(tomllib.loads(f"command = {text}")["command"], ServerFile)
+    assert len(files) == 3
 
 
 def column(title: str) -> list[str]:

@@ -1,0 +1,405 @@
+"""A table of cases that has the container in which somebody runs the server.
+
+The specifications have the form of those that the engines document: vLLM's pages "Using Docker" and
+"Using Kubernetes", SGLang's `docker/compose.yaml` and `docker/k8s-sglang-service.yaml`, and the
+quick start of TensorRT-LLM.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import MatrixError
+from specreg.core.redaction import hide
+from specreg.engines.server_spec import Parallel
+from specreg.matrix.case import Case, Tier
+from specreg.matrix.tier import load_tier
+from tests.unit import builders
+
+LOAD = 'dataset = "toy"\nconcurrency = [2]\nprompts = 8\noutput_cap_tokens = 16\n'
+SECRET = "hf_plantedPLANTED0123"  # noqa: S105 - planted
+EAGLE3 = '{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 5}'
+
+
+def load(folder: Path, command: str, keys: str = "") -> Tier:
+    """The tier of a command, which is a text or a table of TOML."""
+    (folder / "matrix").mkdir(exist_ok=True)
+    text = f"needs_gpus = 1\n[[cases]]\ncommand = {command}\n{keys}\n{LOAD}"
+    (folder / "matrix/mine.toml").write_text(text)
+    return load_tier(folder / "matrix", "mine")
+
+
+def quoted(command: str) -> str:
+    return f"'''\n{command}\n'''"
+
+
+def in_file(folder: Path, content: str, *, name: str = "server.yaml", **which: str) -> str:
+    """The table of TOML that names a file of the tier's folder."""
+    (folder / "matrix").mkdir(exist_ok=True)
+    (folder / "matrix" / name).write_text(content)
+    ((key, value),) = which.items()
+    return f'{{ file = "{name}", {key} = "{value}" }}'
+
+
+def only_case(tier: Tier) -> Case:
+    (case,) = (case for case in tier.cases if case.speculates or len(tier.cases) == 1)
+    return case
+
+
+def notes_of(tier: Tier) -> str:
+    (lines,) = tier.commands.values()
+    return "\n".join(lines)
+
+
+def refuse(folder: Path, command: str, words: str) -> str:
+    with pytest.raises(MatrixError, match=words) as refused:
+        load(folder, command)
+    return str(refused.value)
+
+
+VLLM_DOCKER = f"""
+docker run --runtime nvidia --gpus all \\
+    -v ~/.cache/huggingface:/root/.cache/huggingface \\
+    --env "HF_TOKEN={SECRET}" -e VLLM_LOGGING_LEVEL=DEBUG \\
+    -p 8000:8000 --ipc=host -it --rm \\
+    vllm/vllm-openai:v0.33.0 \\
+    --model some/target --host 0.0.0.0 --port 8000 --max-model-len 4096 --seed 7 \\
+    --speculative-config '{EAGLE3}' --enable-prefix-caching
+"""
+
+
+def test_a_docker_run_of_vllm_is_its_image_and_the_keys_of_a_case(tmp_path: Path) -> None:
+    tier = load(tmp_path, quoted(VLLM_DOCKER))
+    case = only_case(tier)
+    server = case.server
+    assert (server.engine, server.image) == ("vllm", "vllm/vllm-openai:v0.33.0")
+    assert server.method == "eagle3"
+    assert (server.target, server.draft, server.draft_tokens) == ("some/target", "some/head", 5)
+    assert (server.max_model_len_tokens, server.engine_args) == (4096, ("--seed", "7"))
+    assert server.engine_env == (("VLLM_LOGGING_LEVEL", "DEBUG"),)
+    assert case.control == server.without_speculation
+    notes = notes_of(tier)
+    assert "--runtime, --gpus, --volume, --publish, --ipc, --interactive, --tty, --rm" in notes
+    for name in ("--host", "--port", "--enable-prefix-caching", "HF_TOKEN"):
+        assert f"# {name} is left out" in notes
+    # The secret is named, left out and hidden.
+    assert SECRET not in notes
+    assert SECRET not in hide(f"echoed {SECRET}")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "sudo docker run -d -p8000:8000 --gpus '\"device=0,1\"' -eNCCL_DEBUG=INFO",
+        "podman run --rm --device nvidia.com/gpu=all --env=NCCL_DEBUG=INFO --replace --name vllm",
+        "nvidia-docker run -dit --shm-size 16g --ulimit memlock=-1 -e NCCL_DEBUG=INFO",
+        "docker container run --network host --restart always -e NCCL_DEBUG=INFO --init",
+    ],
+)
+def test_flags_of_the_runtime_are_told_from_the_image(tmp_path: Path, start: str) -> None:
+    tier = load(tmp_path, quoted(f"{start} vllm/vllm-openai:latest some/target -tp 2"))
+    server = only_case(tier).server
+    assert (server.image, server.target) == ("vllm/vllm-openai:latest", "some/target")
+    assert server.parallel == Parallel(tensor=2)
+    assert server.engine_env == (("NCCL_DEBUG", "INFO"),)
+
+
+SERVERS = {
+    "docker run lmsysorg/sglang:latest python3 -m sglang.launch_server --model-path some/target"
+    " --port 30000": "sglang",
+    "docker run --ipc host nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc29 trtllm-serve some/target"
+    " --port 8000": "tensorrt_llm",
+    "docker run --entrypoint vllm registry.local:5000/team/llm:1 serve some/target": "vllm",
+    "docker run --entrypoint python3 x/y -m sglang.launch_server --model some/target": "sglang",
+    "docker run public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo@sha256:0123 some/target": "vllm",
+    "docker run nvcr.io/nvidia/vllm:26.10-py3 bash -lc 'exec vllm serve some/target'": "vllm",
+}
+
+
+@pytest.mark.parametrize(("command", "engine"), SERVERS.items())
+def test_the_engine_is_what_runs_in_the_container(
+    tmp_path: Path, command: str, engine: str
+) -> None:
+    server = only_case(load(tmp_path, quoted(command))).server
+    assert (server.engine, server.target) == (engine, "some/target")
+    assert server.image in command.split()
+
+
+def test_a_folder_in_the_container_is_the_one_that_is_mounted_there(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    config = EAGLE3.replace("some/head", "/m/head")
+    command = (
+        f"docker run -v {models}:/m:ro --mount type=bind,source=/data,target=/data"
+        f" vllm/vllm-openai /m/target --speculative-config '{config}' --tokenizer /data/t"
+    )
+    tier = load(tmp_path, quoted(command))
+    server = only_case(tier).server
+    assert (server.target, server.draft) == (f"{models}/target", f"{models}/head")
+    assert "engine_args names paths in the container: /data/t" in notes_of(tier)
+    for mount in ("", "-v models:/m", "-v $PWD:/m", f"-v {models}:/mm"):
+        command = f"docker run {mount} vllm/vllm-openai /m/target"
+        refuse(tmp_path, quoted(command), "'/m/target' is a folder in the container.*mount one, or")
+
+
+SGLANG_COMPOSE = """
+services:
+  sglang:
+    image: lmsysorg/sglang:latest
+    container_name: sglang
+    volumes:
+      - ${HOME}/.cache/huggingface:/root/.cache/huggingface
+      - ./models:/models
+    restart: always
+    network_mode: host
+    environment:
+      HF_TOKEN: <secret>
+      SGLANG_LOG_MS: 1
+      OTHER: ${OTHER}
+    entrypoint: python3 -m sglang.launch_server
+    command:
+      --model-path /models/target
+      --host 0.0.0.0
+      --port ${PORT:-30000}
+      --context-length 4096
+      --attention-backend fa3
+    ulimits:
+      memlock: -1
+    ipc: host
+    healthcheck:
+      test: ["CMD-SHELL", "curl -f http://localhost:30000/health || exit 1"]
+    deploy:
+      resources:
+        reservations:
+          devices:
+            - driver: nvidia
+              device_ids: ['0']
+              capabilities: [gpu]
+  proxy:
+    image: nginx
+"""
+
+
+def test_a_service_of_compose_is_read_and_what_it_has_besides_is_named(tmp_path: Path) -> None:
+    tier = load(tmp_path, in_file(tmp_path, SGLANG_COMPOSE, service="sglang"))
+    server = only_case(tier).server
+    assert (server.engine, server.image) == ("sglang", "lmsysorg/sglang:latest")
+    assert server.target == str(tmp_path / "matrix/models/target")
+    assert server.max_model_len_tokens == 4096
+    assert server.engine_args == ("--attention-backend", "fa3")
+    assert server.engine_env == (("SGLANG_LOG_MS", "1"),)
+    notes = notes_of(tier)
+    names = "container_name, volumes, restart, network_mode, ulimits, ipc, healthcheck, deploy"
+    assert names in notes
+    assert "HF_TOKEN is left out, because it holds a secret" in notes
+    assert "OTHER is left out: its value isn't written here" in notes
+
+
+def test_a_service_may_be_written_as_lists_and_as_json(tmp_path: Path) -> None:
+    """As `docker compose config --format json` writes it."""
+    service = {
+        "image": "vllm/vllm-openai:v0.33.0",
+        "command": ["--model", "some/target", "--max-num-seqs", 32, "--trust-remote-code"],
+        "environment": ["NCCL_DEBUG=INFO", f"HF_TOKEN={SECRET}", "HOME"],
+        "volumes": [{"type": "bind", "source": "/data", "target": "/data"}],
+    }
+    content = json.dumps({"services": {"vllm": service}})
+    tier = load(tmp_path, in_file(tmp_path, content, name="compose.json", service="vllm"))
+    server = only_case(tier).server
+    assert (server.max_sequences, server.trust_remote_code) == (32, True)
+    assert server.engine_env == (("NCCL_DEBUG", "INFO"),)
+    assert SECRET not in hide(f"echoed {SECRET}")
+
+
+VLLM_KUBERNETES = f"""
+apiVersion: v1
+kind: Secret
+metadata:
+  name: hf-token-secret
+stringData:
+  token: "REPLACE_WITH_TOKEN"
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: vllm-server
+spec:
+  replicas: 1
+  template:
+    spec:
+      hostIPC: true
+      volumes:
+      - name: cache-volume
+        persistentVolumeClaim:
+          claimName: models
+      - name: weights
+        hostPath: {{ path: /data/weights, type: Directory }}
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.33.0
+        command: ["/bin/sh", "-c"]
+        args: [
+          "vllm serve some/target --trust-remote-code --enable-chunked-prefill --max_num_seqs 16
+           --speculative-config '{EAGLE3.replace(chr(34), chr(92) + chr(34))}'"
+        ]
+        env:
+        - name: HF_TOKEN
+          valueFrom:
+            secretKeyRef: {{ name: hf-token-secret, key: token }}
+        - name: VLLM_LOGGING_LEVEL
+          value: DEBUG
+        - name: VLLM_API_KEY
+          value: {SECRET}
+        ports:
+        - containerPort: 8000
+        resources:
+          limits: {{ nvidia.com/gpu: "1" }}
+        volumeMounts:
+        - {{ mountPath: /root/.cache/huggingface, name: cache-volume }}
+        livenessProbe:
+          httpGet: {{ path: /health, port: 8000 }}
+        readinessProbe:
+          httpGet: {{ path: /health, port: 8000 }}
+      - name: args
+        image: docker.io/lmsysorg/sglang:latest
+        command: ["python3", "-m", "sglang.launch_server"]
+        args: ["--model-path", "$(MODEL)", "--host", "0.0.0.0", "--port", "30000"]
+        env:
+        - {{ name: ROOT, value: /weights }}
+        - {{ name: MODEL, value: $(ROOT)/target }}
+        volumeMounts:
+        - {{ mountPath: /weights, name: weights, subPath: v1 }}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: vllm-server
+spec:
+  ports: [{{ port: 80, targetPort: 8000 }}]
+"""
+
+
+def test_a_container_of_kubernetes_is_read_with_the_shell_around_it(tmp_path: Path) -> None:
+    tier = load(tmp_path, in_file(tmp_path, VLLM_KUBERNETES, container="vllm"))
+    case = only_case(tier)
+    server = case.server
+    assert (server.engine, server.method, server.draft) == ("vllm", "eagle3", "some/head")
+    assert (server.image, server.max_sequences) == ("vllm/vllm-openai:v0.33.0", 16)
+    assert server.engine_args == ("--enable-chunked-prefill",)
+    assert server.engine_env == (("VLLM_LOGGING_LEVEL", "DEBUG"),)
+    notes = notes_of(tier)
+    names = ("ports", "resources", "volumeMounts", "livenessProbe", "readinessProbe", "hostIPC")
+    for name in (*names, "volumes"):
+        assert name in notes
+    for name in ("HF_TOKEN", "VLLM_API_KEY"):
+        assert f"{name} is left out, because it holds a secret" in notes
+    assert SECRET not in hide(f"echoed {SECRET}")
+
+
+def test_the_values_of_variables_and_the_folders_of_the_node_are_put_in(tmp_path: Path) -> None:
+    tier = load(tmp_path, in_file(tmp_path, VLLM_KUBERNETES, container="args"))
+    server = only_case(tier).server
+    assert (server.engine, server.target) == ("sglang", "/data/weights/v1/target")
+    assert server.image == "docker.io/lmsysorg/sglang:latest"
+    assert server.engine_env == (("MODEL", "/weights/target"), ("ROOT", "/weights"))
+
+
+BOMB = "\n".join(
+    ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("services: {vllm: {image: x}}", "service 'here': isn't in the file, which has 'vllm'"),
+        ("services: {here: 3}", "service 'here': isn't in the file, which has 'here'"),
+        ("services: {here: {command: x}}", "service 'here': has no image"),
+        ("services: {here: {image: [x]}}", r"Expected `str`, got `array` - at `\$.image`; correct"),
+        ("services: {here: {image: 'x:${TAG}', command: y}}", r"'\$\{TAG\}' is replaced elsewhere"),
+        ("services: {here: {image: x, command: vllm serve $MODEL}}", r"'\$MODEL' is replaced"),
+        ("services: {here: {image: x, command: 'vllm serve \"a'}}", "No closing quotation"),
+        ("services: {here: {image: x, extends: {service: y}}}", "extends isn't followed"),
+        ("services: {here: {image: x, env_file: .env}}", "env_file isn't followed"),
+        ("services: {here: {image: x/y, command: --model a/b}}", "starts no server; needed one of"),
+        ("services: [", "can't be read, "),
+        ("services: !!python/object:os.system {}", "can't be read, "),
+        ("\0", "can't be read, "),
+        ("[" * 100_000, "can't be read, "),
+        ("", "which has none"),
+        (BOMB, "which has none"),
+        ("{", "can't be read, "),
+    ],
+)
+def test_a_service_that_cannot_be_read_says_why(tmp_path: Path, content: str, words: str) -> None:
+    message = refuse(tmp_path, in_file(tmp_path, content, service="here"), words)
+    assert "matrix file" in message
+    assert "server.yaml" in message or "command: '" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("spec: {containers: [{name: a}, {name: b}]}", "isn't in the file, which has 'a', 'b'"),
+        ("spec: {containers: [{name: here}]}\n---\nspec: {containers: [{name: here}]}",
+         "is there 2 times"),
+        ("spec: {containers: [{name: here}]}", "has no image"),
+        ("spec: {containers: [{name: here, image: x, args: [1]}]}", "Expected `str`, got `int`"),
+        ("spec: {containers: [{name: here, image: vllm-openai, args: [$(M)]}]}",
+         r"'\$\(M\)' has no value in the file"),
+        ("spec: {containers: [{name: here, image: x, args: [vllm, serve]}]}", "names no model"),
+        ("spec: {containers: [{name: here, image: x, command: [sh, -c, 'a && vllm serve b/c']}]}",
+         "for a shell"),
+        (BOMB, "which has none"),
+    ],
+)  # fmt: skip
+def test_a_container_that_cannot_be_read_says_why(tmp_path: Path, content: str, words: str) -> None:
+    refuse(tmp_path, in_file(tmp_path, content, container="here"), words)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ('{ file = "none.yaml", service = "x" }', "none.yaml': can't be read"),
+        ('{ file = "none.yaml" }', "name its service .Compose. or its container"),
+        ('{ file = "none.yaml", service = "x", container = "y" }', "name its service"),
+        ('{ file = "none.yaml", pod = "x" }', "unknown field `pod`; write {"),
+        ("{}", "missing required field `file`; write {"),
+        ("3", "Expected `object`, got `int`; write {"),
+        (quoted("docker run --rm"), "names no image"),
+        (quoted("docker run --env-file .env vllm/vllm-openai a/b"), "write its variables as engi"),
+        (quoted("docker run vllm/vllm-openai $MODEL"), "for a shell"),
+        (quoted("docker run vllm/vllm-openai --model=$MODEL"), "'.MODEL' is replaced elsewhere"),
+        (quoted("docker run 'x"), "No closing quotation"),
+        (quoted("docker run vllm/vllm-openai a/b --config /x.yaml"), "--config"),
+        (quoted("docker compose up vllm"), "starts no server"),
+    ],
+)
+def test_a_command_of_a_container_that_cannot_be_read_says_why(
+    tmp_path: Path, command: str, words: str
+) -> None:
+    refuse(tmp_path, command, words)
+
+
+def test_without_a_parser_of_yaml_the_error_says_what_to_install(tmp_path: Path) -> None:
+    command = in_file(tmp_path, SGLANG_COMPOSE, service="sglang")
+    load(tmp_path, command)
+    program = (
+        "import sys; sys.modules['yaml'] = None\n"
+        "from pathlib import Path; from specreg.matrix.tier import load_tier\n"
+        "from specreg.core.errors import MatrixError\n"
+        "try: load_tier(Path(sys.argv[1]), 'mine')\n"
+        "except MatrixError as error: print(error)"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", program, str(tmp_path / "matrix")),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=builders.ROOT,
+    )
+    assert "needs PyYAML" in done.stdout
+    assert "[yaml]" in done.stdout
+    assert "--format json" in done.stdout
