@@ -184,6 +184,7 @@ def test_row_23_step_time_and_memory_that_grow(soak: Hurt, worse: Script, figure
 def test_row_23_a_steady_server_raises_no_alarm(soak: Hurt) -> None:
     # Half a minute makes much of little. Python's heap grows by 100 KiB meanwhile, which is nothing
     # beside what a real server holds.
+    assert soak.script is not None
     soak.script = msgspec.structs.replace(soak.script, held_bytes=2**28)
     with soak.start_soak(f"--minutes={SOAK_MIN}", FINE) as soaking:
         output, _ = soaking.communicate(timeout=120)
