@@ -365,8 +365,8 @@ def read_server_file(table: object, folder: Path) -> Container:
         server_file = msgspec.convert(table, ServerFile)
     except msgspec.ValidationError as error:
         raise MatrixError(
-            f'command: {error}; write {{ file = "compose.yaml", service = "NAME" }}, or container'
-            " for Kubernetes"
+            f"command: {error}, needed a command line, or a file with its service or container;"
+            ' write "vllm serve MODEL" or { file = "compose.yaml", service = "NAME" }'
         ) from error
     if bool(server_file.service) == bool(server_file.container):
         raise MatrixError(

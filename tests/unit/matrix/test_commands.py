@@ -284,7 +284,7 @@ def test_experts_of_a_single_gpu_are_advised_to_be_spread_over_none(tmp_path: Pa
     ("text", "words"),
     [
         (f"[defaults]\ncommand = 'vllm serve a/b'\n[[cases]]\n{LOAD}", "[defaults] has a command"),
-        (f"[[cases]]\ncommand = ['vllm', 'serve']\n{LOAD}", "Expected `str`, got `list`"),
+        (f"[[cases]]\ncommand = ['vllm', 'serve']\n{LOAD}", "got `array`, needed a command line"),
     ],
 )
 def test_a_command_that_is_no_text_or_for_all_tables_is_refused(
