@@ -20,7 +20,7 @@ LAUNCHER_OPTIONS = "SPECREG_LAUNCHER_OPTIONS"
 """The variable in which a session of nox says which options it gives pytest by itself."""
 
 RUN_THE_SUITE = "pytest tests/perf"
-"""How the suite is run without a session of nox."""
+"""How the whole suite is run without a session of nox. With -k, `pytest` alone is enough."""
 ATTACH_OPTION = "--specreg-attach"
 RECORD_OPTION = "--update-baselines"
 _PORTABLE_OPTION = re.compile(
@@ -45,12 +45,16 @@ def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
         case_ids: The ids of the cases; empty for the whole tier.
         options: The options with which they run.
     """
-    launcher = os.environ.get(LAUNCHER) or RUN_THE_SUITE
-    parts = [launcher]
-    if case_ids:
-        # The dash keeps `…-c1` from also selecting `…-c16`.
-        names = " or ".join(f"{case_id}-" for case_id in case_ids)
-        parts.append(f"-k {_quoted(names)}")
+    # The dash keeps `…-c1` from also selecting `…-c16`.
+    return select_command(" or ".join(f"{case_id}-" for case_id in case_ids), options)
+
+
+def select_command(expression: str, options: Sequence[str]) -> str:
+    """Return the command that runs what an expression of -k selects; the whole tier without one."""
+    parts = [os.environ.get(LAUNCHER) or RUN_THE_SUITE]
+    if expression:
+        program = os.environ.get(LAUNCHER) or "pytest"
+        parts = [program, f"-k {_quoted(expression)}"]
     launcher_options = shlex.split(os.environ.get(LAUNCHER_OPTIONS, ""))
     typed_options = [option for option in options if option not in launcher_options]
     if typed_options:

@@ -4,7 +4,7 @@ Nothing here writes a file or takes a lock, so that `--collect-only` changes not
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -33,6 +33,7 @@ from specreg.plugin.suite_tests import (
     params_of,
     subject_of,
 )
+from specreg.plugin.unmatched import nothing_matched
 from specreg.plugin.xdist import is_grouped
 from specreg.suite.configure import check_cases
 from specreg.suite.context import RunContext
@@ -47,7 +48,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None or "case" not in metafunc.fixturenames:
         return
     context = metafunc.config.stash[CONTEXT]
-    metafunc.config.stash[NOTES].note_collected()
     # Each row is a case on one launch, with one of the metrics or checks that the marker names.
     rows = [
         pytest.param(
@@ -69,9 +69,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize([*shared, subject_argument], rows, indirect=shared, scope="session")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     """Order the suite's tests, select those of the shard, and skip or check the selected ones."""
+    collected = _without_placeholders(items)
+    yield
+    items[:] = _without_placeholders(items)
+    suite_tests = [item for item in collected if is_suite_test(item)]
+    if suite_tests and not items and not session.testsfailed:
+        refuse(config, nothing_matched(config, suite_tests))
     # These steps read baselines, models and the cache, so each of them may fail.
     with usage_errors(config):
         _arrange(config, items)
@@ -87,7 +95,6 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
     context = config.stash[CONTEXT]
     only_lists = bool(config.getoption("collectonly"))
     # Order the tests, and drop those of other shards.
-    _drop_placeholders(items)
     _sort_by_server(items, context)
     if context.is_part:
         _sort_by_group(items, context)
@@ -97,7 +104,7 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
     suite_items = [
         item for item in items if is_suite_test(item) and not item.get_closest_marker("skip")
     ]
-    config.stash[NOTES].note_selected(suite_tests=len(suite_items), all_tests=len(items))
+    config.stash[NOTES].is_wanted = bool(suite_items)
     tests = [(case_of(item), subject_of(item)) for item in suite_items]
     selection = select(tests, context, asks_hub=not only_lists)
     shards = config.stash.get(SHARDS, ())
@@ -110,13 +117,13 @@ def _arrange(config: pytest.Config, items: list[pytest.Item]) -> None:
         _check(config, suite_items, selection)
 
 
-def _drop_placeholders(items: list[pytest.Item]) -> None:
-    """Drop the item that pytest makes for a test whose list of parameters is empty.
+def _without_placeholders(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Leave out the item that pytest makes for a test whose list of parameters is empty.
 
     The list is empty if no case that is run has the metrics or the check of the test's marker.
     """
     # Such an item has pytest's NOTSET in place of a case. A test that isn't the suite's has None.
-    items[:] = [item for item in items if isinstance(params_of(item).get("case"), Case | None)]
+    return [item for item in items if isinstance(params_of(item).get("case"), Case | None)]
 
 
 def _sort_by_server(items: list[pytest.Item], context: RunContext) -> None:

@@ -298,7 +298,7 @@ def _was_meant_to_judge(session: pytest.Session) -> bool:
     If it was, its documents are written although they have no verdicts.
 
     A session that lists tests, records baselines or ends with a usage error isn't meant to judge. A
-    resumed run that selects no test keeps the verdict that its folder already has.
+    resumed run that skips all tests keeps the verdict that its folder already has.
     """
     config = session.config
     context = config.stash[CONTEXT]

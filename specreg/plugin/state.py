@@ -34,8 +34,7 @@ class SessionNotes:
     Attributes:
         lines: Extra lines for the summary.
         refusal: Why the session ends before it measures anything; None if it doesn't.
-        is_wanted: True if the user wants tests of the suite: some are selected, or some were
-            collected and no test at all is selected.
+        is_wanted: True if tests of the suite are selected.
         failed_otherwise: True if a test failed for another reason than its verdict.
         has_nothing_to_run: True if `--specreg-shard` deselects all tests: the shard is empty, or
             the shards are only listed.
@@ -50,17 +49,6 @@ class SessionNotes:
     def add_lines(self, lines: Iterable[str]) -> None:
         """Add extra lines to the summary."""
         self.lines.extend(lines)
-
-    def note_collected(self) -> None:
-        """Note that a test of the suite was collected."""
-        self.is_wanted = True
-
-    def note_selected(self, *, suite_tests: int, all_tests: int) -> None:
-        """Note how many tests are selected.
-
-        If no test at all is selected, the selection may have been meant for the suite's tests.
-        """
-        self.is_wanted = bool(suite_tests) or (self.is_wanted and not all_tests)
 
     def note_nothing_to_run(self) -> None:
         """Note that `--specreg-shard` deselects all tests."""

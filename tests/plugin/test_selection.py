@@ -1,5 +1,7 @@
 """Which cases run, in which order, and how often a server starts."""
 
+import shlex
+
 import pytest
 
 from specreg.correctness.checks import CHECKS
@@ -55,6 +57,27 @@ def test_a_single_file_and_a_subfolder_know_the_options(suite: Suite) -> None:
     of_folder = suite.run("--co", "-q", cwd=ROOT / "tests" / "perf")
     assert len(_ids(of_file.stdout)) == 2
     assert len(_ids(of_folder.stdout)) > 2
+
+
+@pytest.mark.parametrize("recording", [(), ("--update-baselines",)], ids=["night", "recording"])
+def test_a_mistyped_name_gets_the_command_that_was_meant_and_leaves_no_run(
+    suite: Suite, recording: tuple[str, ...]
+) -> None:
+    done = suite.run("tests/perf", "-q", "-k", "eagel3 and c4", *recording)
+
+    (hint,) = (line for line in done.stdout.splitlines() if line.startswith("  pytest -k"))
+    typed = shlex.split(hint)
+    assert typed[:3] == ["pytest", "-k", "eagle3 and c4"]
+    assert set(recording) <= set(typed)
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert not suite.runs.exists()
+
+
+def test_a_name_that_is_like_no_other_gets_the_command_that_lists_the_cases(suite: Suite) -> None:
+    done = suite.run("tests/perf", "-q", "-k", "llama70b")
+    assert "specreg matrix --tier cpu" in done.stdout
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert not suite.runs.exists()
 
 
 def test_each_server_starts_once_for_all_its_cases(recorded_suite: Suite) -> None:

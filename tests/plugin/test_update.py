@@ -46,7 +46,7 @@ def test_a_recording_ends_with_the_files_and_what_to_type(suite: Suite) -> None:
     for method in ("none", "eagle3"):
         assert f"{folder}/vllm-{method}-tiny-toy-c1.json" in rows
         assert rows.count(f"{folder.name}/vllm-{method}-tiny-toy-c1") == 1
-    (again,) = (line for line in end.splitlines() if line.startswith("  pytest tests/perf -k"))
+    (again,) = (line for line in end.splitlines() if line.startswith("  pytest -k"))
     listed = suite.run(*shlex.split(again)[1:], "--co", "-q")
     assert listed.returncode == 0, listed.stdout
     assert "vllm-eagle3-tiny-toy-c1-lossless_frac" in listed.stdout

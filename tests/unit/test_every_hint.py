@@ -37,7 +37,7 @@ from tests.unit.builders.pages import EXAMPLE
 TIER = ("--specreg-tier=cpu",)
 CASES = ("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4")
 NAMES_COMMANDS = {"run_command", "record_command"}
-COMMAND = re.compile(r"pytest tests/perf(?: -k (?:\"[^\"]*\"|\S+))?(?: --[a-z-]+(?:=[^\s<]+)?)*")
+COMMAND = re.compile(r"pytest (?:tests/perf|-k (?:\"[^\"]*\"|\S+))(?: --[a-z-]+(?:=[^\s<]+)?)*")
 TTFT = "ttft_p50_ms"
 
 

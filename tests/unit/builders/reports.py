@@ -128,7 +128,7 @@ CASE_REPORT = CaseReport(
         past_run(day, acceptance_length_tokens=2.6, throughput_tokens_per_s=100.0 + day)
         for day in range(1, 13)
     ),
-    reproduce=f"pytest tests/perf -k {CASE.id}- --specreg-tier=cpu",
+    reproduce=f"pytest -k {CASE.id}- --specreg-tier=cpu",
 )
 
 

@@ -95,7 +95,7 @@ def test_only_the_cases_that_nothing_was_recorded_for_are_judged_against_other_m
 
 ATTACHED = "--specreg-attach=http://h:1"
 MINE = ("--specreg-matrix=my matrix", "--num-prompts=6")
-K = "pytest tests/perf -k case- --specreg-tier=cpu"
+K = "pytest -k case- --specreg-tier=cpu"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_whole_tier_is_recorded_only_when_all_of_it_is_new() -> None:
 def test_a_command_that_runs_all_names_no_case() -> None:
     verdicts = [verdict(Outcome.REGRESSED), verdict(Outcome.INVALID, case_id="other")]
     shown = commands(verdicts, {"case", "other"})
-    assert shown == ["pytest tests/perf -k case-", "pytest tests/perf -k other-"]
+    assert shown == ["pytest -k case-", "pytest -k other-"]
     worse = [dataclasses.replace(judged, outcome=Outcome.REGRESSED) for judged in verdicts]
     assert commands(worse, {"case", "other"}) == ["pytest tests/perf"]
 
