@@ -34,7 +34,7 @@ from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
 from specreg.datasets.table import SETS, PromptSet, dataset_named
 from specreg.engines.engine import Engine
 from specreg.engines.methods import METHODS, Method, Tree
-from specreg.engines.registry import ENGINES, render_methods
+from specreg.engines.registry import ENGINES, methods_by_engine
 from specreg.engines.server_spec import Parallel
 from specreg.matrix.case import CaseSettings
 from specreg.matrix.tables import CASE_PARTS, NO_KEYS, CasesTable, ModelsTable, TierFile
@@ -232,12 +232,18 @@ def options_page() -> str:
     commands = []
     for name in group.commands:
         _, command, _ = group.resolve_command(context, [name])
-        commands += [f"### specreg {name}", inspect.cleandoc(command.help)]
+        commands += [f"### specreg {name}", _help_of(command)]
         if command.params:
             head = ["argument or option", "default", "meaning"]
             commands.append(table(head, map(_parameter_row, command.params)))
     options = table(["option", "default", "meaning"], rows)
     return _OPTIONS.format(options=options, commands="\n\n".join(commands))
+
+
+def _help_of(command: Any) -> str:  # noqa: ANN401 - of a class of Typer's own
+    """Return what `--help` says of a command. A list of examples needs an empty line above it."""
+    text = inspect.cleandoc(command.help)
+    return text.replace("\b\nExamples:\n", "Examples:\n\n")
 
 
 def _parameter_row(parameter: Any) -> list[str]:  # noqa: ANN401 - of a class of Typer's own
@@ -336,7 +342,9 @@ def engines_page() -> str:
     engines = table(head, map(_engine_row, ENGINES.values()))
     rows = [_method_row(name, method) for name, method in METHODS.items()]
     methods = table(["method", "needs a draft", "drafts in every step", "drafts branch"], rows)
-    return _ENGINES.format(seen=render_methods(), engines=engines, methods=methods)
+    seen_head, *seen_rows = methods_by_engine()
+    seen = table(seen_head, [(code(name), *cells) for name, *cells in seen_rows])
+    return _ENGINES.format(seen=seen, engines=engines, methods=methods)
 
 
 def _engine_row(engine: Engine) -> list[str]:

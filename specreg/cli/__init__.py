@@ -3,9 +3,10 @@
 import ast
 import contextlib
 import importlib
+import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,37 @@ _COMMANDS: Mapping[str, str] = {
     "engines": "cases",
 }
 """The module of each command. A module is imported only when one of its commands is typed."""
+_VALUES: Mapping[str, str] = {
+    "a": "A",
+    "b": "B",
+    **dict.fromkeys(("good", "bad"), "ENGINE==VERSION"),
+    **dict.fromkeys(("a_overrides", "b_overrides"), "KEY=VALUE"),
+    **dict.fromkeys(("case", "case_ids"), "CASE"),
+    **dict.fromkeys(("launches", "prompts", "series", "shards"), "N"),
+    **dict.fromkeys(("out", "root", "matrix", "folder", "into", "baselines", "history"), "FOLDER"),
+    **dict.fromkeys(("least_s", "ready_within_s"), "SECONDS"),
+    **dict.fromkeys(("run", "runs", "without"), "RUN"),
+    **dict.fromkeys(("tolerance", "tolerances"), "METRIC=SHARE"),
+    "address": "HOST:PORT",
+    "arguments": "ARGUMENT",
+    "engine": "ENGINE",
+    "engine_python": "PYTHON",
+    "gpu_kind": "KIND",
+    "inconclusive": "nights|fail|warn|warn-speed",
+    "memory_gib": "GIB",
+    "minutes": "MINUTES",
+    "name": "NAME",
+    "output": "list|schema",
+    "pin_length_tokens": "TOKENS",
+    "reason": "TEXT",
+    "text": "TEXT",
+    "tier": "TIER",
+    "to": "FORM",
+    "tolerance_frac": "SHARE",
+    "user_file": "FILE",
+    "versions": "VERSION,VERSION",
+}
+"""What `--help` shows for the value of each parameter. Typer would show its type in Python."""
 
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -83,9 +115,21 @@ class Commands(typer.core.TyperGroup):
         """Return the typed command, and import its module."""
         name, _, arguments = super().resolve_command(ctx, args)
         module = importlib.import_module(f"specreg.cli.{_COMMANDS[str(name)]}")
+        function = getattr(module, str(name))
         single_command = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single_command.command(name)(getattr(module, str(name)))
-        return name, typer.main.get_command(single_command), arguments
+        single_command.command(name, help=_help_of(function))(function)
+        command = typer.main.get_command(single_command)
+        for parameter in command.params:
+            parameter.metavar = _VALUES.get(str(parameter.name), parameter.metavar)
+            # Typer shows the type of an argument even beside its name.
+            if isinstance(parameter, typer.core.TyperArgument):
+                vars(parameter)["display_type_rich"] = lambda **_: ""
+        return name, command, arguments
+
+
+def _help_of(function: Callable[..., object]) -> str:
+    """Return the docstring of a command. The lines of its examples aren't joined."""
+    return (inspect.getdoc(function) or "").replace("Examples:\n", "\b\nExamples:\n")
 
 
 def _first_line(name: str) -> str:

@@ -25,12 +25,13 @@ from specreg.core.files import data_dir
 from specreg.datasets.prepare import prepare as prepare_set
 from specreg.datasets.prepare import prepare_command
 from specreg.datasets.table import dataset_named
-from specreg.engines.registry import render_methods
+from specreg.engines.registry import methods_by_engine
 from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case, Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
-from specreg.report.tables import NOTHING, format_number, render_rows
+from specreg.report.screen import LOG, Screen, screen_here
+from specreg.report.tables import NOTHING, Layout, format_number, render_rows
 from specreg.servers.memory import fit_together
 from specreg.suite.options import LAUNCHES_TO_RECORD
 from specreg.telemetry.identity import Gpus, current_environment, find_gpus
@@ -46,41 +47,67 @@ _FEWEST_SERIES = 10
 def baselines(
     output: Annotated[
         Literal["list", "schema"],
-        typer.Argument(help="list, or schema for the JSON Schema of a file"),
-    ],
+        typer.Argument(help="list, or schema for the JSON Schema of a file", metavar="WHAT"),
+    ] = "list",
     root: RootOption = HERE,
 ) -> None:
-    """List the baselines with date, engine and reason; status 1 if one of them can't be read."""
+    """List the baselines with date, engine and reason; status 1 if one of them can't be read.
+
+    Examples:
+        specreg baselines
+        specreg baselines schema
+    """
     if output == "schema":
         typer.echo(render_schema(), nl=False)
         return
     by_path, errors = read_baselines(baseline_files(root / DEFAULT_OPTIONS.baselines))
     acceptance_length = METRICS["acceptance_length_tokens"]
     throughput = METRICS["throughput_tokens_per_s"]
-    rows = []
+    rows: list[Sequence[str]] = []
+    environment = ""
     for path, baseline in by_path.items():
+        if path.parent.name != environment:
+            environment = path.parent.name
+            rows.append([environment])
         provenance = baseline.provenance
         # A reason may have several lines. Here it is one.
         reason = " ".join(provenance.reason.split())
         cells = (
-            f"{path.parent.name}/{path.stem}",
+            f"  {path.stem}",
             provenance.recorded_on,
-            f"{baseline.case.engine}=={provenance.engine_version}",
+            f"{baseline.case.engine} {provenance.engine_version}",
             str(len(baseline.launches)),
             format_number(baseline.expected_value(acceptance_length)),
             format_number(baseline.expected_value(throughput)),
             reason,
         )
         rows.append(cells)
-    head = ("baseline", "recorded", "engine", "launches", "AL", "tokens/s", "reason")
-    table = render_rows(head, rows, left_columns=("engine",), folded=("reason",))
-    say("\n".join((table, *errors)))
+    head = (
+        "baseline",
+        "recorded",
+        "engine",
+        "launches",
+        "acceptance\nlength",
+        "\ntokens/s",
+        "reason",
+    )
+    screen = screen_here()
+    table = render_rows(
+        head,
+        rows,
+        screen,
+        Layout(left=("recorded", "engine"), folded=("reason",), optional=("launches",)),
+    )
+    say("\n".join((table, *errors)), styled=screen.color)
     raise typer.Exit(int(bool(errors)))
 
 
 def engines() -> None:
     """Print which engine has which method, and which methods were tried on a real server."""
-    say(render_methods())
+    screen = screen_here()
+    head, *rows = methods_by_engine()
+    # A cell has several words, and a narrow terminal shows each on a line of its own.
+    say(render_rows(head, rows, screen, Layout(folded=head)), styled=screen.color)
 
 
 def prepare(
@@ -91,6 +118,10 @@ def prepare(
 
     No dataset is part of specreg: each has a licence of its own, which is shown first. The prompts
     are written to the folder SPECREG_DATA, or else to specreg's cache.
+
+    Examples:
+        specreg prepare gsm8k
+        specreg prepare gsm8k --from ~/Downloads/test.jsonl
     """
     prepare_set(
         dataset_named(name),
@@ -105,7 +136,11 @@ def selftest(
         int, typer.Option(help="how many machines to simulate for each kind of nights")
     ] = 10,
 ) -> None:
-    """Simulate nights with and without planted changes, and print how often verdicts err."""
+    """Simulate nights with and without planted changes, and print how often verdicts err.
+
+    Examples:
+        specreg selftest --series 20
+    """
     # Both take seconds to import.
     from specreg.judging.simulation import simulate_rows  # noqa: PLC0415
     from specreg.verdicts.selftest import run_selftest  # noqa: PLC0415
@@ -149,7 +184,13 @@ def matrix(
         bool, typer.Option("--commands", help="print each server's environment and command")
     ] = False,
 ) -> None:
-    """Print a tier's cases, what each needs, and about how long it takes."""
+    """Print a tier's cases, what each needs, and about how long it takes.
+
+    Examples:
+        specreg matrix
+        specreg matrix --tier cpu -k eagle3
+        specreg matrix --tier cpu --commands
+    """
     folder = root / DEFAULT_OPTIONS.matrix
     chosen = tier_of(folder, tier)
     cases = tuple(case for case in chosen.cases if text.lower() in case.id.lower())
@@ -169,7 +210,8 @@ def matrix(
     store = BaselineStore(folder=root / DEFAULT_OPTIONS.baselines, environment=environment)
     kind = "gpu" if chosen.needs_gpus else "cpu"
     estimates = {case.id: estimate_of(case, store, kind) for case in chosen.cases}
-    say(render_matrix(chosen, estimates, gpus))
+    screen = screen_here()
+    say(render_matrix(chosen, estimates, gpus, screen), styled=screen.color)
     say(f"tiers: {', '.join(tier_names(folder))}")
 
 
@@ -191,19 +233,23 @@ def _render_commands(root: Path, tier: Tier) -> str:
     )
 
 
-def render_matrix(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> str:
+def render_matrix(
+    tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus, screen: Screen = LOG
+) -> str:
     """Render a row for each case, the total, what to prepare, and how many cases don't fit.
 
     Args:
         tier: the tier.
         estimates: how long each case takes, by its id.
         gpus: the GPUs of this machine.
+        screen: where it is shown.
     """
     # The table and the total.
     on_gpu = tier.needs_gpus > 0
     rows = [_matrix_row(case, estimates[case.id], on_gpu=on_gpu) for case in tier.cases]
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
-    lines = [render_rows(columns, rows, folded=("by",)), "", *_time_lines(tier, estimates, gpus)]
+    table = render_rows(columns, rows, screen, Layout(folded=("by",)))
+    lines = [table, "", *_time_lines(tier, estimates, gpus)]
 
     # What has to be prepared, what was read from commands, and under which licences models are.
     names = sorted({case.request.dataset for case in tier.cases})

@@ -23,6 +23,7 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.files import cause_of, real_path, remedy_of
 from specreg.core.interrupts import interrupt_on_signals
+from specreg.report.screen import screen_here
 from specreg.report.terminal import render_report
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
@@ -90,6 +91,11 @@ def gate(options: GateOptions) -> int:
     """Compare two engines or two configurations on this machine, and say whether to upgrade.
 
     Exit status: 0 upgrade, 1 don't, 10 undecided or not measurable.
+
+    Examples:
+        specreg gate vllm==0.31.0 vllm==0.32.0
+        specreg gate vllm==0.32.0 ../my-vllm --case vllm-eagle3-tiny-toy-c4
+        specreg gate vllm==0.32.0 vllm==0.32.0 --set-a draft_tokens=3 --set-b draft_tokens=5
     """
     if options.out is not None:
         set_report_aside(options.out)
@@ -110,8 +116,8 @@ def gate(options: GateOptions) -> int:
     report = record_gate(
         running_gate, command=command, resume_options=resume_options, status=cut_short_status
     )
-    color = sys.stdout.isatty()
-    say(render_report(report, color=color), styled=color)
+    screen = screen_here()
+    say(render_report(report, screen), styled=screen.color)
     say(f"report: {running_gate.folder / 'report.html'}")
     if not report.run.complete:
         say(f"to continue, type the same command with {resume_options}")
@@ -123,6 +129,9 @@ def bisect(options: BisectOptions) -> int:
     """Find the release in which a case became worse, by gates against the good release.
 
     Exit status: 0 found, 10 not found or only narrowed down.
+
+    Examples:
+        specreg bisect vllm-eagle3-tiny-toy-c4 --good vllm==0.29.0 --bad vllm==0.32.0
     """
     tier = tier_of(options.root / options.matrix, options.tier)
     try:
@@ -143,6 +152,10 @@ def soak(options: SoakOptions) -> int:
     """Keep one server under a case's load, and say whether acceptance, step time or memory drift.
 
     Exit status: 0 steady, 1 something drifts, 10 undecided or not measurable.
+
+    Examples:
+        specreg soak --minutes 60
+        specreg soak vllm-eagle3-tiny-toy-c4 --engine vllm==0.32.0
     """
     running_soak = open_soak(options, tier_of(options.root / options.matrix, options.tier))
     verdicts: tuple[Verdict, ...] = ()
@@ -153,6 +166,6 @@ def soak(options: SoakOptions) -> int:
         # What was measured is shown even if the soak was cut short.
         if running_soak.segments:
             verdicts = running_soak.look(LAST_LEVEL)
-            color = sys.stdout.isatty()
-            say(render_soak(running_soak, verdicts, color=color), styled=color)
+            screen = screen_here()
+            say(render_soak(running_soak, verdicts, screen), styled=screen.color)
     return exit_status(verdicts)

@@ -61,7 +61,14 @@ def report(
         bool, typer.Option("--schema", help="print the JSON Schema of report.json instead")
     ] = False,
 ) -> None:
-    """Render a finished run, two side by side, or the nights of all cases."""
+    """Render a finished run, two side by side, or the nights of all cases.
+
+    Examples:
+        specreg report
+        specreg report --to csv --to junit
+        specreg report 20261127T020000-1 20261128T020000-1
+        specreg report --history
+    """
     named = runs or []
     if schema:
         typer.echo(render_schema(), nl=False)

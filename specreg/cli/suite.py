@@ -28,6 +28,7 @@ from specreg.core.received import received_files, write_received
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import FILE_NAME
 from specreg.report.progress import Progress
+from specreg.report.screen import screen_here
 from specreg.report.terminal import render_report
 from specreg.runs.ledger import LEDGER
 from specreg.suite.configure import open_context
@@ -84,11 +85,15 @@ def doctor(
     """Print what this machine is, what can be measured on it, and what is in the way of a tier.
 
     Status 1 if something is in the way. Nothing is started, fetched or changed.
+
+    Examples:
+        specreg doctor
+        specreg doctor --tier gpu
     """
     options = Options(tier=tier, engine_python=engine_python)
     findings = tuple(examine(open_context(root, options, Progress(io.StringIO()))))
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    say(render_findings(findings, color=color), styled=color)
+    screen = screen_here()
+    say(render_findings(findings, screen), styled=screen.color)
     is_blocked = any(finding.state is State.IN_THE_WAY for finding in findings)
     raise typer.Exit(int(is_blocked))
 
@@ -114,6 +119,9 @@ def merge(
 
     The options of this command decide where tiers and baselines are, how to judge, and whether to
     write baselines. The folders of the shards are only read as data.
+
+    Examples:
+        specreg merge .specreg/runs/shard1 .specreg/runs/shard2 --into .specreg/runs/merged
     """
     check_name("--inconclusive", inconclusive, get_args(Inconclusive))
     options = Options(
@@ -136,8 +144,7 @@ def judge(
     history: _HistoryOption = DEFAULT_OPTIONS.history,
     *,
     tolerance: Annotated[
-        list[str] | None,
-        typer.Option(help="METRIC=SHARE, the tolerated loss of a metric in place of its own"),
+        list[str] | None, typer.Option(help="the tolerated loss of a metric in place of its own")
     ] = None,
     without: Annotated[
         list[str] | None,
@@ -146,8 +153,11 @@ def judge(
 ) -> None:
     """Judge a recorded run anew: with other tolerances, newer baselines, or without a night.
 
-    Nothing is started or written. Example: `specreg judge .specreg/runs/20261128T020000-1
-    --tolerance throughput_tokens_per_s=0.05`
+    Nothing is started or written.
+
+    Examples:
+        specreg judge .specreg/runs/20261128T020000-1
+        specreg judge .specreg/runs/20261128T020000-1 --tolerance throughput_tokens_per_s=0.05
     """
     check_name("--inconclusive", inconclusive, get_args(Inconclusive))
     options = Options(
@@ -163,7 +173,8 @@ def judge(
     verdict = run_verdict(result, status, cut_short=not judged.cases.is_whole)
     command = shlex.join(("specreg", *sys.argv[1:]))
     report = report_of(result, verdict, command=command, remarks=(*remarks, *remarks_of(result)))
-    say(render_report(report, color=sys.stdout.isatty()), styled=sys.stdout.isatty())
+    screen = screen_here()
+    say(render_report(report, screen), styled=screen.color)
     raise typer.Exit(status)
 
 
@@ -206,19 +217,19 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
     status = exit_status(result.verdicts) or int(failed_otherwise)
 
     # Write the baselines, then the report.
-    color = sys.stdout.isatty()
+    screen = screen_here()
     if context.is_recording:
-        recorded, all_written = record_baselines(result, color=color)
+        recorded, all_written = record_baselines(result, screen)
         status = status or int(bool(remarks) or not all_written)
-        say("\n\n".join(recorded), styled=color)
+        say("\n\n".join(recorded), styled=screen.color)
     verdict = run_verdict(result, status, cut_short=not merged.cases.is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     report, lines = record_run(result, verdict, command=command, remarks=remarks)
     lines.append(f"report: {context.run_folder / 'report.html'}")
     text = "\n".join(lines)
     if report is not None:
-        text = render_report(report, color=color, details=lines)
-    say(text, styled=color)
+        text = render_report(report, screen, details=lines)
+    say(text, styled=screen.color)
     raise typer.Exit(status)
 
 
@@ -243,7 +254,11 @@ def ray(
         bool, typer.Option("--shared", help="the nodes share this folder, so no copy is sent")
     ] = False,
 ) -> None:
-    """Run the shards of a run on a Ray cluster, each as a task with its GPUs, and merge them."""
+    """Run the shards of a run on a Ray cluster, each as a task with its GPUs, and merge them.
+
+    Examples:
+        specreg ray --shards 8 -- --specreg-tier=gpu
+    """
     try:
         import ray as cluster  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -75,7 +75,8 @@ class ComparisonOptions(ServerOptions):
         int | None, Option(help="how many prompts each case replays", min=1, max=1_000_000)
     ] = None
     tolerances: Annotated[
-        list[str], Option(TOLERANCE, help="METRIC=FRACTION: the tolerated loss, 0..1")
+        list[str],
+        Option(TOLERANCE, help="the tolerated loss of a metric, such as step_p50_ms=0.05"),
     ] = field(default_factory=list)
     least_s: Annotated[
         float,
@@ -95,17 +96,18 @@ class GateOptions(ComparisonOptions):
     """
 
     a: Annotated[
-        str, Argument(help="the side in use: vllm==0.31.0, a wheel, a git checkout or a Python")
+        str, Argument(help="A, what is in use: vllm==0.31.0, a wheel, a git checkout or a Python")
     ]
-    b: Annotated[str, Argument(help="the side that would replace it")]
+    b: Annotated[str, Argument(help="B, what would take its place")]
     case_ids: Annotated[list[str], Option("--case", help="a case to compare (default: all)")] = (
         field(default_factory=list)
     )
     a_overrides: Annotated[
-        list[str], Option("--a", help="KEY=VALUE: a setting of side A that differs")
+        list[str],
+        Option("--set-a", "--a", help="a setting of A that differs, such as draft_tokens=5"),
     ] = field(default_factory=list)
     b_overrides: Annotated[
-        list[str], Option("--b", help="KEY=VALUE: a setting of side B that differs")
+        list[str], Option("--set-b", "--b", help="a setting of B that differs")
     ] = field(default_factory=list)
     pin_length_tokens: Annotated[
         float | None,

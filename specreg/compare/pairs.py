@@ -271,8 +271,8 @@ def pairs_of(
     if prompts is not None:
         cases = [case.replaying(prompts) for case in cases]
     drafts = _drafts_by_models(tier)
-    cases_of_a = _overridden_cases("--a", cases, overrides[0], drafts)
-    cases_of_b = _overridden_cases("--b", cases, overrides[1], drafts)
+    cases_of_a = _overridden_cases("--set-a", cases, overrides[0], drafts)
+    cases_of_b = _overridden_cases("--set-b", cases, overrides[1], drafts)
     pairs = []
     for case_of_a, case_of_b in zip(cases_of_a, cases_of_b, strict=True):
         pair = Pair(a=case_of_a, b=case_of_b)

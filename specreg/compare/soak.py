@@ -25,6 +25,7 @@ from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Plan, Workload, batch_size_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
 from specreg.report.remarks import workload_remarks
+from specreg.report.screen import LOG, Screen
 from specreg.report.terminal import render_verdicts
 from specreg.runs.ledger import LEDGER, Ledger, Segment
 from specreg.servers.handle import ServerHandle
@@ -484,12 +485,12 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     return Soak(options=options, tier=tier, case=case, ledger=Ledger(path))
 
 
-def render_soak(soak: Soak, verdicts: Sequence[Verdict], *, color: bool) -> str:
+def render_soak(soak: Soak, verdicts: Sequence[Verdict], screen: Screen = LOG) -> str:
     """Render the verdicts of a soak, their reasons, and the file with its segments.
 
     The last eighth of the segments is compared with the first.
     """
-    table = render_verdicts(verdicts, color=color, columns=("last", "first"))
+    table = render_verdicts(verdicts, screen, columns=("last", "first"))
     reasons = [
         f"{verdict.metric}: {verdict.explanation}"
         for verdict in verdicts

@@ -1,6 +1,6 @@
 """Look up engines by their names."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from specreg.core.errors import check_name
@@ -26,14 +26,11 @@ def engine_named(name: str) -> Engine:
     return ENGINES[name]
 
 
-def render_methods() -> str:
-    """Render which engine has which method, and whether it was seen running, as Markdown."""
-    rows = [("method", *ENGINES), ("---",) * (len(ENGINES) + 1)]
+def methods_by_engine() -> Iterator[tuple[str, ...]]:
+    """Yield the head of a table, and then for each method how each engine was seen to run it."""
+    yield ("method", *ENGINES)
     for name in METHODS:
-        cells = [_evidence(engine, name) for engine in ENGINES.values()]
-        rows.append((f"`{name}`", *cells))
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(lines)
+        yield (name, *(_evidence(engine, name) for engine in ENGINES.values()))
 
 
 def _evidence(engine: Engine, method: str) -> str:

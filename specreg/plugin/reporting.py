@@ -9,7 +9,7 @@ from specreg.core.errors import MemoryHeldError, ModelNotFetchedError, SpecregEr
 from specreg.core.readable import readable_block, readable_line
 from specreg.plugin.state import CONTEXT, END, NOTES, PROGRESS, RUN
 from specreg.plugin.suite_tests import case_of, is_suite_test, subject_of
-from specreg.plugin.terminal import has_color
+from specreg.plugin.terminal import screen_of
 from specreg.report.failures import (
     Failure,
     make_traceback_readable,
@@ -193,8 +193,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     context = config.stash[CONTEXT]
     heading = f"specreg: tier {context.tier.name} on {context.environment.name}"
     terminalreporter.section(readable_line(heading))
-    color = has_color(config)
+    screen = screen_of(config)
     text = render_end(
-        end.result, end.report, lines, shows_failures=bool(end.failure_blocks), color=color
+        end.result, end.report, lines, shows_failures=bool(end.failure_blocks), screen=screen
     )
-    terminalreporter.write_line(readable_block(text, styled=color))
+    terminalreporter.write_line(readable_block(text, styled=screen.color))

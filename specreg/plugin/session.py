@@ -34,7 +34,7 @@ from specreg.plugin.state import (
     usage_errors,
 )
 from specreg.plugin.suite_tests import MARKERS, case_id_of, is_suite_test
-from specreg.plugin.terminal import cursor_column, has_color
+from specreg.plugin.terminal import cursor_column, screen_of
 from specreg.plugin.xdist import (
     deal_out_groups,
     has_workers,
@@ -273,7 +273,7 @@ def _update_baselines(session: pytest.Session, result: RunResult, *, cut_short: 
         if session.shouldfail:
             reason = "-x or --maxfail stopped the run"
         return [f"no baseline was written: {reason}"]
-    lines, all_written = record_baselines(result, color=has_color(session.config))
+    lines, all_written = record_baselines(result, screen_of(session.config))
     if not all_written and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     return lines

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from specreg.plugin.xdist import is_worker
+from specreg.report.screen import LOG, Screen, bounded
 
 _CI_VARIABLES = ("CI", "BUILD_NUMBER")
 """The variables that CI services set. A job may run in a terminal there, but nobody watches it."""
@@ -32,6 +33,14 @@ def cursor_column(config: pytest.Config) -> Callable[[], int] | None:
     return column
 
 
-def has_color(config: pytest.Config) -> bool:
-    """Return whether output has colours."""
-    return bool(config.get_terminal_writer().hasmarkup) and "NO_COLOR" not in os.environ
+def screen_of(config: pytest.Config) -> Screen:
+    """Return where pytest writes."""
+    writer = config.get_terminal_writer()
+    columns = LOG.columns
+    if os.isatty(1):
+        columns = bounded(writer.fullwidth)
+    return Screen(
+        columns=columns,
+        color=bool(writer.hasmarkup) and "NO_COLOR" not in os.environ,
+        verbose=config.get_verbosity() > 0,
+    )

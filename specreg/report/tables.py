@@ -2,8 +2,9 @@
 
 import dataclasses
 import io
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -12,11 +13,11 @@ from rich.text import Text
 from specreg.core.readable import without_ci_commands
 from specreg.core.timeline import Phase, RunTime
 from specreg.measurement.figures import Figures
+from specreg.report.screen import LOG, Screen
 from specreg.stats.percentiles import Summary
 from specreg.telemetry.power_record import ArmPower, PowerRecord
 
 NOTHING = "–"
-_WIDTH = 110
 DISTRIBUTIONS = {
     "ttft_ms": "time to first token, ms",
     "tpot_ms": "time per output token, ms",
@@ -50,6 +51,11 @@ _CATEGORIES = ("by category", "requests", "AL", "A/D", "ms/token alone", "with",
 _WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in flight"
 """The abbreviations of the tables and of case ids; docs/reference/glossary.md explains terms."""
 _POWER = ("power", "J/token", "alone", "saved", "W", "idle", "remark")
+_NUMBER = re.compile(r"[^\d.]*\d+(?P<rest>(\.\d+)?[^\d.]*)")
+"""A number with its sign and its unit: `-8.0%`, `×2.47`."""
+_BETWEEN_COLUMNS = 2
+_PADDING = "\ue000"
+"""Stands for a space at the end of a cell, which rich would strip. It is in no readable text."""
 _SHOWN_S = 0.05
 """A phase has a column only if it took at least this long for some pair of servers."""
 
@@ -104,37 +110,66 @@ def _render_bound(bound_frac: float) -> str:
     return "<-999" if bound_frac < 0 else ">999"
 
 
+class Layout(NamedTuple):
+    """How the columns of a table are shown, by their names. All others are aligned right.
+
+    Attributes:
+        left: columns that are aligned left and don't wrap.
+        folded: columns that are aligned left and wrap.
+        optional: columns that are left out, the last one first, where the screen is too narrow.
+    """
+
+    left: Collection[str] = ()
+    folded: Collection[str] = ()
+    optional: Collection[str] = ()
+
+
 def render_rows(
     head: Sequence[str],
     rows: Iterable[Sequence[str | Text]],
-    *,
-    color: bool = False,
-    left_columns: Collection[str] = (),
-    folded: Collection[str] = (),
+    screen: Screen = LOG,
+    layout: Layout = Layout(),  # noqa: B008 - it can't be changed
 ) -> str:
-    """Render a table that is at most 110 characters wide; empty without rows.
+    """Render a table that is as wide as a screen at most; empty without rows.
 
     A short row leaves the last columns empty, and a row with a single cell is a heading. The first
-    column is aligned left and wraps.
+    column is aligned left, and wraps where the screen is too narrow. In the columns that are
+    aligned right, decimal points stand below each other.
 
     Args:
         head: the names of the columns.
         rows: the cells of each row.
-        color: whether to write escape sequences for colours.
-        left_columns: columns that are aligned left and don't wrap.
-        folded: columns that are aligned left and wrap. All other columns are aligned right.
+        screen: where the table is shown.
+        layout: which columns are aligned left, wrap, or may be left out.
     """
+    all_rows = [*rows]
+    shown_head = head
+    width = _least_width(head, all_rows, layout)
+    for name in reversed([name for name in head if name in layout.optional]):
+        if width <= screen.columns:
+            break
+        index = shown_head.index(name)
+        shown_head = (*shown_head[:index], *shown_head[index + 1 :])
+        all_rows = [(*row[:index], *row[index + 1 :]) for row in all_rows]
+        width = _least_width(shown_head, all_rows, layout)
+    head = shown_head
+
     # Declare the columns.
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
-        wraps = name == head[0] or name in folded
+        is_first = name == head[0]
+        wraps = name in layout.folded or (is_first and width > screen.columns)
         justify: Literal["left", "right"] = "right"
-        if wraps or name in left_columns:
+        if is_first or name in (*layout.folded, *layout.left):
             justify = "left"
-        table.add_column(name, justify=justify, no_wrap=not wraps, overflow="fold")
+        # No word of a head is broken.
+        least = max(map(len, name.split()), default=None)
+        table.add_column(name, justify=justify, no_wrap=not wraps, overflow="fold", min_width=least)
 
     # Add the rows.
-    for row in rows:
+    left = {head[0], *layout.folded, *layout.left}
+    right_indices = [index for index, name in enumerate(head) if name not in left]
+    for row in _with_aligned_decimals(all_rows, right_indices):
         # In a plain string, rich would interpret brackets as markup.
         cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
         is_heading = len(row) == 1
@@ -145,16 +180,53 @@ def render_rows(
     # Render the table to text.
     text = io.StringIO()
     console = Console(
-        file=text, width=_WIDTH, force_terminal=color, no_color=not color, highlight=False
+        file=text,
+        width=screen.columns,
+        force_terminal=screen.color,
+        no_color=not screen.color,
+        highlight=False,
     )
     console.print(table)
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    lines = [line.replace(_PADDING, " ").rstrip() for line in text.getvalue().splitlines()]
     # Wrapping a cell may move something to the start of a line where a CI system takes it for a
     # command.
     return without_ci_commands("\n".join(lines))
 
 
-def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
+def _least_width(head: Sequence[str], rows: Sequence[Sequence[str | Text]], layout: Layout) -> int:
+    """Return the width of a table in which only the folded columns wrap."""
+    widths = []
+    for index, name in enumerate(head):
+        cells = [name, *(str(row[index]) for row in rows if len(row) > index)]
+        if name in layout.folded:
+            parts = [word for cell in cells for word in cell.split()]
+        else:
+            parts = [line for cell in cells for line in cell.splitlines()]
+        widths.append(max(map(len, parts), default=0))
+    return sum(widths) + _BETWEEN_COLUMNS * (len(widths) - 1)
+
+
+def _with_aligned_decimals(
+    rows: Sequence[Sequence[str | Text]], indices: Iterable[int]
+) -> list[list[str | Text]]:
+    """Pad the numbers in some columns, so that their decimal points stand below each other."""
+    aligned = [list(row) for row in rows]
+    for index in indices:
+        cells = [row[index] for row in aligned if len(row) > index]
+        longest = max((_after_the_point(cell) for cell in cells), default=0)
+        for row in aligned:
+            if len(row) > index and isinstance(row[index], str):
+                row[index] += _PADDING * (longest - _after_the_point(row[index]))
+    return aligned
+
+
+def _after_the_point(cell: str | Text) -> int:
+    """Return how many characters of a number follow its whole part."""
+    number = _NUMBER.fullmatch(str(cell))
+    return len(number["rest"]) if number else 0
+
+
+def render_figures(figures: Sequence[Figures], screen: Screen = LOG) -> str:
     """Render tables of the figures of one launch of each case. Tables without rows are left out.
 
     TPOT is the median over requests, and throughput is the tokens per second while the load was
@@ -165,15 +237,15 @@ def render_figures(figures: Sequence[Figures], *, color: bool) -> str:
 
     Args:
         figures: the figures of one launch of each case.
-        color: whether to write escape sequences for colours.
+        screen: where the tables are shown.
     """
     speedup_rows = [_speedup_row(case) for case in figures if case.speedup and case.control]
     category_rows = [row for case in figures for row in _category_rows(case)]
     power_rows = [[case.case_id, *_power_cells(case.power)] for case in figures if case.power]
     parts = [
-        render_rows(_SPEEDUP, speedup_rows, color=color, folded=(_POSITIONS,)),
-        render_rows(_CATEGORIES, category_rows, color=color),
-        render_rows(_POWER, power_rows, color=color, folded=("remark",)),
+        render_rows(_SPEEDUP, speedup_rows, screen, Layout(folded=(_POSITIONS,))),
+        render_rows(_CATEGORIES, category_rows, screen),
+        render_rows(_POWER, power_rows, screen, Layout(folded=("remark",))),
     ]
     if speedup_rows:
         parts.append(_WORDS)
@@ -282,7 +354,7 @@ def _power_remarks(power: PowerRecord, arm: ArmPower) -> list[str]:
     return remarks
 
 
-def render_times(run_time: RunTime, *, color: bool) -> str:
+def render_times(run_time: RunTime, screen: Screen = LOG) -> str:
     """Render how long each phase of a run took, in seconds, with a row for each pair of servers.
 
     Returns:
@@ -304,7 +376,7 @@ def render_times(run_time: RunTime, *, color: bool) -> str:
     rows.append(["for no pair", *no_phases, f"{run_time.idle_s:.1f}"])
     rows.append(["since the process began", *no_phases, f"{run_time.wall_s:.1f}"])
     head = ("where the time went, s", *phases, "total")
-    return render_rows(head, rows, color=color)
+    return render_rows(head, rows, screen)
 
 
 def _suffix(metric: str) -> str:

@@ -13,10 +13,12 @@ from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import Report, last_verdicts
 from specreg.report.parts import Commands, Fold, Part, Text, VerdictLine
+from specreg.report.screen import LOG, Screen
 from specreg.report.sentence import recorded_cases
 from specreg.report.summary import STYLES, tone_of
 from specreg.report.tables import (
     NOTHING,
+    Layout,
     format_number,
     label_of,
     render_change,
@@ -35,13 +37,17 @@ _LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
 
 def render_report(
-    report: Report, *, color: bool, details: Sequence[str] = (), shows_failures: bool = False
+    report: Report,
+    screen: Screen = LOG,
+    *,
+    details: Sequence[str] = (),
+    shows_failures: bool = False,
 ) -> str:
     """Render a document for a terminal: the answer first, and what to type next last.
 
     Args:
         report: the document.
-        color: whether to write escape sequences for colours.
+        screen: where it is shown.
         details: further paragraphs below the tables.
         shows_failures: whether the failed verdicts are explained above already.
     """
@@ -52,7 +58,7 @@ def render_report(
     if report.control:
         # For the control, side A is launched twice, as A1 and A2. The table calls A1 just A.
         columns = (f"{before}2", before)
-        control_table = render_verdicts(report.control, color=color, columns=columns)
+        control_table = render_verdicts(report.control, screen, columns=columns)
         control_text = f"the control, {before} against itself:\n{control_table}"
     # The sides of a gate are compared with each other, and not with a baseline.
     environment = None
@@ -64,29 +70,29 @@ def render_report(
     to_explain = [verdict for verdict in verdicts if not (shows_failures and verdict.fails)]
     view = view_of(report)
     commands = [part for part in view if isinstance(part, Commands)]
-    said = [_render_part(part, color=color) for part in view if part not in commands]
+    said = [_render_part(part, screen) for part in view if part not in commands]
     parts = (
         "\n".join(said),
-        render_verdicts(verdicts, color=color, columns=(new, before)),
+        render_verdicts(verdicts, screen, columns=(new, before)),
         control_text,
         *details,
         render_notes(to_explain, environment),
         "\n".join(report.remarks),
-        *(_render_part(part, color=color) for part in commands),
+        *(_render_part(part, screen) for part in commands),
     )
     return "\n\n".join(part for part in parts if part)
 
 
-def _render_part(part: Part, *, color: bool) -> str:
+def _render_part(part: Part, screen: Screen) -> str:
     """Render a part of a view. A terminal shows no pictures, and what is folded elsewhere."""
     if isinstance(part, VerdictLine):
-        return Style.parse(STYLES[part.tone]).render(str(part)) if color else str(part)
+        return Style.parse(STYLES[part.tone]).render(str(part)) if screen.color else str(part)
     if isinstance(part, Text):
         return part.text
     if isinstance(part, Commands):
         return "\n  ".join((f"{part.purpose}:", *part.commands))
     if isinstance(part, Fold):
-        rendered = [_render_part(inner, color=color) for inner in part.parts]
+        rendered = [_render_part(inner, screen) for inner in part.parts]
         return "\n  ".join((part.title, *filter(None, rendered)))
     return ""
 
@@ -100,7 +106,10 @@ def columns_of(report: Report) -> tuple[str, str]:
 
 
 def render_verdicts(
-    verdicts: Sequence[Verdict], *, color: bool, columns: tuple[str, str] = ("value", "baseline")
+    verdicts: Sequence[Verdict],
+    screen: Screen = LOG,
+    *,
+    columns: tuple[str, str] = ("value", "baseline"),
 ) -> str:
     """Render a table with the verdicts of `last_verdicts`, grouped by case in the run's order."""
     rows_by_case: dict[str, list[Sequence[str | StyledText]]] = {
@@ -109,7 +118,7 @@ def render_verdicts(
     for verdict in last_verdicts(verdicts):
         comparison = verdict.comparison
         style = ""
-        if color:
+        if screen.color:
             style = STYLES[tone_of([verdict])]
         row: Sequence[str | StyledText] = [
             f"  {verdict.metric}",
@@ -123,10 +132,10 @@ def render_verdicts(
         rows_by_case[verdict.case_id].append(row)
     head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
     rows = itertools.chain.from_iterable(rows_by_case.values())
-    return render_rows(head, rows, color=color, left_columns=("outcome",))
+    return render_rows(head, rows, screen, Layout(left=("outcome",), optional=("tolerated",)))
 
 
-def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str:
+def render_recorded(recorded: Iterable[RecordedBaseline], screen: Screen = LOG) -> str:
     """Render a table with the old and the new value of each metric of recorded baselines."""
     rows: list[Sequence[str]] = []
     for record in recorded:
@@ -151,7 +160,7 @@ def render_recorded(recorded: Iterable[RecordedBaseline], *, color: bool) -> str
             )
             rows.append(cells)
     head = ("baseline", "old", "new", "change", "interval", "spread", "launches")
-    return render_rows(head, rows, color=color)
+    return render_rows(head, rows, screen)
 
 
 def _change_cells(

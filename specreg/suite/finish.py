@@ -10,6 +10,7 @@ from specreg.report.document import FILE_NAME, Report, RunVerdict, record_docume
 from specreg.report.exports import ALWAYS, append_job_summary, write_outputs
 from specreg.report.launches import last_launches
 from specreg.report.page import render_markdown
+from specreg.report.screen import LOG, Screen
 from specreg.report.tables import render_figures, render_times
 from specreg.report.terminal import render_report, render_verdicts
 from specreg.runs.goals import CaseLaunch
@@ -123,7 +124,7 @@ def render_end(
     lines: Iterable[str],
     *,
     shows_failures: bool,
-    color: bool,
+    screen: Screen = LOG,
 ) -> str:
     """Render the summary of a run: the answer, verdicts, figures, remarks, and the next command.
 
@@ -133,7 +134,7 @@ def render_end(
             the report can't be made.
         lines: Extra lines, which are shown below the table of verdicts.
         shows_failures: True if the failed verdicts are explained above the summary already.
-        color: True to write in colour.
+        screen: Where the summary is shown.
     """
     context = result.context
     resumed = [
@@ -146,16 +147,16 @@ def render_end(
         resumed_line = f"taken over from the interrupted run: {', '.join(resumed)}"
     details = (
         *lines,
-        render_figures(last_launches(result.figures), color=color),
-        render_times(result.time, color=color),
+        render_figures(last_launches(result.figures), screen),
+        render_times(result.time, screen),
         _remark_on_speeds(context.tier.cases),
         resumed_line,
         _report_line(context.run_folder),
     )
     if report is None:
-        table = render_verdicts(result.verdicts, color=color)
+        table = render_verdicts(result.verdicts, screen)
         return "\n\n".join(part for part in (table, *details) if part)
-    return render_report(report, color=color, details=details, shows_failures=shows_failures)
+    return render_report(report, screen, details=details, shows_failures=shows_failures)
 
 
 def _remark_on_speeds(cases: Sequence[Case]) -> str:

@@ -14,6 +14,7 @@ from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family
 from specreg.report import terminal
+from specreg.report.screen import LOG, Screen
 from specreg.suite.recording import speed_spreads
 from specreg.suite.result import RunResult
 from specreg.verdicts.confirmation import Confirmation
@@ -31,7 +32,7 @@ from specreg.verdicts.nights import MachineNights
 from specreg.verdicts.verdict import Outcome
 
 
-def record_baselines(result: RunResult, *, color: bool) -> tuple[list[str], bool]:
+def record_baselines(result: RunResult, screen: Screen = LOG) -> tuple[list[str], bool]:
     """Write the baselines of the cases whose launches were all measured.
 
     Returns:
@@ -48,7 +49,7 @@ def record_baselines(result: RunResult, *, color: bool) -> tuple[list[str], bool
         recorded.append(baseline)
         if baseline.left_out:
             refused[case.id] = baseline.left_out
-    lines = [*refused.values(), *_summary_of(result, recorded, color=color)]
+    lines = [*refused.values(), *_summary_of(result, recorded, screen)]
     failed_ids = {verdict.case_id for verdict in result.verdicts if verdict.fails}
     to_repeat = tuple(case_id for case_id in refused if case_id not in failed_ids)
     if to_repeat:
@@ -58,7 +59,7 @@ def record_baselines(result: RunResult, *, color: bool) -> tuple[list[str], bool
 
 
 def _summary_of(
-    result: RunResult, recorded: Sequence[RecordedBaseline], *, color: bool
+    result: RunResult, recorded: Sequence[RecordedBaseline], screen: Screen
 ) -> Sequence[str]:
     """Return the parts of the summary about the baselines that were written."""
     if not recorded:
@@ -70,7 +71,7 @@ def _summary_of(
         if result.selection.needs_speed(case)
     }
     return (
-        terminal.render_recorded(recorded, color=color),
+        terminal.render_recorded(recorded, screen),
         terminal.render_undecidable(recorded),
         terminal.render_unjudged(recorded, timed_launches),
         terminal.render_written(recorded),

@@ -25,7 +25,8 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id, resolve_model, widened_folders
 from specreg.matrix.prompts import load_case_prompts
-from specreg.report.tables import render_rows
+from specreg.report.screen import LOG, Screen
+from specreg.report.tables import Layout, render_rows
 from specreg.servers.build_tools import missing_tools
 from specreg.servers.memory import free_gib
 from specreg.servers.provision import environment_exists, interpreter_of
@@ -97,7 +98,7 @@ def examine(context: RunContext) -> Iterator[Finding]:
             yield Finding(subject, says, "repair that, or report it", State.IN_THE_WAY)
 
 
-def render_findings(findings: Sequence[Finding], *, color: bool) -> str:
+def render_findings(findings: Sequence[Finding], screen: Screen = LOG) -> str:
     """Render a row for each finding, with the advice below, and count the obstacles and notes."""
     rows = []
     for finding in findings:
@@ -106,7 +107,7 @@ def render_findings(findings: Sequence[Finding], *, color: bool) -> str:
             text = f"{text}\n→ {finding.advice}"
         rows.append((Text(finding.state, _STYLES[finding.state]), finding.subject, text))
     head = ("state", "subject", "finding")
-    table = render_rows(head, rows, color=color, left_columns=head, folded=("finding",))
+    table = render_rows(head, rows, screen, Layout(left=head, folded=("finding",)))
     states = [finding.state for finding in findings]
     obstacles = states.count(State.IN_THE_WAY)
     notes = states.count(State.NOTE)

@@ -84,7 +84,7 @@ def check_reported(gate: Gate) -> None:
     written = load_report(gate.folder / "report.json")
     assert written.run.exit_status == report.run.exit_status
     texts = [(gate.folder / name).read_text() for name in PAGES]
-    for text in (*texts, render_report(written, color=False)):
+    for text in (*texts, render_report(written)):
         unsafe = _UNSAFE.search(text)
         assert unsafe is None, f"{unsafe} in {text[:200]!r}"
 

@@ -20,6 +20,7 @@ from specreg.report.benchmarks import render_benchmarks
 from specreg.report.document import FILE_NAME, ArmReport, Report, load_report
 from specreg.report.exports import FORMS
 from specreg.report.page import render_page
+from specreg.report.screen import Screen
 from specreg.report.side_by_side import side_by_side
 from specreg.report.terminal import render_report
 from specreg.runs.ledger import LEDGER, Ledger, read_ledger
@@ -110,7 +111,7 @@ def read_report(folder: Path, content: bytes) -> None:
     """A report, in each form that is rendered from it alone, and beside another one."""
     (folder / FILE_NAME).write_bytes(content)
     report = load_report(folder / FILE_NAME)
-    render_report(report, color=True)
+    render_report(report, Screen(color=True))
     for form in FORMS.values():
         if not form.takes_ledger:
             form.render(report, {})

@@ -110,7 +110,7 @@ def baselines_to_record_again(folder: Path) -> str:
         shutil.copy(builders.ROOT / "fixtures" / name, folder / name)
     launch = builders.measurement({TTFT: 2.5}, of=runs.COUNTS)
     context = runs.context(folder / "matrix", update_baselines=True, launches=2)
-    return "\n".join(record_baselines(runs.measured_run(context, launch).result(), color=False)[0])
+    return "\n".join(record_baselines(runs.measured_run(context, launch).result())[0])
 
 
 def doctor_of(tier: str) -> str:

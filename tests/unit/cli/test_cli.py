@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from specreg import __version__ as specreg_version
@@ -20,6 +23,7 @@ from tests.unit.builders import reports
 from tests.unit.builders.command_line import specreg
 
 CASE_ID = "a-case"
+COMMANDS = typer.main.get_group(app).list_commands(None)  # type: ignore[arg-type]
 
 
 def test_an_unknown_name_is_answered_with_those_there_are(
@@ -43,11 +47,12 @@ def test_all_baselines_are_listed_and_one_that_cannot_be_read_says_why(tmp_path:
     record_baseline(folder / f"{CASE_ID}.json", baseline)
     torn = folder / "torn.json"
     torn.write_text("{")
-    done = specreg(tmp_path, "baselines", "list")
+    done = specreg(tmp_path, "baselines")
     assert done.exit_code == 1
-    (row,) = (line.split() for line in done.output.splitlines() if CASE_ID in line)
-    assert row[0] == f"{environment}/{CASE_ID}"
-    assert row[1:] == ["2026-11-21", "vllm==0.32.0", "3", "2.5", "100", "first", "run"]
+    lines = done.output.splitlines()
+    row = lines[lines.index(environment) + 1].split()
+    assert row[0] == CASE_ID
+    assert row[1:] == ["2026-11-21", "vllm", "0.32.0", "3", "2.5", "100", "first", "run"]
     assert f"baseline '{torn}': " in done.output
 
 
@@ -131,6 +136,32 @@ def test_no_module_of_a_foreign_folder_is_imported(tmp_path: Path) -> None:
     done = run_here(sys.executable, "-m", "specreg", "report", ".", cwd=tmp_path, env=variables)
     assert "foreign" not in done.stdout + done.stderr
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_examples_that_can_be_typed_and_no_type_of_python(
+    name: str, columns: str
+) -> None:
+    group: Any = typer.main.get_command(app)
+    _, command, _ = group.resolve_command(typer.Context(group), [name])
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": columns}).output
+
+    examples = [line.split()[1:] for line in shown.splitlines() if line.startswith("      specreg")]
+    takes_arguments = any(parameter.name != "root" for parameter in command.params)
+    assert bool(examples) is takes_arguments
+    for typed, *arguments in examples:
+        assert typed == name
+        command.make_context(name, [*arguments])
+    assert not re.search(r"<[a-z]", shown)
+
+
+def test_the_settings_of_a_side_have_names_of_their_own_and_the_old_ones_are_read() -> None:
+    group: Any = typer.main.get_command(app)
+    _, command, _ = group.resolve_command(typer.Context(group), ["gate"])
+    for name in ("--set-b", "--b"):
+        typed = ["vllm==0.31.0", "vllm==0.32.0", name, "draft_tokens=5"]
+        assert command.make_context("gate", typed).params["b_overrides"] == ["draft_tokens=5"]
 
 
 def test_every_command_is_listed_with_its_first_line() -> None:

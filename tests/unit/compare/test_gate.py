@@ -440,5 +440,5 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     page.mkdir()
     assert record_gate(gate, command="").run.exit_status == 10  # the answer stays
     assert "report.md': not written, Is a directory" in shown[-1]
-    text = render_report(report, color=False)
+    text = render_report(report)
     assert text.startswith("? Can't tell yet whether to upgrade")

@@ -95,7 +95,7 @@ def test_the_time_is_shown_in_a_line_for_each_pair(clock: Clock) -> None:
     timeline = Timeline(clock=clock, began_ns=0)
     two_pairs(timeline, clock)
 
-    shown = render_times(timeline.so_far(), color=False)
+    shown = render_times(timeline.so_far())
     assert [line.split("  ")[0] for line in shown.splitlines()] == [
         *("where the time went, s", "eagle3", "eagle3-launch2"),
         *("for no pair", "since the process began"),
@@ -105,7 +105,7 @@ def test_the_time_is_shown_in_a_line_for_each_pair(clock: Clock) -> None:
         ["20.0", "0.0", "0.0", "0.0", "4.0", "24.0"],
     ]
     assert [line.split()[-1] for line in shown.splitlines()[3:]] == ["3.0", "81.0"]
-    assert render_times(RunTime(pairs=(), idle_s=1, wall_s=1), color=False) == ""
+    assert render_times(RunTime(pairs=(), idle_s=1, wall_s=1)) == ""
 
 
 class Kept(io.StringIO):

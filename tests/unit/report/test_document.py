@@ -320,7 +320,7 @@ def test_a_report_of_another_machine_shows_commands_of_this_one(tmp_path: Path, 
         f"pytest -k {case_id}- --specreg-tier=cpu --specreg-engine-version={version}"
     )
     assert shown.origin.command == "pytest tests/perf --specreg-tier=cpu"
-    for text in (render_page(shown), render_report(shown, color=False)):
+    for text in (render_page(shown), render_report(shown)):
         assert line not in text
         assert "/opt/x" not in text
 
@@ -340,7 +340,7 @@ def test_a_gate_of_another_machine_offers_no_command(tmp_path: Path, line: str) 
     shown = received(tmp_path, replace(report, origin=origin, hints=(line,)))
     assert shown.origin.command == ""
     assert shown.cases[0].reproduce == ""
-    for text in (render_page(shown), render_report(shown, color=False)):
+    for text in (render_page(shown), render_report(shown)):
         assert line not in text
         assert "To type next" not in text
 

@@ -48,7 +48,7 @@ def test_each_form_begins_with_the_same_sentence() -> None:
     line = view_of(report)[0]
     assert isinstance(line, VerdictLine)
     assert str(line).startswith("✗ draft_model ")
-    assert render_report(report, color=False).startswith(str(line))
+    assert render_report(report).startswith(str(line))
     assert Page(render_page(report)).text.partition("specreg ")[2].startswith(str(line))
     assert render_markdown(report).replace("\\", "").startswith(f"## {line}")
 

@@ -6,7 +6,8 @@ import pytest
 from specreg.core.readable import readable_line
 from specreg.core.reasons import Invalidity
 from specreg.measurement.figures import Figures, figures_of
-from specreg.report.tables import render_figures, render_rows
+from specreg.report.screen import LOG, Screen
+from specreg.report.tables import NOTHING, Layout, render_figures, render_rows
 from tests.unit import builders
 from tests.unit.builders.reports import FIGURES, a_round, measured
 
@@ -16,7 +17,7 @@ WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in fli
 
 def lines(*figures: Figures) -> list[str]:
     """Each line of what is shown, its words a blank apart."""
-    shown = render_figures(figures, color=False)
+    shown = render_figures(figures)
     return [" ".join(line.split()) for line in shown.splitlines()]
 
 
@@ -81,15 +82,41 @@ def test_what_is_not_known_has_no_table() -> None:
 
 @pytest.mark.parametrize("case_id", ["case", "an-id-that-is-longer-than-the-head-of-its-column"])
 def test_a_table_keeps_to_its_width(case_id: str) -> None:
-    shown = render_figures([called(case_id)], color=False)
+    shown = render_figures([called(case_id)])
     assert max(map(len, shown.splitlines())) <= 110
 
 
-@pytest.mark.parametrize("color", [False, True])
-def test_a_long_word_that_is_folded_is_no_command_of_a_ci(*, color: bool) -> None:
+@pytest.mark.parametrize("screen", [LOG, Screen(color=True), Screen(columns=80)], ids=repr)
+def test_a_long_word_that_is_folded_is_no_command_of_a_ci(screen: Screen) -> None:
     """A server's text is one word that is broken just before the command."""
     for length in range(80, 120):
         word = readable_line("x" * length + "::stop-commands::planted")
-        shown = render_rows(("of", "finding"), [("name", word)], color=color, folded=("finding",))
+        shown = render_rows(
+            ("of", "finding"), [("name", word)], screen, Layout(folded=("finding",))
+        )
         assert "planted" in shown.replace("\n", "").replace(" ", "")
         assert not [line for line in shown.splitlines() if line.strip().startswith("::")]
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_table_is_as_wide_as_the_screen_and_no_wider(columns: int) -> None:
+    rows = [("a-case", "12", "what is said of it " * 20)]
+    shown = render_rows(
+        ("case", "figure", "remark"), rows, Screen(columns=columns), Layout(folded=("remark",))
+    )
+    longest = max(map(len, shown.splitlines()))
+    assert columns - len("what is said") < longest <= columns
+
+
+def test_decimal_points_in_a_column_stand_below_each_other() -> None:
+    shown = render_rows(("case", "value"), [("a", "241"), ("b", "219.7"), ("c", "0.8818")])
+    _, *lines = shown.splitlines()
+    units = [line.partition(".")[0].rstrip()[-1:] for line in lines]
+    positions = {len(line.partition(".")[0].rstrip()) for line in lines}
+    assert (units, len(positions)) == (["1", "9", "0"], 1)
+
+
+def test_a_dash_stands_where_the_whole_part_of_a_number_ends() -> None:
+    shown = render_rows(("case", "value"), [("a", NOTHING), ("b", "×2.47")])
+    _, dash, number = shown.splitlines()
+    assert dash.index(NOTHING) == number.index(".") - 1

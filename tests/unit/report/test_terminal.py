@@ -43,7 +43,7 @@ def test_a_case_stands_above_its_metrics_and_what_is_unknown_is_a_dash() -> None
         tolerance_frac=0.05,
     )
     verdicts = [held, verdict(Outcome.INVALID), verdict(Outcome.PASS, case_id="other")]
-    rows = [line.split() for line in render_verdicts(verdicts, color=False).split("\n")]
+    rows = [line.split() for line in render_verdicts(verdicts).split("\n")]
     assert rows[1:] == [
         ["case"],
         ["tpot_p50_ms", "9.877", "10", "+1.2%", "-2.5..+4.9%", "5", "%", "PASS"],
@@ -189,7 +189,7 @@ def test_a_recorded_change_is_positive_when_better() -> None:
         old=builders.baseline({"tpot_p50_ms": 10.0, "speedup_ratio": 1.0}),
         new=builders.baseline({"tpot_p50_ms": 9.0}, {"tpot_p50_ms": 9.0}),
     )
-    lines = render_recorded([record], color=False).splitlines()
+    lines = render_recorded([record]).splitlines()
     (row,) = (line.split() for line in lines if "tpot_p50_ms" in line)
     assert row == ["tpot_p50_ms", "10", "9", "+10.0%", "+10.0..+10.0%", "0.0%", "2"]
     assert not [line for line in lines if "speedup_ratio" in line]
@@ -198,7 +198,7 @@ def test_a_recorded_change_is_positive_when_better() -> None:
 def test_a_recorded_acceptance_without_speeds_has_no_number_of_launches() -> None:
     new = builders.baseline(of=StepCounts.from_histogram([10, 10, 10, 30], 180))
     recorded = RecordedBaseline(path=Path("cpu-x/case.json"), old=None, new=new)
-    lines = render_recorded([recorded], color=False).splitlines()
+    lines = render_recorded([recorded]).splitlines()
     (row,) = (line.split() for line in lines if "acceptance_length_tokens" in line)
     assert row == ["acceptance_length_tokens", "–", "3", "–", "–", "–", "–"]
 
@@ -242,7 +242,7 @@ def test_a_recording_of_several_launches_without_a_valid_speed_is_not_one_launch
 
 def test_a_case_of_several_launches_is_shown_once() -> None:
     measured = [verdict(Outcome.MEASURED), verdict(Outcome.MEASURED, case_id="b")]
-    shown = render_verdicts([*measured, *measured, verdict(Outcome.PASS)], color=False)
+    shown = render_verdicts([*measured, *measured, verdict(Outcome.PASS)])
     rows = [line.split() for line in shown.splitlines()[1:]]
     assert [row[0] for row in rows] == ["case", "m", "b", "m"]
     assert [row[-1] for row in rows if row[0] == "m"] == ["PASS", "MEASURED"]
@@ -262,7 +262,7 @@ GATE = msgspec.structs.replace(
 
 
 def test_a_gate_is_shown_by_its_own_words_and_arms() -> None:
-    shown = render_report(GATE, color=False)
+    shown = render_report(GATE)
     assert shown.startswith("✗ Don't upgrade to vllm 0.32.0 with draft_tokens=5: ")
     assert "A is vllm==0.31.0; its servers reported 0.31.0\nB is vllm==0.32.0 with draft" in shown
     heads = [line.split() for line in shown.splitlines() if line.startswith("case and metric")]

@@ -214,7 +214,7 @@ def test_a_case_that_is_wrong_is_not_recorded(tmp_path: Path) -> None:
     wrong = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
     run.judge.confirmation.add(dataclasses.replace(wrong, reason=Reason(text="token 3 differs")))
 
-    lines, all_written = record_baselines(run.result(), color=False)
+    lines, all_written = record_baselines(run.result())
 
     reason = "WRONG: token 3 differs; record it once its answers are right"
     assert lines == [f"baseline of '{builders.CASE.id}': not written, {reason}"]
@@ -228,7 +228,7 @@ def test_a_loss_is_recorded_only_with_a_reason(tmp_path: Path) -> None:
     slow = builders.measurement({LENGTH.name: 2.5, SPEED.name: 50.0}, of=COUNTS)
     run = runs.measured_run(context, slow, slow)
 
-    lines, all_written = record_baselines(run.result(), color=False)
+    lines, all_written = record_baselines(run.result())
 
     assert lines[0] == (
         f"baseline of '{builders.CASE.id}': not written, throughput_tokens_per_s is proven to be"
@@ -244,7 +244,7 @@ def test_a_tier_of_which_some_servers_have_a_realistic_speed_says_how_many(tmp_p
     context = dataclasses.replace(context, tier=mixed)
     result = empty_result(context, Selection())
 
-    text = render_end(result, None, (), shows_failures=False, color=False)
+    text = render_end(result, None, (), shows_failures=False)
 
     assert "the servers of 1 of 2 cases of this tier have no realistic speed" in text
 

@@ -474,7 +474,7 @@ def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
     here = Finding("GPU 0", "[here]")
     full = Finding("disk", "full", "make room", State.IN_THE_WAY)
     away = Finding("model", "away", "fetch it", State.NOTE)
-    assert render_findings((here, full, away), color=False).splitlines() == [
+    assert render_findings((here, full, away)).splitlines() == [
         "state       subject  finding",
         "ok          GPU 0    [here]",
         "in the way  disk     full",
@@ -484,7 +484,7 @@ def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
         "",
         "1 thing(s) in the way, 1 note(s)",
     ]
-    assert render_findings([here], color=False).endswith("\nnothing is in the way")
+    assert render_findings([here]).endswith("\nnothing is in the way")
 
 
 def doctor(root: Path, *options: str) -> Result:

@@ -141,7 +141,7 @@ def test_figures_tell_what_a_token_costs_and_what_speculation_saves() -> None:
     assert case.idle_w == pytest.approx(100)
     assert case.devices[0].throttled == ("power cap",)
     every = [figures, figures_of(measured(BROKEN), 1)]
-    shown = " ".join(render_figures(every, color=False).split())
+    shown = " ".join(render_figures(every).split())
     for words in ("+67%", "at its power cap", "±0.1%", "POWER_INVALID: the sampler"):
         assert words in shown
 
