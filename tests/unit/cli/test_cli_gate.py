@@ -29,7 +29,7 @@ BISECT = ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "vllm==0.32.0")
         (("gate", "vllm", "vllm@~nobody-of-this-name/x"), "~nobody-of-this-name/x"),
         (
             ("gate", "vllm", "vllm", "--case", PLAIN, "--b", "draft_tokens=5"),
-            "--b draft_tokens: changes none of 1 cases",
+            "--set-b draft_tokens: changes none of 1 cases",
         ),
         (
             ("bisect", CASE, "--good", "vllm==0.31.0", "--bad", "sglang==0.5.23"),
