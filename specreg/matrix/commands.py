@@ -21,8 +21,14 @@ from specreg.engines.serve_command import (
     read_words,
 )
 from specreg.engines.server_spec import Parallel, ServerSpec
-from specreg.matrix.containers import Container, is_docker_run, read_docker_run, read_server_file
-from specreg.matrix.tables import as_toml
+from specreg.matrix.containers import (
+    Container,
+    is_docker_run,
+    read_docker_run,
+    read_server_file,
+    server_file_of,
+)
+from specreg.matrix.tables import as_toml, located_errors
 
 COMMAND = "command"
 _PARALLEL = "parallel."
@@ -75,12 +81,20 @@ def understand_command(
     commands = {
         name: engine.serve_command for name, engine in ENGINES.items() if engine.serve_command
     }
-    if not isinstance(text, str):
-        command = _command_in(read_server_file(text, folder), commands)
-    elif is_docker_run(text):
-        command = _command_in(read_docker_run(text, folder), commands)
-    else:
-        command = read_command(text, commands)
+    if isinstance(text, str):
+        if is_docker_run(text):
+            command = _command_in(read_docker_run(text, folder), commands)
+        else:
+            command = read_command(text, commands)
+        return _table_of(command, table)
+    server_file = server_file_of(text)
+    with located_errors(str(server_file)):
+        command = _command_in(read_server_file(server_file, folder), commands)
+        return _table_of(command, table)
+
+
+def _table_of(command: ReadCommand, table: Mapping[str, object]) -> TableOfCommand:
+    """Return a command line as keys of `[[cases]]`; see `understand_command`."""
     # A control is added to the method of the command, because without one no speedup is known.
     keys: dict[str, Any] = {"engine": command.engine}
     if command.image:

@@ -163,7 +163,18 @@ class _Reading:
             self.folders[target] = str(self.folder / source)
 
     def container(self, image: str, words: Sequence[str]) -> Container:
-        """Return what has been read."""
+        """Return what has been read.
+
+        Raises:
+            MatrixError: A word or a variable can't be passed to any program.
+        """
+        for text in (image, *words, *self.variables, *self.variables.values()):
+            # YAML may write a NUL, or half of a pair of surrogates, which TOML can't.
+            if "\0" in text or text.encode(errors="ignore").decode() != text:
+                raise MatrixError(
+                    "command: a word or a variable has a character that no argument can have;"
+                    " remove it"
+                )
         notes = list(self.notes)
         if self.left_out:
             names = ", ".join(dict.fromkeys(self.left_out))
@@ -293,6 +304,11 @@ class ServerFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     service: str = ""
     container: str = ""
 
+    def __str__(self) -> str:
+        if self.service:
+            return f"'{self.file}', service '{self.service}'"
+        return f"'{self.file}', container '{self.container}'"
+
 
 class _Volume(msgspec.Struct):
     """A volume of a Compose service in its long form."""
@@ -351,15 +367,11 @@ class _PodContainer(msgspec.Struct, rename="camel"):
     volume_mounts: list[_VolumeMount] = []
 
 
-def read_server_file(table: object, folder: Path) -> Container:
-    """Read the container of a file of Compose or Kubernetes.
-
-    Args:
-        table: The value of `command`; see `ServerFile`.
-        folder: The folder of the tier.
+def server_file_of(table: object) -> ServerFile:
+    """Return what a table of TOML says of a file that starts a server.
 
     Raises:
-        MatrixError: The file can't be read, has no such container, or something in it isn't known.
+        MatrixError: It isn't such a table, or names neither a service nor a container, or both.
     """
     try:
         server_file = msgspec.convert(table, ServerFile)
@@ -373,15 +385,27 @@ def read_server_file(table: object, folder: Path) -> Container:
             f"command: file '{server_file.file}': name its service (Compose) or its container"
             " (Kubernetes)"
         )
+    return server_file
+
+
+def read_server_file(server_file: ServerFile, folder: Path) -> Container:
+    """Read the container of a file of Compose or Kubernetes.
+
+    Args:
+        server_file: The file and its container.
+        folder: The folder of the tier.
+
+    Raises:
+        MatrixError: The file can't be read, has no such container, or something in it isn't known.
+    """
     path = folder / server_file.file
-    subject = f"command: '{path}'"
-    documents = _load_documents(path, subject)
+    documents = _load_documents(path)
     if server_file.service:
-        return _read_service(documents, server_file.service, path.parent, subject)
-    return _read_pod(documents, server_file.container, path.parent, subject)
+        return _read_service(documents, server_file.service, path.parent)
+    return _read_pod(documents, server_file.container, path.parent)
 
 
-def _load_documents(path: Path, subject: str) -> Sequence[Any]:
+def _load_documents(path: Path) -> Sequence[Any]:
     """Return the documents of a file of YAML or JSON.
 
     Raises:
@@ -398,16 +422,16 @@ def _load_documents(path: Path, subject: str) -> Sequence[Any]:
         return list(yaml.safe_load_all(content))
     except ImportError as error:
         raise MatrixError(
-            f"{subject}: reading YAML needs PyYAML; {install_command('yaml')}, or name a file of"
+            f"reading YAML needs PyYAML; {install_command('yaml')}, or name a file of"
             " JSON, as `docker compose config --format json` and `kubectl get -o json` write it"
         ) from error
     except unreadable as error:
         raise MatrixError(
-            f"{subject}: can't be read, {cause_of(error)}; correct it, or name another file"
+            f"can't be read, {cause_of(error)}; correct it, or name another file"
         ) from error
 
 
-def _convert(value: object, kind: Any, subject: str) -> Any:  # noqa: ANN401 - of any type
+def _convert(value: object, kind: Any) -> Any:  # noqa: ANN401 - of any type
     """Return a part of a document as a value of a type.
 
     Raises:
@@ -416,14 +440,13 @@ def _convert(value: object, kind: Any, subject: str) -> Any:  # noqa: ANN401 - o
     try:
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise MatrixError(f"{subject}: {error}; correct it") from error
+        raise MatrixError(f"{error}; correct it") from error
 
 
-def _read_service(documents: Sequence[Any], name: str, folder: Path, subject: str) -> Container:
+def _read_service(documents: Sequence[Any], name: str, folder: Path) -> Container:
     """Read a service of Compose; errors as in `read_server_file`."""
-    subject = f"{subject}, service '{name}'"
-    table = _find_service(documents, name, subject)
-    service = _convert(table, _Service, subject)
+    table = _find_service(documents, name)
+    service = _convert(table, _Service)
     reading = _Reading(folder)
     read_keys = {"image", "entrypoint", "command", "environment"}
     reading.left_out += [key for key in table if key not in read_keys]
@@ -431,15 +454,15 @@ def _read_service(documents: Sequence[Any], name: str, folder: Path, subject: st
         reading.set_variable(variable, value)
     for source, target in _volumes_of(service):
         reading.mount(source, target)
-    words = [*_words_in(service.entrypoint, subject), *_words_in(service.command, subject)]
-    image = _named(_with_defaults(service.image), subject)
+    words = [*_words_in(service.entrypoint), *_words_in(service.command)]
+    image = _named(_with_defaults(service.image))
     for word in (image, *words):
         _check_written(word)
     # Compose writes a dollar twice where no variable begins.
     return reading.container(image, [word.replace("$$", "$") for word in words])
 
 
-def _find_service(documents: Sequence[Any], name: str, subject: str) -> dict[str, Any]:
+def _find_service(documents: Sequence[Any], name: str) -> dict[str, Any]:
     """Return a service of Compose.
 
     Raises:
@@ -451,11 +474,10 @@ def _find_service(documents: Sequence[Any], name: str, subject: str) -> dict[str
             services |= document["services"]
     table = services.get(name)
     if not isinstance(table, dict):
-        raise MatrixError(f"{subject}: isn't in the file, which has {_listed(services)}; name one")
+        raise MatrixError(f"isn't in the file, which has {_listed(services)}; name one")
     for key in table.keys() & {"extends", "env_file"}:
         raise MatrixError(
-            f"{subject}: {key} isn't followed; name what `docker compose config --format json >"
-            " FILE` writes"
+            f"{key} isn't followed; name what `docker compose config --format json > FILE` writes"
         )
     return table
 
@@ -481,7 +503,7 @@ def _volumes_of(service: _Service) -> Iterator[tuple[str, str]]:
             yield _with_defaults(volume.source), volume.target
 
 
-def _words_in(words: _Words, subject: str) -> Sequence[str]:
+def _words_in(words: _Words) -> Sequence[str]:
     """Return the words of an entrypoint or a command of Compose.
 
     Raises:
@@ -492,7 +514,7 @@ def _words_in(words: _Words, subject: str) -> Sequence[str]:
     try:
         return shlex.split(_with_defaults(words))
     except ValueError as error:
-        raise MatrixError(f"{subject}: {error} in its command; correct it") from error
+        raise MatrixError(f"{error} in its command; correct it") from error
 
 
 def _text_of(value: _Scalar) -> str:
@@ -505,12 +527,11 @@ def _with_defaults(text: str) -> str:
     return _OTHERS_VALUE.sub(lambda match: match[0] if match[2] is None else match[2], text)
 
 
-def _read_pod(documents: Sequence[Any], name: str, folder: Path, subject: str) -> Container:
+def _read_pod(documents: Sequence[Any], name: str, folder: Path) -> Container:
     """Read a container of Kubernetes; errors as in `read_server_file`."""
-    subject = f"{subject}, container '{name}'"
-    pod, table = _find_container(documents, name, subject)
-    container = _convert(table, _PodContainer, subject)
-    volumes = _convert(pod.get("volumes") or [], list[_PodVolume], f"{subject}: volumes")
+    pod, table = _find_container(documents, name)
+    container = _convert(table, _PodContainer)
+    volumes = _convert(pod.get("volumes") or [], list[_PodVolume])
     reading = _Reading(folder)
     read_keys = {"name", "image", "command", "args", "env", "containers", "initContainers"}
     reading.left_out += [key for key in (*table, *pod) if key not in read_keys]
@@ -525,10 +546,9 @@ def _read_pod(documents: Sequence[Any], name: str, folder: Path, subject: str) -
     words = [_with_values(word, values) for word in (*container.command, *container.args)]
     for unknown in filter(None, map(_POD_VALUE.search, words)):
         raise MatrixError(
-            f"{subject}: '{unknown[0]}' has no value in the file; write it there, or name another"
-            " container"
+            f"'{unknown[0]}' has no value in the file; write it there, or name another container"
         )
-    return reading.container(_named(container.image, subject), words)
+    return reading.container(_named(container.image), words)
 
 
 def _mounts_of(
@@ -541,9 +561,7 @@ def _mounts_of(
             yield str(Path(host_paths[mount.name]) / mount.sub_path), mount.mount_path
 
 
-def _find_container(
-    documents: Sequence[Any], name: str, subject: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _find_container(documents: Sequence[Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the only container of this name, after the part of a Pod that it is in.
 
     Raises:
@@ -559,7 +577,7 @@ def _find_container(
             found += [(pod, table) for table in tables if table.get("name") == name]
     if len(found) != 1:
         problem = f"is there {len(found)} times" if found else "isn't in the file"
-        raise MatrixError(f"{subject}: {problem}, which has {_listed(names)}; name one")
+        raise MatrixError(f"{problem}, which has {_listed(names)}; name one")
     return found[0]
 
 
@@ -585,14 +603,14 @@ def _pods_in(value: object, visited: set[int]) -> Iterator[dict[str, Any]]:
         yield from _pods_in(part, visited)
 
 
-def _named(image: str, subject: str) -> str:
+def _named(image: str) -> str:
     """Return the image of a container.
 
     Raises:
         MatrixError: It has none.
     """
     if not image:
-        raise MatrixError(f"{subject}: has no image; name a container that has one")
+        raise MatrixError("has no image; name a container that has one")
     return image
 
 

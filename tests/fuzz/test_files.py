@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ruamel.yaml import YAML
 
 from specreg.baselines.schema import load_acceptance, load_baseline, load_published, render_baseline
 from specreg.datasets.prepare import load_prompts, paths_of, prepare
@@ -22,11 +24,21 @@ from specreg.measurement.metrics import METRICS, check_allowed
 from tests.fuzz.mutations import bytes_of, json_of, rows_of, toml_of
 from tests.fuzz.trying import Sample, read_all_sound, try_all
 from tests.unit import builders
+from tests.unit.builders.container_files import SGLANG_COMPOSE, VLLM_KUBERNETES
 
 BASELINES = builders.ROOT / "baselines"
 MATRIX = builders.ROOT / "fixtures/matrix"
 PAIRS = builders.ROOT / "fixtures/models/pairs.toml"
 TOY = builders.ROOT / "fixtures/prompts/toy.jsonl"
+TIER_OF_SERVER = """
+needs_gpus = 1
+[[cases]]
+command = { file = "FILE", WHICH }
+dataset = "toy"
+concurrency = [2]
+prompts = 8
+output_cap_tokens = 16
+"""
 Kinds = tuple[tuple[Sample, ...], ...]
 
 
@@ -109,6 +121,30 @@ def matrices() -> Iterable[Sample]:
     yield Sample(content=PAIRS.read_bytes(), wrong=toml_of, read=read_pairs)
 
 
+def read_server(name: str, which: str, folder: Path, content: bytes) -> None:
+    """A file that starts a server, which a tier names."""
+    (folder / "matrix").mkdir(exist_ok=True)
+    (folder / "matrix" / name).write_bytes(content)
+    tier = TIER_OF_SERVER.replace("FILE", name).replace("WHICH", which)
+    read_tier(folder, tier.encode())
+
+
+def servers() -> Iterable[Sample]:
+    """Files of Compose and Kubernetes, as YAML and as JSON."""
+    for text, which in (
+        (SGLANG_COMPOSE, 'service = "sglang"'),
+        (VLLM_KUBERNETES, 'container = "vllm"'),
+        (VLLM_KUBERNETES, 'container = "args"'),
+    ):
+        reading = functools.partial(read_server, "server.yaml", which)
+        yield Sample(content=text.encode(), wrong=bytes_of, read=reading)
+        items = list(YAML(typ="safe").load_all(text))
+        # `kubectl get -o json` writes several things as a list of them.
+        document = items[0] if len(items) == 1 else {"kind": "List", "items": items}
+        reading = functools.partial(read_server, "server.json", which)
+        yield Sample(content=json.dumps(document).encode(), wrong=json_of, read=reading)
+
+
 def datasets(folder: Path) -> Iterable[Sample]:
     """Prompts in each form, and the record of a prepared set."""
     toy = load_prompt_file(TOY)[:20]
@@ -140,7 +176,7 @@ def datasets(folder: Path) -> Iterable[Sample]:
 @pytest.fixture(scope="session")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
     folder = tmp_path_factory.mktemp("sound")
-    return tuple(baselines()), tuple(matrices()), tuple(datasets(folder))
+    return tuple(baselines()), tuple(matrices()), tuple(servers()), tuple(datasets(folder))
 
 
 def test_what_is_sound_is_read(kinds: Kinds, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """A table of cases that has the container in which somebody runs the server.
 
-The specifications have the form of those that the engines document: vLLM's pages "Using Docker" and
-"Using Kubernetes", SGLang's `docker/compose.yaml` and `docker/k8s-sglang-service.yaml`, and the
-quick start of TensorRT-LLM.
+The lines of `docker run` have the form of those in vLLM's page "Using Docker", in SGLang's page
+"Install", and in the quick start of TensorRT-LLM.
 """
 
 import json
@@ -18,10 +17,9 @@ from specreg.engines.server_spec import Parallel
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.tier import load_tier
 from tests.unit import builders
+from tests.unit.builders.container_files import EAGLE3, SECRET, SGLANG_COMPOSE, VLLM_KUBERNETES
 
 LOAD = 'dataset = "toy"\nconcurrency = [2]\nprompts = 8\noutput_cap_tokens = 16\n'
-SECRET = "hf_plantedPLANTED0123"  # noqa: S105 - planted
-EAGLE3 = '{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 5}'
 
 
 def load(folder: Path, command: str, keys: str = "") -> Tier:
@@ -144,44 +142,6 @@ def test_a_folder_in_the_container_is_the_one_that_is_mounted_there(tmp_path: Pa
         refuse(tmp_path, quoted(command), "'/m/target' is a folder in the container.*mount one, or")
 
 
-SGLANG_COMPOSE = """
-services:
-  sglang:
-    image: lmsysorg/sglang:latest
-    container_name: sglang
-    volumes:
-      - ${HOME}/.cache/huggingface:/root/.cache/huggingface
-      - ./models:/models
-    restart: always
-    network_mode: host
-    environment:
-      HF_TOKEN: <secret>
-      SGLANG_LOG_MS: 1
-      OTHER: ${OTHER}
-    entrypoint: python3 -m sglang.launch_server
-    command:
-      --model-path /models/target
-      --host 0.0.0.0
-      --port ${PORT:-30000}
-      --context-length 4096
-      --attention-backend fa3
-    ulimits:
-      memlock: -1
-    ipc: host
-    healthcheck:
-      test: ["CMD-SHELL", "curl -f http://localhost:30000/health || exit 1"]
-    deploy:
-      resources:
-        reservations:
-          devices:
-            - driver: nvidia
-              device_ids: ['0']
-              capabilities: [gpu]
-  proxy:
-    image: nginx
-"""
-
-
 def test_a_service_of_compose_is_read_and_what_it_has_besides_is_named(tmp_path: Path) -> None:
     tier = load(tmp_path, in_file(tmp_path, SGLANG_COMPOSE, service="sglang"))
     server = only_case(tier).server
@@ -211,74 +171,6 @@ def test_a_service_may_be_written_as_lists_and_as_json(tmp_path: Path) -> None:
     assert (server.max_sequences, server.trust_remote_code) == (32, True)
     assert server.engine_env == (("NCCL_DEBUG", "INFO"),)
     assert SECRET not in hide(f"echoed {SECRET}")
-
-
-VLLM_KUBERNETES = f"""
-apiVersion: v1
-kind: Secret
-metadata:
-  name: hf-token-secret
-stringData:
-  token: "REPLACE_WITH_TOKEN"
----
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: vllm-server
-spec:
-  replicas: 1
-  template:
-    spec:
-      hostIPC: true
-      volumes:
-      - name: cache-volume
-        persistentVolumeClaim:
-          claimName: models
-      - name: weights
-        hostPath: {{ path: /data/weights, type: Directory }}
-      containers:
-      - name: vllm
-        image: vllm/vllm-openai:v0.33.0
-        command: ["/bin/sh", "-c"]
-        args: [
-          "vllm serve some/target --trust-remote-code --enable-chunked-prefill --max_num_seqs 16
-           --speculative-config '{EAGLE3.replace(chr(34), chr(92) + chr(34))}'"
-        ]
-        env:
-        - name: HF_TOKEN
-          valueFrom:
-            secretKeyRef: {{ name: hf-token-secret, key: token }}
-        - name: VLLM_LOGGING_LEVEL
-          value: DEBUG
-        - name: VLLM_API_KEY
-          value: {SECRET}
-        ports:
-        - containerPort: 8000
-        resources:
-          limits: {{ nvidia.com/gpu: "1" }}
-        volumeMounts:
-        - {{ mountPath: /root/.cache/huggingface, name: cache-volume }}
-        livenessProbe:
-          httpGet: {{ path: /health, port: 8000 }}
-        readinessProbe:
-          httpGet: {{ path: /health, port: 8000 }}
-      - name: args
-        image: docker.io/lmsysorg/sglang:latest
-        command: ["python3", "-m", "sglang.launch_server"]
-        args: ["--model-path", "$(MODEL)", "--host", "0.0.0.0", "--port", "30000"]
-        env:
-        - {{ name: ROOT, value: /weights }}
-        - {{ name: MODEL, value: $(ROOT)/target }}
-        volumeMounts:
-        - {{ mountPath: /weights, name: weights, subPath: v1 }}
----
-apiVersion: v1
-kind: Service
-metadata:
-  name: vllm-server
-spec:
-  ports: [{{ port: 80, targetPort: 8000 }}]
-"""
 
 
 def test_a_container_of_kubernetes_is_read_with_the_shell_around_it(tmp_path: Path) -> None:
@@ -328,6 +220,8 @@ BOMB = "\n".join(
         ("services: !!python/object:os.system {}", "can't be read, "),
         ("\0", "can't be read, "),
         ("[" * 100_000, "can't be read, "),
+        (r'services: {here: {image: x, command: "\0 a"}}', "a character that no argument can have"),
+        (r'services: {here: {image: x, command: "\ud800"}}', "a character that no argument can ha"),
         ("", "which has none"),
         (BOMB, "which has none"),
         ("{", "can't be read, "),
@@ -335,8 +229,8 @@ BOMB = "\n".join(
 )
 def test_a_service_that_cannot_be_read_says_why(tmp_path: Path, content: str, words: str) -> None:
     message = refuse(tmp_path, in_file(tmp_path, content, service="here"), words)
-    assert "matrix file" in message
-    assert "server.yaml" in message or "command: '" in message
+    place = f"matrix file '{tmp_path}/matrix/mine.toml', [[cases]] no. 1: 'server.yaml', service"
+    assert message.startswith(f"{place} 'here': ")
 
 
 @pytest.mark.parametrize(
@@ -362,7 +256,7 @@ def test_a_container_that_cannot_be_read_says_why(tmp_path: Path, content: str, 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ('{ file = "none.yaml", service = "x" }', "none.yaml': can't be read"),
+        ('{ file = "none.yaml", service = "x" }', "'none.yaml', service 'x': can't be read"),
         ('{ file = "none.yaml" }', "name its service .Compose. or its container"),
         ('{ file = "none.yaml", service = "x", container = "y" }', "name its service"),
         ('{ file = "none.yaml", pod = "x" }', "unknown field `pod`, needed a command line"),
