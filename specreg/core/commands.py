@@ -26,6 +26,7 @@ RECORD_OPTION = "--update-baselines"
 _PORTABLE_OPTION = re.compile(
     r"--(?:update-baselines|specreg-(?:oracle|no-wait))"
     r"|--(?:engine|num-prompts|specreg-(?:engine-version|gpu-memory|inconclusive|ready-within-s"
+    r"|url-environment"
     # A value with a slash would be a path.
     r"|tier))=[^/\x00-\x1f]+"
     r"|--specreg-(?:attach|control-url|metrics-url)=https?://[^\x00-\x20]+"

@@ -9,11 +9,13 @@ from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
+from specreg.baselines.schema import baseline_files, read_baselines
 from specreg.core.address import Address
 from specreg.core.certificates import trusted_certificates
-from specreg.core.errors import AnswerError, AttachError
+from specreg.core.errors import AnswerError, AttachError, check_name
 from specreg.core.redaction import hide_secrets_of
 from specreg.suite.options import Options, flag_named
+from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT, Environment
 
 _ATTACH = flag_named("attach")
 _CONTROL = flag_named("control_url")
@@ -71,13 +73,35 @@ def addresses_of(
     return attached, control
 
 
+def environment_at(name: str | None, baselines: Path) -> Environment:
+    """Return the environment of attached servers, as the baselines of that name have it.
+
+    Args:
+        name: The name that the user has given; None if the machine isn't known.
+        baselines: The folder of the baselines.
+
+    Raises:
+        UnknownNameError: There are no baselines of that environment.
+        AttachError: None of them can be read.
+    """
+    if name is None:
+        return UNKNOWN_ENVIRONMENT
+    paths = list(baseline_files(baselines))
+    names = dict.fromkeys(path.parent.name for path in paths)
+    check_name("environment", name, names, flag_named("url_environment"))
+    recorded, errors = read_baselines(path for path in paths if path.parent.name == name)
+    if not recorded:
+        raise AttachError(f"{flag_named('url_environment')} '{name}': {errors[0]}")
+    return next(iter(recorded.values())).environment
+
+
 def _check_not_attached(options: Options) -> None:
     """Check that no option is about an attached server, because there is none.
 
     Raises:
         AttachError: One is.
     """
-    for name in ("control_url", "metrics_url", "url_token_env", "url_ca_file"):
+    for name in ("control_url", "metrics_url", "url_token_env", "url_ca_file", "url_environment"):
         if getattr(options, name) is not None:
             raise AttachError(f"{flag_named(name)}: needs {_ATTACH} too; give both, or neither")
 

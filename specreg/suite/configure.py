@@ -17,6 +17,7 @@ from specreg.report.progress import Progress
 from specreg.runs.ledger import last_run
 from specreg.servers.attach import check_attached, with_controls_attached
 from specreg.servers.provision import why_no_program
+from specreg.suite.attached import environment_at
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.machine import check_usable, gpus_of, remarks_on, render_count
 from specreg.suite.options import (
@@ -28,12 +29,7 @@ from specreg.suite.options import (
     Options,
     flag_of,
 )
-from specreg.telemetry.identity import (
-    UNKNOWN_ENVIRONMENT,
-    ProcessorLoad,
-    current_environment,
-    find_gpus,
-)
+from specreg.telemetry.identity import ProcessorLoad, current_environment, find_gpus
 
 _NOT_ATTACHED = {"update_baselines", "resume", "launches", "engine_version", "shard"}
 """The options that make no sense with a server that others have started."""
@@ -154,12 +150,13 @@ def open_context(
     gpus = gpus_of(options)
     default_tier = "gpu" if gpus.devices else "cpu"
     tier = load_cases(root, options, options.tier or default_tier)
-    environment = UNKNOWN_ENVIRONMENT
     # The hardware of an attached server isn't known, so it decides neither the model pairs nor the
     # environment.
     if options.attach is None:
         tier = tier.chosen(gpus.memory_gib)
         environment = current_environment(gpus=tier.gpus_used(gpus.memory_gib))
+    else:
+        environment = environment_at(options.url_environment, root / options.baselines)
 
     # The folder. A worker has one below the folder of the whole run.
     clock = RunClock.start()

@@ -172,6 +172,11 @@ class Options:
         "with --specreg-attach, a file in PEM form with the authority of the servers' certificates",
         metavar="FILE",
     )
+    url_environment: str | None = _option(
+        "with --specreg-attach, the environment of the servers: the folder of the baselines with"
+        " which acceptance and the speedup beside a control are compared (default: unknown)",
+        metavar="NAME",
+    )
     engine: str | None = _option("the engine whose cases to run (default: all)", flag="--engine")
     ready_within_s: float = _option(
         "how many seconds a server may take from its start to its first token", 600.0, type=float

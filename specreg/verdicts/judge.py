@@ -448,6 +448,11 @@ def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle
         # The metric is newer than the baseline, so its case has lost nothing by it.
         reason = Reason(text=f"not recorded yet: the baseline holds no {metric.name}")
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
+    if metric.family is not Family.SPEEDUP and is_attached(baselines.options):
+        reason = Reason(
+            text="the server was attached to, and the way to it and its other work are in its times"
+        )
+        return Obstacle(Outcome.NOT_COMPARABLE, reason)
     if metric.family is Family.POWER and evidence.device_difference:
         reason = Reason(text=evidence.device_difference)
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)

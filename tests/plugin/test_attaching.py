@@ -8,6 +8,7 @@ import pytest
 from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.models import served_models
 from specreg.matrix.tier import load_tier
+from specreg.verdicts.verdict import Outcome
 from tests.doubles.ingress import Ingress, make_certificate
 from tests.doubles.vllm.launch import Launch
 from tests.doubles.vllm.script import Script, Stream
@@ -139,6 +140,29 @@ def test_a_control_behind_an_ingress_judges_losslessness(recorded_suite: Suite) 
     assert written
     assert not [path for path in written if TOKEN.encode() in path.read_bytes()]
     assert TOKEN not in done.stdout
+
+
+def test_a_speedup_is_compared_with_the_baselines_of_the_servers_machine(
+    recorded_suite: Suite,
+) -> None:
+    (folder,) = recorded_suite.baselines.iterdir()
+    spec = spec_of(recorded_suite)
+    launches = (replica_of(spec), replica_of(spec.without_speculation))
+    with replicas(*launches) as (url, control_url):
+        done = recorded_suite.run(
+            *("tests/perf", "-q", "-k", "eagle3 and (speedup or throughput or length)"),
+            *(f"--specreg-attach={url}", f"--specreg-control-url={control_url}"),
+            f"--specreg-url-environment={folder.name}",
+        )
+
+    assert done.returncode == 0, done.stdout
+    verdicts = recorded_suite.verdict().verdicts
+    against = {verdict.metric: verdict.comparison.against for verdict in verdicts}
+    assert against["speedup_ratio"] == against["acceptance_length_tokens"] == folder.name
+    # The way to the servers is in their times.
+    outcomes = {verdict.outcome for verdict in verdicts if "throughput" in verdict.metric}
+    assert outcomes == {Outcome.NOT_COMPARABLE}
+    assert not list(recorded_suite.runs.parent.glob("history/*"))
 
 
 def test_the_counters_of_replicas_are_added_up(recorded_suite: Suite) -> None:

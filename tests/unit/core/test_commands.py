@@ -170,6 +170,7 @@ FOR_ANY_MACHINE = (
     "--specreg-metrics-url=http://10.0.0.7:9000/metrics,http://10.0.0.7:9001/metrics",
     "--specreg-oracle",
     "--num-prompts=8",
+    "--specreg-url-environment=h100-80gb-x1",
 )
 
 

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from specreg.core.address import Address
-from specreg.core.errors import AttachError
+from specreg.core.errors import AttachError, UnknownNameError
 from specreg.core.redaction import HIDDEN, hide
-from specreg.suite.attached import addresses_of
+from specreg.suite.attached import addresses_of, environment_at
 from specreg.suite.options import Options, options_to_repeat
+from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
+from tests.unit import builders
 
 URL = "http://host:8000"
 TOKEN = "planted-token-0123"  # noqa: S105 - planted
@@ -117,6 +119,19 @@ def test_a_file_without_certificates_is_named(tmp_path: Path, content: str | Non
     refuse(words, attach=URL, metrics_url="https://host/metrics", url_ca_file=str(path))
 
 
+def test_an_environment_is_one_that_has_baselines(tmp_path: Path) -> None:
+    assert environment_at(None, tmp_path) == UNKNOWN_ENVIRONMENT
+    known = environment_at("h200-141gb-x1", builders.ROOT / "baselines")
+    assert known.name == "h200-141gb-x1"
+    for name in ("h200", "published", "../baselines/h200-141gb-x1", ""):
+        with pytest.raises(UnknownNameError, match=r"unknown environment.*h200-141gb-x1"):
+            environment_at(name, builders.ROOT / "baselines")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/case.json").write_text("{")
+    with pytest.raises(AttachError, match=r"^--specreg-url-environment 'mine': .*case\.json"):
+        environment_at("mine", tmp_path)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -124,6 +139,7 @@ def test_a_file_without_certificates_is_named(tmp_path: Path, content: str | Non
         {"metrics_url": f"{URL}/metrics"},
         {"url_token_env": "TEAM_A"},
         {"url_ca_file": "ca.pem"},
+        {"url_environment": "h100-80gb-x1"},
     ],
 )
 def test_what_is_about_an_attached_server_needs_one(options: dict[str, str]) -> None:
