@@ -168,6 +168,7 @@ class _Reading:
         Raises:
             MatrixError: A word or a variable can't be passed to any program.
         """
+        hide_secrets_of({}, words)
         for text in (image, *words, *self.variables, *self.variables.values()):
             # YAML may write a NUL, or half of a pair of surrogates, which TOML can't.
             if "\0" in text or text.encode(errors="ignore").decode() != text:

@@ -97,7 +97,9 @@ class Ingress:
             if not authorization:
                 return web.Response(status=401, text="Unauthorized")
             if authorization != f"Bearer {self.token}":
-                return web.Response(status=403, text="Forbidden")
+                return web.Response(
+                    status=403, text=f"Forbidden: {authorization.removeprefix('Bearer ')}"
+                )
         if path in self.refused:
             return web.Response(status=self.refused[path])
         async with (

@@ -142,6 +142,19 @@ def test_a_control_behind_an_ingress_judges_losslessness(recorded_suite: Suite) 
     assert TOKEN not in done.stdout
 
 
+def test_a_token_that_an_ingress_refuses_and_echoes_is_not_shown(suite: Suite) -> None:
+    suite.variables["TEAM_A"] = TOKEN
+    with Ingress(backends=[], token="another-token").listening() as ingress:  # noqa: S106 - planted
+        done = suite.run(
+            *(*LENGTHS, f"--specreg-attach={ingress.url}", "--specreg-url-token-env=TEAM_A")
+        )
+
+    assert done.returncode == 4, done.stdout
+    assert "HTTP 403" in done.stdout + done.stderr
+    assert "the token of --specreg-url-token-env isn't valid there" in done.stdout + done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+
+
 def test_a_speedup_is_compared_with_the_baselines_of_the_servers_machine(
     recorded_suite: Suite,
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specreg.acceptance.record import (
     NO_STEPS,
     AcceptanceRecord,
+    Counters,
     RoundAcceptance,
     Source,
     StepCounts,
@@ -144,3 +145,19 @@ def test_requests_and_counters_of_an_engine_count_the_same_steps() -> None:
     assert ROUNDS.counts_as(Source.VLLM_REQUEST, View.VERIFIER)
     assert not ROUNDS.counts_as(Source.VLLM_REQUEST, View.EMITTED)
     assert not ROUNDS.counts_as(Source.SGLANG_REQUEST, View.VERIFIER)
+
+
+def test_the_counters_of_replicas_are_added_up_as_far_as_all_count() -> None:
+    one = Counters(
+        steps=15,
+        counts=builders.counts(4, 0, 3, 3),
+        requests=3,
+        running_requests=1,
+        further={"queue_s": 0.5},
+    )
+    both = one + one
+    assert (both.steps, both.requests, both.running_requests) == (30, 6, 2)
+    assert both.counts == builders.counts(8, 0, 6, 6)
+    assert both.further == {"queue_s": 1.0}
+    less = one + Counters(steps=15)
+    assert (less.steps, less.counts, less.requests, less.running_requests) == (30, None, None, None)

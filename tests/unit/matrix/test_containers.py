@@ -19,6 +19,7 @@ from specreg.matrix.tier import load_tier
 from tests.unit import builders
 from tests.unit.builders.container_files import EAGLE3, SECRET, SGLANG_COMPOSE, VLLM_KUBERNETES
 
+OTHER_SECRET = "sk-PLANTED-4567"  # noqa: S105 - planted
 LOAD = 'dataset = "toy"\nconcurrency = [2]\nprompts = 8\noutput_cap_tokens = 16\n'
 
 
@@ -163,6 +164,7 @@ def test_a_service_may_be_written_as_lists_and_as_json(tmp_path: Path) -> None:
         "image": "vllm/vllm-openai:v0.33.0",
         "command": ["--model", "some/target", "--max-num-seqs", 32, "--trust-remote-code"],
         "environment": ["NCCL_DEBUG=INFO", f"HF_TOKEN={SECRET}", "HOME"],
+        "entrypoint": ["vllm", "serve", "--api-key", OTHER_SECRET],
         "volumes": [{"type": "bind", "source": "/data", "target": "/data"}],
     }
     content = json.dumps({"services": {"vllm": service}})
@@ -170,7 +172,8 @@ def test_a_service_may_be_written_as_lists_and_as_json(tmp_path: Path) -> None:
     server = only_case(tier).server
     assert (server.max_sequences, server.trust_remote_code) == (32, True)
     assert server.engine_env == (("NCCL_DEBUG", "INFO"),)
-    assert SECRET not in hide(f"echoed {SECRET}")
+    assert "--api-key is left out" in notes_of(tier)
+    assert "PLANTED" not in hide(f"echoed {SECRET} and {OTHER_SECRET}") + notes_of(tier)
 
 
 def test_a_container_of_kubernetes_is_read_with_the_shell_around_it(tmp_path: Path) -> None:
