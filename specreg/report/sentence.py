@@ -9,6 +9,7 @@ from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
 from specreg.measurement.metrics import METRICS
 from specreg.report.document import CaseReport, Headline, Report, Tone, began_at, last_verdicts
 from specreg.report.tables import label_of, render_value
+from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 _LENGTH = "acceptance_length_tokens"
@@ -281,10 +282,11 @@ def comparison_of(report: Report) -> str:
         measured = ", ".join(_engines(report.cases))
         recorded = _baselines(report.cases)
         parts.append(f"{measured} against {recorded}" if recorded else measured)
-    machine = f"on {run.environment}"
     if run.attached:
-        machine = f"at {run.attached}, measured from {run.environment}"
-    parts.append(machine)
+        parts.append(f"at {run.attached}")
+    # It is the servers' environment, which is known of attached ones only if the user names it.
+    if not run.attached or run.environment != UNKNOWN_ENVIRONMENT.name:
+        parts.append(f"on {run.environment}")
     if report.origin.commit:
         parts.append(f"commit {report.origin.commit[:12]}")
     began = began_at(run.run)

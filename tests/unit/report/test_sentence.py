@@ -181,3 +181,14 @@ def test_a_load_that_others_make_is_a_note() -> None:
     assert any("a load of 4.0 on 2 core(s)" in note for note in notes_of(busy))
     quiet = judged(reports.HELD, load=ProcessorLoad(waiting=0.9, cores=2))
     assert not list(notes_of(quiet))
+
+
+@pytest.mark.parametrize(
+    ("environment", "machine"), [("unknown", ""), ("h100-80gb-x1", ", on h100-80gb-x1")]
+)
+def test_an_attached_server_is_on_the_machine_that_the_user_names(
+    environment: str, machine: str
+) -> None:
+    report = judged(reports.HELD, attached="http://host:8000", environment=environment)
+    assert f", at http://host:8000{machine}, " in comparison_of(report)
+    assert "unknown" not in comparison_of(report)
