@@ -4,6 +4,8 @@ import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from specreg.baselines.comparison import difference_of_arms
 from specreg.baselines.packages import render_differences
 from specreg.compare.gate import Gate
@@ -26,6 +28,7 @@ from specreg.report.document import (
     origin_of,
     record_document,
 )
+from specreg.report.expected import expected_by
 from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
 from specreg.runs.ledger import FailedLaunch, MeasuredLaunch
@@ -144,20 +147,15 @@ def _expected_by_a(gate: Gate, pair: Pair, values: dict[str, float]) -> Expected
     launch = _last_launch(gate, pair, Side.A)
     if launch is None:
         return None
-    figures = launch.figures
-    marginal_frac: tuple[float, ...] = ()
-    if figures.acceptance is not None:
-        marginal_frac = figures.acceptance.total.marginal_frac
     today = dt.datetime.now(tz=dt.UTC).date()
-    return Expected(
+    expected = expected_by(
+        launch.figures,
         environment="side A",
         recorded_on=today.isoformat(),
-        engine_version=figures.engine_version,
         # A page quotes the reason of a baseline. For side A it quotes what is installed there.
         reason=gate.installed_on(Side.A),
-        values=values,
-        marginal_frac=marginal_frac,
     )
+    return msgspec.structs.replace(expected, values=values)
 
 
 def _differing_packages(gate: Gate) -> Iterator[str]:

@@ -11,8 +11,9 @@ from specreg.baselines.comparison import differing_settings
 from specreg.core.counted import counted
 from specreg.matrix.case import CaseSettings, Load
 from specreg.measurement.metrics import METRICS, Metric, better_frac
-from specreg.report.document import CaseReport, Report, began_at, last_verdicts
+from specreg.report.document import CaseReport, Report, Tone, began_at, last_verdicts
 from specreg.report.drawing import (
+    PLAIN,
     Axis,
     AxisStyle,
     BarPicture,
@@ -28,10 +29,17 @@ from specreg.report.drawing import (
 )
 from specreg.report.failures import first_bad, is_bad, moment_of
 from specreg.report.summary import tone_of
-from specreg.report.tables import axis_of, format_number, label_of, render_change, render_interval
+from specreg.report.tables import (
+    axis_of,
+    format_number,
+    label_of,
+    render_change,
+    render_interval,
+    render_value,
+)
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord, comparable
-from specreg.verdicts.verdict import Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 
 _NEUTRAL_LOAD: Mapping[str, Any] = {
     **{load_field.name: load_field.default for load_field in dataclasses.fields(Load)},
@@ -185,18 +193,83 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
         )
 
 
+def waterfall(verdicts: Sequence[Verdict]) -> IntervalPicture | None:
+    """Draw how a lost speed fell from what was expected to its value, cause by cause.
+
+    The causes are left out if they aren't known.
+
+    Returns:
+        None if no verdict is on a lost speed with a known value.
+    """
+    falls = [
+        verdict
+        for verdict in verdicts
+        if verdict.outcome is Outcome.REGRESSED
+        and METRICS[verdict.metric].quantity == "speed"
+        and verdict.value is not None
+        and verdict.comparison.expected is not None
+    ]
+    # The speed whose causes are known says most.
+    falls.sort(key=lambda verdict: verdict.cause is None)
+    if not falls:
+        return None
+    fall = falls[0]
+    metric = METRICS[fall.metric]
+    level = fall.comparison.expected or 0.0
+    before = render_value(metric.name, level)
+    rows = [IntervalRow(label="before", text=before, value=level)]
+    for name, change_frac in fall.cause.parts if fall.cause else ():
+        # Each cause begins where the one before it ends.
+        start = level
+        # The parts are factors of the output speed, to which a time is inversely proportional.
+        level *= (1 + change_frac) ** metric.sign
+        tone = str(Tone.BAD if change_frac < 0 else Tone.GOOD)
+        text = render_change(change_frac)
+        rows.append(IntervalRow(label=f"by {name}", text=text, value=level, start=start, tone=tone))
+    value = fall.value or 0.0
+    interval = _value_interval(metric, fall)
+    now = render_value(metric.name, value)
+    rows.append(IntervalRow(label="now", text=now, value=value, interval=interval, tone="bad"))
+    title = label_of(metric.name)
+    style = AxisStyle(prefix="×") if metric.name == _SPEEDUP else PLAIN
+    return draw_intervals(f"{title[0].upper()}{title[1:]}", "", rows, reference=0.0, style=style)
+
+
+def positions_picture(
+    case: CaseReport, verdicts: Iterable[Verdict] = (), title: str = ""
+) -> BarPicture | None:
+    """Draw the accepted draft positions of a case beside those of its baseline; None without any.
+
+    Args:
+        case: the case.
+        title: the title; the case's id, with a link to it, by default.
+        verdicts: verdicts on the case. Positions that are REGRESSED are marked, and so are those
+            that lost more than a tenth.
+    """
+    if case.figures is None or case.figures.acceptance is None:
+        return None
+    shares = case.figures.acceptance.total.marginal_frac
+    if not shares:
+        return None
+    expected: Sequence[float] = ()
+    if case.expected is not None:
+        expected = case.expected.marginal_frac
+    lost = set()
+    for verdict in verdicts:
+        metric = METRICS.get(verdict.metric)
+        if metric is not None and metric.position and verdict.outcome is Outcome.REGRESSED:
+            lost.add(metric.position)
+    if title:
+        return draw_bars(title, shares, expected, lost=lost)
+    return draw_bars(case.case_id, shares, expected, target=case.case_id, lost=lost)
+
+
 def positions_by_method(cases: Iterable[CaseReport]) -> Mapping[str, Sequence[BarPicture]]:
     """Return a picture of each case's accepted draft positions, grouped by method."""
     pictures: dict[str, list[BarPicture]] = {}
     for case in cases:
-        if case.figures is None or case.figures.acceptance is None:
-            continue
-        shares = case.figures.acceptance.total.marginal_frac
-        if shares:
-            expected: Sequence[float] = ()
-            if case.expected is not None:
-                expected = case.expected.marginal_frac
-            picture = draw_bars(case.case_id, shares, expected, target=case.case_id)
+        picture = positions_picture(case)
+        if picture is not None:
             pictures.setdefault(case.method, []).append(picture)
     return pictures
 
@@ -266,7 +339,7 @@ class _CaseHistory:
 
 
 def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
-    """Yield a picture of the last 30 nights of each metric except draft positions.
+    """Yield a picture of the last 30 nights of each metric that says more than another picture.
 
     Each case that was judged on two nights or more has a line, which shows changes in percent from
     the baseline of the case, or else from the first of these nights. With more than six cases, only
@@ -275,9 +348,11 @@ def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
     all_nights = {run.run for case in cases for run in case.history}
     nights = sorted(all_nights)[-_MAX_NIGHTS:]
     colors = case_colors(cases)
+    drawn: set[str] = set()
     for metric in METRICS.values():
-        # The draft positions have pictures of their own, which show their shape.
-        if metric.position is not None:
+        # The positions have pictures that show their shape, and a metric that follows one with a
+        # picture would have the same picture again.
+        if metric.position is not None or metric.follows in drawn:
             continue
         histories = []
         for case in cases:
@@ -285,6 +360,7 @@ def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
             if history is not None:
                 histories.append(history)
         if histories:
+            drawn.add(metric.name)
             yield _figure_history(metric, histories, colors)
 
 
@@ -416,10 +492,17 @@ def _bad_notes(bad_runs: Mapping[str, RunRecord]) -> Iterator[str]:
 
 
 def _date_ticks(plot: Plot, nights: Sequence[str]) -> Sequence[Tick]:
-    """Return ticks with the dates of nights. A date appears once, and only if there is room."""
+    """Return ticks with the dates of nights, or with times if all runs are of one day.
+
+    A label appears once, and only if there is room.
+    """
+    dates = {_date_of(run) for run in nights}
     ticks: list[Tick] = []
     for number, run in enumerate(nights):
         label = _date_of(run)
+        moment = began_at(run)
+        if len(dates) == 1 and moment is not None:
+            label = f"{moment:%H:%M}"
         if not ticks or ticks[-1].label != label:
             ticks.append(Tick(at=plot.x(number), label=label))
     return list(spaced(ticks, LABEL_ROOM))
@@ -436,16 +519,20 @@ def _date_of(run: str) -> str:
 def case_histories(
     history: Sequence[RunRecord], expected: Mapping[str, float]
 ) -> Iterator[CurvePicture]:
-    """Yield a picture for each metric that several runs of a case judged, except draft positions.
+    """Yield a picture for each metric that several runs judged and that says more than another one.
 
     Args:
         history: the runs of the case, the earliest first.
         expected: the values in the baseline of the case, by metric.
     """
+    drawn: set[str] = set()
     for metric in METRICS.values():
+        if metric.position is not None or metric.follows in drawn:
+            continue
         judged = comparable(history, metric.name)
         runs = [run for run in judged if metric.name in run.values][-_MAX_NIGHTS:]
-        if metric.position is None and len(runs) >= _FEWEST_RUNS:
+        if len(runs) >= _FEWEST_RUNS:
+            drawn.add(metric.name)
             yield _draw_case_history(metric.name, runs, expected.get(metric.name))
 
 

@@ -171,6 +171,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         values: the value of each metric, over the prompts that were measured; empty for two runs
             side by side, whose verdicts have the values of run A.
         marginal_frac: the marginal acceptance (0..1) of each draft position, the first one first.
+        by_category_length_tokens: the acceptance length of each category that has one.
         driver_version: the version of the GPU driver; empty without a GPU.
         facts: what the engine reported about the first recorded launch.
     """
@@ -181,6 +182,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     values: dict[Label, float]
     marginal_frac: tuple[float, ...]
+    by_category_length_tokens: dict[Label, float] = {}
     driver_version: str = ""
     facts: LaunchFacts = NOTHING_KNOWN
 

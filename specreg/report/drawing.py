@@ -6,7 +6,7 @@ page took 6 MB and 11 s.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _LEAST_RANGE_FRAC = 0.01
@@ -17,6 +17,8 @@ _STEPS = (1, 2, 5, 10)
 """The distance between ticks is one of these times a power of ten."""
 _NEGLIGIBLE_RANGE = 1e-6
 """If the least range of an axis is below this, its values are about 0, and it spans at least 1."""
+_LOST_FRAC = 0.9
+"""A share is drawn as lost if less than this part of its expected value is left."""
 _LARGEST = 1e200
 """Larger numbers, which a damaged file may contain, are drawn as this one."""
 _LARGEST_PLAIN = 1e7
@@ -157,6 +159,7 @@ class DrawnRow:
         tone: the colour of its dot, as the page's style names it.
         target: the id of the page's element that the row links to; empty without one.
         value: the position of the dot.
+        start: where the bar begins that ends at the dot.
         low: the beginning of the interval; None without one.
         high: the end of the interval; None without one.
         mark: the position of the upright mark: the baseline, or the energy at rest; None without
@@ -168,6 +171,7 @@ class DrawnRow:
     tone: str
     target: str
     value: float
+    start: float
     low: float | None = None
     high: float | None = None
     mark: float | None = None
@@ -202,6 +206,7 @@ class IntervalRow:
     value: float
     tone: str = "plain"
     target: str = ""
+    start: float | None = None
     interval: tuple[float, float] | None = None
     baseline: float | None = None
 
@@ -242,6 +247,7 @@ def draw_intervals(
             tone=row.tone,
             target=row.target,
             value=percent(row.value),
+            start=percent(reference if row.start is None else row.start),
             low=low_percent,
             high=high_percent,
             mark=mark_percent,
@@ -259,10 +265,12 @@ class Bar:
     Attributes:
         share: the share.
         expected: its expected value; None if unknown.
+        is_lost: whether the share is much smaller than expected, or proven to be smaller.
     """
 
     share: float
     expected: float | None
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,15 +289,31 @@ class BarPicture:
 
 
 def draw_bars(
-    title: str, shares: Sequence[float], expected: Sequence[float] = (), target: str = ""
+    title: str,
+    shares: Sequence[float],
+    expected: Sequence[float] = (),
+    target: str = "",
+    lost: Collection[int] = (),
 ) -> BarPicture:
-    """Draw shares (0..1) side by side, with their expected values behind them."""
+    """Draw shares (0..1) side by side, with their expected values behind them.
+
+    Args:
+        title: the title.
+        shares: the shares, from the first position.
+        expected: their expected values; there may be fewer.
+        target: the id of the page's element that the picture links to.
+        lost: the positions, from 1, that are proven to be lost.
+    """
     bars = []
     for index, share in enumerate(shares):
         expected_percent = None
         if index < len(expected):
             expected_percent = _rounded(100 * expected[index])
-        bars.append(Bar(share=_rounded(100 * share), expected=expected_percent))
+        is_lost = index + 1 in lost
+        if expected_percent is not None:
+            is_lost = is_lost or 100 * share < _LOST_FRAC * expected_percent
+        bar = Bar(share=_rounded(100 * share), expected=expected_percent, is_lost=is_lost)
+        bars.append(bar)
     return BarPicture(title=title, target=target, bars=bars)
 
 

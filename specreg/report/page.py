@@ -30,13 +30,7 @@ from specreg.report.charts import (
 )
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
 from specreg.report.drawing import Tick, spaced
-from specreg.report.failures import (
-    by_case,
-    changes_since_baseline,
-    expectation_of,
-    sentence_of,
-    since_when,
-)
+from specreg.report.failures import by_case
 from specreg.report.parts import Commands, Part, Text
 from specreg.report.summary import MARKS, OUTCOMES, tone_of
 from specreg.report.tables import (
@@ -57,8 +51,6 @@ _MAX_NEXT_CHARS = 8_000
 """Longer commands are left out of the Markdown, whose length GitHub limits."""
 _MAX_TEXT_CHARS = 300
 """The longest untrusted text that the Markdown shows."""
-_MANY_ROWS = 12
-"""If the pictures of the gains have more rows than this, the failures come before the pictures."""
 # GitHub links names and numbers even in plain text, and a backslash doesn't prevent it.
 _INERT = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "@": "@\u200b", "#": "\\#\u200b"}
 # An underscore between letters, as in `draft_model`, isn't markup. It stays, so that readers can
@@ -94,9 +86,7 @@ class SharedDrawings:
 
 
 def render_page(report: Report, in_progress: str = "") -> str:
-    """Render the page: the headlines first, then the failures and the pictures, then the tables.
-
-    The pictures of the gains come before the failures if they have at most twelve rows.
+    """Render the page: the answer first, then what needs a look, the pictures, and the tables.
 
     Args:
         report: the document.
@@ -127,7 +117,6 @@ def render_page(report: Report, in_progress: str = "") -> str:
             gains.append(speedups)
     else:
         gains.extend(change_pictures(report))
-    picture_rows = sum(len(picture.rows) for picture in gains)
     rows = []
     for case_id, case_verdicts in verdicts_by_case.items():
         rows.append((case_id, _worst(case_verdicts, columns)))
@@ -143,7 +132,6 @@ def render_page(report: Report, in_progress: str = "") -> str:
         is_run=is_run,
         view=view_of(report),
         value_columns=columns_of(report),
-        expectation=expectation_of(report),
         failing_by_case=dict(red_first),
         verdicts_by_case=verdicts_by_case,
         shown_outcomes={verdict.outcome for verdict in verdicts},
@@ -152,8 +140,9 @@ def render_page(report: Report, in_progress: str = "") -> str:
         rows=rows,
         in_progress=in_progress,
         gains=gains,
-        has_many=picture_rows > _MANY_ROWS,
-        positions=positions_by_method(report.cases),
+        positions=positions_by_method(
+            case for case in report.cases if case.case_id not in failing_by_case
+        ),
         histories=histories,
         line_names=line_names,
         loads=list(gains_over_load(report.cases)),
@@ -330,17 +319,14 @@ TEMPLATES.filters.update(
     number=format_number,
     change=render_change,
     interval=_interval_of,
-    changes=changes_since_baseline,
     energy=_energy_of,
     histories=_histories_of,
     invalid=render_invalid,
     label=label_of,
     log_links=_log_links,
     oracle=lambda verdicts: list(oracle_positions(verdicts)),
-    sentence=sentence_of,
     facts=_facts_of,
     settings=_settings_of,
-    since=since_when,
     spaced=_spaced_versions,
     distributions=_distributions_of,
     tone=tone_of,

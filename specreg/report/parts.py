@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from specreg.report.document import Tone
-from specreg.report.drawing import CurvePicture, IntervalPicture
+from specreg.report.drawing import BarPicture, IntervalPicture
 from specreg.report.summary import MARKS
 
 
@@ -28,10 +28,17 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Output:
+    """What a program wrote, line by line."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """A picture. A terminal and Markdown leave it out, so its numbers stand elsewhere too."""
 
-    picture: IntervalPicture | CurvePicture
+    picture: IntervalPicture | BarPicture
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +57,24 @@ class Fold:
     parts: "View"
 
 
-Part: TypeAlias = VerdictLine | Text | Chart | Commands | Fold
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A case that needs a look.
+
+    Attributes:
+        case_id: the id of the case.
+        name: a short name of the case.
+        tone: the tone of its worst verdict.
+        findings: what its losses point to, as sentences.
+        parts: the evidence. A terminal and Markdown leave it out, as they have a table of it.
+    """
+
+    case_id: str
+    name: str
+    tone: Tone
+    findings: Sequence[str]
+    parts: "View"
+
+
+Part: TypeAlias = VerdictLine | Text | Output | Chart | Commands | Fold | Section
 View: TypeAlias = tuple[Part, ...]

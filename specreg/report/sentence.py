@@ -92,14 +92,15 @@ def _losses(report: Report, lost: Sequence[Verdict]) -> str:
 
 def leading_loss(lost: Iterable[Verdict]) -> Verdict:
     """Return the loss that says most: wrong text first, then the largest of a deciding metric."""
+    return max(lost, key=weight_of)
 
-    def weight(verdict: Verdict) -> tuple[bool, bool, float]:
-        metric = METRICS.get(verdict.metric)
-        decides = metric is None or not metric.follows
-        size = abs(verdict.comparison.change_frac or 0.0)
-        return verdict.outcome is Outcome.WRONG, decides, size
 
-    return max(lost, key=weight)
+def weight_of(verdict: Verdict) -> tuple[bool, bool, float]:
+    """Return a key by which losses are sorted: the largest says most."""
+    metric = METRICS.get(verdict.metric)
+    decides = metric is None or not metric.follows
+    size = abs(verdict.comparison.change_frac or 0.0)
+    return verdict.outcome is Outcome.WRONG, decides, size
 
 
 def describe_loss(loss: Verdict, lost: Iterable[Verdict]) -> str:

@@ -20,6 +20,7 @@ from specreg.report.document import (
     Tone,
     last_verdicts,
 )
+from specreg.report.expected import expected_by
 from specreg.verdicts.status import STATUS_MEANINGS, count_outcomes, exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
@@ -220,18 +221,13 @@ def _as_expected(a: Report, case: CaseReport) -> Expected | None:
     """
     if case.figures is None:
         return None
-    marginal_frac: tuple[float, ...] = ()
-    if case.figures.acceptance is not None:
-        marginal_frac = case.figures.acceptance.total.marginal_frac
-    return Expected(
+    expected = expected_by(
+        case.figures,
         environment=a.run.environment,
         recorded_on=a.ended_at.partition("T")[0],
-        engine_version=case.figures.engine_version,
         reason=f"run {a.run.run}",
-        values={},
-        marginal_frac=marginal_frac,
-        driver_version=a.origin.driver_version,
     )
+    return msgspec.structs.replace(expected, driver_version=a.origin.driver_version)
 
 
 def _engine_versions(cases: Iterable[CaseReport]) -> Iterator[str]:

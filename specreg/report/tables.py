@@ -81,11 +81,13 @@ def axis_of(metric: str) -> str:
 
 
 def render_value(metric: str, value: float | None) -> str:
-    """Return a value with its unit: `90 tokens/s`, `54.3%`; a dash for None."""
+    """Return a value with its unit: `90 tokens/s`, `54.3%`, `×1.65`; a dash for None."""
     if value is None:
         return NOTHING
     if _suffix(metric) == "_frac":
         return f"{100 * value:.4g}%"
+    if _suffix(metric) == "_ratio":
+        return f"×{value:.2f}"
     return f"{format_number(value)} {_unit_of(metric)}".rstrip()
 
 

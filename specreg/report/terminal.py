@@ -12,7 +12,7 @@ from specreg.baselines.record import RecordedBaseline
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import Report, last_verdicts
-from specreg.report.parts import Commands, Fold, Part, Text, VerdictLine
+from specreg.report.parts import Commands, Part, Section, Text, VerdictLine
 from specreg.report.screen import LOG, Screen
 from specreg.report.sentence import recorded_cases
 from specreg.report.summary import STYLES, tone_of
@@ -70,9 +70,9 @@ def render_report(
     to_explain = [verdict for verdict in verdicts if not (shows_failures and verdict.fails)]
     view = view_of(report)
     commands = [part for part in view if isinstance(part, Commands)]
-    said = [_render_part(part, screen) for part in view if part not in commands]
+    rendered = [_render_part(part, screen) for part in view if part not in commands]
     parts = (
-        "\n".join(said),
+        "\n".join(filter(None, rendered)),
         render_verdicts(verdicts, screen, columns=(new, before)),
         control_text,
         *details,
@@ -84,16 +84,15 @@ def render_report(
 
 
 def _render_part(part: Part, screen: Screen) -> str:
-    """Render a part of a view. A terminal shows no pictures, and what is folded elsewhere."""
+    """Render a part of a view; empty for a picture."""
     if isinstance(part, VerdictLine):
         return Style.parse(STYLES[part.tone]).render(str(part)) if screen.color else str(part)
     if isinstance(part, Text):
         return part.text
     if isinstance(part, Commands):
         return "\n  ".join((f"{part.purpose}:", *part.commands))
-    if isinstance(part, Fold):
-        rendered = [_render_part(inner, screen) for inner in part.parts]
-        return "\n  ".join((part.title, *filter(None, rendered)))
+    if isinstance(part, Section):
+        return "\n".join(f"{part.name}: {finding}" for finding in part.findings)
     return ""
 
 

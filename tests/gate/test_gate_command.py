@@ -28,7 +28,7 @@ def test_what_accepts_less_is_refused_for_its_acceptance(
     gate.write_tier(speed=False)
     worse = Script(acceptance_probs=(0.6, 0.5, 0.4))
     stdout, _ = gate.run(preloaded, "--launches", "2", status=1, b=worse)
-    assert f"{EAGLE3} is worse because of acceptance" in stdout
+    assert "accepts " in stdout.partition("fewer drafts")[0]
     assert "Don't upgrade to " in stdout
 
 
@@ -119,7 +119,7 @@ def test_a_step_that_takes_longer_is_found_and_called_so(
 ) -> None:
     slow = Script(step_ms=12.0)
     stdout, _ = gate.run(preloaded, "--case", EAGLE3, "--launches", "8", status=1, b=slow)
-    assert f"{EAGLE3} is worse because of the cost of a step" in stdout
+    assert "the cost of a step" in stdout.partition("\n")[0]
     judged = {verdict.metric: verdict for verdict in gate.report().run.verdicts}
     assert judged["acceptance_length_tokens"].outcome is Outcome.PASS
     assert judged["throughput_tokens_per_s"].outcome is Outcome.REGRESSED
