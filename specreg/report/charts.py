@@ -205,7 +205,7 @@ def waterfall(verdicts: Sequence[Verdict]) -> IntervalPicture | None:
         verdict
         for verdict in verdicts
         if verdict.outcome is Outcome.REGRESSED
-        and METRICS[verdict.metric].quantity == "speed"
+        and _is_speed(verdict.metric)
         and verdict.value is not None
         and verdict.comparison.expected is not None
     ]
@@ -233,6 +233,12 @@ def waterfall(verdicts: Sequence[Verdict]) -> IntervalPicture | None:
     title = label_of(metric.name)
     style = AxisStyle(prefix="×") if metric.name == _SPEEDUP else PLAIN
     return draw_intervals(f"{title[0].upper()}{title[1:]}", "", rows, reference=0.0, style=style)
+
+
+def _is_speed(name: str) -> bool:
+    """Return whether a metric is a speed, and not a correctness check or unknown."""
+    metric = METRICS.get(name)
+    return metric is not None and metric.quantity == "speed"
 
 
 def positions_picture(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from specreg.measurement.metrics import METRICS
 from specreg.report.charts import positions_picture, waterfall
 from specreg.report.diagnosis import diagnose
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
@@ -82,11 +81,9 @@ def _evidence(report: Report, case: CaseReport, verdicts: Sequence[Verdict]) -> 
     fall = waterfall(verdicts)
     if fall is not None:
         yield Chart(fall)
-    lost_metrics = [METRICS.get(verdict.metric) for verdict in verdicts]
-    if any(metric is not None and metric.quantity == "acceptance" for metric in lost_metrics):
-        positions = positions_picture(case, verdicts, "Accepted drafts by position; grey: before")
-        if positions is not None:
-            yield Chart(positions)
+    positions = positions_picture(case, verdicts, "Accepted drafts by position; grey: before")
+    if positions is not None:
+        yield Chart(positions)
 
 
 def _figures(report: Report, verdicts: Sequence[Verdict]) -> Iterator[Part]:

@@ -9,6 +9,7 @@ from specreg.measurement.figures import AcceptanceFigures
 from specreg.report.diagnosis import diagnose
 from specreg.report.document import CaseReport
 from specreg.report.page import render_markdown, render_page
+from specreg.report.screen import LOG
 from specreg.report.terminal import render_report
 from specreg.verdicts.verdict import Cause, Outcome, Verdict
 from tests.unit.builders import reports
@@ -115,6 +116,6 @@ def test_a_finding_stands_in_the_terminal_on_the_page_and_in_markdown() -> None:
     case = case_with((0.8, 0.6, 0.0))
     report = msgspec.structs.replace(reports.with_verdicts(LENGTH_LOST), cases=(case,))
     (finding,) = diagnose(case, [LENGTH_LOST])
-    assert str(finding) in render_report(report, color=False)
+    assert str(finding) in render_report(report, LOG)
     assert str(finding) in Page(render_page(report)).text
     assert "drafter's own state is wrong" in render_markdown(report)

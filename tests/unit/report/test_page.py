@@ -190,7 +190,7 @@ def test_what_is_said_of_a_case_comes_as_pictures_and_in_numbers() -> None:
     page = Page(render_page(reports.REPORT))
     # What was expected, both causes, the value, and their axis; the positions; two histories by
     # figure, the two of the case, and what they have in common.
-    assert len(page.all("svg")) == 12
+    assert len(page.all("svg")) == 13
     for words in ("time per output token, ms", "without speculation", "p99", "0.31.0"):
         assert words in page.text
 
@@ -565,6 +565,12 @@ def test_what_others_said_is_shown_and_not_obeyed(location: str) -> None:
     assert len(page.all("script")) == 1
     assert page.all("img") == []
     assert "&lt;script&gt;" in text
+
+
+def test_a_loss_of_a_check_or_of_an_unknown_metric_has_no_fall_to_draw() -> None:
+    for name in ("lossless_frac", "of_another_specreg"):
+        lost = dataclasses.replace(reports.LOST, metric=name)
+        assert "Overview" in Page(render_page(reports.with_verdicts(lost))).text
 
 
 def test_a_run_without_cases_is_said() -> None:
