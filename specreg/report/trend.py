@@ -1,21 +1,24 @@
 """Render the page of many nights: the outcomes and figures of all cases, and when losses began."""
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specreg.core.commands import run_command
 from specreg.core.errors import ReportError
 from specreg.core.natural_order import natural_key
 from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
+from specreg.measurement.metrics import METRICS, better_frac
 from specreg.report.charts import case_histories, version_starts
 from specreg.report.document import Tone, began_at
 from specreg.report.drawing import CurvePicture
 from specreg.report.failures import first_bad, moment_of
 from specreg.report.page import TEMPLATES, SharedDrawings
 from specreg.report.summary import OUTCOMES
-from specreg.report.tables import label_of
+from specreg.report.tables import label_of, render_change
 from specreg.verdicts.history import History, RunRecord, comparable, load_history
 from specreg.verdicts.verdict import Outcome
 
@@ -25,6 +28,7 @@ MAX_NIGHTS = 30
 _RECORDED = "B"
 """The symbol of a run that recorded a baseline and judged nothing."""
 _PLAIN = "plain"
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _UNKNOWN = "·"
 """The symbol of an outcome that this version of specreg doesn't have."""
 
@@ -81,6 +85,37 @@ class _Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Loss:
+    """A figure that became bad and wasn't fine again.
+
+    Attributes:
+        metric: the name of the metric.
+        change_frac: the change of the first bad run from the baseline, or else from the last fine
+            run; better is positive. None if it isn't known.
+        bad: the first bad run.
+        fine: the last fine run before it; None without one.
+    """
+
+    metric: str
+    change_frac: float | None
+    bad: RunRecord
+    fine: RunRecord | None
+
+    def __str__(self) -> str:
+        sentence = f"{label_of(self.metric)}: not fine since {moment_of(self.bad)}"
+        if self.change_frac is not None:
+            sentence += f", {render_change(self.change_frac)}"
+        # Readers type the command below, and a history may come from another machine.
+        if not _COMMIT.fullmatch(self.bad.commit):
+            return sentence
+        if self.fine is None or not _COMMIT.fullmatch(self.fine.commit):
+            return f"{sentence}; at commit {self.bad.commit}"
+        if self.fine.commit == self.bad.commit:
+            return f"{sentence}; the last fine run had the same commit, {self.bad.commit}"
+        return f"{sentence}; git log {self.fine.commit}..{self.bad.commit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """A case of a machine.
 
@@ -88,14 +123,14 @@ class _Row:
         case_id: the id of the case.
         anchor: the id of its element on the page.
         cells: a cell for each night; None if the case didn't run.
-        bad: a sentence for each bad figure about when it became bad.
+        bad: the figures that became bad and weren't fine again.
         pictures: the history of each figure.
     """
 
     case_id: str
     anchor: str
     cells: Sequence[_Cell | None]
-    bad: Sequence[str]
+    bad: Sequence[_Loss]
     pictures: Sequence[CurvePicture]
 
 
@@ -153,18 +188,38 @@ def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> s
             symbols.update(cell.symbol for cell in row.cells if cell is not None)
             if row.bad:
                 bad_rows.append((row, outcome_map.machine))
+    case_count = sum(len(outcome_map.rows) for outcome_map in outcome_maps)
+    tone, answer = _answer([row for row, _ in bad_rows], case_count)
     return TEMPLATES.get_template("trend.html.jinja").render(
         secrets=known_secrets(),
         shared=SharedDrawings(),
         outcome_maps=outcome_maps,
         bad_rows=bad_rows,
-        case_count=sum(len(outcome_map.rows) for outcome_map in outcome_maps),
+        tone=tone,
+        answer=answer,
+        next_command=run_command((), ()),
         symbols=symbols,
         made_at=f"{made_at:%Y-%m-%d %H:%M} UTC",
         most_nights=MAX_NIGHTS,
         recorded=_RECORDED,
         unknown=_UNKNOWN,
     )
+
+
+def _answer(bad_rows: Sequence[_Row], case_count: int) -> tuple[Tone, str]:
+    """Return the answer of the page in one sentence, and its tone."""
+    if not case_count:
+        return Tone.DOUBT, "Nothing was judged yet"
+    if not bad_rows:
+        are = "case is" if case_count == 1 else "cases is"
+        return Tone.GOOD, f"none of {case_count} {are} proven worse or wrong"
+    losses = [(loss, row) for row in bad_rows for loss in row.bad]
+    worst, row = min(losses, key=lambda item: item[0].change_frac or 0.0)
+    answer = f"{len(bad_rows)} of {case_count} cases became worse or wrong; no later run was fine"
+    if worst.change_frac is not None:
+        change = render_change(worst.change_frac)
+        answer += f"; {row.case_id}: {label_of(worst.metric)} {change}"
+    return Tone.BAD, answer
 
 
 def _map_of(machine_history: MachineHistory, number: int) -> _OutcomeMap:
@@ -220,8 +275,8 @@ def _row_of(
         anchor: the id of the row's element.
         expected: the values in the baseline of the case, by metric.
     """
-    bad_runs = dict(_bad_runs(records))
-    first_bad_names = {run.run for run in bad_runs.values()}
+    losses = list(_losses(records, expected))
+    first_bad_names = {loss.bad.run for loss in losses}
     cells: dict[str, _Cell] = {}
     version = ""
     for record in records:
@@ -234,26 +289,42 @@ def _row_of(
             record, is_first_bad=record.run in first_bad_names, version=new_version
         )
     shown_records = [record for record in records if record.run in runs]
-    bad_sentences = []
-    for metric, bad_run in bad_runs.items():
-        bad_sentences.append(f"{label_of(metric)}: not fine since {moment_of(bad_run)}")
     return _Row(
         case_id=records[0].case_id,
         anchor=anchor,
         cells=[cells.get(run) for run in runs],
-        bad=bad_sentences,
+        bad=losses,
         pictures=list(case_histories(shown_records, expected)),
     )
 
 
-def _bad_runs(records: Sequence[RunRecord]) -> Iterator[tuple[str, RunRecord]]:
-    """Yield each metric that became bad and wasn't fine again, and its first bad run."""
+def _losses(records: Sequence[RunRecord], expected: Mapping[str, float]) -> Iterator[_Loss]:
+    """Yield each figure of a case that became bad and wasn't fine again.
+
+    Args:
+        records: the records of the case, the earliest first.
+        expected: the values in the baseline of the case, by metric.
+    """
     names = dict.fromkeys(name for record in records for name in record.outcomes)
     for name in names:
         runs = comparable(records, name)
         first_bad_index = first_bad(runs, name)
-        if first_bad_index < len(runs):
-            yield name, runs[first_bad_index]
+        if first_bad_index == len(runs):
+            continue
+        bad = runs[first_bad_index]
+        fine = None
+        for run in runs[:first_bad_index]:
+            if run.fine(name):
+                fine = run
+        before = expected.get(name)
+        if before is None and fine is not None:
+            before = fine.values.get(name)
+        value = bad.values.get(name)
+        change_frac = None
+        # A correctness check isn't a metric, so it has no change.
+        if name in METRICS and before is not None and value is not None:
+            change_frac = better_frac(METRICS[name], value, before)
+        yield _Loss(metric=name, change_frac=change_frac, bad=bad, fine=fine)
 
 
 def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:

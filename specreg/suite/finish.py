@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from specreg.baselines.record import commit_of
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
@@ -102,6 +103,7 @@ def add_to_history(result: RunResult) -> None:
     if not context.has_history:
         return
     history = context.load_history()
+    commit = commit_of(context.root)
     records: list[RunRecord] = []
     for case in result.cases:
         # A run that is resumed, or whose shards are merged again, isn't added a second time.
@@ -113,7 +115,8 @@ def add_to_history(result: RunResult) -> None:
         if measurements and verdicts and not was_added_before:
             baseline = exact_baseline(context, case)
             settings = context.settings(case)
-            origin = RunOrigin(run=context.name, host=result.hosts.get(case.id, ""))
+            host = result.hosts.get(case.id, "")
+            origin = RunOrigin(run=context.name, host=host, commit=commit)
             records.append(run_record(origin, measurements, verdicts, settings, baseline))
     record_history(context.history_path, records)
 

@@ -132,6 +132,7 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
         origin = RunOrigin(
             run=context.name,
             host=result.hosts.get(case.id, ""),
+            commit=recorded.new.provenance.commit,
             recorded=True,
             accepted=bool(reason),
         )

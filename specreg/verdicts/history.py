@@ -58,6 +58,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         case_id: the id of the case.
         settings_sha256: a checksum of all settings that must be equal for a comparison.
         engine_version: the version of the engine.
+        commit: the commit of the repository; empty without one, and in a line that an older specreg
+            wrote.
         engine: the name of the engine; empty in a line that an older specreg wrote.
         draft_sha256: a checksum of the draft's files; empty without a draft.
         values: for each metric with a verdict, its geometric mean over the launches in which it was
@@ -83,6 +85,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     draft_sha256: Label
     values: dict[Label, _Value]
     outcomes: dict[Label, str]
+    commit: _Word = ""
     engine: _Word = ""
     baseline_sha256: Label = ""
     launches: _LaunchCount = 1
@@ -178,12 +181,14 @@ class RunOrigin:
     Attributes:
         run: the name of the run's folder.
         host: the machine that measured the case; empty if one machine measured the whole run.
+        commit: the commit of the repository; empty without one.
         recorded: whether the run recorded a baseline.
         accepted: whether the user gave a reason for recording it.
     """
 
     run: str
     host: str = ""
+    commit: str = ""
     recorded: bool = False
     accepted: bool = False
 
@@ -234,6 +239,7 @@ def run_record(
         case_id=first.case.id,
         settings_sha256=settings_sha256(settings),
         engine_version=first.engine_version,
+        commit=origin.commit,
         engine=first.case.server.engine,
         draft_sha256=model_sha256(first.draft) if first.draft else "",
         values=values,

@@ -19,6 +19,7 @@ from specreg.report.document import RunVerdict, load_report
 from specreg.report.next_steps import next_steps
 from specreg.report.page import render_page
 from specreg.report.parts import Commands
+from specreg.report.trend import render_trend
 from specreg.stats.intervals import Look
 from specreg.suite.machine import check_usable
 from specreg.suite.new_baselines import record_baselines
@@ -30,6 +31,7 @@ from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders import reports, runs
 from tests.unit.builders.collection import Collection, collect
+from tests.unit.builders.histories import LATER
 from tests.unit.builders.library_source import trees
 from tests.unit.builders.nights import nights_of
 from tests.unit.builders.pages import EXAMPLE
@@ -133,6 +135,7 @@ PLACES: Mapping[tuple[str, str], Callable[[Path], str]] = {
     ("report/next_steps.py", "_after_run"): part_of_a_tier_that_holds,
     ("report/next_steps.py", "_repairs"): end_of_a_run,
     ("report/next_steps.py", "next_steps"): run_without_a_verdict,
+    ("report/trend.py", "render_trend"): lambda _: render_trend([], LATER),
     ("suite/configure.py", "unmet_need"): lambda _: doctor_of("gpu"),
     ("suite/machine.py", "check_usable"): machine_whose_gpus_are_unusable,
     ("suite/new_baselines.py", "record_baselines"): baselines_to_record_again,

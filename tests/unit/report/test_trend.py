@@ -50,17 +50,38 @@ def test_each_night_of_a_case_has_a_cell_and_the_first_bad_one_a_frame() -> None
     assert "throughput: not fine since 2026-11-02 02:00 UTC with 0.32.0" in Page(text).text
 
 
+def test_a_loss_says_how_much_was_lost_and_which_commits_may_have_brought_it() -> None:
+    runs = reports.judged_runs(METRIC, "PASS", "REGRESSED")
+    fine = msgspec.structs.replace(runs[0], commit="0123456789ab", values={METRIC: 100.0})
+    bad = msgspec.structs.replace(runs[1], commit="fedcba987654", values={METRIC: 80.0})
+    text = Page(trend(fine, bad)).text
+    assert "since 2026-11-02 02:00 UTC with 0.32.0, -20.0%; git log 0123456789ab..fedcba" in text
+    assert f"{bad.case_id}: throughput -20.0%" in text
+    same = msgspec.structs.replace(bad, commit=fine.commit)
+    assert "the last fine run had the same commit, 0123456789ab" in Page(trend(fine, same)).text
+    assert "-60.0%; at commit fedcba987654" in Page(trend(bad, expected={METRIC: 200.0})).text
+    hostile = msgspec.structs.replace(bad, commit="$(reboot)")
+    assert "reboot" not in trend(fine, hostile)
+
+
+def test_a_machine_on_which_nothing_ran_is_told_what_to_type_and_not_that_it_is_fine() -> None:
+    page = Page(trend())
+    assert "? Nothing was judged yet" in page.text
+    assert "pytest tests/perf" in page.text
+    assert "✓" not in page.text
+
+
 def test_a_case_that_recovered_is_fine() -> None:
     text = trend(*reports.judged_runs(METRIC, "PASS", "REGRESSED", "PASS"))
     assert [tone for tone, _ in cells(text)] == ["good new", "bad", "good"]
-    assert "none of 1 cases is proven worse or wrong" in Page(text).text
+    assert "none of 1 case is proven worse or wrong" in Page(text).text
     assert "not fine since" not in Page(text).text
 
 
 def test_nights_that_could_not_tell_are_no_loss() -> None:
     text = trend(*reports.judged_runs(METRIC, "PASS", "INCONCLUSIVE", "INCONCLUSIVE"))
     assert [tone for tone, _ in cells(text)] == ["good new", "doubt", "doubt"]
-    assert "none of 1 cases is proven worse or wrong" in Page(text).text
+    assert "none of 1 case is proven worse or wrong" in Page(text).text
     assert "cases fine" not in Page(text).text
     lost = trend(*reports.judged_runs(METRIC, "PASS", "INCONCLUSIVE", "REGRESSED"))
     assert [tone for tone, _ in cells(lost)] == ["good new", "doubt", "bad first"]

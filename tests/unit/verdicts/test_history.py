@@ -170,12 +170,13 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome(word))
         for name, word in outcomes.items()
     ]
-    origin = RunOrigin(run="20261121-0730")
+    origin = RunOrigin(run="20261121-0730", commit="0123456789ab")
     line = run_record(origin, launches, verdicts, builders.SETTINGS, BASELINE)
     assert line.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, goodput: 0, rate: 0.5})
     assert msgspec.structs.replace(line, values={}) == msgspec.structs.replace(
         past_run(builders.CASE.id),
         settings_sha256=settings_sha256(builders.SETTINGS),
+        commit="0123456789ab",
         engine="vllm",
         draft_sha256="",
         outcomes=outcomes,
