@@ -524,6 +524,7 @@ def test_a_client_process_that_dies_is_named_and_leaves_nothing() -> None:
 # Is killed as soon as a request has ended.
 KILLED = """
 import asyncio, dataclasses, os, signal, sys, time
+from specreg.core.address import Address
 from specreg.load.rounds import Load, open_clients
 from tests.unit import builders
 case = builders.with_request(client_processes=int(sys.argv[1]))
