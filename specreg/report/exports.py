@@ -20,6 +20,7 @@ from specreg.report.document import Report, flat_fields, write_in
 from specreg.report.gauges import render_metrics
 from specreg.report.junit import render_junit
 from specreg.report.page import render_markdown, render_page
+from specreg.report.pictures import render_pictures
 from specreg.runs.ledger import LEDGER, read_ledger
 from specreg.verdicts.verdict import Outcome, Verdict
 
@@ -143,6 +144,11 @@ def _one_file(description: str, path: str, render: Callable[[Report], str]) -> F
 FORMS: Mapping[str, Form] = {
     "html": _one_file("one page for people, which needs nothing else", "report.html", render_page),
     "markdown": _one_file("a summary for a pull request or a job", "report.md", render_markdown),
+    "svg": Form(
+        description="pictures for a pull request or a page of your own",
+        path="pictures",
+        render=lambda report, _: render_pictures(report),
+    ),
     "junit": _one_file("JUnit's XML, a test for each verdict", "junit.xml", render_junit),
     "csv": _one_file("verdicts, a row each", "verdicts.csv", render_verdict_rows),
     "prometheus": _one_file(

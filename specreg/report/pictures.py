@@ -1,0 +1,105 @@
+"""Draw the pictures of a report as SVG files that need no page: their styles are inside."""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+
+from markupsafe import Markup
+
+from specreg.core.redaction import known_secrets
+from specreg.core.values import readable_values
+from specreg.report.charts import (
+    change_pictures,
+    gains_over_load,
+    history_by_figure,
+    positions_picture,
+    speedup_picture,
+)
+from specreg.report.document import Report
+from specreg.report.drawing import BarPicture, CurvePicture, IntervalPicture
+from specreg.report.failures import by_case
+from specreg.report.page import TEMPLATES
+from specreg.report.parts import Chart, Section
+from specreg.report.sentence import answer_of, comparison_of
+from specreg.report.summary import MARKS
+from specreg.report.view import view_of
+
+_WIDTH_CHARS = 78
+"""How many characters a line of the verdict's card holds."""
+_STYLE = files("specreg.report").joinpath("templates/style.css").read_text()
+_COLORS = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", _STYLE.partition("@media")[0]))
+"""The colours of the page by day. Programs that draw SVG needn't know the variables of a page."""
+Picture = IntervalPicture | BarPicture | CurvePicture
+
+
+class _InlineDrawings:
+    """Draws the parts that pictures of a page share in each picture, since each is a file."""
+
+    def draw(self, part: Markup) -> Markup:
+        """Return a part as an element."""
+        return Markup("<g>{}</g>").format(part)
+
+
+def render_pictures(report: Report) -> Mapping[str, str]:
+    """Return the pictures of a report by the paths of their files.
+
+    They are a card with the answer and the evidence of the worst case, the gains or changes, the
+    accepted positions of each case, the last nights, and the gains over the load.
+    """
+    report = readable_values(report)
+    drawn = {"pictures/verdict.svg": _card(report)}
+    for name, picture in _pictures(report):
+        drawn[f"pictures/{name}.svg"] = _draw(picture.title, (), [picture])
+    return drawn
+
+
+def _pictures(report: Report) -> Iterator[tuple[str, Picture]]:
+    """Yield each picture with the name of its file."""
+    speedups = speedup_picture(report)
+    if report.arms:
+        for number, picture in enumerate(change_pictures(report), start=1):
+            yield f"change-{number}", picture
+    elif speedups is not None:
+        yield "speedup", speedups
+    verdicts_by_case = by_case(report.run.verdicts)
+    for case in report.cases:
+        bars = positions_picture(case, verdicts_by_case.get(case.case_id, ()))
+        if bars is not None:
+            # The id of a case may come from another machine.
+            name = re.sub(r"[^A-Za-z0-9_.-]", "_", case.case_id)
+            yield f"positions-{name}", bars
+    for number, curves in enumerate(history_by_figure(report.cases), start=1):
+        yield f"nights-{number}", curves
+    for number, curves in enumerate(gains_over_load(report.cases), start=1):
+        yield f"load-{number}", curves
+
+
+def _card(report: Report) -> str:
+    """Draw the answer, what was compared, and the evidence of the worst case."""
+    tone, sentence = answer_of(report)
+    texts = [comparison_of(report)]
+    pictures: list[Picture] = []
+    sections = [part for part in view_of(report) if isinstance(part, Section)]
+    if sections:
+        texts += [f"{sections[0].name}: {finding}" for finding in sections[0].findings]
+        pictures += [part.picture for part in sections[0].parts if isinstance(part, Chart)]
+    elif not report.arms:
+        speedups = speedup_picture(report)
+        if speedups is not None:
+            pictures.append(speedups)
+    return _draw(f"{MARKS[tone]} {sentence}", texts, pictures, tone=tone)
+
+
+def _draw(title: str, texts: Sequence[str], pictures: Sequence[Picture], tone: str = "") -> str:
+    """Draw pictures one below the other, under a title and texts."""
+    lines = [wrapped for text in texts for wrapped in textwrap.wrap(text, _WIDTH_CHARS + 14)]
+    return TEMPLATES.get_template("pictures.svg.jinja").render(
+        secrets=known_secrets(),
+        shared=_InlineDrawings(),
+        colors=_COLORS,
+        tone=tone,
+        title_lines=textwrap.wrap(title, _WIDTH_CHARS),
+        lines=lines,
+        pictures=pictures,
+    )

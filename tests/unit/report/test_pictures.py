@@ -1,0 +1,56 @@
+"""Pictures that need no page."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path, PurePosixPath
+
+import msgspec
+import pytest
+
+from specreg.report.document import Report
+from specreg.report.exports import write_outputs
+from specreg.report.pictures import render_pictures
+from specreg.report.sentence import answer_of
+from specreg.report.side_by_side import side_by_side
+from tests.unit.builders import reports
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "../<script>alert(1)</script>"
+
+
+def texts_of(picture: str) -> str:
+    """The words of a picture, which must be well-formed XML."""
+    root = ET.fromstring(picture)  # noqa: S314 - our own
+    return " ".join(element.text or "" for element in root.iter(f"{SVG}text"))
+
+
+@pytest.mark.parametrize(
+    "report",
+    [reports.REPORT, reports.EMPTY, side_by_side(reports.REPORT, reports.another())],
+    ids=["lost", "empty", "sides"],
+)
+def test_each_picture_is_a_whole_file_with_its_styles(report: Report) -> None:
+    pictures = render_pictures(report)
+    assert "pictures/verdict.svg" in pictures
+    for picture in pictures.values():
+        assert texts_of(picture)
+        # A program that draws SVG doesn't know the variables of the page.
+        assert "var(--" not in picture
+        assert "<use" not in picture
+
+
+def test_the_card_has_the_sentence_and_the_evidence_of_the_worst_case() -> None:
+    card = texts_of(render_pictures(reports.REPORT)["pictures/verdict.svg"])
+    _, sentence = answer_of(reports.REPORT)
+    assert sentence in card
+    assert "by the cost of a step" in card
+    assert "Accepted drafts by position" in card
+
+
+def test_a_hostile_name_is_neither_a_path_nor_markup(tmp_path: Path) -> None:
+    case = msgspec.structs.replace(reports.CASE_REPORT, case_id=HOSTILE)
+    report = msgspec.structs.replace(reports.REPORT, cases=(case,))
+    written = write_outputs(("svg",), report, tmp_path, tmp_path)
+    assert {path.parent for path in written} == {tmp_path / "pictures"}
+    for name, picture in render_pictures(report).items():
+        assert ".." not in PurePosixPath(name).parts
+        assert "<script>" not in picture
