@@ -87,7 +87,7 @@ class CaseBaselines:
         """Where the user sets the number of prompts, for advice to raise it."""
         if self.settings.num_prompts is not None:
             return "--num-prompts"
-        return "prompts in the matrix"
+        return "prompts in the tier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -647,7 +647,7 @@ def differing_settings(recorded: CaseSettings, current: CaseSettings) -> str:
 
 
 def without_num_prompts(settings: CaseSettings) -> CaseSettings:
-    """Return the settings without `num_prompts`, with which a run overrides the matrix.
+    """Return the settings without `num_prompts`, with which a run overrides the tier.
 
     Acceptance is compared prompt by prompt, so the number of prompts may differ.
     """

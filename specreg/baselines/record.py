@@ -376,7 +376,7 @@ def _check_accepted(measurements: Sequence[Measurement]) -> None:
     raise _refusal(
         case,
         f"{problem}, so no loss of acceptance could ever show; {NOTHING_ACCEPTED_ADVICE}, or add"
-        f" {names} to 'shown' in the matrix",
+        f" {names} to 'shown' in the tier",
     )
 
 

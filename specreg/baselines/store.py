@@ -33,7 +33,7 @@ def load_settings(root: Path, case: Case) -> CaseSettings:
 def settings_of(case: Case, target: str, prompts: Sequence[Prompt]) -> CaseSettings:
     """Return the settings that must be equal for two measurements of a case to be compared.
 
-    The checksum of the prompts covers those that a run with the matrix's settings may replay: the
+    The checksum of the prompts covers those that a run with the tier's settings may replay: the
     case's own, and as many again, the extension, which are replayed if the case's own prompts can't
     decide the acceptance.
 

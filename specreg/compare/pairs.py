@@ -171,13 +171,13 @@ def parse_override(text: str) -> Override:
 
 
 def overridden(case: Case, overrides: Sequence[Override], drafts: Mapping[str, str]) -> Case:
-    """Return a case of the matrix as a side runs it.
+    """Return a case of the tier as a side runs it.
 
     The last override of a key wins. But the arguments of `engine_args` are added to those before
     them, and so are variables with other names.
 
     Args:
-        case: the case of the matrix.
+        case: the case of the tier.
         overrides: the overrides of the side.
         drafts: the drafts of the case's model pair, by method.
 

@@ -69,7 +69,7 @@ def check_name(kind: str, name: str, known: Iterable[str], where: str = "") -> N
 
 
 class MatrixError(SpecregError):
-    """A matrix file that can't be decoded or contradicts itself.
+    """A tier's file that can't be decoded or contradicts itself.
 
     The message names the file, and the table and the key if the error is about one.
     """

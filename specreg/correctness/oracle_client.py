@@ -145,7 +145,7 @@ def walk_answers(
         message = (
             f"'{case.id}': a prompt and its answer have {longest} tokens and the last step drafts"
             f" {spec.draft_tokens} more, but the context has {spec.max_model_len_tokens}; lower"
-            " output_cap_tokens or raise max_model_len_tokens in the matrix"
+            " output_cap_tokens or raise max_model_len_tokens in the tier"
         )
         raise InvalidMeasurementError("CONTEXT_FULL", message)
     answered_texts = [(*answer.prompt, *answer.output) for answer in answers]

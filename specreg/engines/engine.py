@@ -197,7 +197,7 @@ class Engine(ABC):
         serve_command: How a command line of its users is read; None if it can't be turned into a
             case.
         reserved_speculation_keys: The keys of its speculative configuration that `speculation` may
-            not set, each with the setting of the matrix that sets it.
+            not set, each with the setting of the tier that sets it.
     """
 
     name: ClassVar[str]
@@ -253,14 +253,14 @@ class Engine(ABC):
         """Return the further settings of a case's speculation by the engine's names.
 
         Raises:
-            UnsupportedError: The engine has no such settings, or another setting of the matrix
+            UnsupportedError: The engine has no such settings, or another setting of the tier
                 sets one of them.
         """
         for key, _ in speculation:
             if key in self.reserved_speculation_keys:
                 key_of_case = self.reserved_speculation_keys[key]
                 message = (
-                    f"speculation.{key}: in the matrix this is set by {key_of_case}; set that, and"
+                    f"speculation.{key}: in the tier this is set by {key_of_case}; set that, and"
                     " leave this out"
                 )
                 raise UnsupportedError(message)

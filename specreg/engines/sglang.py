@@ -416,7 +416,7 @@ class Sglang(Engine):
 
         Raises:
             UnsupportedError: A flag isn't one of speculation, can't have the value, or is set by
-                another setting of the matrix.
+                another setting of the tier.
         """
         flags = [(key.replace("_", "-"), value) for key, value in speculation]
         for key, value in flags:
@@ -472,7 +472,7 @@ class Sglang(Engine):
     def accepts_unlikely_drafts(self, speculation: Mapping[str, Setting]) -> bool:
         """Return True if a threshold is below 1, so that less likely drafts are accepted too."""
         flags = self.further_speculation(tuple(speculation.items()))
-        # 1 is SGLang's default. The matrix may also have the number as a text, such as "0.9".
+        # 1 is SGLang's default. A tier may also have the number as a text, such as "0.9".
         values = [float(str(flags.get(name, 1.0))) for name in _THRESHOLDS]
         return min(values) < 1.0
 

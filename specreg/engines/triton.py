@@ -173,7 +173,7 @@ class Triton(Engine):
         """Return the further settings by the names of vLLM, which is the backend.
 
         Raises:
-            UnsupportedError: Another setting of the matrix sets one of them.
+            UnsupportedError: Another setting of the tier sets one of them.
         """
         return vllm.Vllm().further_speculation(speculation)
 

@@ -480,7 +480,7 @@ class Vllm(Engine):
         """Return the further settings by vLLM's names, with underscores instead of dashes.
 
         Raises:
-            UnsupportedError: Another setting of the matrix sets one of them.
+            UnsupportedError: Another setting of the tier sets one of them.
         """
         settings = [(key.replace("-", "_"), value) for key, value in speculation]
         return super().further_speculation(settings)

@@ -161,7 +161,7 @@ class Request(RequestSettings):
     Attributes:
         dataset: the name of a prompt set, such as `"toy"` or `"mt-bench"`.
         prompts: how many prompts of the dataset are replayed, beginning with the first.
-        matrix_prompts: how many prompts the matrix sets; None if this run replays as many.
+        matrix_prompts: how many prompts the tier sets; None if this run replays as many.
         request_timeout_s: how long a request may take, in seconds; a slower one has failed. A
             stream that is silent for 60 s has failed too.
         client_processes: how many processes send the requests.
@@ -238,7 +238,7 @@ class CaseSettings(ServerSettings, RequestSettings, Load):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One measurement of the matrix.
+    """One measurement of the tier.
 
     Attributes:
         server: the server that is measured.
@@ -365,7 +365,7 @@ class Case:
         return self.server.method != "none"
 
     def replaying(self, prompts: int) -> "Case":
-        """Return the case with another number of prompts than the matrix has."""
+        """Return the case with another number of prompts than the tier has."""
         matrix_prompts = None
         if prompts != self.request.usual_prompts:
             matrix_prompts = self.request.usual_prompts
@@ -443,7 +443,7 @@ def render_memory(gpus_gib: Sequence[float | None]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """The cases of one matrix file.
+    """The cases of one file.
 
     Attributes:
         name: The name of the file, without its suffix.

@@ -311,7 +311,7 @@ def _joined(key: str, command_value: Any, value: Any) -> Any:  # noqa: ANN401 - 
 
 
 def describe(understood: TableOfCommand, models: str) -> tuple[str, ...]:
-    """Return a command as lines of a matrix file, one for each key."""
+    """Return a command as lines of a tier's file, one for each key."""
     pair = f"models = {as_toml(models)} # target = {as_toml(understood.target)}"
     for method, draft in understood.drafts.items():
         pair += f", drafts.{method} = {as_toml(draft)}"

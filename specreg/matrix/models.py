@@ -70,7 +70,7 @@ def resolve_model(root: Path, reference: str) -> str:
     elif not _weight_files(folder):
         missing = f"a file with weights (*{', *'.join(_WEIGHT_SUFFIXES)})"
     if missing:
-        message = f"model folder '{folder}': {missing} is missing; check the path in the matrix"
+        message = f"model folder '{folder}': {missing} is missing; check the path in the tier"
         raise ModelError(message)
     return str(folder)
 

@@ -49,7 +49,7 @@ def load_case_prompts(root: Path, case: Case) -> tuple[Prompt, ...]:
     if len(prompts) < needed_prompts:
         raise DatasetError(
             f"dataset '{case.request.dataset}': has {counted(len(prompts), 'prompt')}, '{case.id}'"
-            f" needs {needed_prompts}{reason}; lower prompts in the matrix, or ask for fewer"
+            f" needs {needed_prompts}{reason}; lower prompts in the tier, or ask for fewer"
         )
     check_form(case, prompts)
     return prompts
@@ -69,11 +69,9 @@ def check_form(case: Case, prompts: Iterable[Prompt]) -> None:
     subject = f"dataset '{case.request.dataset}': its prompts are token ids, which"
     if engine_named(case.server.engine).wire_format.accepts_only_text:
         message = f"{subject} '{case.server.engine}' doesn't take; give '{case.id}' a dataset of"
-        raise DatasetError(f"{message} texts in the matrix")
+        raise DatasetError(f"{message} texts in the tier")
     if case.request.form is Form.CHAT:
-        message = (
-            f"{subject} aren't a chat; set form = \"completions\" for '{case.id}' in the matrix"
-        )
+        message = f"{subject} aren't a chat; set form = \"completions\" for '{case.id}' in the tier"
         raise DatasetError(message)
 
 
@@ -81,13 +79,11 @@ def _check_can_stop(case: Case) -> None:
     """Check that a case can continue texts whose continuation ends at certain texts."""
     subject = f"dataset '{case.request.dataset}': its prompts are texts to continue, which"
     if case.request.form is Form.CHAT:
-        message = (
-            f"{subject} aren't a chat; set form = \"completions\" for '{case.id}' in the matrix"
-        )
+        message = f"{subject} aren't a chat; set form = \"completions\" for '{case.id}' in the tier"
         raise DatasetError(message)
     if not engine_named(case.server.engine).wire_format.ends_at_texts:
         message = f"{subject} '{case.server.engine}' can't end at a text; give '{case.id}' another"
-        raise DatasetError(f"{message} dataset in the matrix")
+        raise DatasetError(f"{message} dataset in the tier")
 
 
 def check_contexts(root: Path, cases: Iterable[Case]) -> None:

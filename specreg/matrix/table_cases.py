@@ -1,4 +1,4 @@
-"""Make the cases of a table in a matrix file, one for each method, draft number, pair and load."""
+"""Make the cases of a table in a tier's file, one for each method, draft number, pair and load."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

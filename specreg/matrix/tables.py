@@ -1,4 +1,4 @@
-"""The tables of a matrix file: their keys, and which keys exclude each other."""
+"""The tables of a tier's file: their keys, and which keys exclude each other."""
 
 import contextlib
 import math
@@ -171,7 +171,7 @@ def case_keys() -> dict[str, Any]:
 
 
 class TierFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole matrix file, whose tables aren't decoded yet; see `Tier`.
+    """A whole file of a tier, whose tables aren't decoded yet; see `Tier`.
 
     Attributes:
         needs_gpus: how many GPUs a machine must have for the tier to run at all; 0 for none.
@@ -193,7 +193,7 @@ class PairsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_toml(value: object) -> str:
-    """Return a value in the form in which a matrix file has it."""
+    """Return a value in the form in which a tier's file has it."""
     part = msgspec.to_builtins(value)
     if isinstance(part, dict):
         entries = [f"{key} = {as_toml(entry)}" for key, entry in part.items()]
@@ -220,7 +220,7 @@ def load_file(path: Path, kind: type[_TableT]) -> _TableT:
         UnknownNameError: It has a key that doesn't exist.
         MatrixError: It can't be read or decoded.
     """
-    with located_errors(f"matrix file '{path}'"):
+    with located_errors(f"tier file '{path}'"):
         try:
             document = tomllib.loads(read_regular(path, MIB).decode())
             _learn_secrets(document)
@@ -277,7 +277,7 @@ def convert(document: object, kind: type[_TableT]) -> _TableT:
         UnknownNameError: It has a key that doesn't exist.
         MatrixError: A value has the wrong type, or is out of range.
     """
-    # msgspec ignores keys that a type doesn't have. In a matrix file most of them are misspelt.
+    # msgspec ignores keys that a type doesn't have. In a tier's file most of them are misspelt.
     if isinstance(document, dict):
         keys = case_keys() if kind is CasesTable else typing.get_type_hints(kind)
         for name in document:
@@ -319,7 +319,7 @@ def pairs_of(path: Path, tables: Mapping[str, object]) -> dict[str, ModelsTable]
     """
     pairs = {}
     for name, table in tables.items():
-        with located_errors(f"matrix file '{path}', [models.{name}]"):
+        with located_errors(f"tier file '{path}', [models.{name}]"):
             pairs[name] = _pair_of(name, table)
     return pairs
 

@@ -1,4 +1,4 @@
-"""Load a tier: the cases of a matrix file."""
+"""Load a tier: the cases of a tier's file."""
 
 import dataclasses
 import os
@@ -68,7 +68,7 @@ def load_tier(folder: Path, name: str) -> Tier:
     listing = _Listing()
     commands: dict[str, tuple[str, ...]] = {}
     for number, document in enumerate(file.cases, 1):
-        location = f"matrix file '{path}', [[cases]] no. {number}"
+        location = f"tier file '{path}', [[cases]] no. {number}"
         with located_errors(location):
             if isinstance(document, dict) and COMMAND in document:
                 keys, commands[location] = _table_of_command(document, file.defaults, pairs, folder)

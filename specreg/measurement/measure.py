@@ -226,7 +226,7 @@ def _runners_differ(measurement: Measurement, control: Measurement) -> Invalidit
         "RUNNERS_DIFFER",
         f"the server of '{measurement.case.id}' has model runner {runner}, and its control"
         f" {control.facts.model_runner}, so a speedup would include their difference; set"
-        f' model_runner = "{runner}" in the matrix for both',
+        f' model_runner = "{runner}" in the tier for both',
     )
 
 
@@ -751,6 +751,6 @@ def _check_lateness(action: str, late_ns: float, tolerated_ns: float) -> None:
         message = (
             f"the client {action} {late_ns / 1e6:.1f} ms late or later half of the time, more"
             f" than the {limit_ns / 1e6:.1f} ms that the figures bear; raise"
-            " client_processes in the matrix, or give the client a core of its own"
+            " client_processes in the tier, or give the client a core of its own"
         )
         raise InvalidMeasurementError("CLIENT_BEHIND", message)

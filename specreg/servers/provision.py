@@ -713,7 +713,7 @@ def check_version(case: Case, version: str) -> None:
     if case.request.form is Form.CHAT and engine.wire_format.accepts_only_text:
         raise UnsupportedError(
             f"engine '{engine.name}': takes only texts, neither chats nor token ids; set form ="
-            ' "completions" in the matrix, with a dataset of texts'
+            ' "completions" in the tier, with a dataset of texts'
         )
 
 

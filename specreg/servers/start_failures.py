@@ -79,7 +79,7 @@ _CAUSES = (
             r"|can be stored in (?:the )?KV cache|Not enough memory\. Please try to increase"
         ),
         advice=(
-            "raise gpu_memory_frac, or lower max_model_len_tokens or max_sequences in the matrix"
+            "raise gpu_memory_frac, or lower max_model_len_tokens or max_sequences in the tier"
         ),
     ),
     KnownCause(
@@ -88,7 +88,7 @@ _CAUSES = (
             r"out of memory|annot allocate|can't allocate memory|OutOfMemoryError|MemoryError"
             r"|No available memory|is less than desired GPU memory|std::bad_alloc"
         ),
-        advice="free memory, or lower gpu_memory_frac or max_model_len_tokens in the matrix",
+        advice="free memory, or lower gpu_memory_frac or max_model_len_tokens in the tier",
     ),
     KnownCause(
         says="too little shared memory, /dev/shm",
@@ -108,7 +108,7 @@ _CAUSES = (
         says="a model brings code of its own",
         pattern=r"the argument `trust_remote_code=True`|requires you to execute the",
         advice=(
-            "name another model, or read that code and set trust_remote_code = true in the matrix"
+            "name another model, or read that code and set trust_remote_code = true in the tier"
         ),
     ),
     KnownCause(
@@ -146,7 +146,7 @@ _CAUSES = (
         # The pattern begins with "error", because SGLang also writes the words after it in a mere
         # warning, and goes on.
         pattern=r"rror[:,] (?:Warning: )?User-specified (?:max_model_len|context_length)",
-        advice="lower max_model_len_tokens in the matrix",
+        advice="lower max_model_len_tokens in the tier",
     ),
     KnownCause(
         says="the GPU's compute capability is too low for the model's data type or the settings",
@@ -155,7 +155,7 @@ _CAUSES = (
             r"|[Qq]uantization scheme is not supported|not supported for the current GPU"
             r"|requires? (?:a GPU with )?(?:CUDA )?compute capability"
         ),
-        advice="look at dtype and engine_args in the matrix, or use another model or GPU",
+        advice="look at dtype and engine_args in the tier, or use another model or GPU",
     ),
     KnownCause(
         says="the model's quantization doesn't fit the settings",
@@ -163,7 +163,7 @@ _CAUSES = (
             r"Unknown quantization method|is not supported for quantization method"
             r"|does not match the quantization method"
         ),
-        advice="look at dtype and engine_args in the matrix, or use another model",
+        advice="look at dtype and engine_args in the tier, or use another model",
     ),
     KnownCause(
         says="the driver and its libraries are of different versions",

@@ -52,7 +52,7 @@ def _check_options(options: Options) -> None:
         flags = ", ".join(conflicting)
         raise SpecregError(f"--specreg-attach with {flags}: {problem}; leave it or the others out")
     if options.update_baselines and options.num_prompts is not None:
-        problem = "a baseline has as many prompts as the matrix says; leave one of the options out"
+        problem = "a baseline has as many prompts as the tier says; leave one of the options out"
         raise SpecregError(f"--update-baselines with --num-prompts: {problem}")
 
     # Numbers that are out of their range.

@@ -564,7 +564,7 @@ def record_power(
     if arm.window_s < SHORTEST_S:
         too_short = (
             f"power was watched for {arm.window_s:.1f} s without a pause, and {SHORTEST_S:.0f} s"
-            " are needed; raise power_s in the matrix"
+            " are needed; raise power_s in the tier"
         )
         return PowerRecord(case=arm, too_short=too_short)
     reasons = [device.invalid for device in devices if device.invalid]

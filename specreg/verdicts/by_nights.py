@@ -70,7 +70,7 @@ def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | Non
         clause = f"not even {MAX_NIGHTS_TO_HOLD} nights would tell"
         # Acceptance doesn't depend on the machine, and its own remedy is to replay more prompts.
         effort = "measure on a quieter machine" if metric.by_launch else reason.remedy
-        remedy = f"raise its tolerance in the matrix, add it to 'shown' there, or {effort}"
+        remedy = f"raise its tolerance in the tier, add it to 'shown' there, or {effort}"
     reason = Reason(code=reason.code, text=f"{reason.text}; {clause}", remedy=remedy)
     return dataclasses.replace(verdict, reason=reason, needed_nights=needed)
 

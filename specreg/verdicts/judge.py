@@ -246,7 +246,7 @@ _ABSENT_TIME = (
 _ABSENT = {
     **dict.fromkeys(Family, _ABSENT_TIME),
     Family.ACCEPTANCE: "no value, because this source doesn't report it; add it to 'shown'"
-    " in the matrix",
+    " in the tier",
     Family.POWER: "no value, because no device's counter moved; look at power/ in the run's folder",
 }
 """For each family, why a metric that a case should have may have no value, and what to do."""

@@ -67,7 +67,7 @@ def divide_devices(
     if len(devices) == 1:
         message = (
             f"placement '{placement}': needs two devices, got '{devices[0]}'; name them with"
-            " --device, or set parallel.pipeline in the matrix"
+            " --device, or set parallel.pipeline in the tier"
         )
         raise UnsupportedError(message)
     most_devices = len(devices) - 1

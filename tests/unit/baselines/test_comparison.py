@@ -175,7 +175,7 @@ def test_each_ratio_divides_what_it_is_of() -> None:
 def test_four_prompts_are_too_few_and_it_says_so() -> None:
     four = {name: RECORDED[name] for name in "abcd"}
     change = by_prompt(RECORDED, four).ratio_change(LENGTH)
-    assert str(change) == "4 shared prompts, 5 are needed; raise prompts in the matrix"
+    assert str(change) == "4 shared prompts, 5 are needed; raise prompts in the tier"
     comparison = by_prompt(RECORDED, four)
     settings = dataclasses.replace(comparison.baselines.settings, num_prompts=4)
     baselines = dataclasses.replace(comparison.baselines, settings=settings)

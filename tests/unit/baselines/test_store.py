@@ -383,7 +383,7 @@ def test_a_case_that_asks_for_more_prompts_than_there_are_is_refused() -> None:
     with pytest.raises(DatasetError) as error:
         load_case_prompts(builders.ROOT, greedy)
     assert str(error.value) == (
-        f"dataset 'toy': has 160 prompts, '{greedy.id}' needs 161; lower prompts in the matrix,"
+        f"dataset 'toy': has 160 prompts, '{greedy.id}' needs 161; lower prompts in the tier,"
         " or ask for fewer"
     )
 

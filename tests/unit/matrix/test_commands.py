@@ -256,7 +256,7 @@ def test_a_table_adds_to_its_command_and_replaces_the_defaults(tmp_path: Path) -
         ("vllm serve a/b", "speculation = { disable_padded_drafter_batch = true }",
          'with methods = ["none"]; name a method that speculates'),
         (VLLM + f"'{EAGLE3}'", "speculation = { num-speculative-tokens = 3 }",
-         "speculation.num_speculative_tokens: in the matrix this is set by draft_tokens"),
+         "speculation.num_speculative_tokens: in the tier this is set by draft_tokens"),
         (VLLM + f"'{EAGLE3}'", "speculation = { parallel_drafting = true }",
          "makes method 'eagle3' the method 'p_eagle'; name that instead"),
         (SGLANG + "NGRAM --speculative-num-draft-tokens 4", "speculation = { nonsense = 3 }",

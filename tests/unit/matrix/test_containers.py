@@ -232,7 +232,7 @@ BOMB = "\n".join(
 )
 def test_a_service_that_cannot_be_read_says_why(tmp_path: Path, content: str, words: str) -> None:
     message = refuse(tmp_path, in_file(tmp_path, content, service="here"), words)
-    place = f"matrix file '{tmp_path}/matrix/mine.toml', [[cases]] no. 1: 'server.yaml', service"
+    place = f"tier file '{tmp_path}/matrix/mine.toml', [[cases]] no. 1: 'server.yaml', service"
     assert message.startswith(f"{place} 'here': ")
 
 

@@ -247,8 +247,8 @@ def said(folder: Path, text: str) -> str:
     """What loading the tier of a text says, from the file's name on."""
     with pytest.raises(SpecregError) as error:
         load(folder, text)
-    assert str(error.value).startswith(f"matrix file '{folder / 'cpu.toml'}'")
-    return str(error.value).removeprefix(f"matrix file '{folder / 'cpu.toml'}'")
+    assert str(error.value).startswith(f"tier file '{folder / 'cpu.toml'}'")
+    return str(error.value).removeprefix(f"tier file '{folder / 'cpu.toml'}'")
 
 
 PINNED = 'acceptance = "pinned"\npinned_length_tokens = '
@@ -411,7 +411,7 @@ def test_what_is_wrong_with_the_shared_pairs_is_said_with_their_file(
     shared.write_text(pairs)
     with pytest.raises(SpecregError) as error:
         load(tmp_path / "matrix", MODELS + CASES)
-    assert str(error.value).startswith(f"matrix file '{shared}'{words}")
+    assert str(error.value).startswith(f"tier file '{shared}'{words}")
 
 
 def test_further_keys_of_a_speculation_are_part_of_the_server_that_speculates(

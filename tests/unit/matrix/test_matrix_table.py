@@ -107,6 +107,6 @@ def test_a_run_on_several_gpus_takes_as_long_as_the_groups_that_one_of_them_has(
 def test_a_tolerance_of_no_metric_is_refused_with_its_table(tmp_path: Path) -> None:
     done = run(tmp_path, TIER + "[cases.tolerances]\ntpot_p50 = 0.1\n")
     assert isinstance(done.exception, UnknownNameError)
-    location = f"matrix file '{tmp_path}/fixtures/matrix/gpu.toml', [[cases]] no. 1"
+    location = f"tier file '{tmp_path}/fixtures/matrix/gpu.toml', [[cases]] no. 1"
     words = f"{location}: unknown metric in tolerances 'tpot_p50'; did you mean 'tpot_p50_ms'?"
     assert str(done.exception).startswith(words)

@@ -426,7 +426,7 @@ def test_a_model_folder_is_there_or_names_what_is_missing(root: Path) -> None:
     here = context_of(root)
     assert summary(of_model(here, "target")) == (State.OK, "./target: is there")
     (root / "target/config.json").unlink()
-    missing = "config.json is missing; check the path in the matrix"
+    missing = "config.json is missing; check the path in the tier"
     assert of_model(here, "target").says.endswith(missing)
 
 

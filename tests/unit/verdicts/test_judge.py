@@ -615,7 +615,7 @@ def test_an_acceptance_that_no_nights_would_tell_needs_prompts_and_no_quieter_ma
     assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 0)
     assert verdict.reason is not None
     assert verdict.reason.remedy.startswith(
-        "raise its tolerance in the matrix, add it to 'shown' there, or raise prompts in the"
+        "raise its tolerance in the tier, add it to 'shown' there, or raise prompts in the"
         " matrix to"
     )
 
