@@ -1,6 +1,7 @@
 """Build the report document of a gate. It has the form of a run's, so the same code renders it."""
 
 import datetime as dt
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,12 @@ import msgspec
 from specreg.baselines.comparison import difference_of_arms
 from specreg.baselines.packages import render_differences
 from specreg.compare.gate import Gate
-from specreg.compare.judging import Decision, Rules
-from specreg.compare.options import MAX_LAUNCHES, TOLERANCE
+from specreg.compare.judging import Decision
+from specreg.compare.options import MOST_WORTH_ASKING, TOLERANCE
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.counted import counted
 from specreg.core.errors import ReportError
 from specreg.engines.launch_facts import changed_facts
-from specreg.measurement.metrics import METRICS
 from specreg.report.document import (
     FILE_NAME,
     ArmReport,
@@ -31,15 +31,18 @@ from specreg.report.document import (
 from specreg.report.expected import expected_by
 from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
+from specreg.report.sentence import side_names
+from specreg.report.tables import label_of
 from specreg.runs.ledger import FailedLaunch, MeasuredLaunch
-from specreg.stats.intervals import LEVEL
 from specreg.verdicts.status import count_outcomes, exit_status
 
 _HEADLINES = {
-    "upgrade": (Tone.GOOD, "B is as good as A in all that was compared"),
-    "don't": (Tone.BAD, "B is worse than A"),
-    "undecided": (Tone.DOUBT, "what was measured doesn't decide whether B is as good as A"),
+    "upgrade": (Tone.GOOD, "as good in all that was compared"),
+    "don't": (Tone.BAD, "worse"),
+    "undecided": (Tone.DOUBT, "what was measured doesn't decide it"),
 }
+_LARGEST_TOLERANCE_FRAC = 0.5
+"""A larger loss need not be looked for with a tolerance."""
 
 
 def set_report_aside(folder: Path) -> None:
@@ -77,6 +80,8 @@ def record_gate(
         verdicts=decision.verdicts,
     )
     cases = [_case_report(gate, pair, decision, command) for pair in gate.pairs]
+    arms = tuple(_arm_report(gate, side) for side in COMPARED)
+    side_a, side_b = side_names(arms)
     ended_at = dt.datetime.now(tz=dt.UTC)
     report = Report(
         run=run,
@@ -86,9 +91,9 @@ def record_gate(
         tier_cases=tuple(case.id for case in gate.tier.cases),
         remarks=tuple(_remarks(gate)),
         ended_at=ended_at.isoformat(timespec="seconds"),
-        title=f"May B take the place of A? Tier {gate.tier.name} on {gate.environment.name}",
+        title=f"May {side_b} take the place of {side_a}? Tier {run.tier} on {run.environment}",
         answers=(answer,),
-        arms=tuple(_arm_report(gate, side) for side in COMPARED),
+        arms=arms,
         control=decision.control,
         hints=tuple(_hints(gate, decision, resume_options)),
     )
@@ -204,11 +209,8 @@ def _hints(gate: Gate, decision: Decision, resume_options: str) -> Iterator[str]
         resume_options: the options with which the command resumes the gate; empty if it needs none.
     """
     needed = decision.needed_launches
-    if needed > MAX_LAUNCHES:
-        yield (
-            f"about {_launches(needed)} of each side would decide, and --launches takes"
-            f" {MAX_LAUNCHES} at most; quieten the machine, or tolerate more with {TOLERANCE}"
-        )
+    if needed > MOST_WORTH_ASKING:
+        yield from _lower_demands(decision, resume_options)
     elif needed:
         options = resume_options
         if needed > gate.options.launches:
@@ -223,26 +225,23 @@ def _hints(gate: Gate, decision: Decision, resume_options: str) -> Iterator[str]
     yield from decision.unclear
 
 
-def _looks_remark(rules: Rules) -> str:
-    """Say after how many launches a gate judges, and how it divides the level between its looks."""
-    *earlier_looks, last_look = rules.looks
-    for_losses = f"for a loss this is divided by {rules.figures}, the number of metrics that decide"
-    if not earlier_looks:
-        return (
-            f"a metric is judged after {_launches(last_look)}, and wrongly so with a probability of"
-            f" {LEVEL:.0%} at most; {for_losses}"
-        )
-    # The last look needn't have the largest part: if there are nine launches, it adds only one to
-    # the eight of the look before it.
-    speed = next(metric for metric in METRICS.values() if metric.by_launch)
-    largest_look = max(rules.looks, key=lambda look: rules.level_after(look, speed))
-    earlier = ", ".join(map(str, earlier_looks))
-    return (
-        f"a metric is judged after {earlier} and {_launches(last_look)}; all these looks together"
-        f" judge it wrongly with a probability of {LEVEL:.0%} at most: for acceptance, most of this"
-        f" probability falls to the look after {_launches(rules.looks[0])}; for a speed, the"
-        f" largest part falls to the look after {_launches(largest_look)}; {for_losses}"
-    )
+def _lower_demands(decision: Decision, resume_options: str) -> Iterator[str]:
+    """Yield for each metric that isn't decidable here which tolerance is, and what to type."""
+    losses_frac: dict[str, float] = {}
+    for verdict in decision.verdicts:
+        low_frac = verdict.comparison.low_frac
+        needed = verdict.needed_launches or 0
+        if verdict.fails and needed > MOST_WORTH_ASKING and low_frac is not None:
+            losses_frac[verdict.metric] = max(losses_frac.get(verdict.metric, 0.0), -low_frac)
+    for name, loss_frac in losses_frac.items():
+        problem = f"{label_of(name)} isn't decidable at this tolerance, because its launches differ"
+        tolerance_frac = math.ceil(100 * loss_frac + 1) / 100
+        advice = "measure on a quieter machine"
+        if tolerance_frac < _LARGEST_TOLERANCE_FRAC:
+            options = f"{resume_options} {TOLERANCE} {name}={tolerance_frac:g}".lstrip()
+            advice += f", or decide whether it lost {100 * tolerance_frac:.0f} % by typing the same"
+            advice += f" command with {options}"
+        yield f"{problem} too much on this machine: {advice}"
 
 
 def _launches(number: int) -> str:
@@ -259,7 +258,6 @@ def _remarks(gate: Gate) -> Iterator[str]:
         f"the servers of both sides were up {order}, in {_launches(rules.launches)} each at most,"
         f" and each launch was kept under load for at least {options.least_s:g} s"
     )
-    yield _looks_remark(rules)
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
     for pair in gate.pairs:

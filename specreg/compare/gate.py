@@ -227,7 +227,7 @@ class Gate:
 
     def _show_progress(self, number: int, group: Group) -> None:
         """Show how far the metrics of a group are decided after a launch."""
-        for line in render_progress(self.decide(), group):
+        for line in render_progress(self.decide(), group, self.rules.looks):
             self.options.show(f"launch {number}, {line}")
 
     def decide(self) -> Decision:
@@ -561,6 +561,11 @@ def _sides(
     options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
 ) -> tuple[list[Provision], list[str]]:
     """Return the environments of both sides, and what is installed in them."""
+
+    def show_of(side: Side) -> Callable[[str], None]:
+        """Return what shows a line about a side."""
+        return lambda text: options.show(f"side {side}: {text}")
+
     sources = []
     installed = []
     kinds = (UnsupportedError, EnvironmentSetupError)
@@ -568,7 +573,7 @@ def _sides(
         cases = [pair.of(side) for pair in pairs]
         with _blaming(side, options, kinds):
             source = provision_side(
-                origin, cases, on_gpu=on_gpu, show=options.show, waits=options.waits
+                origin, cases, on_gpu=on_gpu, show=show_of(side), waits=options.waits
             )
             sources.append(source)
             check_drafts(options.root, cases)

@@ -24,7 +24,7 @@ from specreg.baselines.comparison import (
     paired_counts,
     paired_ratio_change,
 )
-from specreg.compare.options import ComparisonOptions, parse_tolerances
+from specreg.compare.options import MOST_WORTH_ASKING, ComparisonOptions, parse_tolerances
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
 from specreg.core.reasons import Reason
 from specreg.measurement.measure import Measurement
@@ -367,7 +367,7 @@ def _bounds(unclear: Iterable[Verdict]) -> Iterator[str]:
             largest_loss = largest_losses.get(verdict.metric, loss)
             largest_losses[verdict.metric] = max(largest_loss, loss)
     for name, (loss_frac, case_id) in largest_losses.items():
-        yield f"B is not worse than A in {label_of(name)} by more than {loss_frac:.1%} ({case_id})"
+        yield f"{label_of(name)} is worse by {loss_frac:.1%} at most ({case_id})"
 
 
 def is_settled(group: Group, decision: Decision) -> bool:
@@ -544,6 +544,8 @@ class _Sides:
         """Say how many launches or prompts would decide; None if no number would."""
         if needed_count is None:
             return None
+        if self.figure.metric.by_launch and needed_count > MOST_WORTH_ASKING:
+            return Reason(text="isn't decidable at this tolerance: its launches differ too much")
         if self.figure.metric.by_launch:
             return Reason(text=f"needs about {needed_count} launches instead of {self.launches}")
         return Reason(

@@ -22,6 +22,8 @@ TOLERANCE = "--tolerance"
 _Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 MAX_LAUNCHES = 1000
 """The most launches of each side of a gate."""
+MOST_WORTH_ASKING = 64
+"""No hint asks for more launches of each side, because nobody would wait for them."""
 
 
 def show_status(text: str) -> None:

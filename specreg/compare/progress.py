@@ -1,19 +1,27 @@
 """Render what a gate has decided so far, as one line for each pair."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from specreg.compare.judging import Decision
+from specreg.compare.options import MOST_WORTH_ASKING
 from specreg.compare.pairs import Pair
 from specreg.core.counted import counted
 from specreg.report.tables import label_of
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 
-def render_progress(decision: Decision, pairs: Iterable[Pair]) -> Iterator[str]:
-    """Yield a line for each pair: the state of its metrics, and how many launches are missing.
+def render_progress(
+    decision: Decision, pairs: Iterable[Pair], looks: Sequence[int]
+) -> Iterator[str]:
+    """Yield a line for each pair: the state of its metrics, and how many launches decide them.
 
-    For example: `vllm-eagle3-c1: acceptance length holds, throughput +0.3 % ± 4.1 %, about 3 more
-    launches`.
+    For example: `vllm-eagle3-c1: acceptance length holds, throughput +0.3 % ± 4.1 %, to be decided
+    after 8 launches`.
+
+    Args:
+        decision: the decision so far.
+        pairs: the pairs.
+        looks: the numbers of launches after which the gate judges.
     """
     for pair in pairs:
         deciding = [
@@ -22,9 +30,13 @@ def render_progress(decision: Decision, pairs: Iterable[Pair]) -> Iterator[str]:
             if verdict.case_id == pair.id and verdict.metric in pair.deciding
         ]
         parts = [_state_of(verdict) for verdict in deciding]
-        missing = max((_missing_launches(verdict) for verdict in deciding), default=0)
-        if missing:
-            parts.append(f"about {counted(missing, 'more launch')}")
+        needed = max((_needed_launches(verdict) for verdict in deciding), default=0)
+        if needed > MOST_WORTH_ASKING:
+            parts.append("not decidable at this tolerance so far")
+        elif needed:
+            # A gate judges at its looks only, so that the estimate hardly changes between them.
+            look = next((look for look in looks if look >= needed), looks[-1])
+            parts.append(f"to be decided after {counted(look, 'launch')}")
         if parts:
             yield f"{pair.id}: {', '.join(parts)}"
 
@@ -48,11 +60,8 @@ def _state_of(verdict: Verdict) -> str:
     return f"{label} {change}"
 
 
-def _missing_launches(verdict: Verdict) -> int:
-    """Return about how many more launches would decide a metric.
-
-    This is 0 if the metric is decided, or if no number of launches would decide it.
-    """
-    if verdict.outcome is not Outcome.INCONCLUSIVE or verdict.needed_launches is None:
+def _needed_launches(verdict: Verdict) -> int:
+    """Return about how many launches of each side decide a metric; 0 if none are missing."""
+    if verdict.outcome is not Outcome.INCONCLUSIVE:
         return 0
-    return max(verdict.needed_launches - verdict.launches, 0)
+    return verdict.needed_launches or 0

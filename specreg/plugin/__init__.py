@@ -23,6 +23,7 @@ from specreg.plugin.reporting import (
     pytest_terminal_summary,
 )
 from specreg.plugin.session import (
+    pytest_collection_finish,
     pytest_configure,
     pytest_runtest_setup,
     pytest_runtestloop,
@@ -42,6 +43,7 @@ __all__ = [
     "pytest_benchmark_group_stats",
     "pytest_benchmark_update_json",
     "pytest_cmdline_main",
+    "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_configure_node",

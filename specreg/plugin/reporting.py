@@ -20,15 +20,25 @@ from specreg.report.failures import (
 from specreg.suite.finish import render_end
 from specreg.suite.result import RunResult
 from specreg.verdicts.status import STATUS_MEANINGS
-from specreg.verdicts.verdict import Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 
 _FAILED_BY_VERDICT = "specreg_failed_by_verdict"
 """The attribute of a report whose test fails because of its verdict."""
 
 
-def pytest_report_teststatus(config: pytest.Config) -> None:
-    """End the progress line, because pytest is about to write a line of its own."""
+def pytest_report_teststatus(
+    report: pytest.TestReport | pytest.CollectReport, config: pytest.Config
+) -> tuple[str, str, tuple[str, Mapping[str, bool]]] | None:
+    """Call a test undecided if it passes only because more nights are needed.
+
+    The progress line ends, because pytest is about to write a line of its own.
+    """
     config.stash[PROGRESS].leave_line()
+    if isinstance(report, pytest.TestReport) and report.when == "call" and report.passed:
+        outcome = dict(report.user_properties).get("specreg.outcome")
+        if outcome == Outcome.INCONCLUSIVE:
+            return "undecided", "?", ("UNDECIDED", {"yellow": True})
+    return None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -81,6 +81,18 @@ def pytest_configure(config: pytest.Config) -> None:
     deal_out_groups(config)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave out the names of the suite's files beside the dots of a run.
+
+    Tests run case by case, so the file changes after every other dot.
+    """
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    only_suite = all(is_suite_test(item) for item in session.items)
+    if reporter is not None and only_suite and session.config.get_verbosity() == 0:
+        reporter.showfspath = False
+
+
 def _options_of(config: pytest.Config) -> Options:
     """Return the options of this process, which may measure only a part of the run.
 

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from specreg.core.counted import counted
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
 from specreg.measurement.metrics import METRICS
-from specreg.report.document import CaseReport, Headline, Report, Tone, began_at, last_verdicts
+from specreg.report.document import (
+    ArmReport,
+    CaseReport,
+    Headline,
+    Report,
+    Tone,
+    began_at,
+    last_verdicts,
+)
 from specreg.report.tables import label_of, render_value
 from specreg.telemetry.identity import UNKNOWN_ENVIRONMENT
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
@@ -232,7 +240,7 @@ def _answer_of_sides(report: Report) -> tuple[Tone, str]:
         headline = report.answers[0]
     if headline.subject not in _GATE_WORDS:
         return headline.tone, str(headline)
-    _, side_b = side_names(report)
+    _, side_b = side_names(report.arms)
     verdicts = last_verdicts(report.run.verdicts)
     failing = [verdict for verdict in verdicts if verdict.fails]
     lost = [verdict for verdict in failing if verdict.outcome in _LOST]
@@ -252,15 +260,15 @@ _GATE_WORDS = {
 """The beginning of a gate's sentence, by the subject of its headline."""
 
 
-def side_names(report: Report) -> tuple[str, str]:
+def side_names(arms: Sequence[ArmReport]) -> tuple[str, str]:
     """Return what the sides of a gate are: `vllm 0.31.0`, and else what was typed.
 
     Sides of the same version have the settings that differ as their names.
     """
-    versions = [arm.engine_versions for arm in report.arms]
+    versions = [arm.engine_versions for arm in arms]
     are_versions_known = all(versions) and versions[0] != versions[1]
     names = []
-    for arm in report.arms:
+    for arm in arms:
         # A folder or a wheel says less than the version that its servers reported.
         name = arm.text.replace("==", " ")
         if are_versions_known:
@@ -277,7 +285,7 @@ def comparison_of(report: Report) -> str:
     run = report.run
     parts = []
     if report.arms:
-        side_a, side_b = side_names(report)
+        side_a, side_b = side_names(report.arms)
         parts.append(f"{side_b} against {side_a}")
     else:
         measured = ", ".join(_engines(report.cases))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -16,6 +17,21 @@ from specreg.measurement.figures import Figures
 from specreg.report.screen import LOG, Screen
 from specreg.stats.percentiles import Summary
 from specreg.telemetry.power_record import ArmPower, PowerRecord
+
+
+class Layout(NamedTuple):
+    """How the columns of a table are shown, by their names. All others are aligned right.
+
+    Attributes:
+        left: columns that are aligned left and don't wrap.
+        folded: columns that are aligned left and wrap.
+        optional: columns that are left out, the last one first, where the screen is too narrow.
+    """
+
+    left: Collection[str] = ()
+    folded: Collection[str] = ()
+    optional: Collection[str] = ()
+
 
 NOTHING = "–"
 DISTRIBUTIONS = {
@@ -44,18 +60,25 @@ _FIVE_DIGITS = 9999.5
 """From here on a number is rounded to five digits or more."""
 _LARGEST_FRAC = 10
 """A larger end of an interval is shown as `>999` or `<-999`, as its digits mean nothing."""
-_TIMED = ("ms/token\nalone", "\nwith", "\ngain", "tokens/s\nalone", "\nwith", "\ngain")
-_POSITIONS = "accepted by\nposition"
-_SPEEDUP = ("speedup over\nthe target alone", *_TIMED, "\nAL", "\nA/D", _POSITIONS)
-_CATEGORIES = ("by category", "requests", "AL", "A/D", "ms/token alone", "with", "gain")
-_WORDS = "AL: acceptance length, tokens/step; A/D: accepted/drafted; c4: 4 in flight"
+_TIME = ("ms/token\nalone", "ms/token\nwith", "a token\nfaster")
+_THROUGHPUT = ("tokens/s\nalone", "tokens/s\nwith", "output\nfaster")
+_LENGTH = "tokens\na step"
+_POSITIONS = "drafts accepted\nby position"
+_SPEEDUP = ("speedup over\nthe target alone", *_TIME, *_THROUGHPUT, _LENGTH, _POSITIONS)
+_SPEEDUP_LAYOUT = Layout(left=(_POSITIONS,), optional=(_POSITIONS, *_THROUGHPUT[:2]))
+_CATEGORIES = ("\nby category", "\nrequests", _LENGTH, "drafts\naccepted", *_TIME)
+_WORDS = "alone: without speculation; c4: 4 requests in flight"
 """The abbreviations of the tables and of case ids; docs/reference/glossary.md explains terms."""
+MOST_ROWS = 12
+"""A table with more rows is only shown where more is asked for."""
 _POWER = ("power", "J/token", "alone", "saved", "W", "idle", "remark")
 _NUMBER = re.compile(r"[^\d.]*\d+(?P<rest>(\.\d+)?[^\d.]*)")
 """A number with its sign and its unit: `-8.0%`, `×2.47`."""
 _BETWEEN_COLUMNS = 2
 _PADDING = "\ue000"
 """Stands for a space at the end of a cell, which rich would strip. It is in no readable text."""
+_PHASES_NAMED = 2
+"""How many phases of a run are named where their times have no table."""
 _SHOWN_S = 0.05
 """A phase has a column only if it took at least this long for some pair of servers."""
 
@@ -112,20 +135,6 @@ def _render_bound(bound_frac: float) -> str:
     return "<-999" if bound_frac < 0 else ">999"
 
 
-class Layout(NamedTuple):
-    """How the columns of a table are shown, by their names. All others are aligned right.
-
-    Attributes:
-        left: columns that are aligned left and don't wrap.
-        folded: columns that are aligned left and wrap.
-        optional: columns that are left out, the last one first, where the screen is too narrow.
-    """
-
-    left: Collection[str] = ()
-    folded: Collection[str] = ()
-    optional: Collection[str] = ()
-
-
 def render_rows(
     head: Sequence[str],
     rows: Iterable[Sequence[str | Text]],
@@ -147,7 +156,7 @@ def render_rows(
     all_rows = [*rows]
     shown_head = head
     width = _least_width(head, all_rows, layout)
-    for name in reversed([name for name in head if name in layout.optional]):
+    for name in reversed([name for name in layout.optional if name in head]):
         if width <= screen.columns:
             break
         index = shown_head.index(name)
@@ -232,10 +241,10 @@ def render_figures(figures: Sequence[Figures], screen: Screen = LOG) -> str:
     """Render tables of the figures of one launch of each case. Tables without rows are left out.
 
     TPOT is the median over requests, and throughput is the tokens per second while the load was
-    full. `A/D` is the acceptance rate, and the share at position i is that of the steps that
-    accepted i drafts or more. J/token is all energy divided by all tokens, `alone` is the same
-    without speculation, and `saved` is the share that speculation saves. The remark gives the error
-    of the energy, says why the energy isn't judged, and notes a power cap.
+    full. The share at position i is that of the steps that accepted i drafts or more. J/token is
+    all energy divided by all tokens, `alone` is the same without speculation, and `saved` is the
+    share that speculation saves. The remark gives the error of the energy, says why the energy
+    isn't judged, and notes a power cap.
 
     Args:
         figures: the figures of one launch of each case.
@@ -244,14 +253,35 @@ def render_figures(figures: Sequence[Figures], screen: Screen = LOG) -> str:
     speedup_rows = [_speedup_row(case) for case in figures if case.speedup and case.control]
     category_rows = [row for case in figures for row in _category_rows(case)]
     power_rows = [[case.case_id, *_power_cells(case.power)] for case in figures if case.power]
-    parts = [
-        render_rows(_SPEEDUP, speedup_rows, screen, Layout(folded=(_POSITIONS,))),
-        render_rows(_CATEGORIES, category_rows, screen),
-        render_rows(_POWER, power_rows, screen, Layout(folded=("remark",))),
-    ]
-    if speedup_rows:
+    most_rows = math.inf if screen.verbose else MOST_ROWS
+    parts = []
+    if len(speedup_rows) <= most_rows:
+        parts.append(render_rows(_SPEEDUP, speedup_rows, screen, _SPEEDUP_LAYOUT))
+    else:
+        parts.append(_speedups_in_short(figures))
+    if len(category_rows) <= most_rows:
+        parts.append(render_rows(_CATEGORIES, category_rows, screen))
+    if len(power_rows) <= most_rows:
+        parts.append(render_rows(_POWER, power_rows, screen, Layout(folded=("remark",))))
+    if 0 < len(speedup_rows) <= most_rows:
         parts.append(_WORDS)
     return "\n\n".join(part for part in parts if part)
+
+
+def _speedups_in_short(figures: Sequence[Figures]) -> str:
+    """Say between which cases the speedups lie."""
+    ratios = {
+        case.case_id: case.speedup.throughput_ratio
+        for case in figures
+        if case.speedup and case.speedup.throughput_ratio is not None
+    }
+    if not ratios:
+        return ""
+    lowest, *_, highest = sorted(ratios, key=lambda case_id: ratios[case_id])
+    return (
+        f"throughput with speculation: {_gain(ratios[lowest])} ({lowest}) to"
+        f" {_gain(ratios[highest])} ({highest}) in {len(ratios)} cases: -v shows each"
+    )
 
 
 def _speedup_row(figures: Figures) -> Sequence[str]:
@@ -270,7 +300,6 @@ def _speedup_row(figures: Figures) -> Sequence[str]:
         total = figures.acceptance.total
         cells += [
             _fixed(total.acceptance_length_tokens),
-            _fixed(total.acceptance_rate_frac),
             " ".join(_fixed(share) for share in total.marginal_frac),
         ]
     return cells
@@ -357,13 +386,15 @@ def _power_remarks(power: PowerRecord, arm: ArmPower) -> list[str]:
 
 
 def render_times(run_time: RunTime, screen: Screen = LOG) -> str:
-    """Render how long each phase of a run took, in seconds, with a row for each pair of servers.
+    """Render how long each phase of a run took, in one line or for each pair of servers.
 
     Returns:
         Empty if the run used no server.
     """
     if not run_time.pairs:
         return ""
+    if not screen.verbose:
+        return _time_in_short(run_time)
     # A phase that took no time for any pair has no column.
     phases = []
     for phase in Phase:
@@ -375,10 +406,29 @@ def render_times(run_time: RunTime, screen: Screen = LOG) -> str:
         phase_cells = [f"{pair.phases_s.get(phase, 0):.1f}" for phase in phases]
         rows.append([pair.pair, *phase_cells, f"{pair.total_s:.1f}"])
     no_phases = [""] * len(phases)
-    rows.append(["for no pair", *no_phases, f"{run_time.idle_s:.1f}"])
+    rows.append(["without a server", *no_phases, f"{run_time.idle_s:.1f}"])
     rows.append(["since the process began", *no_phases, f"{run_time.wall_s:.1f}"])
     head = ("where the time went, s", *phases, "total")
     return render_rows(head, rows, screen)
+
+
+def _time_in_short(run_time: RunTime) -> str:
+    """Say how long a run took, and which phases took most of it."""
+    seconds = {
+        phase: sum(pair.phases_s.get(phase, 0.0) for pair in run_time.pairs) for phase in Phase
+    }
+    longest = sorted(Phase, key=lambda phase: seconds[phase], reverse=True)[:_PHASES_NAMED]
+    phases = [
+        f"{phase} {render_seconds(seconds[phase])}" for phase in longest if seconds[phase] >= 1
+    ]
+    total = f"took {render_seconds(run_time.wall_s)}"
+    return f"{total}, of it {' and '.join(phases)}" if phases else total
+
+
+def render_seconds(seconds: float) -> str:
+    """Return a time such as `2 min 14 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _suffix(metric: str) -> str:

@@ -1,6 +1,8 @@
 """Render a report document and recorded baselines for a terminal, with the next commands."""
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,12 +13,13 @@ from specreg.baselines.comparison import CaseSpreads, change_of_baseline, spread
 from specreg.baselines.record import RecordedBaseline
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
-from specreg.report.document import Report, last_verdicts
+from specreg.report.document import ArmReport, Report, last_verdicts
 from specreg.report.parts import Commands, Part, Section, Text, VerdictLine
 from specreg.report.screen import LOG, Screen
 from specreg.report.sentence import recorded_cases
-from specreg.report.summary import STYLES, tone_of
+from specreg.report.summary import OUTCOMES, STYLES, tone_of
 from specreg.report.tables import (
+    MOST_ROWS,
     NOTHING,
     Layout,
     format_number,
@@ -33,6 +36,8 @@ from specreg.verdicts.verdict import Lack, Outcome, Verdict
 
 _WORSE = {Outcome.WRONG, Outcome.REGRESSED}
 _NOTED = {*_WORSE, Outcome.INVALID, Outcome.INCONCLUSIVE}
+_RELEASE = re.compile(r"[a-z_]+==[0-9][0-9A-Za-z.]*")
+_LEGEND = "change: better is +; interval: where the change lies"
 _LACKS_NOTED = {Lack.SOURCE, Lack.FILE}
 
 
@@ -53,7 +58,7 @@ def render_report(
     """
     report = readable_values(report)
     run = report.run
-    new, before = columns_of(report)
+    _, before = columns_of(report)
     control_text = ""
     if report.control:
         # For the control, side A is launched twice, as A1 and A2. The table calls A1 just A.
@@ -73,7 +78,7 @@ def render_report(
     rendered = [_render_part(part, screen) for part in view if part not in commands]
     parts = (
         "\n".join(filter(None, rendered)),
-        render_verdicts(verdicts, screen, columns=(new, before)),
+        _render_most(report, verdicts, screen),
         control_text,
         *details,
         render_notes(to_explain, environment),
@@ -96,6 +101,42 @@ def _render_part(part: Part, screen: Screen) -> str:
     return ""
 
 
+def _render_most(report: Report, verdicts: Sequence[Verdict], screen: Screen) -> str:
+    """Render the verdicts of a report, and only count those that pass if they are many.
+
+    The sides of a gate are always shown, because a gate has no switch to show more.
+    """
+    shown = last_verdicts(verdicts)
+    folded = [verdict for verdict in shown if not _is_always_shown(verdict)]
+    columns = columns_of(report)
+    if report.arms:
+        before, new = map(_with_version, report.arms)
+        columns = (new, before)
+    if screen.verbose or report.arms or len(folded) <= MOST_ROWS:
+        return render_verdicts(shown, screen, columns=columns)
+    always_shown = [verdict for verdict in shown if _is_always_shown(verdict)]
+    table = render_verdicts(always_shown, screen, columns=columns)
+    counts = Counter(verdict.outcome for verdict in folded)
+    words = [f"{counts[outcome]} {_word_of(outcome)}" for outcome in OUTCOMES if counts[outcome]]
+    also = "also " if table else ""
+    count = f"{also}{', '.join(reversed(words))}: -v shows each"
+    return "\n\n".join(filter(None, (table, count)))
+
+
+def _is_always_shown(verdict: Verdict) -> bool:
+    return verdict.fails or verdict.outcome in {Outcome.IMPROVED, *_WORSE}
+
+
+def _word_of(outcome: Outcome) -> str:
+    return OUTCOMES[outcome].word or "hold"
+
+
+def _with_version(arm: ArmReport) -> str:
+    """Return the title of a side's column: its name, and its version below it if that is short."""
+    name = arm.text.replace("==", "\n") if _RELEASE.fullmatch(arm.text) else ""
+    return f"{arm.name}: {name}".removesuffix(": ")
+
+
 def columns_of(report: Report) -> tuple[str, str]:
     """Return the titles of the columns for a verdict's `value` and `expected`."""
     if not report.arms:
@@ -110,7 +151,14 @@ def render_verdicts(
     *,
     columns: tuple[str, str] = ("value", "baseline"),
 ) -> str:
-    """Render a table with the verdicts of `last_verdicts`, grouped by case in the run's order."""
+    """Render a table with verdicts, grouped by case in the run's order.
+
+    Args:
+        verdicts: the verdicts.
+        screen: where the table is shown.
+        columns: the titles of the columns for a verdict's `value` and `expected`. What a value is
+            compared with stands before it.
+    """
     rows_by_case: dict[str, list[Sequence[str | StyledText]]] = {
         verdict.case_id: [[verdict.case_id]] for verdict in verdicts
     }
@@ -121,17 +169,21 @@ def render_verdicts(
             style = STYLES[tone_of([verdict])]
         row: Sequence[str | StyledText] = [
             f"  {verdict.metric}",
-            format_number(verdict.value),
             format_number(comparison.expected),
+            format_number(verdict.value),
             render_change(comparison.change_frac),
             render_interval(comparison.low_frac, comparison.high_frac),
             comparison.tolerated or NOTHING,
             StyledText(verdict.outcome, style),
         ]
         rows_by_case[verdict.case_id].append(row)
-    head = ("case and metric", *columns, "change", "interval", "tolerated", "outcome")
+    head = ("case and metric", *reversed(columns), "change", "interval", "tolerated", "outcome")
     rows = itertools.chain.from_iterable(rows_by_case.values())
-    return render_rows(head, rows, screen, Layout(left=("outcome",), optional=("tolerated",)))
+    table = render_rows(head, rows, screen, Layout(left=("outcome",), optional=("tolerated",)))
+    if not table:
+        return ""
+    legend = f"{_LEGEND}; tolerated: the loss that passes" if "tolerated" in table else _LEGEND
+    return f"{table}\n{legend}"
 
 
 def render_recorded(recorded: Iterable[RecordedBaseline], screen: Screen = LOG) -> str:

@@ -261,7 +261,7 @@ def test_an_undecided_gate_is_no_upgrade() -> None:
     (bound,) = (reason for reason in decision.reasons if "throughput" in reason)
     low = judge(launches(noise=10)).comparison.low_frac
     assert low is not None
-    message = f"B is not worse than A in throughput by more than {-low:.1%} ({PAIR.id})"
+    message = f"throughput is worse by {-low:.1%} at most ({PAIR.id})"
     assert bound == message
     assert answer([]).answer is GateAnswer.UNDECIDED
 

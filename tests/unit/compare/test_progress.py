@@ -8,7 +8,10 @@ from tests.unit.builders.gates import PAIR
 
 def progress(*verdicts: Verdict) -> list[str]:
     decision = Decision(answer=GateAnswer.UNDECIDED, verdicts=verdicts)
-    return [line.removeprefix(f"{PAIR.id}: ") for line in render_progress(decision, [PAIR])]
+    return [
+        line.removeprefix(f"{PAIR.id}: ")
+        for line in render_progress(decision, [PAIR], (1, 2, 4, 8, 16))
+    ]
 
 
 def verdict(metric: str, outcome: Outcome, **fields: object) -> Verdict:
@@ -26,7 +29,7 @@ def test_progress_names_what_holds_and_how_many_launches_the_rest_needs() -> Non
         needed_launches=5,
     )
     assert progress(held, undecided) == [
-        "acceptance length holds, throughput +0.3 % ± 4.1 %, about 3 more launches"
+        "acceptance length holds, throughput +0.3 % ± 4.1 %, to be decided after 8 launches"
     ]
 
 
@@ -34,10 +37,28 @@ def test_a_loss_is_named_with_its_change_and_what_has_no_interval_is_open() -> N
     change = Comparison(change_frac=-0.077, low_frac=-0.1, high_frac=-0.05)
     lost = verdict("acceptance_length_tokens", Outcome.REGRESSED, comparison=change)
     unknown = verdict("throughput_tokens_per_s", Outcome.INCONCLUSIVE, needed_launches=2)
-    assert progress(lost, unknown) == [
-        "acceptance length lost: -7.7 % ± 2.5 %, throughput undecided, about 1 more launch"
-    ]
+    (line,) = progress(lost, unknown)
+    assert line.startswith("acceptance length lost: -7.7 % ± 2.5 %, throughput undecided, ")
+    assert line.endswith("after 2 launches")
 
 
 def test_a_pair_of_which_nothing_was_judged_has_no_line() -> None:
     assert progress() == []
+
+
+def test_the_estimate_is_the_look_that_decides_and_stays_between_two_looks() -> None:
+    for launches, needed in ((2, 5), (3, 7), (5, 8)):
+        unknown = verdict(
+            "throughput_tokens_per_s",
+            Outcome.INCONCLUSIVE,
+            launches=launches,
+            needed_launches=needed,
+        )
+        assert progress(unknown) == ["throughput undecided, to be decided after 8 launches"]
+
+
+def test_what_no_practical_number_of_launches_decides_gets_no_number() -> None:
+    unknown = verdict("throughput_tokens_per_s", Outcome.INCONCLUSIVE, needed_launches=191)
+    (line,) = progress(unknown)
+    assert "191" not in line
+    assert "tolerance" in line

@@ -12,6 +12,7 @@ import pytest
 from specreg.core.timeline import Phase, RunTime, Step, Timeline, process_began_ns
 from specreg.load.chat_client import FinishedRequest
 from specreg.report.progress import ExpectedTime, Progress, RunProgress
+from specreg.report.screen import Screen
 from specreg.report.tables import render_times
 from tests.doubles.screen import lines_of
 from tests.unit import builders
@@ -95,16 +96,17 @@ def test_the_time_is_shown_in_a_line_for_each_pair(clock: Clock) -> None:
     timeline = Timeline(clock=clock, began_ns=0)
     two_pairs(timeline, clock)
 
-    shown = render_times(timeline.so_far())
+    shown = render_times(timeline.so_far(), Screen(verbose=True))
     assert [line.split("  ")[0] for line in shown.splitlines()] == [
         *("where the time went, s", "eagle3", "eagle3-launch2"),
-        *("for no pair", "since the process began"),
+        *("without a server", "since the process began"),
     ]
     assert [line.split()[-6:] for line in shown.splitlines()[1:3]] == [
         ["40.0", "3.0", "10.0", "1.0", "0.0", "54.0"],
         ["20.0", "0.0", "0.0", "0.0", "4.0", "24.0"],
     ]
     assert [line.split()[-1] for line in shown.splitlines()[3:]] == ["3.0", "81.0"]
+    assert len(render_times(timeline.so_far()).splitlines()) == 1
     assert render_times(RunTime(pairs=(), idle_s=1, wall_s=1)) == ""
 
 
