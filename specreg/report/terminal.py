@@ -118,8 +118,10 @@ def _render_most(report: Report, verdicts: Sequence[Verdict], screen: Screen) ->
     table = render_verdicts(always_shown, screen, columns=columns)
     counts = Counter(verdict.outcome for verdict in folded)
     words = [f"{counts[outcome]} {_word_of(outcome)}" for outcome in OUTCOMES if counts[outcome]]
-    also = "also " if table else ""
-    count = f"{also}{', '.join(reversed(words))}: -v shows each"
+    count = f"{', '.join(reversed(words))}: -v shows each"
+    if not table:
+        # The answer has the numbers already.
+        count = "-v shows each figure"
     return "\n\n".join(filter(None, (table, count)))
 
 
