@@ -96,10 +96,10 @@ def sentence_of(verdict: Verdict, expectation: str = _RECORDED) -> str:
     direction = _direction(comparison, comparison.change_frac)
     percent = 100 * abs(comparison.change_frac)
     interval = _interval_words(comparison)
-    # The change of AL is relative to AL - 1, which the two shown values don't suggest.
+    # Acceptance length has a token that isn't a draft, and its change is that of the drafts.
     base = ""
     if verdict.metric == "acceptance_length_tokens":
-        base = " of AL - 1"
+        base = " of the accepted drafts"
     change = f"{direction} by {percent:.1f} %{base} ({interval})"
     sentence = f"{subject}, {expectation} {expected}: {change}"
     if comparison.tolerated:

@@ -216,7 +216,7 @@ class RunProgress:
             figures = f"{per_request:.0f} tokens/s per request"
         length = self._counts.acceptance_length
         if length:
-            figures += f", AL {length:.2f}"
+            figures += f", {length:.2f} tokens a step"
         return figures
 
 

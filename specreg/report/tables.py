@@ -75,6 +75,7 @@ _POWER = ("power", "J/token", "alone", "saved", "W", "idle", "remark")
 _NUMBER = re.compile(r"[^\d.]*\d+(?P<rest>(\.\d+)?[^\d.]*)")
 """A number with its sign and its unit: `-8.0%`, `×2.47`."""
 _BETWEEN_COLUMNS = 2
+_POSITION = re.compile(r"\bpos(\d+)$")
 _PADDING = "\ue000"
 """Stands for a space at the end of a cell, which rich would strip. It is in no readable text."""
 _PHASES_NAMED = 2
@@ -95,7 +96,8 @@ def format_number(value: float | None) -> str:
 
 def label_of(metric: str) -> str:
     """Return a metric's name in words: `acceptance length` for `acceptance_length_tokens`."""
-    return metric.removesuffix(_suffix(metric)).replace("_", " ")
+    words = metric.removesuffix(_suffix(metric)).replace("_", " ")
+    return _POSITION.sub(r"at position \1", words)
 
 
 def axis_of(metric: str) -> str:

@@ -405,7 +405,7 @@ class Executor:
         more_to_start = [launch for launch in further if not self._handle(launch).is_ready]
         if not to_start and not more_to_start:
             return
-        names = " beside ".join(launch.id for launch in (*to_start, *more_to_start))
+        names = " and ".join(launch.id for launch in (*to_start, *more_to_start))
         pair_ids = [needed[0].id, *(launch.id for launch in more_to_start)]
         with self.timeline.during(Phase.STARTING, *pair_ids, of=names):
             # The control starts first, because no case can be measured without it.

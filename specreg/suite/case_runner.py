@@ -466,7 +466,7 @@ class CaseRunner:
         further = [handle for handle in companions if not handle.is_ready]
         if to_start or further:
             ids = [handle.launch.id for handle in (*to_start, *further)]
-            names = " beside ".join(ids)
+            names = " and ".join(ids)
             pair_ids = [servers.launch.id, *(handle.launch.id for handle in further)]
             with self.timeline.during(Phase.STARTING, *pair_ids, of=names):
                 # The control starts first, because no case can be measured without it.

@@ -59,7 +59,7 @@ def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | Non
     night = nights.nights + 1
     remedy = reason.remedy
     if needed > night:
-        clause = f"about {needed} nights would tell, and this is night {night}"
+        clause = f"about {needed} nights would tell, and this run is the {_ordinal(night)}"
     elif needed:
         # A change close to the tolerance stays undecided, however many nights there are.
         clause = (
@@ -73,6 +73,13 @@ def hold_by_nights(metric: Metric, verdict: Verdict, nights: NightEvidence | Non
         remedy = f"raise its tolerance in the tier, add it to 'shown' there, or {effort}"
     reason = Reason(code=reason.code, text=f"{reason.text}; {clause}", remedy=remedy)
     return dataclasses.replace(verdict, reason=reason, needed_nights=needed)
+
+
+def _ordinal(number: int) -> str:
+    """Return a number in an order, such as `1st` and `12th`."""
+    suffixes = {1: "st", 2: "nd", 3: "rd"}
+    is_teen = number % 100 // 10 == 1
+    return f"{number}{'th' if is_teen else suffixes.get(number % 10, 'th')}"
 
 
 def name_lasting_loss(metric: Metric, verdict: Verdict, nights: NightEvidence | None) -> Verdict:

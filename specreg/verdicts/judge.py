@@ -671,7 +671,7 @@ def _describe_resolution(comparison: Comparison, amount: str) -> str:
         amount: how much was measured tonight, such as `2 launches`.
     """
     return (
-        f"tonight detects {comparison.mde_frac:.1%} with {amount}, and the tolerance is"
+        f"this run detects {comparison.mde_frac:.1%} with {amount}, and the tolerance is"
         f" {comparison.tolerance_frac:.1%}"
     )
 

@@ -35,7 +35,7 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     shown = blocks(done)
     assert list(shown) == ["vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"]
     figures = r"acceptance length 2\.\d+ tokens, recorded 2\.\d+ tokens"
-    effect = r"worse by [\d.]+ % of AL - 1 \([\d.]+ to [\d.]+ %\), tolerance 5 %"
+    effect = r"worse by [\d.]+ % of the accepted drafts \([\d.]+ to [\d.]+ %\), tolerance 5 %"
     for block in shown.values():
         (line, reason) = block.splitlines()
         assert re.fullmatch(f"REGRESSED: {figures}: {effect}", line)

@@ -26,7 +26,7 @@ def test_a_terminal_has_a_line_in_place_that_is_gone_at_the_end(
     chosen = ("tests/perf/test_acceptance.py", "-k", "eagle3 and toy-c1")
     shown = suite.run_in_terminal(verbosity, *chosen)
 
-    figures = r"\d+ tokens/s, AL \d\.\d\d, round \d+ of \d+"
+    figures = r"\d+ tokens/s, \d\.\d\d tokens a step, round \d+ of \d+"
     assert re.search(rf"\r\x1b\[K{PLACE}measuring vllm-eagle3-tiny-toy-c1, {figures}", shown)
     lines = lines_of(shown)
     assert not any(re.search(PLACE, line) for line in lines)

@@ -344,7 +344,7 @@ def test_a_baseline_in_which_nothing_was_accepted_is_refused(tmp_path: Path) -> 
         " so no loss of acceptance could ever show; choose prompts or settings with which drafts"
         " are accepted, or add acceptance_length_tokens, acceptance_rate_frac,"
         " acceptance_pos1_frac, acceptance_pos2_frac, acceptance_pos3_frac to 'shown' in the"
-        " matrix"
+        " tier"
     )
     assert list(tmp_path.iterdir()) == []
 

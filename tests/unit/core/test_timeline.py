@@ -242,7 +242,7 @@ def test_a_case_has_its_tokens_per_second_and_acceptance_length_so_far(clock: Cl
     record_round = progress.count(4, lambda _arm, _number: requests.append)
     for arm in (0, 1):  # the control's are kept and not counted
         record_round(arm, 0)(FinishedRequest(conversation_index=0, trace=trace, chunks=(), text=""))
-    assert progress.figures_in(Phase.MEASURING) == "40 tokens/s, AL 2.50"
+    assert progress.figures_in(Phase.MEASURING) == "40 tokens/s, 2.50 tokens a step"
     assert progress.figures_in(Phase.WARMING_UP) == ""
     assert len(requests) == 2
 

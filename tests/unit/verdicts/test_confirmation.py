@@ -388,7 +388,7 @@ def test_on_the_first_night_nobody_knows_how_nights_differ() -> None:
     run.judge(SPEED, [SLOWER])
     (verdict,) = concluded(run)
     assert (verdict.outcome, verdict.holds) == (INCONCLUSIVE, True)
-    assert "nights would tell, and this is night 1" in verdict.explanation
+    assert "nights would tell, and this run is the 1st" in verdict.explanation
 
 
 def test_a_run_that_is_cut_off_in_its_second_looks_leaves_nothing_unconfirmed() -> None:

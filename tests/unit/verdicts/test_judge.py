@@ -196,8 +196,8 @@ def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
     reach = (t_quantile(LEVELS[Look.LAUNCH], 16) + t_quantile(0.01, 16)) * 0.03 * math.sqrt(1.5)
     assert verdict.comparison.mde_frac == pytest.approx(1 - math.exp(-reach))
     assert verdict.explanation == (
-        "tonight detects 18.6% with 1 launch, and the tolerance is 5.0%; about 9 nights would tell,"
-        " and this is night 1"
+        "this run detects 18.6% with 1 launch, and the tolerance is 5.0%; about 9 nights would"
+        " tell, and this run is the 1st"
     )
 
 
@@ -589,7 +589,7 @@ def test_what_can_not_be_told_says_how_many_nights_would(error: float, needed: i
 @pytest.mark.parametrize(
     ("earlier", "words"),
     [
-        pytest.param(4, "about 8 nights would tell, and this is night 5", id="too-early"),
+        pytest.param(4, "about 8 nights would tell, and this run is the 5th", id="too-early"),
         pytest.param(
             9,
             "about 8 nights would tell if nothing had changed, and 10 nights leave it undecided",
@@ -615,8 +615,7 @@ def test_an_acceptance_that_no_nights_would_tell_needs_prompts_and_no_quieter_ma
     assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 0)
     assert verdict.reason is not None
     assert verdict.reason.remedy.startswith(
-        "raise its tolerance in the tier, add it to 'shown' there, or raise prompts in the"
-        " matrix to"
+        "raise its tolerance in the tier, add it to 'shown' there, or raise prompts in the tier to"
     )
 
 
