@@ -118,7 +118,7 @@ def test_a_control_behind_an_ingress_judges_losslessness(recorded_suite: Suite) 
         ingress = Ingress(backends=[pod], prefix="/team-a", token=TOKEN)
         control = Ingress(backends=[plain_pod], prefix="/team-a", token=TOKEN)
         with ingress.listening(certificate), control.listening(certificate):
-            done = recorded_suite.run(
+            done = recorded_suite.run_undisturbed(
                 *(*EAGLE3, f"--specreg-attach={ingress.url}/v1"),
                 f"--specreg-control-url={control.url}/v1",
                 "--specreg-url-token-env=TEAM_A",
@@ -162,7 +162,7 @@ def test_a_speedup_is_compared_with_the_baselines_of_the_servers_machine(
     spec = spec_of(recorded_suite)
     launches = (replica_of(spec), replica_of(spec.without_speculation))
     with replicas(*launches) as (url, control_url):
-        done = recorded_suite.run(
+        done = recorded_suite.run_undisturbed(
             *("tests/perf", "-q", "-k", "eagle3 and (speedup or throughput or length)"),
             *(f"--specreg-attach={url}", f"--specreg-control-url={control_url}"),
             f"--specreg-url-environment={folder.name}",
