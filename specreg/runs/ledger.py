@@ -469,7 +469,7 @@ class Ledger:
                 measured |= recorded.measured
                 checked |= recorded.checked
                 failed.extend(recorded.failed)
-        self.recorded = Recorded(measured=measured, checked=checked, failed=failed)
+        self.recorded = Recorded(measured=measured, checked=checked, failed=tuple(failed))
 
     def hold(self) -> None:
         """Lock the run against other processes, until the ledger is closed or this process ends.
@@ -644,7 +644,7 @@ def read_ledger(
                 raise SpecregError(f"{message}; {_AGAIN}") from error
             # Another version of specreg may have written the case in another form.
             keys = {}
-    return Recorded(measured=measured, checked=checked, failed=failed)
+    return Recorded(measured=measured, checked=checked, failed=tuple(failed))
 
 
 def _take_check(checked: dict[tuple[Key, str], Checked], line: Checked) -> None:
