@@ -1,8 +1,10 @@
-"""Make the examples from real runs: the tier `cpu` as it is, and with planted faults.
+"""Make the examples from real runs: the tier `cpu` as it is and with planted faults, and a gate.
 
-`nox -s examples` runs both and needs a quiet machine; `-- --render` only draws the committed
-reports again. Each folder gets `report.json`, `report.html` and pictures of the page by day, by
-night, on a phone and on a wide screen, and of one case unfolded: one that fails.
+The gate compares vLLM with itself, one side with a planted fault, so that its answer is *don't*.
+`nox -s examples` runs all of them and needs a quiet machine; `-- --render` only draws the committed
+reports again. Each folder gets `report.json`, `report.html`, `report.md`, `verdict.svg`, and
+pictures of the page by day, by night, on a phone and on a wide screen, and of one case unfolded:
+one that fails. A test compares what is drawn with what is committed.
 """
 
 import os
@@ -16,6 +18,7 @@ from playwright.sync_api import ViewportSize, sync_playwright
 
 from specreg.report.document import FILE_NAME, load_report
 from specreg.report.exports import write_outputs
+from specreg.report.pictures import render_pictures
 from tests.browser.test_page import NAMES, chromium
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +26,7 @@ HERE = Path(__file__).parent
 SCRATCH = Path(".specreg/examples")
 HISTORY = Path(".specreg/history")
 
+_GATE_CASES = ("vllm-eagle3-tiny-toy-c1", "vllm-draft_model-tiny-toy-c1")
 _Scheme = Literal["light", "dark"]
 _DESK: ViewportSize = {"width": 1280, "height": 1700}
 _PHONE: ViewportSize = {"width": 400, "height": 1700}
@@ -64,13 +68,33 @@ def run_suite(name: str) -> Path:
     return max((ROOT / folder / "runs").iterdir())
 
 
+def run_gate() -> Path:
+    """Compare vLLM with itself, one side with a planted fault, and return the gate's folder."""
+    folder = ROOT / SCRATCH / "gate"
+    shutil.rmtree(folder, ignore_errors=True)
+    faults = ROOT / "tests/faults/planted"
+    command = [sys.executable, "-m", "specreg", "gate", "vllm", "vllm", "--tier", "cpu"]
+    for case in _GATE_CASES:
+        command += ["--case", case]
+    for setting in ("engine_env.PLANTED_FAULT=spoilt_draft", f"engine_env.PYTHONPATH={faults}"):
+        command += ["--set-b", setting]
+    command += ["--launches", "1", "--in-turn", "--out", str(folder)]
+    subprocess.run(command, check=False, cwd=ROOT)  # noqa: S603 - our own
+    return folder
+
+
 def keep(name: str, run_folder: Path) -> None:
     """Copy the report of a run beside this file, with its page and pictures of it."""
     folder = HERE / name
     folder.mkdir(exist_ok=True)
     if run_folder != folder:
-        shutil.copy(run_folder / "report.json", folder)
-    (page,) = write_outputs(("html",), load_report(folder / FILE_NAME), folder, folder)
+        # Where the checkout was says nothing about the run.
+        written = (run_folder / FILE_NAME).read_text().replace(f"{ROOT}/", "")
+        (folder / FILE_NAME).write_text(written)
+    report = load_report(folder / FILE_NAME)
+    page, _ = write_outputs(("html", "markdown"), report, folder, folder)
+    card = render_pictures(report)["pictures/verdict.svg"]
+    (folder / "verdict.svg").write_text(card)
     _picture(folder, page)
 
 
@@ -98,7 +122,7 @@ def main() -> None:
     """Make all examples. `--render` only draws again those that there are, and names the others."""
     for name in NAMES:
         if "--render" not in sys.argv:
-            keep(name, run_suite(name))
+            keep(name, run_gate() if name == "gate" else run_suite(name))
         elif (HERE / name / "report.json").is_file():
             keep(name, HERE / name)
         else:

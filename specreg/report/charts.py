@@ -59,6 +59,8 @@ _MAX_NAMED_LINES = 6
 """Up to this many lines each have a colour. With more, only those of bad figures stand out."""
 _MAX_LISTED = 6
 """The most cases that a note names."""
+_SHOWN_CHANGE_FRAC = 0.05
+"""A category's change is coloured from this share on; few prompts change by less by chance."""
 _LINE_COLORS = tuple(f"line{number}" for number in range(1, 7))
 _CHANGES = AxisStyle(unit="%", signed=True, least_range=1.0)
 """The axis of changes in percent. It spans at least 1 %, so that smaller changes look flat."""
@@ -278,6 +280,68 @@ def positions_by_method(cases: Iterable[CaseReport]) -> Mapping[str, Sequence[Ba
         if picture is not None:
             pictures.setdefault(case.method, []).append(picture)
     return pictures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoryCell:
+    """A case on the prompts of one category.
+
+    Attributes:
+        length: the acceptance length.
+        change: its change from what was expected, relative to AL - 1; empty if that isn't known.
+        gain: the TPOT without speculation over that with it; empty if it isn't known.
+        tone: the colour of the cell.
+    """
+
+    length: str
+    change: str
+    gain: str
+    tone: str
+
+
+def category_map(
+    cases: Iterable[CaseReport],
+) -> tuple[Sequence[str], Mapping[str, Sequence[CategoryCell | None]]]:
+    """Return the categories of all cases, and a cell for each of them by the case's id.
+
+    Cases with prompts of a single category are left out. A cell is None if the case has no prompt
+    of the category.
+    """
+    cells_by_case = {case.case_id: dict(_category_cells(case)) for case in cases}
+    cells_by_case = {case_id: cells for case_id, cells in cells_by_case.items() if len(cells) > 1}
+    categories = list(dict.fromkeys(itertools.chain.from_iterable(cells_by_case.values())))
+    rows = {
+        case_id: [cells.get(name) for name in categories]
+        for case_id, cells in cells_by_case.items()
+    }
+    return categories, rows
+
+
+def _category_cells(case: CaseReport) -> Iterator[tuple[str, CategoryCell]]:
+    """Yield each category of a case that has an acceptance length, with its cell."""
+    if case.figures is None or case.figures.acceptance is None:
+        return
+    expected: Mapping[str, float] = {}
+    if case.expected is not None:
+        expected = case.expected.by_category_length_tokens
+    gains: Mapping[str, float | None] = {}
+    if case.figures.speedup is not None:
+        gains = case.figures.speedup.tpot_ratio_by_category
+    for name, part in case.figures.acceptance.by_category.items():
+        length = part.acceptance_length_tokens
+        if length is None:
+            continue
+        change = ""
+        tone = "plain"
+        before = expected.get(name)
+        if before is not None and before > 1:
+            change_frac = (length - before) / (before - 1)
+            change = render_change(change_frac)
+            if abs(change_frac) > _SHOWN_CHANGE_FRAC:
+                tone = str(Tone.BAD if change_frac < 0 else Tone.GOOD)
+        gain_ratio = gains.get(name)
+        gain = "" if gain_ratio is None else f"×{gain_ratio:.2f}"
+        yield name, CategoryCell(length=f"{length:.2f}", change=change, gain=gain, tone=tone)
 
 
 def oracle_positions(verdicts: Iterable[Verdict]) -> Iterator[BarPicture]:

@@ -20,6 +20,7 @@ from specreg.report.charts import (
     LABEL_ROOM,
     case_colors,
     case_histories,
+    category_map,
     change_pictures,
     energy_picture,
     gains_over_load,
@@ -146,6 +147,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         histories=histories,
         line_names=line_names,
         loads=list(gains_over_load(report.cases)),
+        categories=category_map(_in_order(case_by_id, ids_in_order)),
         notes=render_notes(passing, environment),
         cases=_in_order(case_by_id, ids_in_order),
     )

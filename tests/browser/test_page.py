@@ -31,7 +31,7 @@ from tests.unit.builders.reports import another
 
 Scheme = Literal["light", "dark"]
 EXAMPLES = builders.ROOT / "docs/examples"
-NAMES = ("cpu_perf", "planted_faults")
+NAMES = ("cpu_perf", "planted_faults", "gate")
 """What docs/examples/make.py makes."""
 SIZES: tuple[ViewportSize, ...] = (
     {"width": 360, "height": 740},

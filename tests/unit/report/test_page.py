@@ -14,6 +14,7 @@ from specreg.engines.launch_facts import LaunchFacts
 from specreg.report.charts import (
     break_even,
     case_histories,
+    category_map,
     change_pictures,
     energy_picture,
     gains_over_load,
@@ -571,6 +572,21 @@ def test_a_loss_of_a_check_or_of_an_unknown_metric_has_no_fall_to_draw() -> None
     for name in ("lossless_frac", "of_another_specreg"):
         lost = dataclasses.replace(reports.LOST, metric=name)
         assert "Overview" in Page(render_page(reports.with_verdicts(lost))).text
+
+
+def test_each_category_of_a_case_has_its_length_beside_what_was_expected() -> None:
+    expected = msgspec.structs.replace(
+        reports.EXPECTED, by_category_length_tokens={"chat": 2.0, "math": 4.0}
+    )
+    case = msgspec.structs.replace(reports.CASE_REPORT, expected=expected)
+    names, rows = category_map([case])
+    assert list(names) == ["chat", "math"]
+    chat, math = rows[CASE.id]
+    assert chat is not None
+    assert (chat.length, chat.change, chat.gain, chat.tone) == ("2.50", "+50.0%", "×2.00", "good")
+    assert math is not None
+    assert (math.length, math.change, math.tone) == ("4.00", "+0.0%", "plain")
+    assert category_map([msgspec.structs.replace(case, figures=None)]) == ([], {})
 
 
 def test_a_run_without_cases_is_said() -> None:
