@@ -118,7 +118,9 @@ def _speedup_row(case: CaseReport, verdict: Verdict | None) -> IntervalRow | Non
     tone = "plain"
     text = f"×{value:.2f}"
     if verdict is not None:
-        tone = str(tone_of([verdict]))
+        # A recording judges nothing, which is no doubt about its figures.
+        if verdict.outcome is not Outcome.MEASURED:
+            tone = str(tone_of([verdict]))
         interval = _value_interval(METRICS[_SPEEDUP], verdict)
         baseline = verdict.comparison.expected
     if baseline is not None:
