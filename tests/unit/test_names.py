@@ -20,6 +20,7 @@ UNITS = (
 UNITLESS = re.compile(
     r"burstiness|(between_)?freedom|p_worse|temperature|top_p|waiting"  # numbers of their own kind
     r"|refused"  # parameters of sampling, each with a unit of its own
+    r"|counters|further"  # an engine's counters, whose names have their units
     r"|changes|parts|slowed|tolerances|turns"  # shares
     r"|(tpot_)?ratio(_by_category)?"  # times something
     r"|expected|first|judged|last|launches|origin|scale|values?|a|b"  # in the unit of a metric
