@@ -24,7 +24,7 @@ UNITLESS = re.compile(
     r"|changes|parts|slowed|tolerances|turns"  # shares
     r"|(tpot_)?ratio(_by_category)?"  # times something
     r"|expected|first|judged|last|launches|origin|scale|values?|a|b"  # in the unit of a metric
-    r"|at|bad|baseline|expected|interval|mark|reference|share"  # places of a picture
+    r"|at|bad|baseline|expected|interval|mark|reference|share|start"  # places of a picture
     r"|diamonds|dots|high|least_range|low|step|x_high|x_low"  # and values on its axes
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
     r"|_?usual|_?levels?|_?deviations|noise|launch_values|_day"  # logarithms and their variances
