@@ -365,8 +365,8 @@ def test_the_table_compares_the_last_segments_with_the_first() -> None:
     soak = soak_of(tolerance_frac=0.05)
     soak.segments = segments_of(np.linspace(3.0, 2.0, BLOCKS), np.ones(BLOCKS))
     head, _, row, *_ = render_soak(soak, soak.look(LAST_LEVEL)).splitlines()
-    assert head.split()[:6] == ["case", "and", "metric", "last", "first", "change"]
-    metric, last, first, *_ = row.split()
+    assert head.split()[:6] == ["case", "and", "metric", "first", "last", "change"]
+    metric, first, last, *_ = row.split()
     assert metric == "acceptance_length_tokens"
     assert float(first) > float(last)
 

@@ -502,7 +502,7 @@ def test_the_status_is_1_if_something_is_in_the_way_of_the_tier(root: Path) -> N
     (root / "target/config.json").unlink()
     done = doctor(root)
     assert done.exit_code == 1
-    assert "config.jsonismissing;checkthepathinthematrix" in "".join(done.output.split())
+    assert "config.jsonismissing;checkthepathinthetier" in "".join(done.output.split())
     assert "1 thing(s) in the way" in done.output
 
 
