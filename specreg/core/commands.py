@@ -4,11 +4,12 @@ Hints get their commands from this module, and tests run these commands. Only `s
 commands of its own.
 """
 
+import itertools
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from specreg.core.files import OWN_REPOSITORY
@@ -37,7 +38,9 @@ _NUM_PROMPTS_OPTION = "--num-prompts"
 """An option that is left out of commands that record, because a baseline covers all prompts."""
 
 
-def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
+def run_command(
+    case_ids: Sequence[str], options: Sequence[str], tier_ids: Collection[str] = ()
+) -> str:
     """Return the command that runs exactly these cases of a tier, or the whole tier.
 
     Options that the launcher gives by itself are left out.
@@ -45,9 +48,35 @@ def run_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
     Args:
         case_ids: The ids of the cases; empty for the whole tier.
         options: The options with which they run.
+        tier_ids: The ids of all cases of the tier. If they are given, several cases are named by
+            what only their ids have in common, such as `eagle3-`.
     """
     # The dash keeps `…-c1` from also selecting `…-c16`.
-    return select_command(" or ".join(f"{case_id}-" for case_id in case_ids), options)
+    names = [f"{case_id}-" for case_id in case_ids]
+    others = [f"{case_id}-" for case_id in tier_ids if case_id not in case_ids]
+    if len(names) > 1 and others:
+        part = _shared_part(names, others)
+        names = [part] if part else names
+    return select_command(" or ".join(names), options)
+
+
+def _shared_part(names: Sequence[str], others: Sequence[str]) -> str:
+    """Return the shortest part that all of these names have and no other name; empty without one.
+
+    A part consists of whole words and ends with a dash. No name of a test or of a metric has a
+    dash, so the part selects nothing else.
+    """
+    words = names[0].removesuffix("-").split("-")
+    cuts = itertools.combinations(range(len(words) + 1), 2)
+    parts = ["-".join((*words[first:last], "")) for first, last in cuts]
+    shared = [
+        part
+        for part in parts
+        # pytest takes no account of capitals.
+        if all(part.lower() in name.lower() for name in names)
+        and not any(part.lower() in name.lower() for name in others)
+    ]
+    return min(shared, key=len, default="")
 
 
 def select_command(expression: str, options: Sequence[str]) -> str:
@@ -71,19 +100,16 @@ def _quoted(names: str) -> str:
     return shlex.quote(names)
 
 
-def record_command(case_ids: Sequence[str], options: Sequence[str]) -> str:
-    """Return the command that records the baselines of these cases.
-
-    Args:
-        case_ids: The ids of the cases; empty for the whole tier.
-        options: The options with which they run.
-    """
+def record_command(
+    case_ids: Sequence[str], options: Sequence[str], tier_ids: Collection[str] = ()
+) -> str:
+    """Return the command that records the baselines of these cases; see `run_command`."""
     kept_options = [
         option
         for option in without_recording(options)
         if not option.startswith(_NUM_PROMPTS_OPTION)
     ]
-    return run_command(case_ids, (*kept_options, RECORD_OPTION))
+    return run_command(case_ids, (*kept_options, RECORD_OPTION), tier_ids)
 
 
 def without_recording(options: Sequence[str]) -> tuple[str, ...]:

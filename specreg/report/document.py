@@ -374,7 +374,7 @@ def _with_own_commands(report: Report) -> Report:
         # A run of the whole tier needs no names of cases.
         if not report.run.complete:
             case_ids = [case.case_id for case in cases]
-        command = run_command(case_ids, options)
+        command = run_command(case_ids, options, report.tier_cases)
     origin = msgspec.structs.replace(report.origin, command=command, options=options)
     return msgspec.structs.replace(report, origin=origin, cases=tuple(cases), hints=())
 

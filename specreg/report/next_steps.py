@@ -70,7 +70,7 @@ def _after_recording(report: Report) -> Commands:
     """Return the commands that keep recorded baselines."""
     options = report.origin.options
     case_ids = _named(recorded_cases(report), _whole_ids(report))
-    command = run_command(case_ids, without_recording(options))
+    command = run_command(case_ids, without_recording(options), report.tier_cases)
     # Without a repository there is nothing to compare with and nothing to commit.
     if not report.origin.commit:
         return Commands("run against it", (command,))
@@ -83,22 +83,21 @@ def _after_recording(report: Report) -> Commands:
     return Commands("look at it, run against it, keep it", (diff, command, add))
 
 
-def _after_run(report: Report) -> Iterator[Commands]:
-    """Yield commands that look again, decide or record, or else the command of the run."""
+def _after_run(report: Report) -> Iterator[Part]:
+    """Yield commands that look again, decide or record; if there are none, say so."""
     options = report.origin.options
     whole_ids = _whole_ids(report)
     steps = list(_repairs(report, whole_ids))
     # An attached server can be neither launched again nor recorded.
     unrecorded = _ids_to_record(report.run.verdicts)
     if unrecorded and not is_attached(options):
-        command = record_command(_named(unrecorded, whole_ids), options)
+        named = _named(unrecorded, whole_ids)
+        command = record_command(named, options, report.tier_cases)
         steps.append(Commands("record what this machine does", (command,)))
     yield from steps
     if not steps:
-        command = report.origin.command
-        if report.run.complete:
-            command = run_command((), options)
-        yield Commands("the same again, another night", (command,))
+        # What was typed stands above in a terminal, and below on a page.
+        yield Text("Next: the same command again, another night.")
 
 
 def _repairs(report: Report, whole_ids: Collection[str]) -> Iterator[Commands]:
@@ -116,11 +115,11 @@ def _repairs(report: Report, whole_ids: Collection[str]) -> Iterator[Commands]:
         gate = _gate_of_versions(report) if can_launch else ""
         if gate:
             yield Commands("ask whether the new version of the engine is the cause", (gate,))
-        command = run_command(_named(worse_ids, whole_ids), options)
+        command = run_command(_named(worse_ids, whole_ids), options, report.tier_cases)
         yield Commands("look again, on a fresh launch", (command,))
     invalid_ids = _case_ids(verdicts, {Outcome.INVALID})
     if invalid_ids:
-        command = run_command(_named(invalid_ids, whole_ids), options)
+        command = run_command(_named(invalid_ids, whole_ids), options, report.tier_cases)
         yield Commands("measure again, once the reason above is mended", (command,))
     # If no number of launches would decide a figure, measuring it again is no use.
     unclear = [
@@ -136,7 +135,7 @@ def _repairs(report: Report, whole_ids: Collection[str]) -> Iterator[Commands]:
         launches = max(verdict.needed_launches or 0 for verdict in unclear)
         if launches and can_launch:
             until_decided.append(f"--specreg-launches={launches}")
-        command = run_command(_named(unclear_ids, whole_ids), until_decided)
+        command = run_command(_named(unclear_ids, whole_ids), until_decided, report.tier_cases)
         yield Commands("measure again, until it is decided", (command,))
 
 

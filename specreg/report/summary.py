@@ -89,9 +89,7 @@ def notes_of(report: Report) -> Iterator[str]:
     if not run.complete and is_gate:
         yield "The gate was cut short before everything was decided."
     elif not run.complete:
-        judged = len({verdict.case_id for verdict in run.verdicts})
-        cases = len(report.tier_cases)
-        yield f"This was not the whole tier: {judged} of {cases} cases were judged."
+        yield _incomplete_note(report)
     if run.attached_control:
         yield (
             f"The server at {run.attached} and its control at {run.attached_control} were not"
@@ -105,6 +103,15 @@ def notes_of(report: Report) -> Iterator[str]:
         yield f"Power was not measured: {run.no_power}."
     if run.load is not None and run.load.is_high:
         yield f"The machine was busy when the run began: {run.load}."
+
+
+def _incomplete_note(report: Report) -> str:
+    """Return a note on what is missing from a run that didn't judge the whole tier."""
+    judged = {verdict.case_id for verdict in report.run.verdicts}
+    cases = len(report.tier_cases)
+    if len(judged) < cases:
+        return f"This was not the whole tier: {len(judged)} of {cases} cases were judged."
+    return "Not all tests of the tier ran, though each case was judged."
 
 
 def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:

@@ -109,6 +109,25 @@ def test_each_command_that_a_hint_names_collects_what_it_says(
             assert any(f"[{case_id}-" in test for case_id in case_ids)
 
 
+@pytest.mark.parametrize(
+    ("case_ids", "selection"),
+    [
+        (("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c16"), "eagle3-"),
+        (("vllm-eagle3-tiny-toy-c1", "vllm-ngram-tiny-toy-c1"), "c1-"),
+        (("vllm-ngram-tiny-toy-c1", "vllm-eagle3-tiny-toy-c16"), ""),
+        (("vllm-eagle3-tiny-toy-c1",), "vllm-eagle3-tiny-toy-c1-"),
+    ],
+)
+def test_several_cases_are_named_by_what_only_they_have_in_common(
+    case_ids: tuple[str, ...], selection: str
+) -> None:
+    loads = ("c1", "c16")
+    tier_ids = [f"vllm-{method}-tiny-toy-{c}" for method in ("eagle3", "ngram") for c in loads]
+    each = " or ".join(f"{case_id}-" for case_id in case_ids)
+    words = shlex.split(run_command(case_ids, (), tier_ids))
+    assert words == ["pytest", "-k", selection or each]
+
+
 def test_no_case_and_no_option_of_the_launcher_is_in_a_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

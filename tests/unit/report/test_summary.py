@@ -1,6 +1,7 @@
 """Notes on what the answer of a run leaves open."""
 
 import msgspec
+import pytest
 
 from specreg.report.document import Report
 from specreg.report.summary import notes_of
@@ -23,3 +24,16 @@ def test_what_a_run_left_out_is_one_line_with_the_reasons() -> None:
         "Cases that were skipped: 4 of 10. 3 such as case-0: 1 GPU(s) of 76 GiB needed, this"
         " machine has 44 GiB; case-last: no program 'tritonserver' on PATH."
     )
+
+
+@pytest.mark.parametrize(
+    ("tier_cases", "said"),
+    [
+        ((reports.CASE.id, "other"), "This was not the whole tier: 1 of 2 cases were judged."),
+        ((reports.CASE.id,), "Not all tests of the tier ran, though each case was judged."),
+    ],
+)
+def test_a_part_of_a_tier_says_what_is_missing(tier_cases: tuple[str, ...], said: str) -> None:
+    run = msgspec.structs.replace(reports.run_of(reports.HELD), complete=False)
+    report = msgspec.structs.replace(reports.REPORT, run=run, tier_cases=tier_cases)
+    assert said in notes_of(report)

@@ -14,7 +14,7 @@ from specreg.core.reasons import Reason
 from specreg.report.document import ArmReport, Headline, Report, Tone
 from specreg.report.next_steps import next_steps
 from specreg.report.page import render_markdown, render_page
-from specreg.report.parts import Commands
+from specreg.report.parts import Commands, Text
 from specreg.report.screen import Screen
 from specreg.report.terminal import (
     render_notes,
@@ -107,13 +107,8 @@ K = "pytest -k case- --specreg-tier=cpu"
         (verdict(Outcome.INCONCLUSIVE), (ATTACHED,), f"{K} {ATTACHED}"),
         (verdict(Outcome.INCONCLUSIVE, needed_launches=7), (), f"{K} --specreg-launches=7"),
         (verdict(Outcome.INCONCLUSIVE, needed_launches=7), (ATTACHED,), f"{K} {ATTACHED}"),
-        (verdict(Outcome.INCONCLUSIVE, needed_launches=0), (), "typed"),
         (verdict(Outcome.NOT_COMPARABLE, lacks=Lack.SOURCE), (), f"{K} --update-baselines"),
-        (verdict(Outcome.NOT_COMPARABLE, reason="record one"), (), "typed"),
         (verdict(Outcome.NO_BASELINE), (), f"{K} --update-baselines"),
-        (verdict(Outcome.NO_BASELINE), (ATTACHED,), "typed"),
-        (verdict(Outcome.PASS), (), "typed"),
-        (verdict(Outcome.MEASURED), (), "typed"),
     ],
 )
 def test_what_to_type_next_runs_the_cases_as_they_ran(
@@ -122,16 +117,40 @@ def test_what_to_type_next_runs_the_cases_as_they_ran(
     assert commands([judged], {"case", "other"}, ("--specreg-tier=cpu", *options))[-1] == typed
 
 
+@pytest.mark.parametrize(
+    ("judged", "options"),
+    [
+        (verdict(Outcome.INCONCLUSIVE, needed_launches=0), ()),
+        (verdict(Outcome.NOT_COMPARABLE, reason="record one"), ()),
+        (verdict(Outcome.NO_BASELINE), (ATTACHED,)),
+        (verdict(Outcome.PASS), ()),
+        (verdict(Outcome.MEASURED), ()),
+    ],
+)
+def test_where_nothing_needs_to_be_typed_the_next_night_is_named(
+    judged: Verdict, options: tuple[str, ...]
+) -> None:
+    report = after([judged], {"case", "other"}, options)
+    assert not commands_of(report)
+    assert Text("Next: the same command again, another night.") in next_steps(report)
+
+
 def commands(
     verdicts: Sequence[Verdict], whole_ids: Collection[str], options: tuple[str, ...] = ()
 ) -> list[str]:
     """What to type after a part of a tier."""
+    return commands_of(after(verdicts, whole_ids, options))
+
+
+def after(
+    verdicts: Sequence[Verdict], whole_ids: Collection[str], options: tuple[str, ...] = ()
+) -> Report:
+    """A run of a part of a tier."""
     origin = msgspec.structs.replace(reports.REPORT.origin, options=options, command="typed")
     run = msgspec.structs.replace(reports.run_of(*verdicts), complete=False)
-    report = msgspec.structs.replace(
+    return msgspec.structs.replace(
         reports.REPORT, run=run, origin=origin, cases=(), tier_cases=tuple(whole_ids)
     )
-    return commands_of(report)
 
 
 def commands_of(report: Report) -> list[str]:
