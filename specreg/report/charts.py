@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from specreg.baselines.comparison import differing_settings
-from specreg.core.counted import counted
 from specreg.matrix.case import CaseSettings, Load
 from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import CaseReport, Report, Tone, began_at, last_verdicts
@@ -19,6 +18,7 @@ from specreg.report.drawing import (
     BarPicture,
     Curve,
     CurvePicture,
+    Dot,
     IntervalPicture,
     IntervalRow,
     Plot,
@@ -27,10 +27,9 @@ from specreg.report.drawing import (
     draw_intervals,
     spaced,
 )
-from specreg.report.failures import first_bad, is_bad, moment_of
+from specreg.report.since import first_bad, is_bad, moment_of
 from specreg.report.summary import tone_of
 from specreg.report.tables import (
-    axis_of,
     format_number,
     label_of,
     render_change,
@@ -386,148 +385,168 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CaseHistory:
+class CaseNights:
+    """A case over its nights.
+
+    Attributes:
+        case_id: the id of the case.
+        engine: the name of its engine; empty if it isn't known.
+        runs: its runs, the earliest first.
+        expected: the values in its baseline, by metric.
+    """
+
+    case_id: str
+    engine: str
+    runs: Sequence[RunRecord]
+    expected: Mapping[str, float]
+
+    @classmethod
+    def of(cls, case: CaseReport) -> "CaseNights":
+        """Return the nights of a case in a report."""
+        expected = case.expected.values if case.expected is not None else {}
+        return cls(case_id=case.case_id, engine=case.engine, runs=case.history, expected=expected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
     """One metric of a case over its nights.
 
     Attributes:
         case: the case.
         runs: its runs that judged the metric, the earliest first.
-        changes: the change of each run from the baseline, or else from the first run, in percent.
-        first_bad_index: the index of the first bad run after the last fine one; the number of runs
-            if there is none.
+        level: what the changes are relative to: the baseline, or else the first run.
+        changes: the change of each run from that level, in percent.
+        bad_run: the first bad run after the last fine one; None if there is none.
     """
 
-    case: CaseReport
+    case: CaseNights
     runs: Sequence[RunRecord]
+    level: float
     changes: Sequence[float]
-    first_bad_index: int
-
-    @property
-    def bad_run(self) -> RunRecord | None:
-        """The first bad run after the last fine one; None if there is none."""
-        if self.first_bad_index == len(self.runs):
-            return None
-        return self.runs[self.first_bad_index]
+    bad_run: RunRecord | None
 
 
-def history_by_figure(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
+def histories(cases: Sequence[CaseNights]) -> Iterator[CurvePicture]:
     """Yield a picture of the last 30 nights of each metric that says more than another picture.
 
     Each case that was judged on two nights or more has a line, which shows changes in percent from
-    the baseline of the case, or else from the first of these nights. With more than six cases, only
-    those that became bad and weren't fine again have a line, and a band holds the others.
+    the baseline of the case, or else from the first of these nights. With more than six cases,
+    those that became bad and weren't fine again stand out, and the others are grey behind them.
     """
-    all_nights = {run.run for case in cases for run in case.history}
-    nights = sorted(all_nights)[-_MAX_NIGHTS:]
-    colors = case_colors(cases)
+    all_nights = {run.run for case in cases for run in case.runs}
+    nights = set(sorted(all_nights)[-_MAX_NIGHTS:])
+    colors = case_colors([case.case_id for case in cases])
     drawn: set[str] = set()
     for metric in METRICS.values():
         # The positions have pictures that show their shape, and a metric that follows one with a
         # picture would have the same picture again.
         if metric.position is not None or metric.follows in drawn:
             continue
-        histories = []
-        for case in cases:
-            history = _case_history_of(metric, case, nights)
-            if history is not None:
-                histories.append(history)
-        if histories:
+        lines = [line for case in cases for line in _lines_of(metric, case, nights)]
+        if lines:
             drawn.add(metric.name)
-            yield _figure_history(metric, histories, colors)
+            yield _history_picture(metric, lines, colors)
 
 
-def _case_history_of(
-    metric: Metric, case: CaseReport, nights: Collection[str]
-) -> _CaseHistory | None:
-    """Return the history of a case's metric over these nights; None with too few runs."""
-    judged = comparable(case.history, metric.name)
+def _lines_of(metric: Metric, case: CaseNights, nights: Collection[str]) -> Iterator[_Line]:
+    """Yield the line of a case's metric over these nights, unless it has too few runs."""
+    judged = comparable(case.runs, metric.name)
     # The newest nights of all cases are shown, so an old case may have none among them.
     runs = [run for run in judged if run.run in nights and metric.name in run.values]
     if len(runs) < _FEWEST_RUNS:
-        return None
-    base = runs[0].values[metric.name]
-    if case.expected is not None:
-        base = case.expected.values.get(metric.name, base)
-    change_fracs = [better_frac(metric, run.values[metric.name], base) for run in runs]
-    return _CaseHistory(
+        return
+    level = case.expected.get(metric.name, runs[0].values[metric.name])
+    change_fracs = [better_frac(metric, run.values[metric.name], level) for run in runs]
+    first_bad_index = first_bad(runs, metric.name)
+    yield _Line(
         case=case,
         runs=runs,
+        level=level,
         changes=[100 * change_frac for change_frac in change_fracs],
-        first_bad_index=first_bad(runs, metric.name),
+        bad_run=runs[first_bad_index] if first_bad_index < len(runs) else None,
     )
 
 
-def _figure_history(
-    metric: Metric, histories: Sequence[_CaseHistory], colors: Mapping[str, str]
+def _history_picture(
+    metric: Metric, lines: Sequence[_Line], colors: Mapping[str, str]
 ) -> CurvePicture:
-    """Draw the histories of several cases over all of their nights.
+    """Draw a metric of several cases over all of their nights.
 
     Args:
         metric: the metric.
-        histories: the histories of the cases.
+        lines: the lines of the cases.
         colors: the colour of each case by its id; empty with too many cases.
     """
     # Number the nights from left to right.
-    shown_nights = {run.run for history in histories for run in history.runs}
-    numbers = {night: number for number, night in enumerate(sorted(shown_nights))}
-    changes = [change for history in histories for change in history.changes]
-    plot = Plot(y=Axis.over([0.0, *changes], _CHANGES), x_low=0, x_high=len(numbers) - 1)
+    nights = sorted({run.run for line in lines for run in line.runs})
+    numbers = {night: number for number, night in enumerate(nights)}
+    changes = [change for line in lines for change in line.changes]
+    plot = Plot(y=Axis.over([0.0, *changes], _CHANGES), x_low=0, x_high=len(nights) - 1)
 
-    # Draw the lines.
+    # Draw the lines, those that became bad in front of the others.
     curves = []
-    band_lines = []
-    bad_runs = {}
-    for history in histories:
-        case_id = history.case.case_id
-        run_numbers = [numbers[run.run] for run in history.runs]
-        line = list(zip(run_numbers, history.changes, strict=True))
-        if history.bad_run is not None:
-            bad_runs[case_id] = history.bad_run
-        elif not colors:
-            # Dozens of lines without a loss would hide a bad one, so they are drawn as a band.
-            band_lines.append(line)
-            continue
-        # Each run since the first bad one has a dot.
-        first = history.first_bad_index
-        dots = []
-        for run, (number, change) in zip(history.runs[first:], line[first:], strict=True):
-            tone = "bad" if is_bad(run, metric.name) else "doubt"
-            dots.append((plot.x(number), plot.height(change), tone))
+    for line in sorted(lines, key=lambda line: line.bad_run is not None):
+        points = list(zip((numbers[run.run] for run in line.runs), line.changes, strict=True))
+        usual_color = "bad" if line.bad_run is not None else "base"
         curve = Curve(
-            name=case_id, color=colors.get(case_id, "bad"), path=plot.path(line), dots=dots
+            name=line.case.case_id,
+            color=colors.get(line.case.case_id, usual_color),
+            path=plot.path(points),
+            dots=list(_unfine_dots(metric, line, plot, numbers)) if usual_color == "bad" else (),
         )
         curves.append(curve)
 
-    # Explain the bad lines, the band, and where the engine's version changed.
+    # Explain the bad lines, and where the engine's version changed.
+    bad_runs = {line.case.case_id: line.bad_run for line in lines if line.bad_run is not None}
     notes = list(_bad_notes(bad_runs))
-    if band_lines:
-        notes.insert(0, f"The band holds {counted(len(band_lines), 'case')} not proven worse.")
-    versions_by_night = []
-    for history in histories:
-        engine = history.case.engine
-        versions_by_night += [
-            (numbers[run.run], engine, run.engine_version) for run in history.runs
-        ]
-    versions = version_starts(versions_by_night)
-    bad_nights = {numbers[run.run] for run in bad_runs.values()}
+    if len(lines) == 1:
+        notes.append(_levels(metric, lines[0]))
+    # A picture of one engine needs no name of it.
+    engines = {line.case.engine for line in lines}
+    versions = version_starts(
+        (numbers[run.run], line.case.engine if len(engines) > 1 else "", run.engine_version)
+        for line in lines
+        for run in line.runs
+    )
     return CurvePicture(
-        title=f"History of {label_of(metric.name)}",
+        title=label_of(metric.name),
         note=" ".join(notes),
-        x_ticks=_date_ticks(plot, sorted(numbers)),
+        x_ticks=_date_ticks(plot, nights),
         y_ticks=plot.y_ticks,
         curves=curves,
-        band=plot.band(band_lines),
         reference=plot.height(0.0),
         versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
-        bad=sorted({plot.x(number) for number in bad_nights}),
+        bad=sorted({plot.x(numbers[run.run]) for run in bad_runs.values()}),
     )
 
 
-def case_colors(cases: Sequence[CaseReport]) -> Mapping[str, str]:
+def _unfine_dots(
+    metric: Metric, line: _Line, plot: Plot, numbers: Mapping[str, int]
+) -> Iterator[Dot]:
+    """Yield a dot for each run of a line that isn't fine."""
+    for run, change in zip(line.runs, line.changes, strict=True):
+        if not run.fine(metric.name):
+            yield Dot(
+                x=plot.x(numbers[run.run]),
+                y=plot.height(change),
+                color="bad" if is_bad(run, metric.name) else "doubt",
+                text=f"{moment_of(run)}: {render_value(metric.name, run.values[metric.name])}",
+            )
+
+
+def _levels(metric: Metric, line: _Line) -> str:
+    """Say which values the ends of a line's axis of changes stand for."""
+    last = render_value(metric.name, line.runs[-1].values[metric.name])
+    level = render_value(metric.name, line.level)
+    subject = "baseline" if metric.name in line.case.expected else "first night"
+    return f"Last night {last}, {subject} {level}."
+
+
+def case_colors(case_ids: Sequence[str]) -> Mapping[str, str]:
     """Return the colour of each case's lines by its id; empty with too many cases."""
-    if len(cases) > _MAX_NAMED_LINES:
+    if len(case_ids) > _MAX_NAMED_LINES:
         return {}
-    return {case.case_id: color for case, color in zip(cases, _LINE_COLORS, strict=False)}
+    return dict(zip(case_ids, _LINE_COLORS, strict=False))
 
 
 def version_starts(runs: Iterable[tuple[int, str, str]]) -> list[tuple[int, str]]:
@@ -586,67 +605,6 @@ def _date_of(run: str) -> str:
     if moment is None:
         return run[:8]
     return f"{moment:%m-%d}"
-
-
-def case_histories(
-    history: Sequence[RunRecord], expected: Mapping[str, float]
-) -> Iterator[CurvePicture]:
-    """Yield a picture for each metric that several runs judged and that says more than another one.
-
-    Args:
-        history: the runs of the case, the earliest first.
-        expected: the values in the baseline of the case, by metric.
-    """
-    drawn: set[str] = set()
-    for metric in METRICS.values():
-        if metric.position is not None or metric.follows in drawn:
-            continue
-        judged = comparable(history, metric.name)
-        runs = [run for run in judged if metric.name in run.values][-_MAX_NIGHTS:]
-        if len(runs) >= _FEWEST_RUNS:
-            drawn.add(metric.name)
-            yield _draw_case_history(metric.name, runs, expected.get(metric.name))
-
-
-def _draw_case_history(
-    metric: str, runs: Sequence[RunRecord], expected: float | None
-) -> CurvePicture:
-    """Draw one metric of one case over its runs, in the unit of the metric."""
-    values = [run.values[metric] for run in runs]
-    drawn_values = list(values)
-    if expected is not None:
-        drawn_values.append(expected)
-    plot = Plot(y=Axis.over(drawn_values), x_low=0, x_high=len(runs) - 1)
-    reference = None
-    if expected is not None:
-        reference = plot.height(expected)
-
-    # Mark the first bad run and the first run of each version.
-    note = ""
-    bad_positions: list[int] = []
-    first_bad_index = first_bad(runs, metric)
-    if first_bad_index < len(runs):
-        note = f"Not fine since {moment_of(runs[first_bad_index])}."
-        bad_positions.append(plot.x(first_bad_index))
-    versions = version_starts((number, "", run.engine_version) for number, run in enumerate(runs))
-
-    # Draw the line, with a dot for each run that isn't fine.
-    dots = []
-    for number, run in enumerate(runs):
-        if not run.fine(metric):
-            color = "bad" if is_bad(run, metric) else "doubt"
-            dots.append((plot.x(number), plot.height(run.values[metric]), color))
-    line = Curve(name=label_of(metric), color="now", path=plot.path(enumerate(values)), dots=dots)
-    return CurvePicture(
-        title=axis_of(metric),
-        note=note,
-        x_ticks=_date_ticks(plot, [run.run for run in runs]),
-        y_ticks=plot.y_ticks,
-        curves=[line],
-        reference=reference,
-        versions=[Tick(at=plot.x(number), label=label) for number, label in versions],
-        bad=bad_positions,
-    )
 
 
 def crossings(loads: Sequence[tuple[int, float]]) -> list[float]:
@@ -777,7 +735,10 @@ def _load_picture(
             findings.append(f"{name} {break_even(line)}")
         color = _LINE_COLORS[index % len(_LINE_COLORS)]
         points = [(math.log2(load), gain) for load, gain in line]
-        dots = [(plot.x(log_load), plot.height(gain), color) for log_load, gain in points]
+        dots = [
+            Dot(plot.x(math.log2(load)), plot.height(gain), color, f"{load} in flight: ×{gain:.2f}")
+            for load, gain in line
+        ]
         diamonds = [(plot.x(math.log2(load)), plot.height(1.0)) for load in crossed]
         curve = Curve(name=name, color=color, path=plot.path(points), dots=dots, diamonds=diamonds)
         curves.append(curve)

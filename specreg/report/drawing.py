@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _LEAST_RANGE_FRAC = 0.01
 """An axis spans at least this share of its largest value, so that noise isn't drawn as a change."""
@@ -150,56 +151,20 @@ def _round_step(step: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnRow:
-    """A row of an interval picture. Positions are in percent of its width.
+class IntervalRow:
+    """A row of an interval picture, in the unit of its axis.
 
     Attributes:
         label: the name of the row.
         text: its numbers.
-        tone: the colour of its dot, as the page's style names it.
-        target: the id of the page's element that the row links to; empty without one.
         value: the position of the dot.
-        start: where the bar begins that ends at the dot.
-        low: the beginning of the interval; None without one.
-        high: the end of the interval; None without one.
-        mark: the position of the upright mark: the baseline, or the energy at rest; None without
-            one.
+        tone: the colour of the dot, as the page's style names it.
+        target: the id of the page's element that the row links to; empty without one.
+        start: where the bar begins that ends at the dot; None for the picture's reference.
+        interval: the ends of the interval; None without one.
+        baseline: the position of the upright mark: the baseline, or the energy at rest; None
+            without one.
     """
-
-    label: str
-    text: str
-    tone: str
-    target: str
-    value: float
-    start: float
-    low: float | None = None
-    high: float | None = None
-    mark: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalPicture:
-    """Values with their intervals, one below the other on one axis.
-
-    Attributes:
-        title: the title.
-        note: an explanation of how to read it.
-        reference: the position, in percent of the width, of the value that the others are compared
-            with, such as a change of 0.
-        ticks: the ticks of the axis, in percent of the width.
-        rows: the values.
-    """
-
-    title: str
-    note: str
-    reference: float
-    ticks: Sequence[Tick]
-    rows: Sequence[DrawnRow]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalRow:
-    """The values of a row of an interval picture, in the unit of its axis; see `DrawnRow`."""
 
     label: str
     text: str
@@ -211,6 +176,34 @@ class IntervalRow:
     baseline: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalPicture:
+    """Values with their intervals, one below the other on one axis.
+
+    Attributes:
+        title: the title.
+        note: an explanation of how to read it.
+        reference: the value that the others are compared with, such as a change of 0.
+        axis: the axis, which contains all values, intervals and marks.
+        rows: the values.
+    """
+
+    title: str
+    note: str
+    reference: float
+    axis: Axis
+    rows: Sequence[IntervalRow]
+
+    def at(self, value: float) -> float:
+        """Return the position of a value in percent of the picture's width."""
+        return _rounded(100 * self.axis.share(value))
+
+    @property
+    def ticks(self) -> Sequence[Tick]:
+        """The ticks of the axis, in percent of the width."""
+        return self.axis.ticks(100)
+
+
 def draw_intervals(
     title: str,
     note: str,
@@ -220,42 +213,13 @@ def draw_intervals(
     style: AxisStyle = PLAIN,
 ) -> IntervalPicture:
     """Draw values with their intervals on one axis, which also contains the reference."""
-    # Find an axis that has room for all rows.
     values = [reference]
     for row in rows:
         values += [row.value, *(row.interval or ())]
         if row.baseline is not None:
             values.append(row.baseline)
     axis = Axis.over(values, style)
-
-    def percent(value: float) -> float:
-        return _rounded(100 * axis.share(value))
-
-    # Place each row on the axis.
-    drawn = []
-    for row in rows:
-        low_percent = None
-        high_percent = None
-        if row.interval is not None:
-            low_percent, high_percent = map(percent, row.interval)
-        mark_percent = None
-        if row.baseline is not None:
-            mark_percent = percent(row.baseline)
-        drawn_row = DrawnRow(
-            label=row.label,
-            text=row.text,
-            tone=row.tone,
-            target=row.target,
-            value=percent(row.value),
-            start=percent(reference if row.start is None else row.start),
-            low=low_percent,
-            high=high_percent,
-            mark=mark_percent,
-        )
-        drawn.append(drawn_row)
-    return IntervalPicture(
-        title=title, note=note, reference=percent(reference), ticks=axis.ticks(100), rows=drawn
-    )
+    return IntervalPicture(title=title, note=note, reference=reference, axis=axis, rows=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +281,20 @@ def draw_bars(
     return BarPicture(title=title, target=target, bars=bars)
 
 
+class Dot(NamedTuple):
+    """A point of a line that is drawn in addition to it.
+
+    Attributes:
+        color: its colour, as the page's style names it.
+        text: what it stands for.
+    """
+
+    x: int
+    y: int
+    color: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """A line through points.
@@ -325,14 +303,14 @@ class Curve:
         name: the name of the line.
         color: its colour, a variable of the page's style.
         path: its points, as the attribute of an SVG path.
-        dots: points that are drawn in addition: x, y, and the colour.
+        dots: points that are drawn in addition.
         diamonds: the points where it crosses the reference: x and y.
     """
 
     name: str
     color: str
     path: str
-    dots: Sequence[tuple[int, int, str]] = ()
+    dots: Sequence[Dot] = ()
     diamonds: Sequence[tuple[int, int]] = ()
 
 
@@ -346,8 +324,6 @@ class CurvePicture:
         x_ticks: the ticks below the lines.
         y_ticks: the ticks to the left of them.
         curves: the lines.
-        band: the area that the lines of further cases cover, as the attribute of an SVG path; empty
-            without one.
         reference: the height of the dashed line; None without one.
         versions: the positions at which versions of the engine begin, labelled with the version.
         bad: the position of the first bad run of each line that has one.
@@ -359,7 +335,6 @@ class CurvePicture:
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick]
     curves: Sequence[Curve]
-    band: str = ""
     reference: int | None = None
     versions: Sequence[Tick] = ()
     bad: Sequence[int] = ()
@@ -421,21 +396,6 @@ class Plot:
             # SVG needs no space before a minus sign.
             steps.append(step.replace(" -", "-"))
         return f"M{start_x} {start_y}l{' '.join(steps)}"
-
-    def band(self, lines: Iterable[Iterable[tuple[float, float]]]) -> str:
-        """Return the area that lines cover, as the attribute of an SVG path; empty without any."""
-        values_by_number: dict[float, list[float]] = {}
-        for line in lines:
-            for number, value in line:
-                values_by_number.setdefault(number, []).append(value)
-        if not values_by_number:
-            return ""
-        numbers = sorted(values_by_number)
-        # The outline goes along the highest values to the right, and back along the lowest ones.
-        upper = [(number, max(values_by_number[number])) for number in numbers]
-        lower = [(number, min(values_by_number[number])) for number in reversed(numbers)]
-        outline = self.path([*upper, *lower])
-        return f"{outline}z"
 
 
 def spaced(ticks: Iterable[Tick], room: float) -> Iterator[Tick]:

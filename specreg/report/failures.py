@@ -8,10 +8,9 @@ from typing import Any
 from specreg.core.readable import readable_block, readable_line
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import changed_facts
-from specreg.report.document import CaseReport, Report, began_at, flat_fields
+from specreg.report.document import CaseReport, Report, flat_fields
 from specreg.report.tables import label_of, render_value
-from specreg.verdicts.history import RunRecord, comparable
-from specreg.verdicts.verdict import JUDGED, Comparison, Outcome, Verdict
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 _RECORDED = "recorded"
 _FIELDS_WITH_VALUES = {"reprfuncargs", "reprlocals"}
@@ -177,7 +176,9 @@ def render_blocks(verdicts: Sequence[Verdict], errors: Mapping[str, str]) -> Map
     return texts
 
 
-def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
+def render_failures(
+    verdicts: Sequence[Verdict], error: str = "", expectation: str = _RECORDED
+) -> str:
     """Describe what went wrong with one case: a line for each metric, with the reason below it.
 
     Metrics with the same reason are grouped, and those that weren't compared share a line.
@@ -186,6 +187,7 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
         verdicts: the failed verdicts of the case.
         error: the error message of the case. If the reason of a verdict is only the first line of
             this message, the whole message is shown instead.
+        expectation: the word before an expected value, see `expectation_of`.
     """
     error_head, _, _ = error.partition("\n")
     groups: dict[tuple[Outcome, str], list[Verdict]] = {}
@@ -194,7 +196,7 @@ def render_failures(verdicts: Sequence[Verdict], error: str = "") -> str:
         groups.setdefault(key, []).append(verdict)
     lines = []
     for (outcome, _), group in groups.items():
-        lines += [f"{outcome}: {sentence}" for sentence in _sentences(group)]
+        lines += [f"{outcome}: {sentence}" for sentence in _sentences(group, expectation)]
         explanation = group[0].explanation
         text = error if explanation == error_head else explanation
         lines += [f"  {line}" for line in text.splitlines()]
@@ -208,14 +210,14 @@ def _kind_of_reason(verdict: Verdict) -> str:
     return verdict.reason.code or verdict.reason.text
 
 
-def _sentences(verdicts: Sequence[Verdict]) -> list[str]:
+def _sentences(verdicts: Sequence[Verdict], expectation: str) -> list[str]:
     """Return a sentence for each compared metric, and one sentence for all the others."""
     compared: list[str] = []
     uncompared: list[str] = []
     for verdict in verdicts:
         is_compared = verdict.comparison.change_frac is not None
         sentences = compared if is_compared else uncompared
-        sentences.append(sentence_of(verdict))
+        sentences.append(sentence_of(verdict, expectation))
     if uncompared:
         compared.append(", ".join(uncompared))
     return compared
@@ -233,68 +235,3 @@ def changes_since_baseline(case: CaseReport) -> Iterator[str]:
     """Yield the facts about the launch that changed since the baseline was recorded."""
     if case.figures is not None and case.expected is not None:
         yield from changed_facts(case.expected.facts, case.figures.facts)
-
-
-def since_when(case: CaseReport, failing: Iterable[Verdict]) -> Iterator[str]:
-    """Yield a sentence with the first bad run and the last fine one for each group of metrics.
-
-    Metrics with the same history form a group. A metric is left out if only one run judged it, or
-    if no run was bad after the last fine one.
-    """
-    labels_by_story: dict[str, list[str]] = {}
-    for verdict in failing:
-        if verdict.outcome not in JUDGED:
-            continue
-        runs = comparable(case.history, verdict.metric)
-        first_bad_index = first_bad(runs, verdict.metric)
-        streak = runs[first_bad_index:]
-        # A single run has no earlier one from which a loss could date.
-        if not streak or len(runs) == 1:
-            continue
-        story = f"not fine since {moment_of(streak[0])}"
-        if len(streak) > 1:
-            story += f", {len(streak)} judged runs in a row"
-        fine_runs = [run for run in runs[:first_bad_index] if run.fine(verdict.metric)]
-        if fine_runs:
-            story += f"; last fine {moment_of(fine_runs[-1])}"
-        elif first_bad_index:
-            story += "; undecided before"
-        else:
-            story += "; no earlier run was fine"
-        labels_by_story.setdefault(story, []).append(label_of(verdict.metric))
-    for story, labels in labels_by_story.items():
-        yield f"{', '.join(labels)}: {story}"
-
-
-def first_bad(runs: Sequence[RunRecord], metric: str) -> int:
-    """Return the index of the first bad run after the last fine one.
-
-    An INCONCLUSIVE run is neither bad nor fine, so a loss doesn't begin with it.
-
-    Returns:
-        The number of runs if none is bad after the last fine one.
-    """
-    first = len(runs)
-    for index, run in enumerate(runs):
-        if run.fine(metric):
-            first = len(runs)
-        elif is_bad(run, metric):
-            first = min(first, index)
-    return first
-
-
-def is_bad(run: RunRecord, metric: str) -> bool:
-    """Return whether a run proved that a metric is worse or wrong."""
-    is_undecided = run.outcomes.get(metric) == Outcome.INCONCLUSIVE
-    return run.judged(metric) and not run.fine(metric) and not is_undecided
-
-
-def moment_of(run: RunRecord) -> str:
-    """Return when a run began, and the engine's version: `2026-11-21 02:00 UTC with 0.32.0`."""
-    moment = f"run {run.run}"
-    began = began_at(run.run)
-    if began is not None:
-        moment = f"{began:%Y-%m-%d %H:%M} UTC"
-    if run.engine_version:
-        moment += f" with {run.engine_version}"
-    return moment

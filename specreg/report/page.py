@@ -18,19 +18,19 @@ from specreg.engines.launch_facts import known_facts
 from specreg.measurement.metrics import render_invalid
 from specreg.report.charts import (
     LABEL_ROOM,
+    CaseNights,
     case_colors,
-    case_histories,
     category_map,
     change_pictures,
     energy_picture,
     gains_over_load,
-    history_by_figure,
+    histories,
     oracle_positions,
     positions_by_method,
     speedup_picture,
 )
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
-from specreg.report.drawing import Tick, spaced
+from specreg.report.drawing import CurvePicture, Tick, spaced
 from specreg.report.failures import by_case
 from specreg.report.parts import Commands, Part, Text
 from specreg.report.summary import MARKS, OUTCOMES, tone_of
@@ -108,11 +108,11 @@ def render_page(report: Report, in_progress: str = "") -> str:
     # Choose pictures. A document with two sides has no history and no baseline. It shows changes
     # instead of speedups.
     environment = None
-    histories = []
+    nights: Sequence[CurvePicture] = ()
     gains = []
     if is_run:
         environment = run.environment
-        histories = list(history_by_figure(report.cases))
+        nights = list(histories(list(map(CaseNights.of, report.cases))))
         speedups = speedup_picture(report)
         if speedups is not None:
             gains.append(speedups)
@@ -122,7 +122,10 @@ def render_page(report: Report, in_progress: str = "") -> str:
     for case_id, case_verdicts in verdicts_by_case.items():
         rows.append((case_id, _worst(case_verdicts, columns)))
     # A colour stands for the same case in each picture.
-    line_names = {color: case_id for case_id, color in case_colors(report.cases).items()}
+    line_names = {
+        color: case_id
+        for case_id, color in case_colors([case.case_id for case in report.cases]).items()
+    }
     # The details begin with the cases that failed.
     ids_in_order = (*dict(red_first), *verdicts_by_case, *case_by_id)
     page = TEMPLATES.get_template("page.html.jinja").render(
@@ -144,7 +147,7 @@ def render_page(report: Report, in_progress: str = "") -> str:
         positions=positions_by_method(
             case for case in report.cases if case.case_id not in failing_by_case
         ),
-        histories=histories,
+        histories=nights,
         line_names=line_names,
         loads=list(gains_over_load(report.cases)),
         categories=category_map(_in_order(case_by_id, ids_in_order)),
@@ -242,14 +245,6 @@ def _energy_of(case: CaseReport) -> object:
     return energy_picture(case.figures.power)
 
 
-def _histories_of(case: CaseReport) -> list[object]:
-    """Return the pictures of a case's history, which ends with the run of the report."""
-    expected: dict[str, float] = {}
-    if case.expected is not None:
-        expected = case.expected.values
-    return list(case_histories(case.history, expected))
-
-
 def _facts_of(case: CaseReport) -> list[tuple[str, str]]:
     """Return the known facts about a case's launch with their names."""
     if case.figures is None:
@@ -322,7 +317,7 @@ TEMPLATES.filters.update(
     change=render_change,
     interval=_interval_of,
     energy=_energy_of,
-    histories=_histories_of,
+    histories=lambda case: list(histories([CaseNights.of(case)])),
     invalid=render_invalid,
     label=label_of,
     log_links=_log_links,

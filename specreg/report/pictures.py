@@ -10,9 +10,10 @@ from markupsafe import Markup
 from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
 from specreg.report.charts import (
+    CaseNights,
     change_pictures,
     gains_over_load,
-    history_by_figure,
+    histories,
     positions_picture,
     speedup_picture,
 )
@@ -69,7 +70,8 @@ def _pictures(report: Report) -> Iterator[tuple[str, Picture]]:
             # The id of a case may come from another machine.
             name = re.sub(r"[^A-Za-z0-9_.-]", "_", case.case_id)
             yield f"positions-{name}", bars
-    for number, curves in enumerate(history_by_figure(report.cases), start=1):
+    nights = list(map(CaseNights.of, report.cases))
+    for number, curves in enumerate(histories(nights), start=1):
         yield f"nights-{number}", curves
     for number, curves in enumerate(gains_over_load(report.cases), start=1):
         yield f"load-{number}", curves

@@ -1,7 +1,6 @@
 """Render the page of many nights: the outcomes and figures of all cases, and when losses began."""
 
 import datetime as dt
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,15 +10,14 @@ from specreg.core.errors import ReportError
 from specreg.core.natural_order import natural_key
 from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
-from specreg.measurement.metrics import METRICS, better_frac
-from specreg.report.charts import case_histories, version_starts
+from specreg.report.charts import CaseNights, histories, version_starts
 from specreg.report.document import Tone, began_at
 from specreg.report.drawing import CurvePicture
-from specreg.report.failures import first_bad, moment_of
 from specreg.report.page import TEMPLATES, SharedDrawings
+from specreg.report.since import Loss, losses_of
 from specreg.report.summary import OUTCOMES
 from specreg.report.tables import label_of, render_change
-from specreg.verdicts.history import History, RunRecord, comparable, load_history
+from specreg.verdicts.history import History, RunRecord, load_history
 from specreg.verdicts.verdict import Outcome
 
 FILE_NAME = "history.html"
@@ -28,7 +26,6 @@ MAX_NIGHTS = 30
 _RECORDED = "B"
 """The symbol of a run that recorded a baseline and judged nothing."""
 _PLAIN = "plain"
-_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _UNKNOWN = "·"
 """The symbol of an outcome that this version of specreg doesn't have."""
 
@@ -85,37 +82,6 @@ class _Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Loss:
-    """A figure that became bad and wasn't fine again.
-
-    Attributes:
-        metric: the name of the metric.
-        change_frac: the change of the first bad run from the baseline, or else from the last fine
-            run; better is positive. None if it isn't known.
-        bad: the first bad run.
-        fine: the last fine run before it; None without one.
-    """
-
-    metric: str
-    change_frac: float | None
-    bad: RunRecord
-    fine: RunRecord | None
-
-    def __str__(self) -> str:
-        sentence = f"{label_of(self.metric)}: not fine since {moment_of(self.bad)}"
-        if self.change_frac is not None:
-            sentence += f", {render_change(self.change_frac)}"
-        # Readers type the command below, and a history may come from another machine.
-        if not _COMMIT.fullmatch(self.bad.commit):
-            return sentence
-        if self.fine is None or not _COMMIT.fullmatch(self.fine.commit):
-            return f"{sentence}; at commit {self.bad.commit}"
-        if self.fine.commit == self.bad.commit:
-            return f"{sentence}; the last fine run had the same commit, {self.bad.commit}"
-        return f"{sentence}; git log {self.fine.commit}..{self.bad.commit}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """A case of a machine.
 
@@ -130,7 +96,7 @@ class _Row:
     case_id: str
     anchor: str
     cells: Sequence[_Cell | None]
-    bad: Sequence[_Loss]
+    bad: Sequence[Loss]
     pictures: Sequence[CurvePicture]
 
 
@@ -173,14 +139,14 @@ def load_histories(paths: Iterable[Path], now: dt.datetime) -> Iterator[tuple[st
             yield file.stem, load_history(file, now)
 
 
-def render_trend(histories: Iterable[MachineHistory], made_at: dt.datetime) -> str:
+def render_trend(machines: Iterable[MachineHistory], made_at: dt.datetime) -> str:
     """Render the page of the last nights as a self-contained HTML file.
 
     Args:
-        histories: the histories of all machines.
+        machines: the histories of all machines.
         made_at: the present time, in UTC.
     """
-    outcome_maps = [_map_of(history, number) for number, history in enumerate(histories, start=1)]
+    outcome_maps = [_map_of(history, number) for number, history in enumerate(machines, start=1)]
     symbols: set[str] = set()
     bad_rows = []
     for outcome_map in outcome_maps:
@@ -275,8 +241,8 @@ def _row_of(
         anchor: the id of the row's element.
         expected: the values in the baseline of the case, by metric.
     """
-    losses = list(_losses(records, expected))
-    first_bad_names = {loss.bad.run for loss in losses}
+    losses = list(losses_of(records, expected))
+    first_bad_names = {loss.bad[0].run for loss in losses}
     cells: dict[str, _Cell] = {}
     version = ""
     for record in records:
@@ -288,43 +254,19 @@ def _row_of(
         cells[record.run] = _cell_of(
             record, is_first_bad=record.run in first_bad_names, version=new_version
         )
-    shown_records = [record for record in records if record.run in runs]
+    nights = CaseNights(
+        case_id=records[0].case_id,
+        engine="",
+        runs=[record for record in records if record.run in runs],
+        expected=expected,
+    )
     return _Row(
         case_id=records[0].case_id,
         anchor=anchor,
         cells=[cells.get(run) for run in runs],
         bad=losses,
-        pictures=list(case_histories(shown_records, expected)),
+        pictures=list(histories([nights])),
     )
-
-
-def _losses(records: Sequence[RunRecord], expected: Mapping[str, float]) -> Iterator[_Loss]:
-    """Yield each figure of a case that became bad and wasn't fine again.
-
-    Args:
-        records: the records of the case, the earliest first.
-        expected: the values in the baseline of the case, by metric.
-    """
-    names = dict.fromkeys(name for record in records for name in record.outcomes)
-    for name in names:
-        runs = comparable(records, name)
-        first_bad_index = first_bad(runs, name)
-        if first_bad_index == len(runs):
-            continue
-        bad = runs[first_bad_index]
-        fine = None
-        for run in runs[:first_bad_index]:
-            if run.fine(name):
-                fine = run
-        before = expected.get(name)
-        if before is None and fine is not None:
-            before = fine.values.get(name)
-        value = bad.values.get(name)
-        change_frac = None
-        # A correctness check isn't a metric, so it has no change.
-        if name in METRICS and before is not None and value is not None:
-            change_frac = better_frac(METRICS[name], value, before)
-        yield _Loss(metric=name, change_frac=change_frac, bad=bad, fine=fine)
 
 
 def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:

@@ -5,16 +5,11 @@ from collections.abc import Iterator, Sequence
 from specreg.report.charts import positions_picture, waterfall
 from specreg.report.diagnosis import diagnose
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
-from specreg.report.failures import (
-    by_case,
-    changes_since_baseline,
-    expectation_of,
-    sentence_of,
-    since_when,
-)
+from specreg.report.failures import by_case, changes_since_baseline, expectation_of, render_failures
 from specreg.report.next_steps import next_steps
 from specreg.report.parts import Chart, Fold, Output, Part, Section, Text, VerdictLine, View
 from specreg.report.sentence import answer_of, comparison_of, leading_loss, short_names, weight_of
+from specreg.report.since import since_when
 from specreg.report.summary import notes_of, tone_of
 from specreg.verdicts.verdict import Outcome, Verdict
 
@@ -87,17 +82,9 @@ def _evidence(report: Report, case: CaseReport, verdicts: Sequence[Verdict]) -> 
 
 
 def _figures(report: Report, verdicts: Sequence[Verdict]) -> Iterator[Part]:
-    """Yield the failed figures of a case, each with its reason unless an earlier one has it."""
-    expectation = expectation_of(report)
-    lines = []
-    reasons = {""}
-    for verdict in verdicts:
-        line = f"{verdict.outcome}: {sentence_of(verdict, expectation)}"
-        if verdict.explanation not in reasons:
-            line = f"{line}. {verdict.explanation}"
-        reasons.add(verdict.explanation)
-        lines.append(Text(line))
-    yield Fold("The figures", tuple(lines))
+    """Yield the failed figures of a case with their reasons."""
+    lines = render_failures(verdicts, expectation=expectation_of(report)).splitlines()
+    yield Fold("The figures", tuple(map(Text, lines)))
 
 
 def _logs(case: CaseReport) -> Iterator[Part]:

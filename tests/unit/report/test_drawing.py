@@ -67,27 +67,15 @@ def test_places_of_a_plot_grow_to_the_right_and_upwards() -> None:
     assert Plot(y=plot.y, x_low=0, x_high=0).x(0) == 373
 
 
-def test_a_band_holds_all_lines_of_each_night() -> None:
-    plot = Plot(y=Axis.over([0.0, 3.0]), x_low=0, x_high=2)
-    band = plot.band([[(0, 0.0), (2, 1.5)], [(0, 3.0), (1, 1.5)]])
-    assert band.endswith("z")
-    assert points_of(band.removesuffix("z")) == [
-        *((96, 28), (373, 140), (650, 140)),
-        *((650, 140), (373, 140), (96, 252)),
-    ]
-    assert plot.band([]) == ""
-
-
 def test_rows_share_one_axis_that_holds_baseline_interval_and_reference() -> None:
     rows = [
         IntervalRow(label="a", text="", value=1.5, interval=(1.2, 1.8), baseline=2.0),
         IntervalRow(label="b", text="", value=1.0),
     ]
     picture = draw_intervals("gain", "", rows, reference=1.0)
-    first, second = picture.rows
     assert [tick.label for tick in picture.ticks] == ["1.0", "1.5", "2.0"]
-    assert (first.value, first.low, first.high, first.mark) == (50, 20, 80, 100)
-    assert (second.value, second.low, second.mark, picture.reference) == (0, None, None, 0)
+    assert [picture.at(value) for value in (1.5, 1.2, 1.8, 2.0)] == [50, 20, 80, 100]
+    assert picture.at(picture.reference) == 0
 
 
 @pytest.mark.parametrize(("room", "labels_left"), [(10, "abc"), (15, "ac"), (50, "a")])

@@ -7,13 +7,8 @@ import msgspec
 import pytest
 
 from specreg.core.reasons import Reason
-from specreg.report.failures import (
-    moment_of,
-    render_blocks,
-    render_failures,
-    render_skip,
-    sentence_of,
-)
+from specreg.report.failures import render_blocks, render_failures, render_skip, sentence_of
+from specreg.report.since import moment_of
 from specreg.verdicts.verdict import Cause, Outcome, Verdict
 from tests.unit.builders import reports
 

@@ -12,23 +12,23 @@ import pytest
 from specreg.core.reasons import Invalidity, Reason
 from specreg.engines.launch_facts import LaunchFacts
 from specreg.report.charts import (
+    CaseNights,
     break_even,
-    case_histories,
     category_map,
     change_pictures,
     energy_picture,
     gains_over_load,
-    history_by_figure,
+    histories,
     oracle_positions,
     positions_by_method,
     speedup_picture,
 )
 from specreg.report.document import ArmReport, CaseReport, Report
 from specreg.report.drawing import CurvePicture
-from specreg.report.failures import since_when
 from specreg.report.junit import render_junit
 from specreg.report.page import render_page
 from specreg.report.side_by_side import side_by_side
+from specreg.report.since import since_when
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord
 from specreg.verdicts.verdict import Outcome
@@ -41,9 +41,12 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
 VERSIONS = ("0.31.0", "0.32.0", "0.31.0", "0.32.1", "0.33.0", "0.34.0")
 
 
-def histories(case: CaseReport) -> list[str]:
-    expected = case.expected.values if case.expected else {}
-    return [picture.title for picture in case_histories(case.history, expected)]
+def drawn_nights(*cases: CaseReport) -> list[CurvePicture]:
+    return list(histories([CaseNights.of(case) for case in cases]))
+
+
+def titles(case: CaseReport) -> list[str]:
+    return [picture.title for picture in drawn_nights(case)]
 
 
 def test_what_fails_stands_first_with_its_cause_and_what_to_type() -> None:
@@ -187,7 +190,7 @@ def test_a_log_that_is_no_file_of_the_run_is_no_link(log: str) -> None:
 
 
 def test_what_is_said_of_a_case_comes_as_pictures_and_in_numbers() -> None:
-    assert histories(reports.CASE_REPORT) == ["acceptance length, tokens", "throughput, tokens/s"]
+    assert titles(reports.CASE_REPORT) == ["acceptance length", "throughput"]
     page = Page(render_page(reports.REPORT))
     # What was expected, both causes, the value, and their axis; the positions; two histories by
     # figure, the two of the case, and what they have in common.
@@ -226,7 +229,10 @@ def test_a_speedup_is_drawn_with_its_interval_and_its_baseline() -> None:
     (row,) = picture.rows
     assert [tick.label for tick in picture.ticks] == ["×1.0", "×1.5", "×2.0"]
     assert (row.label, row.text, row.tone) == (CASE.id, "×1.50, was ×2.00", "bad")
-    assert (row.value, row.low, row.high, row.mark) == (50, 0, 100, 100)
+    assert row.interval is not None
+    assert row.baseline is not None
+    places = (row.value, *row.interval, row.baseline)
+    assert [picture.at(value) for value in places] == [50, 0, 100, 100]
     assert speedup_picture(reports.EMPTY) is None
 
 
@@ -239,7 +245,9 @@ def test_a_gate_draws_the_change_of_each_figure_with_its_interval() -> None:
     (row,) = shown[1].rows
     assert row.text == "-10.0% (-12.0..-8.0%)"
     assert [tick.label for tick in shown[1].ticks] == ["-15%", "-10%", "-5%", "0%"]
-    assert (row.low, row.value, row.high) == (20, 33.3, 46.7)
+    assert row.interval is not None
+    places = (row.interval[0], row.value, row.interval[1])
+    assert [shown[1].at(value) for value in places] == [20, 33.3, 46.7]
 
 
 def test_a_speedup_without_a_baseline_has_no_interval_and_no_mark_to_explain() -> None:
@@ -305,8 +313,7 @@ def test_the_cases_of_a_method_show_their_positions_side_by_side() -> None:
 
 def test_a_part_that_is_not_known_has_no_picture() -> None:
     bare = msgspec.structs.replace(reports.CASE_REPORT, expected=None, history=())
-    assert histories(bare) == []
-    assert list(history_by_figure([bare])) == []
+    assert titles(bare) == []
     without = msgspec.structs.replace(bare, figures=None)
     assert positions_by_method([without]) == {}
 
@@ -339,11 +346,11 @@ def test_the_last_thirty_nights_of_all_cases_are_lines_of_one_picture() -> None:
             reports.CASE_REPORT, case_id="other", history=(*runs[:50], *slow), expected=None
         ),
     ]
-    (picture,) = history_by_figure(cases)
-    assert picture.title == "History of throughput"
+    (picture,) = drawn_nights(*cases)
+    assert picture.title == "throughput"
     assert [len(points_of(curve.path)) for curve in picture.curves] == [30, 30]
     assert [tick.label for tick in picture.x_ticks][:3] == ["11-01", "11-05", "11-09"]
-    assert [version.label for version in picture.versions] == ["vllm 0.32.0", "vllm 0.33.0"]
+    assert [version.label for version in picture.versions] == ["0.32.0", "0.33.0"]
     assert [tick.label for tick in picture.y_ticks] == [
         "-60%",
         "-40%",
@@ -357,29 +364,29 @@ def test_the_last_thirty_nights_of_all_cases_are_lines_of_one_picture() -> None:
     assert "other has not been fine since 2026-11-21 02:00 UTC with 0.33.0." in picture.note
 
 
-def test_of_many_cases_the_fine_ones_are_a_band_behind_those_that_are_not() -> None:
+def test_of_many_cases_the_fine_ones_are_grey_behind_those_that_are_not() -> None:
     metric = "throughput_tokens_per_s"
-    fine = reports.judged_runs(metric, "PASS", "PASS")
+    fine = reports.judged_runs(metric, "INCONCLUSIVE", "PASS")
     bad = reports.judged_runs(metric, "PASS", "REGRESSED")
     cases = [
         msgspec.structs.replace(reports.CASE_REPORT, case_id=f"case-{number}", history=runs)
-        for number, runs in enumerate([*[fine] * 7, bad])
+        for number, runs in enumerate([bad, *[fine] * 7])
     ]
-    (picture,) = history_by_figure(cases)
-    assert [(curve.name, curve.color) for curve in picture.curves] == [("case-7", "bad")]
-    assert picture.band
-    assert "The band holds 7 cases not proven worse." in picture.note
+    (picture,) = drawn_nights(*cases)
+    assert [curve.color for curve in picture.curves] == [*["base"] * 7, "bad"]
+    assert [len(curve.dots) for curve in picture.curves] == [*[0] * 7, 1]
+    assert picture.note == "case-0 has not been fine since 2026-11-02 02:00 UTC with 0.32.0."
 
 
-def test_an_undecided_case_in_the_band_is_not_called_fine() -> None:
+def test_a_dot_and_the_note_of_a_single_case_say_its_values_in_their_unit() -> None:
     metric = "throughput_tokens_per_s"
-    undecided = reports.judged_runs(metric, "INCONCLUSIVE", "INCONCLUSIVE")
-    cases = [
-        msgspec.structs.replace(reports.CASE_REPORT, case_id=f"case-{number}", history=undecided)
-        for number in range(7)
-    ]
-    (picture,) = history_by_figure(cases)
-    assert picture.note == "The band holds 7 cases not proven worse."
+    runs = reports.judged_runs(metric, "PASS", "REGRESSED", value=90.0)
+    expected = msgspec.structs.replace(reports.EXPECTED, values={metric: 100.0})
+    case = msgspec.structs.replace(reports.CASE_REPORT, history=runs, expected=expected)
+    (picture,) = drawn_nights(case)
+    (dot,) = picture.curves[0].dots
+    assert dot.text == "2026-11-02 02:00 UTC with 0.32.0: 90 tokens/s"
+    assert picture.note.endswith("Last night 90 tokens/s, baseline 100 tokens/s.")
 
 
 def test_a_page_of_seventy_two_cases_and_thirty_nights_fits_into_a_megabyte(tmp_path: Path) -> None:
@@ -402,11 +409,9 @@ def test_noise_of_rounding_is_drawn_as_a_line_at_its_baseline() -> None:
     )
     expected = msgspec.structs.replace(reports.EXPECTED, values={metric: values[1]})
     case = msgspec.structs.replace(reports.CASE_REPORT, history=runs, expected=expected)
-    (picture,) = case_histories(runs, expected.values)
-    assert [tick.label for tick in picture.y_ticks] == ["3.03", "3.04", "3.05", "3.06", "3.07"]
-    for drawn in (picture, *history_by_figure([case])):
-        heights = {height for _, height in points_of(drawn.curves[0].path)}
-        assert heights == {drawn.reference}
+    (picture,) = drawn_nights(case)
+    assert [tick.label for tick in picture.y_ticks] == ["-0.5%", "0.0%", "+0.5%"]
+    assert {height for _, height in points_of(picture.curves[0].path)} == {picture.reference}
 
 
 def at_load(concurrency: int, drafts: int, ratio: float, **further_settings: int) -> CaseReport:
@@ -493,7 +498,8 @@ def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
         ("with speculation", "3 J per token, 1 of it at rest"),
         ("without it", "4 J per token, 1 of it at rest"),
     ]
-    assert [(row.value, row.mark) for row in picture.rows] == [(75, 25), (100, 25)]
+    assert [picture.at(row.value) for row in picture.rows] == [75, 100]
+    assert [picture.at(row.baseline or 0) for row in picture.rows] == [25, 25]
     at_loads = [at_load(load, 3, 1.5) for load in (1, 4, 8)]
     for invalid, expected in (({}, ["Speedup", "Energy"]), ({"too_short": "5 s"}, ["Speedup"])):
         known = msgspec.structs.replace(power, **invalid)
@@ -503,19 +509,20 @@ def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
 
 
 def history_of(title: str, *runs: RunRecord) -> CurvePicture:
-    (picture,) = [
-        picture for picture in case_histories(runs, {}) if picture.title.startswith(title)
-    ]
+    case = msgspec.structs.replace(reports.CASE_REPORT, history=runs, expected=None)
+    (picture,) = [picture for picture in drawn_nights(case) if picture.title == title]
     return picture
 
 
 def test_each_metric_that_was_judged_has_a_history_with_the_engines_versions() -> None:
     names = ("energy_j_per_token", "ttft_p50_ms", "acceptance_pos1_frac")
-    run = reports.past_run(1, **dict.fromkeys(names, 1.0))
-    versions = ("0.31.0", *VERSIONS)
-    days = tuple(msgspec.structs.replace(run, engine_version=version) for version in versions)
+    values = dict.fromkeys(names, 1.0)
+    days = tuple(
+        msgspec.structs.replace(reports.past_run(day, **values), engine_version=version)
+        for day, version in enumerate(("0.31.0", *VERSIONS), start=1)
+    )
     case = msgspec.structs.replace(reports.CASE_REPORT, history=days)
-    assert histories(case) == ["ttft p50, ms", "energy, J/token"]
+    assert titles(case) == ["ttft p50", "energy"]
     picture = history_of("energy", *days)
     assert [version.label for version in picture.versions] == list(VERSIONS)
 
@@ -529,17 +536,17 @@ def test_a_night_without_an_engine_begins_none_of_its_versions_again() -> None:
             reports.CASE_REPORT, case_id="other", engine="sglang", history=(runs[0], runs[2])
         ),
     ]
-    (picture,) = history_by_figure(cases)
+    (picture,) = drawn_nights(*cases)
     assert [version.label for version in picture.versions] == ["vllm 0.32.0", "sglang 0.32.0"]
 
 
 def test_the_first_bad_run_of_those_that_still_are_is_marked() -> None:
     days = reports.judged_runs("ttft_p50_ms", "REGRESSED", "PASS", "INCONCLUSIVE", "REGRESSED")
     picture = history_of("ttft p50", *days)
-    assert picture.note == "Not fine since 2026-11-04 02:00 UTC with 0.32.0."
+    assert "has not been fine since 2026-11-04 02:00 UTC with 0.32.0." in picture.note
     assert picture.bad == [650]
     fine = history_of("ttft p50", *days[:2])
-    assert fine.note == ""
+    assert "not been fine" not in fine.note
     assert fine.bad == []
 
 

@@ -47,7 +47,7 @@ def test_each_night_of_a_case_has_a_cell_and_the_first_bad_one_a_frame() -> None
         ("bad", "REGRESSED: throughput"),
     ]
     assert "1 of 1 cases became worse or wrong; no later run was fine" in Page(text).text
-    assert "throughput: not fine since 2026-11-02 02:00 UTC with 0.32.0" in Page(text).text
+    assert "throughput +0.0%: not fine since 2026-11-02 02:00 UTC with 0.32.0" in Page(text).text
 
 
 def test_a_loss_says_how_much_was_lost_and_which_commits_may_have_brought_it() -> None:
@@ -55,11 +55,14 @@ def test_a_loss_says_how_much_was_lost_and_which_commits_may_have_brought_it() -
     fine = msgspec.structs.replace(runs[0], commit="0123456789ab", values={METRIC: 100.0})
     bad = msgspec.structs.replace(runs[1], commit="fedcba987654", values={METRIC: 80.0})
     text = Page(trend(fine, bad)).text
-    assert "since 2026-11-02 02:00 UTC with 0.32.0, -20.0%; git log 0123456789ab..fedcba" in text
+    assert "throughput -20.0%: not fine since 2026-11-02 02:00 UTC with 0.32.0; last" in text
+    assert "; git log 0123456789ab..fedcba" in text
     assert f"{bad.case_id}: throughput -20.0%" in text
     same = msgspec.structs.replace(bad, commit=fine.commit)
-    assert "the last fine run had the same commit, 0123456789ab" in Page(trend(fine, same)).text
-    assert "-60.0%; at commit fedcba987654" in Page(trend(bad, expected={METRIC: 200.0})).text
+    assert "both at commit 0123456789ab" in Page(trend(fine, same)).text
+    alone = Page(trend(bad, expected={METRIC: 200.0})).text
+    assert "throughput -60.0%: not fine since" in alone
+    assert "no earlier run was fine; at commit fedcba987654" in alone
     hostile = msgspec.structs.replace(bad, commit="$(reboot)")
     assert "reboot" not in trend(fine, hostile)
 
@@ -165,9 +168,10 @@ def test_each_figure_that_was_judged_twice_has_a_line_with_its_baseline() -> Non
     runs = reports.judged_runs(METRIC, "PASS", "PASS", value=100.0)
     text = trend(*runs, expected={METRIC: 100.0})
     assert text.count('<figure class="curves">') == 1
-    assert "throughput, tokens/s" in Page(text).text
-    assert text.count('class="baseline"') == 1
-    assert 'class="baseline"' not in trend(*runs)
+    assert "throughput Last night 100 tokens/s, baseline 100 tokens/s." in Page(text).text
+    assert (
+        "throughput Last night 100 tokens/s, first night 100 tokens/s." in Page(trend(*runs)).text
+    )
 
 
 def test_what_could_not_be_read_is_said() -> None:
