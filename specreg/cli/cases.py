@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +20,7 @@ from specreg.baselines.estimate import (
 from specreg.baselines.schema import baseline_files, read_baselines, render_schema
 from specreg.baselines.store import BaselineStore
 from specreg.cli import DEFAULT_OPTIONS, HERE, RootOption, TierOption, say
+from specreg.core.counted import counted
 from specreg.core.errors import UnsupportedError
 from specreg.core.files import data_dir
 from specreg.datasets.prepare import prepare as prepare_set
@@ -30,8 +31,11 @@ from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case, Tier, render_memory
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS, check_allowed
-from specreg.report.screen import LOG, Screen, screen_here
+from specreg.report.document import Tone
+from specreg.report.parts import Commands, Fold, Part, Table, Text, VerdictLine
+from specreg.report.screen import screen_here
 from specreg.report.tables import NOTHING, Layout, format_number, render_rows
+from specreg.report.terminal import render_view
 from specreg.servers.memory import fit_together
 from specreg.suite.options import LAUNCHES_TO_RECORD
 from specreg.telemetry.identity import Gpus, current_environment, find_gpus
@@ -211,8 +215,9 @@ def matrix(
     kind = "gpu" if chosen.needs_gpus else "cpu"
     estimates = {case.id: estimate_of(case, store, kind) for case in chosen.cases}
     screen = screen_here()
-    say(render_matrix(chosen, estimates, gpus, screen), styled=screen.color)
-    say(f"tiers: {', '.join(tier_names(folder))}")
+    tiers = Text(f"tiers: {', '.join(tier_names(folder))}")
+    view = (*view_of_tier(chosen, estimates, gpus), tiers)
+    say(render_view(view, screen), styled=screen.color)
 
 
 def _render_commands(root: Path, tier: Tier) -> str:
@@ -233,48 +238,34 @@ def _render_commands(root: Path, tier: Tier) -> str:
     )
 
 
-def render_matrix(
-    tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus, screen: Screen = LOG
-) -> str:
-    """Render a row for each case, the total, what to prepare, and how many cases don't fit.
+def view_of_tier(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterator[Part]:
+    """Yield whether the cases fit, how long they take, what each needs, and what to prepare.
 
     Args:
         tier: the tier.
         estimates: how long each case takes, by its id.
         gpus: the GPUs of this machine.
-        screen: where it is shown.
     """
-    # The table and the total.
+    yield _fit_line(tier, gpus)
+    yield from map(Text, _time_lines(tier, estimates, gpus))
+    if any("guess" in estimate.source for estimate in estimates.values()):
+        reads = f"a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s"
+        yield Text(f"guess: assumes that {reads}, and that no draft is accepted")
     on_gpu = tier.needs_gpus > 0
     rows = [_matrix_row(case, estimates[case.id], on_gpu=on_gpu) for case in tier.cases]
     columns = ("case", "GPUs", "GiB each", "prompts", "minutes", "by")
-    table = render_rows(columns, rows, screen, Layout(folded=("by",)))
-    lines = [table, "", *_time_lines(tier, estimates, gpus)]
-
-    # What has to be prepared, what was read from commands, and under which licences models are.
-    names = sorted({case.request.dataset for case in tier.cases})
-    prompt_sets = [dataset_named(name) for name in names]
-    # Only a dataset that needs to be prepared has a licence.
-    licensed_sets = [prompt_set for prompt_set in prompt_sets if prompt_set.licence]
-    if licensed_sets:
-        commands = "; ".join(prepare_command(prompt_set) for prompt_set in licensed_sets)
-        lines.append(f"to prepare: {commands}")
+    yield Table(columns, rows, Layout(folded=("by",)))
     for location, understood in tier.commands.items():
-        lines.append(f"keys read from the command of {location}:")
-        lines += [f"  {line}" for line in understood]
+        yield Fold(f"keys read from the command of {location}", tuple(map(Text, understood)))
     shown_pairs = dict.fromkeys(case.server.models for case in tier.cases)
-    licences = [f"  {pair}: {tier.licences[pair]}" for pair in shown_pairs if pair in tier.licences]
+    licences = [f"{pair}: {tier.licences[pair]}" for pair in shown_pairs if pair in tier.licences]
     if licences:
-        lines += ["licences of the models:", *licences]
-
-    # How sure the times are, and what doesn't fit.
-    if any("guess" in estimate.source for estimate in estimates.values()):
-        reads = f"a step reads all weights at {READ_GIB_PER_S:.0f} GiB/s"
-        lines.append(f"guess: assumes that {reads}, and that no draft is accepted")
-    unfit = tier.unmet(gpus.memory_gib)
-    if unfit:
-        lines.append(_unfit_line(tier, unfit.keys(), gpus))
-    return "\n".join(lines)
+        yield Fold("licences of the models", tuple(map(Text, licences)))
+    names = sorted({case.request.dataset for case in tier.cases})
+    # Only a dataset that needs to be prepared has a licence.
+    licensed = [dataset for dataset in map(dataset_named, names) if dataset.licence]
+    if licensed:
+        yield Commands("prepare first", tuple(map(prepare_command, licensed)))
 
 
 def _time_lines(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> Iterator[str]:
@@ -315,21 +306,25 @@ def _hours(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def _unfit_line(tier: Tier, unfit_ids: Collection[str], gpus: Gpus) -> str:
-    """Return a line that says how many cases don't fit a machine, and how much memory they need."""
+def _fit_line(tier: Tier, gpus: Gpus) -> VerdictLine:
+    """Return how many cases fit a machine, and how much memory the others need."""
+    cases = counted(len(tier.cases), "case")
+    unfit_ids = tier.unmet(gpus.memory_gib).keys()
+    if not unfit_ids:
+        return VerdictLine(tone=Tone.GOOD, text=f"Tier {tier.name}: {cases}, all fit here")
     memory = render_memory(gpus.memory_gib) or f"no GPU ({gpus.why_none})"
-    line = f"{len(unfit_ids)} of {len(tier.cases)} cases don't fit this machine: {memory}"
-    if not gpus.devices:
-        return line
+    text = f"{len(unfit_ids)} of {cases} don't fit this machine: {memory}"
     needs_by_pair: dict[str, list[float]] = {}
     for case in tier.cases:
-        if case.id in unfit_ids and case.memory_gib is not None:
+        if gpus.devices and case.id in unfit_ids and case.memory_gib is not None:
             needs_by_pair.setdefault(case.server.models, []).append(case.memory_gib)
     needs = [
         f"{len(needed_gib)} of {pair} need {math.ceil(max(needed_gib))} GiB"
         for pair, needed_gib in needs_by_pair.items()
     ]
-    return f"{line}; on each GPU, {', '.join(needs)}" if needs else line
+    if needs:
+        text = f"{text}; on each GPU, {', '.join(needs)}"
+    return VerdictLine(tone=Tone.DOUBT, text=text)
 
 
 def _matrix_row(case: Case, estimate: Estimate, *, on_gpu: bool) -> tuple[str, ...]:

@@ -18,13 +18,15 @@ from specreg.compare.bisect import find_change
 from specreg.compare.document import record_gate, set_report_aside
 from specreg.compare.gate import open_gate
 from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, show_status
-from specreg.compare.soak import LAST_LEVEL, open_soak, render_soak
+from specreg.compare.soak import LAST_LEVEL, open_soak, view_of_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.files import cause_of, real_path, remedy_of
 from specreg.core.interrupts import interrupt_on_signals
+from specreg.report.document import Tone
+from specreg.report.parts import VerdictLine
 from specreg.report.screen import screen_here
-from specreg.report.terminal import render_report
+from specreg.report.terminal import render_report, render_view
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
 
@@ -138,13 +140,16 @@ def bisect(options: BisectOptions) -> int:
         last_good, *between, first_bad = find_change(options, tier, tier.named(options.case))
     finally:
         say(f"gates: {options.folder}; to continue, type the same command again")
-    if between:
-        unknown = ", ".join(between)
-        first_change = f"after {last_good}, and in {first_bad} at the latest"
-        say(f"'{options.case}' became worse {first_change}; undecided: {unknown}")
-        return FAILED_STATUS
-    say(f"'{options.case}' became worse in {first_bad}; {last_good} is good")
-    return 0
+    screen = screen_here()
+    if not between:
+        answer = f"{options.case} became worse in {first_bad}; {last_good} is good"
+        say(render_view([VerdictLine(tone=Tone.BAD, text=answer)], screen), styled=screen.color)
+        return 0
+    change = f"after {last_good}, and in {first_bad} at the latest"
+    undecided = f"undecided: {', '.join(between)}"
+    answer = f"{options.case} became worse {change}; {undecided}"
+    say(render_view([VerdictLine(tone=Tone.DOUBT, text=answer)], screen), styled=screen.color)
+    return FAILED_STATUS
 
 
 @_command
@@ -167,5 +172,6 @@ def soak(options: SoakOptions) -> int:
         if running_soak.segments:
             verdicts = running_soak.look(LAST_LEVEL)
             screen = screen_here()
-            say(render_soak(running_soak, verdicts, screen), styled=screen.color)
+            view = view_of_soak(running_soak, verdicts, screen)
+            say(render_view(view, screen), styled=screen.color)
     return exit_status(verdicts)

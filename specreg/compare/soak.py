@@ -24,6 +24,8 @@ from specreg.measurement.arm import Arm
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Plan, Workload, batch_size_of, measure
 from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
+from specreg.report.document import Tone
+from specreg.report.parts import Output, Text, VerdictLine, View
 from specreg.report.remarks import workload_remarks
 from specreg.report.screen import LOG, Screen
 from specreg.report.terminal import render_verdicts
@@ -36,7 +38,7 @@ from specreg.servers.server import Server
 from specreg.telemetry.devices import held_bytes
 from specreg.telemetry.identity import find_gpus
 from specreg.verdicts.judge import outcome_of
-from specreg.verdicts.verdict import Comparison, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, Comparison, Outcome, Verdict
 
 LEAD_IN_FRAC = 0.1
 """The first share of a soak's time, which isn't judged because buffers fill and caches warm up."""
@@ -485,16 +487,39 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     return Soak(options=options, tier=tier, case=case, ledger=Ledger(path))
 
 
-def render_soak(soak: Soak, verdicts: Sequence[Verdict], screen: Screen = LOG) -> str:
-    """Render the verdicts of a soak, their reasons, and the file with its segments.
+def view_of_soak(soak: Soak, verdicts: Sequence[Verdict], screen: Screen = LOG) -> View:
+    """Return the answer of a soak, what it measured, its verdicts, and their reasons.
 
     The last eighth of the segments is compared with the first.
     """
-    table = render_verdicts(verdicts, screen, columns=("last", "first"))
     reasons = [
         f"{verdict.metric}: {verdict.explanation}"
         for verdict in verdicts
         if verdict.reason is not None
     ]
-    segments = f"{counted(len(soak.segments), 'segment')}; changes are per hour: {soak.ledger.path}"
-    return "\n".join((table, *reasons, segments))
+    measured = f"{counted(len(soak.segments), 'segment')} in {soak.passed_s / 60:.1f} min"
+    return (
+        _answer_of(soak.case, verdicts),
+        Text(f"{measured}, the last ones against the first; changes are per hour"),
+        Output(render_verdicts(verdicts, screen, columns=("last", "first"))),
+        *map(Text, reasons),
+        Text(f"segments: {soak.ledger.path}"),
+    )
+
+
+def _answer_of(case: Case, verdicts: Sequence[Verdict]) -> VerdictLine:
+    """Return whether a server is steady, in one sentence."""
+    drifting = [verdict for verdict in verdicts if verdict.outcome is Outcome.REGRESSED]
+    steady = [verdict for verdict in verdicts if verdict.outcome in GOOD]
+    if drifting:
+        drifts = [
+            f"{verdict.metric} {verdict.comparison.change_frac or 0.0:+.1%} in an hour"
+            for verdict in drifting
+        ]
+        return VerdictLine(tone=Tone.BAD, text=f"{case.id} drifts: {', '.join(drifts)}")
+    if len(steady) == len(verdicts):
+        figures = counted(len(steady), "figure")
+        return VerdictLine(tone=Tone.GOOD, text=f"{case.id} is steady: no drift in {figures}")
+    undecided = f"{len(verdicts) - len(steady)} of {counted(len(verdicts), 'figure')} undecided"
+    text = f"Can't tell yet whether {case.id} is steady: {undecided}"
+    return VerdictLine(tone=Tone.DOUBT, text=text)

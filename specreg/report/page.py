@@ -30,7 +30,7 @@ from specreg.report.charts import (
     speedup_picture,
 )
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
-from specreg.report.drawing import CurvePicture, Tick, spaced
+from specreg.report.drawing import CurvePicture, spaced
 from specreg.report.failures import by_case
 from specreg.report.parts import Commands, Part, Text
 from specreg.report.summary import MARKS, OUTCOMES, tone_of
@@ -134,7 +134,9 @@ def render_page(report: Report, in_progress: str = "") -> str:
         shared=SharedDrawings(),
         run=run,
         is_run=is_run,
-        view=view_of(report),
+        # What to type comes at the end of a run.
+        view=[part for part in view_of(report) if not (in_progress and isinstance(part, Commands))],
+        subject=run.tier,
         value_columns=columns_of(report),
         failing_by_case=dict(red_first),
         verdicts_by_case=verdicts_by_case,
@@ -238,39 +240,6 @@ def _log_links(case: CaseReport) -> list[tuple[str, str]]:
     return links
 
 
-def _energy_of(case: CaseReport) -> object:
-    """Return the picture of a case's energy; None without one."""
-    if case.figures is None or case.figures.power is None:
-        return None
-    return energy_picture(case.figures.power)
-
-
-def _facts_of(case: CaseReport) -> list[tuple[str, str]]:
-    """Return the known facts about a case's launch with their names."""
-    if case.figures is None:
-        return []
-    return list(known_facts(case.figures.facts))
-
-
-def _settings_of(case: CaseReport) -> list[object]:
-    """Return the settings of a case that differ from their defaults."""
-    if case.settings is None:
-        return []
-    return list(settings_of(case.settings))
-
-
-def _distributions_of(case: CaseReport) -> list[object]:
-    """Return the distributions of the times and lengths of a case's requests."""
-    if case.figures is None:
-        return []
-    return list(distributions_of(case.figures))
-
-
-def _spaced_versions(versions: Sequence[Tick]) -> list[Tick]:
-    """Return the versions whose labels have room. The others have only a line."""
-    return list(spaced(versions, 2 * LABEL_ROOM))
-
-
 @pass_context
 def _readable(context: Context, value: object) -> object:
     """Return a value as the page shows it."""
@@ -316,16 +285,16 @@ TEMPLATES.filters.update(
     number=format_number,
     change=render_change,
     interval=_interval_of,
-    energy=_energy_of,
+    energy=energy_picture,
     histories=lambda case: list(histories([CaseNights.of(case)])),
     invalid=render_invalid,
     label=label_of,
     log_links=_log_links,
     oracle=lambda verdicts: list(oracle_positions(verdicts)),
-    facts=_facts_of,
-    settings=_settings_of,
-    spaced=_spaced_versions,
-    distributions=_distributions_of,
+    facts=known_facts,
+    settings=settings_of,
+    spaced=lambda versions: spaced(versions, 2 * LABEL_ROOM),
+    distributions=distributions_of,
     tone=tone_of,
     in_code=_in_code,
     tone_class=lambda verdict: tone_of([verdict]),

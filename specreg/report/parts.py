@@ -1,12 +1,19 @@
-"""The parts of a view. The terminal, the page and Markdown each render all of them."""
+"""The parts of a view, which the terminal, the page and Markdown render.
+
+A terminal leaves out pictures. The page and Markdown have tables of verdicts of their own, so only
+a terminal renders `Table`.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from rich.text import Text as StyledText
 
 from specreg.report.document import Tone
 from specreg.report.drawing import BarPicture, IntervalPicture
 from specreg.report.summary import MARKS
+from specreg.report.tables import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +36,18 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a program wrote, line by line."""
+    """Lines that are shown as they are."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows below a head; see `render_rows`."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | StyledText]]
+    layout: Layout = field(default_factory=Layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +92,5 @@ class Section:
     parts: "View"
 
 
-Part: TypeAlias = VerdictLine | Text | Output | Chart | Commands | Fold | Section
+Part: TypeAlias = VerdictLine | Text | Output | Table | Chart | Commands | Fold | Section
 View: TypeAlias = tuple[Part, ...]

@@ -14,7 +14,7 @@ from specreg.baselines.record import RecordedBaseline
 from specreg.core.values import readable_values
 from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import ArmReport, Report, last_verdicts
-from specreg.report.parts import Commands, Part, Section, Text, VerdictLine
+from specreg.report.parts import Commands, Fold, Output, Part, Section, Table, Text, VerdictLine
 from specreg.report.screen import LOG, Screen
 from specreg.report.sentence import recorded_cases
 from specreg.report.summary import OUTCOMES, STYLES, tone_of
@@ -73,32 +73,53 @@ def render_report(
     if recorded_cases(report):
         verdicts = tuple(verdict for verdict in verdicts if verdict.outcome is not Outcome.MEASURED)
     to_explain = [verdict for verdict in verdicts if not (shows_failures and verdict.fails)]
-    view = view_of(report)
-    commands = [part for part in view if isinstance(part, Commands)]
-    rendered = [_render_part(part, screen) for part in view if part not in commands]
-    parts = (
-        "\n".join(filter(None, rendered)),
+    below = (
         _render_most(report, verdicts, screen),
         control_text,
         *details,
         render_notes(to_explain, environment),
         "\n".join(report.remarks),
-        *(_render_part(part, screen) for part in commands),
     )
-    return "\n\n".join(part for part in parts if part)
+    view = view_of(report)
+    commands = [part for part in view if isinstance(part, Commands)]
+    answer = [part for part in view if part not in commands]
+    return render_view((*answer, *map(Output, below), *commands), screen)
+
+
+def render_view(view: Iterable[Part], screen: Screen = LOG) -> str:
+    """Render the parts of a view: sentences as lines, and all else with a blank line around it."""
+    blocks: list[str] = []
+    was_sentence = False
+    for part in view:
+        rendered = _render_part(part, screen)
+        is_sentence = isinstance(part, VerdictLine | Text | Section)
+        if rendered and is_sentence and was_sentence:
+            blocks[-1] += f"\n{rendered}"
+        elif rendered:
+            blocks.append(rendered)
+            was_sentence = is_sentence
+    return "\n\n".join(blocks)
 
 
 def _render_part(part: Part, screen: Screen) -> str:
     """Render a part of a view; empty for a picture."""
-    if isinstance(part, VerdictLine):
-        return Style.parse(STYLES[part.tone]).render(str(part)) if screen.color else str(part)
-    if isinstance(part, Text):
-        return part.text
-    if isinstance(part, Commands):
-        return "\n  ".join((f"{part.purpose}:", *part.commands))
-    if isinstance(part, Section):
-        return "\n".join(f"{part.name}: {finding}" for finding in part.findings)
-    return ""
+    rendered = ""
+    match part:
+        case VerdictLine():
+            style = Style.parse(STYLES[part.tone])
+            rendered = style.render(str(part)) if screen.color else str(part)
+        case Text() | Output():
+            rendered = part.text
+        case Table():
+            rendered = render_rows(part.head, part.rows, screen, part.layout)
+        case Fold():
+            lines = render_view(part.parts, screen).splitlines()
+            rendered = "\n  ".join((f"{part.title}:", *lines))
+        case Commands():
+            rendered = "\n  ".join((f"{part.purpose}:", *part.commands))
+        case Section():
+            rendered = "\n".join(f"{part.name}: {finding}" for finding in part.findings)
+    return rendered
 
 
 def _render_most(report: Report, verdicts: Sequence[Verdict], screen: Screen) -> str:

@@ -14,6 +14,7 @@ from specreg.report.charts import CaseNights, histories, version_starts
 from specreg.report.document import Tone, began_at
 from specreg.report.drawing import CurvePicture
 from specreg.report.page import TEMPLATES, SharedDrawings
+from specreg.report.parts import Commands, Text, VerdictLine, View
 from specreg.report.since import Loss, losses_of
 from specreg.report.summary import OUTCOMES
 from specreg.report.tables import label_of, render_change
@@ -155,37 +156,38 @@ def render_trend(machines: Iterable[MachineHistory], made_at: dt.datetime) -> st
             if row.bad:
                 bad_rows.append((row, outcome_map.machine))
     case_count = sum(len(outcome_map.rows) for outcome_map in outcome_maps)
-    tone, answer = _answer([row for row, _ in bad_rows], case_count)
     return TEMPLATES.get_template("trend.html.jinja").render(
         secrets=known_secrets(),
         shared=SharedDrawings(),
         outcome_maps=outcome_maps,
         bad_rows=bad_rows,
-        tone=tone,
-        answer=answer,
-        next_command=run_command((), ()),
+        view=_view_of([row for row, _ in bad_rows], case_count, made_at),
+        subject="nights",
         symbols=symbols,
-        made_at=f"{made_at:%Y-%m-%d %H:%M} UTC",
-        most_nights=MAX_NIGHTS,
         recorded=_RECORDED,
         unknown=_UNKNOWN,
     )
 
 
-def _answer(bad_rows: Sequence[_Row], case_count: int) -> tuple[Tone, str]:
-    """Return the answer of the page in one sentence, and its tone."""
+def _view_of(bad_rows: Sequence[_Row], case_count: int, made_at: dt.datetime) -> View:
+    """Return the answer of the page, which runs it shows, and what to type if it shows none."""
+    moment = f"{made_at:%Y-%m-%d %H:%M} UTC"
+    shown = Text(f"Night by night: the last {MAX_NIGHTS} runs of each machine, by {moment}.")
     if not case_count:
-        return Tone.DOUBT, "Nothing was judged yet"
+        answer = VerdictLine(tone=Tone.DOUBT, text="Nothing was judged yet")
+        command = run_command((), ())
+        return answer, shown, Commands("run the suite; each run adds a night", (command,))
     if not bad_rows:
         are = "case is" if case_count == 1 else "cases is"
-        return Tone.GOOD, f"none of {case_count} {are} proven worse or wrong"
+        text = f"none of {case_count} {are} proven worse or wrong"
+        return VerdictLine(tone=Tone.GOOD, text=text), shown
     losses = [(loss, row) for row in bad_rows for loss in row.bad]
     worst, row = min(losses, key=lambda item: item[0].change_frac or 0.0)
-    answer = f"{len(bad_rows)} of {case_count} cases became worse or wrong; no later run was fine"
+    text = f"{len(bad_rows)} of {case_count} cases became worse or wrong; no later run was fine"
     if worst.change_frac is not None:
         change = render_change(worst.change_frac)
-        answer += f"; {row.case_id}: {label_of(worst.metric)} {change}"
-    return Tone.BAD, answer
+        text += f"; {row.case_id}: {label_of(worst.metric)} {change}"
+    return VerdictLine(tone=Tone.BAD, text=text), shown
 
 
 def _map_of(machine_history: MachineHistory, number: int) -> _OutcomeMap:

@@ -26,11 +26,12 @@ from specreg.compare.soak import (
     Sensitivity,
     Soak,
     open_soak,
-    render_soak,
+    view_of_soak,
 )
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
 from specreg.matrix.tier import load_tier
+from specreg.report.terminal import render_view
 from specreg.runs.ledger import LEDGER, Ledger, Segment
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script, record_script
@@ -361,10 +362,26 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     assert len(thoughts) == 1, "of the first segment alone"
 
 
+def said_of(soak: Soak) -> list[str]:
+    return render_view(view_of_soak(soak, soak.look(LAST_LEVEL))).splitlines()
+
+
+def test_a_soak_without_a_drift_says_first_that_its_server_is_steady() -> None:
+    soak = soak_of(tolerance_frac=0.05)
+    soak.segments = segments_of(np.full(BLOCKS, 3.0), np.ones(BLOCKS))
+    assert said_of(soak)[0] == f"✓ {builders.CASE.id} is steady: no drift in 3 figures"
+    soak.segments = soak.segments[:2]
+    assert said_of(soak)[0].startswith(
+        f"? Can't tell yet whether {builders.CASE.id} is steady: 3 of 3"
+    )
+
+
 def test_the_table_compares_the_last_segments_with_the_first() -> None:
     soak = soak_of(tolerance_frac=0.05)
     soak.segments = segments_of(np.linspace(3.0, 2.0, BLOCKS), np.ones(BLOCKS))
-    head, _, row, *_ = render_soak(soak, soak.look(LAST_LEVEL)).splitlines()
+    answer, _, _, head, _, row, *_ = said_of(soak)
+    assert answer.startswith(f"✗ {builders.CASE.id} drifts: acceptance_length_tokens -")
+    assert answer.endswith(" in an hour")
     assert head.split()[:6] == ["case", "and", "metric", "first", "last", "change"]
     metric, first, last, *_ = row.split()
     assert metric == "acceptance_length_tokens"

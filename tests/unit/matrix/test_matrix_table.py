@@ -1,5 +1,6 @@
 """`specreg matrix`: what a tier runs, what that needs, and about how long it takes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ from typer.testing import CliRunner, Result
 
 from specreg.baselines.estimate import Estimate
 from specreg.cli import app
-from specreg.cli.cases import render_matrix
+from specreg.cli.cases import view_of_tier
 from specreg.core.errors import UnknownNameError
+from specreg.matrix.case import Tier
+from specreg.report.terminal import render_view
 from specreg.telemetry.identity import Gpus, current_environment
 from tests.unit import builders
 from tests.unit.builders.tiers import TIER, load
@@ -19,13 +22,17 @@ def run(root: Path, text: str) -> Result:
     return CliRunner().invoke(app, ["matrix", "--tier", "gpu", "--root", str(root)])
 
 
+def rendered(tier: Tier, estimates: Mapping[str, Estimate], gpus: Gpus) -> str:
+    return render_view(view_of_tier(tier, estimates, gpus))
+
+
 def row(text: str, case_id: str) -> list[str]:
     return next(line.split() for line in text.splitlines() if line.startswith(f"{case_id} "))
 
 
 def test_a_set_that_is_not_on_the_hub_is_prepared_from_a_file(tmp_path: Path) -> None:
     text = run(tmp_path, TIER.replace("toy", "spec-bench")).output
-    assert "to prepare: specreg prepare spec-bench --from FILE" in text
+    assert "prepare first:\n  specreg prepare spec-bench --from FILE" in text
 
 
 def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -> None:
@@ -33,7 +40,7 @@ def test_a_case_says_what_it_needs_and_about_how_long_it_takes(tmp_path: Path) -
     text = run(tmp_path, TIER.replace("toy", "gsm8k")).output
     assert row(text, "vllm-none-eight-gsm8k-c4")[1:] == ["1", "76", "16", "0.6", "guess"]
     assert row(text, "vllm-eagle3-eight-gsm8k-c4")[1:4] == ["1", "84", "16"]
-    assert "to prepare: specreg prepare gsm8k" in text
+    assert "prepare first:\n  specreg prepare gsm8k" in text
     # Four cases of 5 min in all, and as many servers, which start in 8 min.
     assert (
         "one run takes about 13 min on one GPU of 80 GiB, 120 s of it for each server's start"
@@ -80,13 +87,13 @@ def test_what_was_recorded_is_said_to_be(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_counted(tmp_path: Path, gpus: Gpus, words: str) -> None:
     tier = load(tmp_path)
     estimates = {case.id: Estimate(1.0, "guess") for case in tier.cases}
-    assert words in render_matrix(tier, estimates, gpus)
+    assert words in rendered(tier, estimates, gpus)
 
 
 def test_what_a_smaller_card_leaves_out_is_said_by_pair_with_what_it_needs(tmp_path: Path) -> None:
     tier = load(tmp_path)
     estimates = {case.id: Estimate(1.0, "guess") for case in tier.cases}
-    text = render_matrix(tier, estimates, builders.gpus("A", memory_gib=74))
+    text = rendered(tier, estimates, builders.gpus("A", memory_gib=74))
     words = "3 of 4 cases don't fit this machine: 74 GiB; on each GPU, 3 of eight need 84 GiB"
     assert words in text
 
@@ -98,10 +105,10 @@ def test_a_run_on_several_gpus_takes_as_long_as_the_groups_that_one_of_them_has(
     tier = load(tmp_path)
     estimates = {case.id: Estimate(58 * 60.0, "guess") for case in tier.cases}
     for names, hours in (("AA", "2 h 0 min"), ("AAAA", "1 h 0 min"), ("AAAAAAAA", "1 h 0 min")):
-        text = render_matrix(tier, estimates, builders.gpus(*names, memory_gib=200))
+        text = rendered(tier, estimates, builders.gpus(*names, memory_gib=200))
         words = f"with -n auto on these {len(names)} GPUs a run takes about {hours}, recording it"
         assert words in text
-    assert "-n auto" not in render_matrix(tier, estimates, builders.gpus("A", memory_gib=200))
+    assert "-n auto" not in rendered(tier, estimates, builders.gpus("A", memory_gib=200))
 
 
 def test_a_tolerance_of_no_metric_is_refused_with_its_table(tmp_path: Path) -> None:
