@@ -29,7 +29,7 @@ from specreg.measurement.metrics import METRICS
 from specreg.report.document import FILE_NAME
 from specreg.report.progress import Progress
 from specreg.report.screen import screen_here
-from specreg.report.terminal import render_report
+from specreg.report.terminal import render_report, render_view
 from specreg.runs.ledger import LEDGER
 from specreg.suite.configure import open_context
 from specreg.suite.document import report_of, run_verdict
@@ -39,7 +39,7 @@ from specreg.suite.merge import merge_shards, open_merged
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Inconclusive, Options, options_typed
 from specreg.suite.plan import PLAN
-from specreg.suite.preflight import State, examine, render_findings
+from specreg.suite.preflight import State, examine, view_of_findings
 from specreg.suite.remarks import remarks_of
 from specreg.suite.shard_runs import has_plan, load_shard
 from specreg.suite.shards import SHARDS, Shard
@@ -93,7 +93,7 @@ def doctor(
     options = Options(tier=tier, engine_python=engine_python)
     findings = tuple(examine(open_context(root, options, Progress(io.StringIO()))))
     screen = screen_here()
-    say(render_findings(findings, screen), styled=screen.color)
+    say(render_view(view_of_findings(findings), screen), styled=screen.color)
     is_blocked = any(finding.state is State.IN_THE_WAY for finding in findings)
     raise typer.Exit(int(is_blocked))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from rich.text import Text
+from rich.text import Text as StyledText
 
 from specreg.baselines.schema import baseline_files, read_baselines
 from specreg.core.commands import install_command, record_command
@@ -25,8 +25,9 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.matrix.models import is_hub_id, resolve_model, widened_folders
 from specreg.matrix.prompts import load_case_prompts
-from specreg.report.screen import LOG, Screen
-from specreg.report.tables import Layout, render_rows
+from specreg.report.document import Tone
+from specreg.report.parts import Table, VerdictLine, View
+from specreg.report.tables import Layout
 from specreg.servers.build_tools import missing_tools
 from specreg.servers.memory import free_gib
 from specreg.servers.provision import environment_exists, interpreter_of
@@ -98,23 +99,27 @@ def examine(context: RunContext) -> Iterator[Finding]:
             yield Finding(subject, says, "repair that, or report it", State.IN_THE_WAY)
 
 
-def render_findings(findings: Sequence[Finding], screen: Screen = LOG) -> str:
-    """Render a row for each finding, with the advice below, and count the obstacles and notes."""
+def view_of_findings(findings: Sequence[Finding]) -> View:
+    """Return whether anything is in the way, and a row for each finding with its advice below."""
     rows = []
     for finding in findings:
         text = finding.says
         if finding.advice:
             text = f"{text}\n→ {finding.advice}"
-        rows.append((Text(finding.state, _STYLES[finding.state]), finding.subject, text))
-    head = ("state", "subject", "finding")
-    table = render_rows(head, rows, screen, Layout(left=head, folded=("finding",)))
+        rows.append((StyledText(finding.state, _STYLES[finding.state]), finding.subject, text))
     states = [finding.state for finding in findings]
     obstacles = states.count(State.IN_THE_WAY)
     notes = states.count(State.NOTE)
-    summary = f"{obstacles} thing(s) in the way" if obstacles else "nothing is in the way"
+    answer = "Nothing is in the way"
+    if obstacles:
+        answer = f"{counted(obstacles, 'thing')} in the way"
     if notes:
-        summary = f"{summary}, {notes} note(s)"
-    return f"{table}\n\n{summary}"
+        answer = f"{answer}, {counted(notes, 'note')}"
+    head = ("state", "subject", "finding")
+    return (
+        VerdictLine(tone=Tone.BAD if obstacles else Tone.GOOD, text=answer),
+        Table(head, rows, Layout(left=head, folded=("finding",))),
+    )
 
 
 _STYLES = {State.OK: "green", State.NOTE: "yellow", State.IN_THE_WAY: "bold red"}

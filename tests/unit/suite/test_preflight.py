@@ -19,8 +19,9 @@ from specreg.core.errors import SensorError
 from specreg.datasets.hub import why_gated, why_unfetchable
 from specreg.engines.registry import engine_named
 from specreg.matrix.models import widen_models
+from specreg.report.terminal import render_view
 from specreg.suite.context import RunContext
-from specreg.suite.preflight import Finding, State, render_findings, shared_memory
+from specreg.suite.preflight import Finding, State, shared_memory, view_of_findings
 from specreg.telemetry.identity import ProcessorLoad
 from tests.doubles.hub import FakeHub
 from tests.doubles.nvml.device import Answer, Process, ScriptedDriver, ScriptedGpu, Throttle
@@ -474,17 +475,17 @@ def test_findings_are_shown_a_row_each_with_their_advice_below() -> None:
     here = Finding("GPU 0", "[here]")
     full = Finding("disk", "full", "make room", State.IN_THE_WAY)
     away = Finding("model", "away", "fetch it", State.NOTE)
-    assert render_findings((here, full, away)).splitlines() == [
+    assert render_view(view_of_findings((here, full, away))).splitlines() == [
+        "✗ 1 thing in the way, 1 note",
+        "",
         "state       subject  finding",
         "ok          GPU 0    [here]",
         "in the way  disk     full",
         "                     → make room",
         "note        model    away",
         "                     → fetch it",
-        "",
-        "1 thing(s) in the way, 1 note(s)",
     ]
-    assert render_findings([here]).endswith("\nnothing is in the way")
+    assert render_view(view_of_findings([here])).startswith("✓ Nothing is in the way\n")
 
 
 def doctor(root: Path, *options: str) -> Result:
@@ -498,12 +499,12 @@ def test_the_status_is_1_if_something_is_in_the_way_of_the_tier(root: Path) -> N
     done = doctor(root)
     assert done.exit_code == 0, done.output
     assert "1 of 1 cases of tier 'here' run here" in done.output
-    assert "nothing is in the way" in done.output
+    assert "Nothing is in the way" in done.output
     (root / "target/config.json").unlink()
     done = doctor(root)
     assert done.exit_code == 1
     assert "config.jsonismissing;checkthepathinthetier" in "".join(done.output.split())
-    assert "1 thing(s) in the way" in done.output
+    assert "1 thing in the way" in done.output
 
 
 def test_an_interpreter_that_is_named_is_said_to_have_what_it_has(root: Path) -> None:
