@@ -52,31 +52,43 @@ def run_command(
             what only their ids have in common, such as `eagle3-`.
     """
     # The dash keeps `…-c1` from also selecting `…-c16`.
-    names = [f"{case_id}-" for case_id in case_ids]
-    others = [f"{case_id}-" for case_id in tier_ids if case_id not in case_ids]
+    names = [f"{case_id}-".lower() for case_id in case_ids]
+    others = [f"{case_id}-".lower() for case_id in tier_ids if case_id not in case_ids]
+    shared = ""
     if len(names) > 1 and others:
-        part = _shared_part(names, others)
-        names = [part] if part else names
-    return select_command(" or ".join(names), options)
+        shared = _shared_expression(names, others)
+    each = " or ".join(f"{case_id}-" for case_id in case_ids)
+    return select_command(shared or each, options)
 
 
-def _shared_part(names: Sequence[str], others: Sequence[str]) -> str:
-    """Return the shortest part that all of these names have and no other name; empty without one.
+def _shared_expression(names: Sequence[str], others: Sequence[str]) -> str:
+    """Return the shortest expression of what these names have in common; empty without one.
 
-    A part consists of whole words and ends with a dash. No name of a test or of a metric has a
-    dash, so the part selects nothing else.
+    It is a part that no other name has, such as `eagle3-`, or a part without those other names that
+    share a second part, such as `c1- and not none-`. pytest takes no account of capitals.
     """
-    words = names[0].removesuffix("-").split("-")
+    expressions = []
+    for part in _parts_of(names):
+        also_selected = [name for name in others if part in name]
+        if not also_selected:
+            expressions.append(part)
+        expressions += [
+            f"{part} and not {excluded}"
+            for excluded in _parts_of(also_selected)
+            if not any(excluded in name for name in names)
+        ]
+    return min(expressions, key=len, default="")
+
+
+def _parts_of(names: Sequence[str]) -> Sequence[str]:
+    """Return the parts that all names have. A part consists of whole words and ends with a dash.
+
+    No name of a test or of a metric has a dash, so a part selects nothing else.
+    """
+    words = "".join(names[:1]).removesuffix("-").split("-")
     cuts = itertools.combinations(range(len(words) + 1), 2)
     parts = ["-".join((*words[first:last], "")) for first, last in cuts]
-    shared = [
-        part
-        for part in parts
-        # pytest takes no account of capitals.
-        if all(part.lower() in name.lower() for name in names)
-        and not any(part.lower() in name.lower() for name in others)
-    ]
-    return min(shared, key=len, default="")
+    return [part for part in parts if names and all(part in name for name in names)]
 
 
 def select_command(expression: str, options: Sequence[str]) -> str:
@@ -95,7 +107,7 @@ def select_command(expression: str, options: Sequence[str]) -> str:
 
 def _quoted(names: str) -> str:
     """Return an expression of pytest's as one word of the shell, in the quotes that people type."""
-    if re.fullmatch(r"[A-Za-z0-9_.-]+( or [A-Za-z0-9_.-]+)+", names):
+    if re.fullmatch(r"[A-Za-z0-9_.-]+( (or|and not) [A-Za-z0-9_.-]+)+", names):
         return f'"{names}"'
     return shlex.quote(names)
 

@@ -52,6 +52,8 @@ _FEWEST_RUNS = 2
 """The fewest runs that make a line."""
 _FEWEST_LOADS = 3
 """The fewest loads of a picture. Two loads show too little of where a line crosses 1."""
+_FLAT_PERCENT = 0.05
+"""A line whose changes are all smaller is flat, as that of an acceptance that repeats exactly."""
 _MAX_NIGHTS = 30
 """The most nights of a picture."""
 _MAX_NAMED_LINES = 6
@@ -88,7 +90,7 @@ def speedup_picture(report: Report) -> IntervalPicture | None:
     if any(row.baseline is not None for row in rows):
         baseline_note = "; the upright mark is the baseline"
     return draw_intervals(
-        "What speculation gains, by case",
+        "Speedup of each case",
         f"Throughput with speculation over throughput without it{_interval_note(rows)}"
         f"{baseline_note}. Left of ×1 speculation costs more than it gains.",
         rows,
@@ -429,9 +431,10 @@ class _Line:
 def histories(cases: Sequence[CaseNights]) -> Iterator[CurvePicture]:
     """Yield a picture of the last 30 nights of each metric that says more than another picture.
 
-    Each case that was judged on two nights or more has a line, which shows changes in percent from
-    the baseline of the case, or else from the first of these nights. With more than six cases,
-    those that became bad and weren't fine again stand out, and the others are grey behind them.
+    A figure that never changed has none. Each case that was judged on two nights or more has a
+    line, which shows changes in percent from the baseline of the case, or else from the first of
+    these nights. With more than six cases, those that became bad and weren't fine again stand out,
+    and the others are grey behind them.
     """
     all_nights = {run.run for case in cases for run in case.runs}
     nights = set(sorted(all_nights)[-_MAX_NIGHTS:])
@@ -443,7 +446,7 @@ def histories(cases: Sequence[CaseNights]) -> Iterator[CurvePicture]:
         if metric.position is not None or metric.follows in drawn:
             continue
         lines = [line for case in cases for line in _lines_of(metric, case, nights)]
-        if lines:
+        if any(abs(change) >= _FLAT_PERCENT for line in lines for change in line.changes):
             drawn.add(metric.name)
             yield _history_picture(metric, lines, colors)
 

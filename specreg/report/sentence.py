@@ -25,6 +25,8 @@ _SPEEDUP = "speedup_ratio"
 _LOST = (Outcome.WRONG, Outcome.REGRESSED)
 _ALONE_FRAC = 0.9
 """A part of a change is named as its only cause from this share on."""
+_LONGEST_NAME = 40
+"""A side with a longer name, such as one of several settings, is named below the answer."""
 _WRONG = {
     LOSSLESS: "changes the text of answers",
     SAMPLING: "draws tokens from another distribution",
@@ -241,6 +243,8 @@ def _answer_of_sides(report: Report) -> tuple[Tone, str]:
     if headline.subject not in _GATE_WORDS:
         return headline.tone, str(headline)
     _, side_b = side_names(report.arms)
+    if len(side_b) > _LONGEST_NAME:
+        side_b = "side B"
     verdicts = last_verdicts(report.run.verdicts)
     failing = [verdict for verdict in verdicts if verdict.fails]
     lost = [verdict for verdict in failing if verdict.outcome in _LOST]
@@ -286,10 +290,11 @@ def comparison_of(report: Report) -> str:
     parts = []
     if report.arms:
         side_a, side_b = side_names(report.arms)
-        parts.append(f"{side_b} against {side_a}")
+        parts.append(f"B, {side_b}, against A, {side_a}")
     else:
         measured = ", ".join(_engines(report.cases))
-        recorded = _baselines(report.cases)
+        # A recording is compared with nothing.
+        recorded = "" if recorded_cases(report) else _baselines(report.cases)
         parts.append(f"{measured} against {recorded}" if recorded else measured)
     if run.attached:
         parts.append(f"at {run.attached}")

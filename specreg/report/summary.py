@@ -84,11 +84,10 @@ def notes_of(report: Report) -> Iterator[str]:
     """Yield a description of each side, if any, and notes on what the headlines leave open."""
     run = report.run
     is_gate = bool(report.arms)
-    for arm in report.arms:
-        yield _describe_arm(arm)
+    yield from map(_describe_arm, report.arms)
     if not run.complete and is_gate:
         yield "The gate was cut short before everything was decided."
-    elif not run.complete:
+    elif run.verdicts and not run.complete:
         yield _incomplete_note(report)
     if run.attached_control:
         yield (
@@ -135,8 +134,6 @@ def _skipped_note(skipped: Mapping[str, str], cases: int) -> str:
 def _describe_arm(arm: ArmReport) -> str:
     """Describe a side: what was typed and installed, and which versions its servers reported."""
     description = f"{arm.name} is {arm.text}"
-    if arm.overrides:
-        description += f" with {', '.join(arm.overrides)}"
     if arm.installed:
         description += f": {arm.installed}"
     if arm.engine_versions:

@@ -172,9 +172,10 @@ def with_case(**changes: object) -> Report:
 def judged_runs(
     metric: str, *words: str, first_day: int = 1, value: float = 1.0
 ) -> list[RunRecord]:
-    """Runs on one day after the other, with these outcomes of one metric."""
+    """Runs on one day after the other, with these outcomes of one metric, which fell once."""
+    values = [value * 1.002, *[value] * len(words)]
     return [
-        msgspec.structs.replace(past_run(day, **{metric: value}), outcomes={metric: word})
+        msgspec.structs.replace(past_run(day, **{metric: values.pop(0)}), outcomes={metric: word})
         for day, word in enumerate(words, start=first_day)
     ]
 

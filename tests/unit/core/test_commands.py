@@ -112,9 +112,11 @@ def test_each_command_that_a_hint_names_collects_what_it_says(
 @pytest.mark.parametrize(
     ("case_ids", "selection"),
     [
-        (("vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c16"), "eagle3-"),
+        (("sglang-eagle3-tiny-toy-c1", "sglang-eagle3-tiny-toy-c16"), "sglang-"),
         (("vllm-eagle3-tiny-toy-c1", "vllm-ngram-tiny-toy-c1"), "c1-"),
         (("vllm-ngram-tiny-toy-c1", "vllm-eagle3-tiny-toy-c16"), ""),
+        (("vllm-ngram-tiny-toy-c4", "vllm-eagle3-tiny-toy-c4"), "c4- and not none-"),
+        (("vllm-ngram-tiny-toy-c1", "vllm-ngram-tiny-toy-c16"), "ngram- and not c4-"),
         (("vllm-eagle3-tiny-toy-c1",), "vllm-eagle3-tiny-toy-c1-"),
     ],
 )
@@ -123,6 +125,7 @@ def test_several_cases_are_named_by_what_only_they_have_in_common(
 ) -> None:
     loads = ("c1", "c16")
     tier_ids = [f"vllm-{method}-tiny-toy-{c}" for method in ("eagle3", "ngram") for c in loads]
+    tier_ids += [f"vllm-{method}-tiny-toy-c4" for method in ("eagle3", "ngram", "none")]
     each = " or ".join(f"{case_id}-" for case_id in case_ids)
     words = shlex.split(run_command(case_ids, (), tier_ids))
     assert words == ["pytest", "-k", selection or each]

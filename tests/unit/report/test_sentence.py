@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from specreg.report.document import Report, Tone
+from specreg.report.document import ArmReport, Headline, Report, Tone
 from specreg.report.page import render_markdown, render_page
 from specreg.report.parts import VerdictLine
 from specreg.report.sentence import answer_of, comparison_of
@@ -192,3 +192,20 @@ def test_an_attached_server_is_on_the_machine_that_the_user_names(
     report = judged(reports.HELD, attached="http://host:8000", environment=environment)
     assert f", at http://host:8000{machine}, " in comparison_of(report)
     assert "unknown" not in comparison_of(report)
+
+
+def test_a_recording_is_compared_with_no_baseline() -> None:
+    record = msgspec.structs.replace(reports.past_run(1), run=reports.REPORT.run.run, recorded=True)
+    case = msgspec.structs.replace(reports.CASE_REPORT, history=(record,))
+    recorded = msgspec.structs.replace(reports.REPORT, cases=(case,))
+    assert "against" not in comparison_of(recorded)
+
+
+def test_a_side_with_a_long_name_is_named_below_the_answer() -> None:
+    answer = Headline(subject="DON'T", tone=Tone.BAD, text="")
+    settings = ("engine_env.A_VARIABLE=some_value", "draft_tokens=5")
+    arms = (ArmReport(name="A", text="vllm"), ArmReport(name="B", text="vllm", overrides=settings))
+    report = msgspec.structs.replace(judged(reports.LOST), arms=arms, answers=(answer,))
+    assert sentence(report).startswith("Don't upgrade to side B: ")
+    named = "B, vllm with engine_env.A_VARIABLE=some_value, draft_tokens=5, against A, vllm, on "
+    assert comparison_of(report).startswith(named)

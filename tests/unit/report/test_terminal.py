@@ -284,7 +284,8 @@ GATE = msgspec.structs.replace(
 def test_a_gate_is_shown_by_its_own_words_and_arms() -> None:
     shown = render_report(GATE)
     assert shown.startswith("✗ Don't upgrade to vllm 0.32.0 with draft_tokens=5: ")
-    assert "A is vllm==0.31.0; its servers reported 0.31.0\nB is vllm==0.32.0 with draft" in shown
+    assert "B, vllm 0.32.0 with draft_tokens=5, against A, vllm 0.31.0, on " in shown
+    assert "A is vllm==0.31.0; its servers reported 0.31.0\nB is vllm==0.32.0\n" in shown
     heads = [line.split() for line in shown.splitlines() if line.startswith("case and metric")]
     assert [head[3:5] for head in heads] == [["0.31.0", "0.32.0"], ["A", "A2"]]
     assert "the control, A against itself:" in shown

@@ -47,7 +47,7 @@ def test_each_night_of_a_case_has_a_cell_and_the_first_bad_one_a_frame() -> None
         ("bad", "REGRESSED: throughput"),
     ]
     assert "1 of 1 cases became worse or wrong; no later run was fine" in Page(text).text
-    assert "throughput +0.0%: not fine since 2026-11-02 02:00 UTC with 0.32.0" in Page(text).text
+    assert "throughput -0.2%: not fine since 2026-11-02 02:00 UTC with 0.32.0" in Page(text).text
 
 
 def test_a_loss_says_how_much_was_lost_and_which_commits_may_have_brought_it() -> None:
@@ -170,7 +170,7 @@ def test_each_figure_that_was_judged_twice_has_a_line_with_its_baseline() -> Non
     assert text.count('<figure class="curves">') == 1
     assert "throughput Last night 100 tokens/s, baseline 100 tokens/s." in Page(text).text
     assert (
-        "throughput Last night 100 tokens/s, first night 100 tokens/s." in Page(trend(*runs)).text
+        "throughput Last night 100 tokens/s, first night 100.2 tokens/s." in Page(trend(*runs)).text
     )
 
 
