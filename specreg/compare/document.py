@@ -31,7 +31,6 @@ from specreg.report.document import (
 from specreg.report.expected import expected_by
 from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
-from specreg.report.sentence import side_names
 from specreg.report.tables import label_of
 from specreg.runs.ledger import FailedLaunch, MeasuredLaunch
 from specreg.verdicts.status import count_outcomes, exit_status
@@ -81,7 +80,6 @@ def record_gate(
     )
     cases = [_case_report(gate, pair, decision, command) for pair in gate.pairs]
     arms = tuple(_arm_report(gate, side) for side in COMPARED)
-    side_a, side_b = side_names(arms)
     ended_at = dt.datetime.now(tz=dt.UTC)
     report = Report(
         run=run,
@@ -91,7 +89,6 @@ def record_gate(
         tier_cases=tuple(case.id for case in gate.tier.cases),
         remarks=tuple(_remarks(gate)),
         ended_at=ended_at.isoformat(timespec="seconds"),
-        title=f"May {side_b} take the place of {side_a}? Tier {run.tier} on {run.environment}",
         answers=(answer,),
         arms=arms,
         control=decision.control,

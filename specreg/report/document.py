@@ -1,10 +1,10 @@
 """The report document, `report.json`: everything that a run or a gate recorded and decided.
 
 There are three kinds. The suite, or a merge of its shards, writes the document of a run, in which
-title, answers and hints are empty, because they follow from `run`. A gate writes a document with
-two `arms`, with a title, answers and hints, and with the values of side A as `expected`. `specreg
-report A B` puts two runs side by side, as two `arms` without hints. The terminal, the HTML page and
-all exports are rendered from this document, and `docs/report.schema.json` is its JSON Schema.
+answers and hints are empty, because they follow from `run`. A gate writes a document with two
+`arms`, with answers and hints, and with the values of side A as `expected`. `specreg report A B`
+puts two runs side by side, as two `arms` without hints. The terminal, the HTML page and all exports
+are rendered from this document, and `docs/report.schema.json` is its JSON Schema.
 """
 
 import contextlib
@@ -59,10 +59,7 @@ class Tone(StrEnum):
 
 
 class Headline(msgspec.Struct, frozen=True, kw_only=True):
-    """A one-line answer to one question.
-
-    The subject of a run's headline is "acceptance", "speed" or "power".
-    """
+    """The answer of a gate, or a count of what changed between two runs."""
 
     subject: str
     tone: Tone
@@ -236,8 +233,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         remarks: further notes for the reader.
         ended_at: when the run ended, in UTC and ISO 8601.
         time: how long each stage of the run took; null for a document with two sides.
-        title: the title of a document with two sides; empty for a run, whose title follows from
-            `run`.
         answers: the headlines of a document with two sides; empty for a run, whose headlines follow
             from `run`.
         arms: the sides A and B of a gate, or of two runs side by side; empty for a run.
@@ -254,7 +249,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     ended_at: str = ""
     time: RunTime | None = None
-    title: str = ""
     answers: tuple[Headline, ...] = ()
     arms: tuple[ArmReport, ...] = ()
     control: tuple[Verdict, ...] = ()

@@ -86,7 +86,6 @@ def side_by_side(a: Report, b: Report) -> Report:
         cases=tuple(cases),
         remarks=(*_cases_of_one_side(sides, common_ids), *_failed_sides(sides)),
         time=None,
-        title="Two runs side by side",
         answers=(_count_changes(verdicts),),
         arms=arms,
     )

@@ -66,7 +66,6 @@ _LENGTH = "tokens\na step"
 _POSITIONS = "drafts accepted\nby position"
 _SPEEDUP = ("speedup over\nthe target alone", *_TIME, *_THROUGHPUT, _LENGTH, _POSITIONS)
 _SPEEDUP_LAYOUT = Layout(left=(_POSITIONS,), optional=(_POSITIONS, *_THROUGHPUT[:2]))
-_CATEGORIES = ("\nby category", "\nrequests", _LENGTH, "drafts\naccepted", *_TIME)
 _WORDS = "alone: without speculation; c4: 4 requests in flight"
 """The abbreviations of the tables and of case ids; docs/reference/glossary.md explains terms."""
 MOST_ROWS = 12
@@ -253,7 +252,6 @@ def render_figures(figures: Sequence[Figures], screen: Screen = LOG) -> str:
         screen: where the tables are shown.
     """
     speedup_rows = [_speedup_row(case) for case in figures if case.speedup and case.control]
-    category_rows = [row for case in figures for row in _category_rows(case)]
     power_rows = [[case.case_id, *_power_cells(case.power)] for case in figures if case.power]
     most_rows = math.inf if screen.verbose else MOST_ROWS
     parts = []
@@ -261,8 +259,6 @@ def render_figures(figures: Sequence[Figures], screen: Screen = LOG) -> str:
         parts.append(render_rows(_SPEEDUP, speedup_rows, screen, _SPEEDUP_LAYOUT))
     else:
         parts.append(_speedups_in_short(figures))
-    if len(category_rows) <= most_rows:
-        parts.append(render_rows(_CATEGORIES, category_rows, screen))
     if len(power_rows) <= most_rows:
         parts.append(render_rows(_POWER, power_rows, screen, Layout(folded=("remark",))))
     if 0 < len(speedup_rows) <= most_rows:
@@ -305,30 +301,6 @@ def _speedup_row(figures: Figures) -> Sequence[str]:
             " ".join(_fixed(share) for share in total.marginal_frac),
         ]
     return cells
-
-
-def _category_rows(figures: Figures) -> Iterator[Sequence[str]]:
-    """Yield a heading, then a row for each category; nothing for prompts of a single category."""
-    if figures.timing is None or figures.acceptance is None:
-        return
-    if len(figures.timing.by_category) == 1:
-        return
-    yield [figures.case_id]
-    for name, pace in figures.timing.by_category.items():
-        cells = [f"  {name}", str(pace.requests)]
-        part = figures.acceptance.by_category.get(name)
-        if part is None:
-            cells += [NOTHING, NOTHING]
-        else:
-            cells += [_fixed(part.acceptance_length_tokens), _fixed(part.acceptance_rate_frac)]
-        if figures.speedup and figures.control:
-            control_tpot_ms = None
-            control_pace = figures.control.by_category.get(name)
-            if control_pace is not None:
-                control_tpot_ms = control_pace.tpot_ms
-            gain = _gain(figures.speedup.tpot_ratio_by_category.get(name))
-            cells += [_median(control_tpot_ms), _median(pace.tpot_ms), gain]
-        yield cells
 
 
 def distributions_of(figures: Figures) -> Iterator[tuple[str, Summary, Summary | None]]:

@@ -279,7 +279,7 @@ CONTROLS = f"{EIGHT_BIT}\x1b[31mred\x1b[0m\0\u202e\u2028\ud800\ufffe\n::error::x
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if not form.takes_ledger])
 def test_no_form_has_what_a_terminal_or_a_ci_obeys(tmp_path: Path, name: str) -> None:
     report = with_reason(f"a server said {CONTROLS}")
-    controlled = msgspec.structs.replace(report, remarks=(CONTROLS,), title=CONTROLS)
+    controlled = msgspec.structs.replace(report, remarks=(CONTROLS,))
     paths = write_outputs([name], controlled, tmp_path, tmp_path)
     text = "\n".join(path.read_text() for path in paths)
     assert not set("\x1b\0\u202e\u2028\ufffe") & set(text)

@@ -15,7 +15,7 @@ def left_out(cases: int, of: int) -> Report:
     skipped["case-last"] = "no program 'tritonserver' on PATH"
     run = msgspec.structs.replace(reports.EMPTY.run, skipped=skipped)
     tier_cases = tuple(f"case-{number}" for number in range(of))
-    return msgspec.structs.replace(reports.EMPTY, run=run, tier_cases=tier_cases, title="")
+    return msgspec.structs.replace(reports.EMPTY, run=run, tier_cases=tier_cases)
 
 
 def test_what_a_run_left_out_is_one_line_with_the_reasons() -> None:

@@ -270,7 +270,6 @@ def test_a_case_of_several_launches_is_shown_once() -> None:
 
 GATE = msgspec.structs.replace(
     reports.REPORT,
-    title="DON'T: vllm==0.31.0 → vllm==0.32.0",
     answers=(Headline(subject="DON'T", tone=Tone.BAD, text="B is worse than A"),),
     arms=(
         ArmReport(name="A", text="vllm==0.31.0", engine_versions=("0.31.0",)),
