@@ -5,10 +5,11 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from specreg.baselines.comparison import differing_settings
 from specreg.matrix.case import CaseSettings, Load
+from specreg.measurement.figures import ArmFigures, Figures
 from specreg.measurement.metrics import METRICS, Metric, better_frac
 from specreg.report.document import CaseReport, Report, Tone, began_at, last_verdicts
 from specreg.report.drawing import (
@@ -36,10 +37,12 @@ from specreg.report.tables import (
     render_interval,
     render_value,
 )
+from specreg.stats.percentiles import Summary
 from specreg.telemetry.power_record import PowerRecord
 from specreg.verdicts.history import RunRecord, comparable
 from specreg.verdicts.verdict import Outcome, Verdict
 
+_T = TypeVar("_T")
 _NEUTRAL_LOAD: Mapping[str, Any] = {
     **{load_field.name: load_field.default for load_field in dataclasses.fields(Load)},
     **dict.fromkeys(("prompts", "num_prompts")),
@@ -65,6 +68,8 @@ _SHOWN_CHANGE_FRAC = 0.05
 _LINE_COLORS = tuple(f"line{number}" for number in range(1, 7))
 _CHANGES = AxisStyle(unit="%", signed=True, least_range=1.0)
 """The axis of changes in percent. It spans at least 1 %, so that smaller changes look flat."""
+_NAMED_SHARES = (50, 90, 99)
+"""The shares of requests, in percent, whose times have a dot."""
 LABEL_ROOM = 76
 """The width that a label below a picture needs, in the unit of the picture's coordinates."""
 
@@ -196,6 +201,27 @@ def change_pictures(report: Report) -> Iterator[IntervalPicture]:
             reference=0.0,
             style=_CHANGES,
         )
+
+
+def nights_needed(report: Report) -> IntervalPicture | None:
+    """Draw after how many nights each undecided figure is decided; None if that isn't known."""
+    rows = []
+    for verdict in last_verdicts(report.run.verdicts):
+        needed = verdict.needed_nights or 0
+        tonight = verdict.nights + 1
+        if verdict.outcome is Outcome.INCONCLUSIVE and needed > tonight:
+            row = IntervalRow(
+                label=f"{verdict.case_id}: {label_of(verdict.metric)}",
+                text=f"about {needed} nights",
+                value=needed,
+                tone=str(Tone.DOUBT),
+                baseline=tonight,
+            )
+            rows.append(row)
+    if not rows:
+        return None
+    note = "The upright mark is tonight."
+    return draw_intervals("Nights until it is decided", note, rows, reference=0.0)
 
 
 def waterfall(verdicts: Sequence[Verdict]) -> IntervalPicture | None:
@@ -657,49 +683,165 @@ def gains_over_load(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
     The cases of a line differ only in their load and their number of prompts. There is a picture
     only for three loads or more. Cases with a request rate are left out.
     """
-    speedups: list[tuple[CaseReport, float | None]] = []
-    savings: list[tuple[CaseReport, float | None]] = []
+    speedups: dict[str, float] = {}
+    savings: dict[str, float] = {}
     for case in cases:
         if case.figures is None:
             continue
-        speedups.append((case, case.figures.judged.get(_SPEEDUP)))
+        if _SPEEDUP in case.figures.judged:
+            speedups[case.case_id] = case.figures.judged[_SPEEDUP]
         power = case.figures.power
-        if power is not None and not power.invalid and not power.too_short:
-            savings.append((case, power.energy_ratio))
-    yield from _gain_pictures(
-        "Speedup over load", "Throughput with speculation over throughput without it", speedups
-    )
-    yield from _gain_pictures(
-        "Energy saved over load", "Energy per token without speculation over that with it", savings
+        if power is not None and not (power.invalid or power.too_short) and power.energy_ratio:
+            savings[case.case_id] = power.energy_ratio
+    formula = "Throughput with speculation over throughput without it"
+    for subject, lines in _lines_over_load(cases, speedups).items():
+        yield _load_picture(f"Speedup over load: {subject}", formula, lines)
+    formula = "Energy per token without speculation over that with it"
+    for subject, lines in _lines_over_load(cases, savings).items():
+        yield _load_picture(f"Energy saved over load: {subject}", formula, lines)
+
+
+def throughput_over_latency(cases: Sequence[CaseReport]) -> Iterator[CurvePicture]:
+    """Yield pictures of throughput over the time of a token, with and without speculation.
+
+    The lines are those of `gains_over_load`. The one without speculation is that of the controls of
+    the first of them.
+    """
+    paces: dict[str, tuple[_Pace, _Pace]] = {}
+    for case in cases:
+        if case.figures is not None:
+            own_pace = _pace_of(case.figures.timing)
+            control_pace = _pace_of(case.figures.control)
+            if own_pace is not None and control_pace is not None:
+                paces[case.case_id] = (own_pace, control_pace)
+    for subject, lines in _lines_over_load(cases, paces).items():
+        first_line = next(iter(lines.values()))
+        with_speculation = {
+            name: [(load, own_pace) for load, (own_pace, _) in line] for name, line in lines.items()
+        }
+        alone = [(load, control_pace) for load, (_, control_pace) in first_line]
+        yield _latency_picture(subject, {"without speculation": alone, **with_speculation})
+
+
+class _Pace(NamedTuple):
+    """The median time of a token and the throughput of a server."""
+
+    tpot_ms: float
+    throughput_tokens_per_s: float
+
+
+def _pace_of(timing: ArmFigures | None) -> _Pace | None:
+    if timing is None or timing.tpot_ms is None or timing.throughput_tokens_per_s is None:
+        return None
+    return _Pace(timing.tpot_ms.p50, timing.throughput_tokens_per_s)
+
+
+def _latency_picture(
+    subject: str, lines: Mapping[str, Sequence[tuple[int, _Pace]]]
+) -> CurvePicture:
+    """Draw the throughput of each line over the time of a token, and name its heaviest load."""
+    paces = [pace for line in lines.values() for _, pace in line]
+    x_axis = Axis.over([0.0, *(pace.tpot_ms for pace in paces)])
+    y_axis = Axis.over([0.0, *(pace.throughput_tokens_per_s for pace in paces)])
+    plot = Plot(y=y_axis, x_low=x_axis.low, x_high=x_axis.high)
+    curves = []
+    for color, (name, line) in zip(("muted", *_LINE_COLORS), lines.items(), strict=False):
+        dots = [
+            Dot(
+                x=plot.x(pace.tpot_ms),
+                y=plot.height(pace.throughput_tokens_per_s),
+                color=color,
+                text=f"{load} in flight, {name}: {pace.throughput_tokens_per_s:.4g} tokens/s at"
+                f" {pace.tpot_ms:.3g} ms per token",
+                # Lighter loads lie too close together for names.
+                label=f"c{load}" if load == line[-1][0] else "",
+            )
+            for load, pace in line
+        ]
+        path = plot.path(line_pace for _, line_pace in line)
+        curves.append(Curve(name=name, color=color, path=path, dots=dots))
+    return CurvePicture(
+        title=f"Throughput over time per token: {subject}",
+        note="Tokens/s of all requests together, over the median ms per token of one request, from"
+        " the lightest to the heaviest load. Up and to the left is better.",
+        x_ticks=plot.x_ticks(x_axis),
+        y_ticks=plot.y_ticks,
+        curves=curves,
+        legend=_line_legend(curves),
     )
 
 
-def _gain_pictures(
-    title: str, formula: str, gains: Iterable[tuple[CaseReport, float | None]]
-) -> Iterator[CurvePicture]:
-    """Yield a picture for each combination of engine, models and dataset with enough loads."""
-    lines_by_subject: dict[str, dict[CaseSettings, dict[int, float]]] = {}
-    for case, gain in gains:
+def spread_pictures(figures: Figures) -> Iterator[CurvePicture]:
+    """Yield how the time to the first token and the time per token spread over the requests.
+
+    There is a picture only if both servers, with and without speculation, were timed.
+    """
+    if figures.timing is None or figures.control is None:
+        return
+    for title, own, control in (
+        ("Time to first token, ms", figures.timing.ttft_ms, figures.control.ttft_ms),
+        ("Time per token, ms", figures.timing.tpot_ms, figures.control.tpot_ms),
+    ):
+        if own is not None and control is not None:
+            yield _spread_picture(title, {"without it": control, "with speculation": own})
+
+
+def _spread_picture(title: str, summaries: Mapping[str, Summary]) -> CurvePicture:
+    """Draw for each server the share of the requests that took at most so long."""
+    x_axis = Axis.over(
+        value for summary in summaries.values() for value in (summary.min, summary.p99)
+    )
+    plot = Plot(
+        y=Axis.over([0.0, 100.0], AxisStyle(unit="%")), x_low=x_axis.low, x_high=x_axis.high
+    )
+    curves = []
+    for color, (name, summary) in zip(("muted", "now"), summaries.items(), strict=True):
+        shares = {"min": 0, "p50": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99}
+        points = [(getattr(summary, field), share) for field, share in shares.items()]
+        dots = [
+            Dot(plot.x(value), plot.height(share), color, f"{share} % {name}: {value:.4g} ms")
+            for value, share in points
+            if share in _NAMED_SHARES
+        ]
+        curves.append(Curve(name=name, color=color, path=plot.path(points), dots=dots))
+    # Hundreds of these pictures share one note and one legend, which the page has above them.
+    return CurvePicture(
+        title=title, note="", x_ticks=plot.x_ticks(x_axis), y_ticks=plot.y_ticks, curves=curves
+    )
+
+
+def _lines_over_load(
+    cases: Iterable[CaseReport], values: Mapping[str, _T]
+) -> Mapping[str, Mapping[str, Sequence[tuple[int, _T]]]]:
+    """Return for each engine, models and dataset the lines by name, with a value for each load.
+
+    Subjects with fewer than three loads are left out.
+
+    Args:
+        cases: the cases.
+        values: the value of each case that has one, by its id.
+    """
+    lines_by_subject: dict[str, dict[CaseSettings, dict[int, _T]]] = {}
+    for case in cases:
         # The load of a picture is the number of requests in flight, which is 0 for a request rate.
-        if gain is None or case.settings is None or not case.settings.concurrency:
+        if case.case_id not in values or case.settings is None or not case.settings.concurrency:
             continue
         subject = f"{case.engine}, {case.models}, {case.dataset}"
         # Cases that are equal but for their load are points of one line.
         line_settings = dataclasses.replace(case.settings, **_NEUTRAL_LOAD)
         lines = lines_by_subject.setdefault(subject, {})
         line = lines.setdefault(line_settings, {})
-        line[case.settings.concurrency] = gain
-    for subject, lines in lines_by_subject.items():
-        loads: set[int] = set()
-        for line in lines.values():
-            loads.update(line)
-        if len(loads) >= _FEWEST_LOADS:
-            yield _load_picture(f"{title}: {subject}", formula, _named(lines), sorted(loads))
+        line[case.settings.concurrency] = values[case.case_id]
+    return {
+        subject: _named(lines)
+        for subject, lines in lines_by_subject.items()
+        if len({load for line in lines.values() for load in line}) >= _FEWEST_LOADS
+    }
 
 
 def _named(
-    lines: Mapping[CaseSettings, Mapping[int, float]],
-) -> Mapping[str, Sequence[tuple[int, float]]]:
+    lines: Mapping[CaseSettings, Mapping[int, _T]],
+) -> Mapping[str, Sequence[tuple[int, _T]]]:
     """Return the lines by a name: the method and its draft tokens.
 
     If several lines have the same method and draft tokens, the settings in which a line differs
@@ -718,13 +860,14 @@ def _named(
 
 
 def _load_picture(
-    title: str, formula: str, lines: Mapping[str, Sequence[tuple[int, float]]], loads: Sequence[int]
+    title: str, formula: str, lines: Mapping[str, Sequence[tuple[int, float]]]
 ) -> CurvePicture:
     """Draw the gain of each line over the load.
 
     A line of three loads or more has a diamond where it crosses 1.
     """
     gains = [gain for line in lines.values() for _, gain in line]
+    loads = sorted({load for line in lines.values() for load, _ in line})
     # Loads usually double from one to the next, so a logarithmic axis spaces them equally.
     lightest = math.log2(loads[0])
     heaviest = math.log2(loads[-1])

@@ -287,12 +287,14 @@ class Dot(NamedTuple):
     Attributes:
         color: its colour, as the page's style names it.
         text: what it stands for.
+        label: a text beside it; empty without one.
     """
 
     x: int
     y: int
     color: str
     text: str
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +375,10 @@ class Plot:
     def height(self, value: float) -> int:
         """Return the vertical position of a value."""
         return round(PLOT_BOTTOM - self.y.share(value) * (PLOT_BOTTOM - PLOT_TOP))
+
+    def x_ticks(self, axis: Axis) -> Sequence[Tick]:
+        """Return the ticks of a horizontal axis from `x_low` to `x_high`."""
+        return axis.ticks(PLOT_RIGHT - PLOT_LEFT, PLOT_LEFT)
 
     @property
     def y_ticks(self) -> tuple[Tick, ...]:

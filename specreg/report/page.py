@@ -25,9 +25,12 @@ from specreg.report.charts import (
     energy_picture,
     gains_over_load,
     histories,
+    nights_needed,
     oracle_positions,
     positions_by_method,
     speedup_picture,
+    spread_pictures,
+    throughput_over_latency,
 )
 from specreg.report.document import CaseReport, Report, Tone, last_verdicts
 from specreg.report.drawing import CurvePicture, spaced
@@ -151,7 +154,8 @@ def render_page(report: Report, in_progress: str = "") -> str:
         ),
         histories=nights,
         line_names=line_names,
-        loads=list(gains_over_load(report.cases)),
+        nights_needed=nights_needed(report),
+        loads=[*gains_over_load(report.cases), *throughput_over_latency(report.cases)],
         categories=category_map(_in_order(case_by_id, ids_in_order)),
         notes=render_notes(passing, environment),
         cases=_in_order(case_by_id, ids_in_order),
@@ -295,6 +299,7 @@ TEMPLATES.filters.update(
     settings=settings_of,
     spaced=lambda versions: spaced(versions, 2 * LABEL_ROOM),
     distributions=distributions_of,
+    spreads=lambda figures: list(spread_pictures(figures)),
     tone=tone_of,
     in_code=_in_code,
     tone_class=lambda verdict: tone_of([verdict]),

@@ -16,6 +16,7 @@ from specreg.report.charts import (
     histories,
     positions_picture,
     speedup_picture,
+    throughput_over_latency,
 )
 from specreg.report.document import Report
 from specreg.report.drawing import BarPicture, CurvePicture, IntervalPicture
@@ -73,7 +74,8 @@ def _pictures(report: Report) -> Iterator[tuple[str, Picture]]:
     nights = list(map(CaseNights.of, report.cases))
     for number, curves in enumerate(histories(nights), start=1):
         yield f"nights-{number}", curves
-    for number, curves in enumerate(gains_over_load(report.cases), start=1):
+    loads = (*gains_over_load(report.cases), *throughput_over_latency(report.cases))
+    for number, curves in enumerate(loads, start=1):
         yield f"load-{number}", curves
 
 

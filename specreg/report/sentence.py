@@ -186,14 +186,22 @@ def _nothing_lost(report: Report, verdicts: Sequence[Verdict]) -> tuple[Tone, st
     held = sum(verdict.outcome in GOOD for verdict in verdicts)
     if held:
         parts.append(_held(held))
-    undecided = sum(verdict.outcome is Outcome.INCONCLUSIVE for verdict in verdicts)
+    undecided = [verdict for verdict in verdicts if verdict.outcome is Outcome.INCONCLUSIVE]
     if undecided:
-        parts.append(f"{undecided} {'needs' if undecided == 1 else 'need'} more nights")
+        parts.append(_needed_nights(undecided))
     doubts = list(_doubts(report, verdicts))
     if not parts and not doubts:
         doubts.append("Nothing was compared: what was measured has nothing to be compared with")
     tone = Tone.GOOD if held and not doubts else Tone.DOUBT
     return tone, "; ".join(filter(None, (", ".join(parts), *doubts)))
+
+
+def _needed_nights(undecided: Sequence[Verdict]) -> str:
+    """Say how many figures need more nights, and about how many nights the last of them needs."""
+    needs = "needs" if len(undecided) == 1 else "need"
+    most = max((verdict.needed_nights or 0) - verdict.nights - 1 for verdict in undecided)
+    nights = f"about {counted(most, 'more night')}" if most > 0 else "more nights"
+    return f"{len(undecided)} {needs} {nights}"
 
 
 def _held(figures: int) -> str:

@@ -39,11 +39,10 @@ DISTRIBUTIONS = {
     "tpot_ms": "time per output token, ms",
     "step_ms": "time of a step, ms",
     "e2e_ms": "whole answer, ms",
-    "output_tokens_per_s": "output speed, tokens/s",
     "prompt_tokens": "length of a prompt, tokens",
     "completion_tokens": "length of an answer, tokens",
 }
-PERCENTILES = ("mean", "min", "p50", "p75", "p90", "p95", "p99", "max")
+PERCENTILES = ("mean", "p50", "p90", "p99", "max")
 """The fields of a summary that the page shows, in the order of its columns."""
 _UNITS = {
     "_tokens_per_s": "tokens/s",

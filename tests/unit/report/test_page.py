@@ -19,9 +19,12 @@ from specreg.report.charts import (
     energy_picture,
     gains_over_load,
     histories,
+    nights_needed,
     oracle_positions,
     positions_by_method,
     speedup_picture,
+    spread_pictures,
+    throughput_over_latency,
 )
 from specreg.report.document import ArmReport, CaseReport, Report
 from specreg.report.drawing import CurvePicture
@@ -193,8 +196,8 @@ def test_what_is_said_of_a_case_comes_as_pictures_and_in_numbers() -> None:
     assert titles(reports.CASE_REPORT) == ["acceptance length", "throughput"]
     page = Page(render_page(reports.REPORT))
     # What was expected, both causes, the value, and their axis; the positions; two histories by
-    # figure, the two of the case, and what they have in common.
-    assert len(page.all("svg")) == 13
+    # figure, the two of the case, two spreads of times, and what they have in common.
+    assert len(page.all("svg")) == 15
     for words in ("time per output token, ms", "without speculation", "p99", "0.31.0"):
         assert words in page.text
 
@@ -389,13 +392,13 @@ def test_a_dot_and_the_note_of_a_single_case_say_its_values_in_their_unit() -> N
     assert picture.note.endswith("Last night 90 tokens/s, baseline 100 tokens/s.")
 
 
-def test_a_page_of_seventy_two_cases_and_thirty_nights_fits_into_a_megabyte(tmp_path: Path) -> None:
+def test_a_page_of_seventy_two_cases_and_thirty_nights_stays_small(tmp_path: Path) -> None:
     text = render_page(many_nights(tmp_path / "machine.jsonl", cases=72, nights=30))
-    assert len(text.encode()) <= 1_000_000
+    assert len(text.encode()) <= 1_100_000
     page = Page(text)
     # A history of each of eight figures but two, of all cases together and of each case. The rate
-    # and TPOT follow others, whose pictures they would repeat.
-    assert text.count('<figure class="curves">') == 6 * 73
+    # and TPOT follow others, whose pictures they would repeat. Two spreads of each case.
+    assert text.count('<figure class="curves">') == 6 * 73 + 2 * 72
     drawn = {link["href"] for link in page.all("use")}
     assert drawn <= {f"#{name}" for name in page.ids}
     assert len(page.ids) == len(set(page.ids))
@@ -419,7 +422,10 @@ def at_load(concurrency: int, drafts: int, ratio: float, **further_settings: int
     changes = {"concurrency": concurrency, "draft_tokens": drafts, **further_settings}
     settings = dataclasses.replace(builders.SETTINGS, **changes)  # type: ignore[arg-type]
     figures = msgspec.structs.replace(FIGURES, judged={"speedup_ratio": ratio})
-    return msgspec.structs.replace(reports.CASE_REPORT, settings=settings, figures=figures)
+    words = "-".join(map(str, (*changes.values(), drafts)))
+    return msgspec.structs.replace(
+        reports.CASE_REPORT, case_id=f"case-{words}", settings=settings, figures=figures
+    )
 
 
 def test_each_number_of_drafts_is_a_line_of_its_own() -> None:
@@ -448,6 +454,43 @@ def test_two_loads_show_no_place_where_it_stops_to_pay() -> None:
     (picture,) = gains_over_load(fewer)
     assert "draft_model-k7" in [curve.name for curve in picture.curves]
     assert "k7" not in picture.note
+
+
+def test_three_loads_show_throughput_over_the_time_of_a_token_with_and_without() -> None:
+    cases = [at_load(load, 3, 1.5) for load in (1, 4, 8)]
+    (picture,) = throughput_over_latency(cases)
+    assert [curve.name for curve in picture.curves] == ["without speculation", "draft_model-k3"]
+    assert [dot.label for dot in picture.curves[1].dots] == ["", "", "c8"]
+    assert "1 in flight, draft_model-k3: 10 tokens/s at 7.5 ms per token" in {
+        dot.text for dot in picture.curves[1].dots
+    }
+    (right, *_), (left, *_) = (curve.dots for curve in picture.curves)
+    assert left.x < right.x
+    assert list(throughput_over_latency(cases[:2])) == []
+
+
+def test_the_times_of_requests_are_drawn_with_and_without_speculation() -> None:
+    first_token, token = spread_pictures(FIGURES)
+    assert (first_token.title, token.title) == ("Time to first token, ms", "Time per token, ms")
+    assert [curve.name for curve in token.curves] == ["without it", "with speculation"]
+    without, with_speculation = token.curves
+    assert "50 % with speculation: 7.5 ms" in {dot.text for dot in with_speculation.dots}
+    assert with_speculation.dots[0].x < without.dots[0].x
+    assert list(spread_pictures(msgspec.structs.replace(FIGURES, control=None))) == []
+
+
+def test_an_undecided_figure_shows_after_how_many_nights_it_is_decided() -> None:
+    undecided = dataclasses.replace(
+        reports.LOST, outcome=Outcome.INCONCLUSIVE, softened=True, nights=3, needed_nights=9
+    )
+    picture = nights_needed(reports.with_verdicts(reports.HELD, undecided))
+    assert picture is not None
+    (row,) = picture.rows
+    assert (row.label, row.text) == (f"{CASE.id}: throughput", "about 9 nights")
+    assert (row.value, row.baseline, picture.axis.low) == (9, 4, 0)
+    assert "Nights until it is decided" in render_page(reports.with_verdicts(undecided))
+    late = dataclasses.replace(undecided, nights=9)
+    assert nights_needed(reports.with_verdicts(late)) is None
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,15 @@ def test_figures_that_one_night_can_not_decide_stay_green_and_are_counted() -> N
     )
 
 
+def test_the_number_of_nights_that_decide_is_told_where_it_is_known() -> None:
+    undecided = speed(
+        Outcome.INCONCLUSIVE, softened=True, change_frac=-0.01, nights=3, needed_nights=9
+    )
+    assert sentence(judged(reports.HELD, undecided)) == (
+        "1 figure holds, 1 needs about 5 more nights"
+    )
+
+
 def test_an_undecided_figure_that_looks_lost_is_named_and_not_green() -> None:
     """A speedup that was 10.4 % worse tonight isn't good news, even if nothing is proven."""
     undecided = speed(Outcome.INCONCLUSIVE, softened=True, change_frac=-0.104)
