@@ -149,12 +149,12 @@ def selftest(
     from specreg.judging.simulation import simulate_rows  # noqa: PLC0415
     from specreg.verdicts.selftest import run_selftest  # noqa: PLC0415
 
-    text, holds = run_selftest(series)
+    text, holds = run_selftest()
     say(text)
     text, rows_hold = simulate_rows(series)
-    say(f"\nspeeds of all nights, judged by one fold (specreg.judging)\n{text}")
+    say(f"\nspeeds of all nights, judged by the nights before\n{text}")
     if series < _FEWEST_SERIES:
-        # One unlucky series of a few exceeds any limit. No run uses this judge yet.
+        # One unlucky series of a few exceeds any limit.
         say(f"NOT JUDGED: these rows need {_FEWEST_SERIES} series, and {series} were simulated")
         rows_hold = True
     raise typer.Exit(0 if holds and rows_hold else 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specreg.judging.spread import Bools, Floats, Ints, Spread, quantiles
+from specreg.judging.spread import Bools, Floats, Ints, Spread, nights_to_keep, quantiles
 
 NIGHT_LEVEL = 0.01
 """The probability per night that chance alone shows a loss in any figure."""
@@ -39,8 +39,6 @@ _HEAVY_TAIL = 3.0
 """The degrees of freedom of single nights: some are far worse than a normal distribution has it."""
 CLEAR_LOSS = -math.log1p(-0.2)
 """The loss that one night may prove however much nights vary."""
-_FEWEST_LAUNCHES = 2
-"""The fewest launches of a night that proves a loss alone."""
 _FEWEST_FIRST = 4
 """The fewest first nights with which later ones are compared, to find a slow loss."""
 
@@ -61,6 +59,9 @@ class Night:
         planned: how many these are.
         launch_squares: the sum of squares of the launches around their mean.
         restarts: whether the level of a figure starts anew on this night.
+        controls: the level of the control beside each figure; NaN without one.
+        lowest: the level of the worst launch; NaN without a value.
+        highest: the level of the best launch.
     """
 
     levels: Floats
@@ -69,6 +70,9 @@ class Night:
     planned: Floats
     launch_squares: Floats
     restarts: Bools
+    controls: Floats
+    lowest: Floats
+    highest: Floats
 
     @classmethod
     def of_levels(cls, levels: Floats, restarts: Bools) -> "Night":
@@ -81,7 +85,20 @@ class Night:
             planned=np.ones(count),
             launch_squares=np.zeros(count),
             restarts=restarts,
+            controls=np.full(count, np.nan),
+            lowest=levels.copy(),
+            highest=levels.copy(),
         )
+
+    def without_extreme(self, sign: int) -> Floats:
+        """Return the levels without the worst launch, or without the best one; NaN of one launch.
+
+        Args:
+            sign: -1 for the worst, 1 for the best.
+        """
+        extreme = self.highest if sign > 0 else self.lowest
+        others = np.where(self.launches > 1, self.launches - 1, np.nan)
+        return np.asarray((self.levels * self.launches - extreme) / others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +131,7 @@ class Fold:
         spread: how the figures vary.
         tolerances_frac: the tolerated loss of each figure, 0..1.
         decisions: how many decisions share the probability of a false loss.
+        two_sided: whether a gain of a figure is as bad as a loss; None if it is for none.
 
     Attributes:
         state: for each figure LOST, USUAL or GAINED.
@@ -123,9 +141,17 @@ class Fold:
         kept: the change of the last night from the level that it has to keep.
     """
 
-    def __init__(self, spread: Spread, tolerances_frac: Floats, *, decisions: int) -> None:
+    def __init__(
+        self,
+        spread: Spread,
+        tolerances_frac: Floats,
+        *,
+        decisions: int,
+        two_sided: Bools | None = None,
+    ) -> None:
         figures = len(tolerances_frac)
         self.spread = spread
+        self._two_sided = np.zeros(figures, bool) if two_sided is None else two_sided
         self._tolerated = -np.log1p(-tolerances_frac)
         self._least = -np.log1p(-np.maximum(LEAST_FRAC, tolerances_frac / 4))
         self._decisions = decisions
@@ -147,8 +173,13 @@ class Fold:
 
     @property
     def nights(self) -> Ints:
-        """How many nights of each figure have shown how it varies, besides the first one."""
-        return np.asarray(np.maximum(self._stands.sum(axis=0) - 1, 0))
+        """How many nights of each figure before the last one stand, besides the first one."""
+        return np.asarray(np.maximum(self._stands[:-1].sum(axis=0) - 1, 0))
+
+    def needed_nights(self) -> Ints:
+        """Return how many nights would prove that a figure keeps its tolerance; 0 if none would."""
+        one_launch = np.ones(len(self.state))
+        return nights_to_keep(self.spread.of(one_launch), self.spread.freedom, self._tolerated)
 
     def change_of(self, levels: Floats, launches: Floats) -> Change:
         """Return how levels differ from those of the nights so far."""
@@ -172,7 +203,8 @@ class Fold:
         self._close_what_is_over()
         for state in (LOST, GAINED):
             self._open_what_lasts(state)
-        self._open_what_is_clear()
+        self._open_what_is_clear(night, LOST, self.is_usual)
+        self._open_what_is_clear(night, GAINED, self.is_usual & self._two_sided)
         self._restart(night.restarts)
         self._extend_the_level()
 
@@ -231,19 +263,23 @@ class Fold:
         nights = np.arange(len(self._levels))[:, np.newaxis]
         self._stands &= ~(opened & (nights >= since))
 
-    def _open_what_is_clear(self) -> None:
-        """Open the losses that tonight proves alone."""
+    def _open_what_is_clear(self, night: Night, state: int, may_open: Bools) -> None:
+        """Open the losses, or the gains, that tonight proves alone, also without one launch."""
+        sign = 1 if state == GAINED else -1
         figures = len(self.state)
         heavy_tail = np.full(figures, _HEAVY_TAIL)
         # Student's distribution with 3 degrees of freedom has a standard deviation of √3.
         spreads = quantiles(NIGHT_LEVEL / self._decisions, heavy_tail) / math.sqrt(_HEAVY_TAIL)
         clear = np.minimum(spreads * np.sqrt(self.spread.night), CLEAR_LOSS)
-        _, highest = self.tonight.bounds(NIGHT_LEVEL / self._decisions)
-        is_clear = self.tonight.estimate < -np.maximum(clear, self._tolerated)
-        is_seen_twice = self._launches[-1] >= _FEWEST_LAUNCHES
-        opened = self.is_usual & is_clear & (highest < 0) & is_seen_twice
+        lowest, highest = self.tonight.bounds(NIGHT_LEVEL / self._decisions)
+        is_proven = lowest > 0 if state == GAINED else highest < 0
+        is_clear = sign * self.tonight.estimate > np.maximum(clear, self._tolerated)
+        # The others have to show it too. With a single launch this is NaN, and so not proven.
+        without_extreme = night.without_extreme(sign) - night.levels + self.tonight.estimate
+        is_seen_twice = sign * without_extreme > self._tolerated
+        opened = may_open & is_clear & is_proven & is_seen_twice
         tonight = np.full(figures, len(self._levels) - 1)
-        self._open(opened, LOST, tonight, self._levels[-1] - self.tonight.estimate)
+        self._open(opened, state, tonight, self._levels[-1] - self.tonight.estimate)
 
     def _open_what_lasts(self, state: int) -> None:
         """Open the losses, or the gains, that the last nights prove together.

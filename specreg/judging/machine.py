@@ -2,7 +2,8 @@
 
 Cases that share an engine and a machine become faster and slower together: with the hour, with the
 temperature, or with a version of the engine. The median of their changes is what they have in
-common. It is subtracted before a case is judged, and it is judged by itself.
+common; with too few cases for a median, it is the change of the server without speculation that
+runs beside each case. It is subtracted before a case is judged, and it is judged by itself.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specreg.judging.fold import LOST, Fold, Night
+from specreg.judging.fold import GAINED, LOST, Fold, Night
 from specreg.judging.spread import Bools, Floats, Ints, Spread, quantiles
 
 FEWEST_CASES = 5
@@ -74,11 +75,14 @@ class Groups:
                 self.of_other_engines.append(np.flatnonzero(is_metric & ~is_engine))
                 self.metric_of_pair.append(row)
 
-    def common(self, changes: Floats, is_usual: Bools, engine_is_usual: Bools) -> Common:
+    def common(
+        self, changes: Floats, control_changes: Floats, is_usual: Bools, engine_is_usual: Bools
+    ) -> Common:
         """Return what figures changed by together.
 
         Args:
             changes: how each figure changed since its level was recorded; NaN if unknown.
+            control_changes: how the control beside each figure changed since then.
             is_usual: whether a figure has no open loss or gain, and so speaks for others.
             engine_is_usual: the same for all cases of an engine together.
         """
@@ -89,16 +93,24 @@ class Groups:
         machine = np.array(
             [_median(changes, figures, speaks_for_machine, speaks) for figures in self.by_metric]
         )
+        for row, figures in enumerate(self.by_metric):
+            known = control_changes[figures]
+            known = known[np.isfinite(known)]
+            if np.isnan(machine[row]) and len(known):
+                machine[row] = np.median(known)
         shared = np.full(len(changes), np.nan)
         contrasts = np.full(len(self.by_engine), np.nan)
         for row, figures in enumerate(self.by_engine):
             of_engine = _median(changes, figures, speaks)
             of_others = _median(changes, self.of_other_engines[row], speaks)
             contrasts[row] = of_engine - of_others
-            if np.isnan(of_engine):
-                # The engine has too few cases, so all cases of the machine take their place.
-                of_engine = float(machine[self.metric_of_pair[row]])
             shared[figures] = of_engine
+            if np.isnan(of_engine):
+                # The engine has too few cases, so the control of each case takes their place, or
+                # else all cases of the machine.
+                of_machine = machine[self.metric_of_pair[row]]
+                of_controls = control_changes[figures]
+                shared[figures] = np.where(np.isfinite(of_controls), of_controls, of_machine)
         return Common(figures=shared, contrasts=contrasts, machine=machine)
 
 
@@ -121,17 +133,22 @@ class Wandering:
         metrics: how many metrics there are.
         prior_frac: the spread that is assumed at first.
         tolerances_frac: the tolerated loss of each metric, 0..1.
+        two_sided: whether a gain of a metric is as bad as a loss.
 
     Attributes:
         fold: the lasting changes of the machine. They only name since when it is slower.
         change: the change of tonight from the level; NaN if unknown.
-        is_too_slow: whether tonight is proven to be slower than tolerated.
+        is_too_slow: whether tonight is proven to be slower than tolerated; for a two-sided metric,
+            to be further from the level.
     """
 
-    def __init__(self, metrics: int, prior_frac: float, tolerances_frac: Floats) -> None:
+    def __init__(
+        self, metrics: int, prior_frac: float, tolerances_frac: Floats, two_sided: Bools
+    ) -> None:
         groups = [np.array([row]) for row in range(metrics)]
         self.fold = Fold(Spread(groups, prior_frac, 0.0), tolerances_frac, decisions=metrics)
         self._prior = prior_frac**2
+        self._two_sided = two_sided
         self._tolerated = -np.log1p(-tolerances_frac)
         self._levels = np.empty((0, metrics))
         self.change = np.full(metrics, np.nan)
@@ -143,10 +160,13 @@ class Wandering:
         self.change = self.fold.kept.estimate
         self._levels = np.vstack([self._levels, common])
         for row in range(len(common)):
-            self.is_too_slow[row] = self._is_too_slow(row)
+            self.is_too_slow[row] = self._is_too_far(row, LOST) or (
+                bool(self._two_sided[row]) and self._is_too_far(row, GAINED)
+            )
 
-    def _is_too_slow(self, row: int) -> bool:
-        """Return whether tonight alone, or the nights of an open loss, prove it."""
+    def _is_too_far(self, row: int, state: int) -> bool:
+        """Return whether tonight alone, or the nights of an open loss or gain, prove it."""
+        sign = -1 if state == LOST else 1
         past = self._levels[:-1, row]
         past = past[np.isfinite(past)]
         tonight = float(self.change[row])
@@ -155,9 +175,9 @@ class Wandering:
         variance, freedom = self._variance(past)
         needed = float(quantiles(SLOW_LEVEL, np.array([freedom]))[0])
         error = float(np.sqrt(variance * (1 + 1 / len(past))))
-        if tonight < -max(self._tolerated[row], needed * error):
+        if sign * tonight > max(self._tolerated[row], needed * error):
             return True
-        if self.fold.state[row] != LOST:
+        if self.fold.state[row] != state:
             return False
         since = int(self.fold.since[row])
         lost = self._levels[since:, row]
@@ -168,7 +188,7 @@ class Wandering:
         share = _LASTING_SHARE + (1 - _LASTING_SHARE) / len(lost)
         error = float(np.sqrt(variance * (share + 1 / since)))
         change = mean - float(self.fold.level_before[row])
-        return bool(change < -max(self._tolerated[row], needed * error))
+        return bool(sign * change > max(self._tolerated[row], needed * error))
 
     def _variance(self, past: Floats) -> tuple[float, float]:
         """Return the variance of nights around their middle, and its degrees of freedom."""

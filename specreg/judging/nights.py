@@ -16,12 +16,6 @@ PASS_LEVEL = 0.004
 _FEWEST_DECISIONS = 24
 """A machine with fewer figures is judged as if it had these, because a false loss stays for many
 nights, and would be seen on such a machine as often as on a large one."""
-_KEPT_ERRORS = 2.4
-"""How many standard errors a proof takes: Student's quantile at 1 % with some 50 nights."""
-_SURE_ERRORS = 3.0
-"""How many standard errors a spread has to be larger than allowed, so that it surely is."""
-_MOST_NIGHTS = 100
-"""The most nights that are worth waiting for. They last more than three months."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +46,22 @@ class MachineNights:
         figures: the figures.
         tolerances_frac: the tolerated loss of each figure, 0..1.
         prior: the spreads that are assumed at first.
+        has_controls: whether servers without speculation ran beside the cases.
     """
 
-    def __init__(self, figures: Sequence[Figure], tolerances_frac: Floats, prior: Prior) -> None:
+    def __init__(
+        self,
+        figures: Sequence[Figure],
+        tolerances_frac: Floats,
+        prior: Prior,
+        *,
+        has_controls: bool = False,
+    ) -> None:
         self.figures = figures
         self._tolerated = -np.log1p(-tolerances_frac)
+        self._two_sided = np.array([figure.two_sided for figure in figures])
         self._recorded = np.full(len(figures), np.nan)
+        self._recorded_controls = np.full(len(figures), np.nan)
         groups = Groups(
             [figure.metric for figure in figures], [figure.engine for figure in figures]
         )
@@ -69,13 +73,17 @@ class MachineNights:
         for row, members in enumerate(groups.by_engine):
             self._pair_of[members] = row
 
-        # With too few cases for a median, the night is a part of the spread of each case.
+        # With neither enough cases for a median nor controls, the night is a part of the spread of
+        # each case.
         most_cases = max(len(members) for members in groups.by_metric)
-        own_frac = prior.own_frac if most_cases >= FEWEST_CASES else prior.night_frac
+        shows_common = has_controls or most_cases >= FEWEST_CASES
+        own_frac = prior.own_frac if shows_common else prior.night_frac
+        decisions = sum(figure.decides for figure in figures)
         self.cases = Fold(
             Spread(groups.by_metric, own_frac, prior.launch_frac),
             tolerances_frac,
-            decisions=max(len(figures), _FEWEST_DECISIONS),
+            decisions=max(decisions, _FEWEST_DECISIONS),
+            two_sided=self._two_sided,
         )
         # The contrast of one of two engines is that of the other one, so nothing is pooled.
         pairs = len(groups.by_engine)
@@ -90,32 +98,35 @@ class MachineNights:
             len(groups.by_metric),
             prior.night_frac,
             tolerances_frac[[members[0] for members in groups.by_metric]],
+            self._two_sided[[members[0] for members in groups.by_metric]],
         )
-        self.common = self._common(self._recorded)
+        self.common = self._common(self._recorded, self._recorded_controls)
 
-    def change_of(self, levels: Floats, launches: Floats) -> Change:
-        """Return how far figures are tonight from their own earlier nights, in what is their own.
+    def change_of(self, night: Night) -> Change:
+        """Return how far figures are on a night from their earlier nights, in what is their own."""
+        shared = _or_nothing(self._common(night.levels, night.controls).figures)
+        return self.cases.change_of(night.levels - self._recorded - shared, night.launches)
 
-        Args:
-            levels: the levels of tonight so far; NaN where nothing is measured yet.
-            launches: how many launches they are averaged over.
-        """
-        shared = _or_nothing(self._common(levels).figures)
-        return self.cases.change_of(levels - self._recorded - shared, launches)
-
-    def looks_lost(self, levels: Floats, launches: Floats) -> Bools:
-        """Return which figures look worse than tolerated tonight, so that a further launch helps.
+    def looks_lost(self, night: Night) -> Bools:
+        """Return which figures look worse than tolerated, so that a further launch helps.
 
         A figure with an open loss doesn't: it is red already.
+
+        Args:
+            night: tonight so far; its level is NaN where nothing is measured yet.
         """
-        change = self.change_of(levels, launches)
-        return np.asarray(self.cases.is_usual & (change.estimate < -self._tolerated))
+        estimate = self.change_of(night).estimate
+        loss = np.where(self._two_sided, np.abs(estimate), -estimate)
+        return np.asarray(self.cases.is_usual & (loss > self._tolerated))
 
     def add(self, night: Night) -> None:
         """Go one night further."""
         restarts = night.restarts
-        common = self._common(np.where(restarts, np.nan, night.levels))
+        common = self._common(
+            np.where(restarts, np.nan, night.levels), np.where(restarts, np.nan, night.controls)
+        )
         shared = _or_nothing(common.figures)
+        self._recorded_controls = np.where(restarts, night.controls, self._recorded_controls)
         self._recorded = np.where(restarts, night.levels - shared, self._recorded)
         self.common = common
         own = Night(
@@ -125,14 +136,21 @@ class MachineNights:
             planned=night.planned,
             launch_squares=night.launch_squares,
             restarts=restarts,
+            controls=night.controls,
+            lowest=night.lowest - self._recorded - shared,
+            highest=night.highest - self._recorded - shared,
         )
         self.cases.add(own)
         self._add_engines(common, night)
         self._add_machine(common, night)
 
-    def _common(self, levels: Floats) -> Common:
-        changes = levels - self._recorded
-        return self._groups.common(changes, self.cases.is_usual, self.engines.is_usual)
+    def _common(self, levels: Floats, controls: Floats) -> Common:
+        return self._groups.common(
+            levels - self._recorded,
+            controls - self._recorded_controls,
+            self.cases.is_usual,
+            self.engines.is_usual,
+        )
 
     def _add_engines(self, common: Common, night: Night) -> None:
         contrasts = common.contrasts.copy()
@@ -170,7 +188,7 @@ class MachineNights:
         """Return what the nights show about each figure on the last of them."""
         lowest, highest = self.cases.kept.bounds(PASS_LEVEL)
         sizes = self.cases.size_of_change()
-        needed = self._needed_nights()
+        needed = self.cases.needed_nights()
         shared = self._shared_change()
         machine_sizes = self.machine.fold.size_of_change()
         rows = []
@@ -181,7 +199,10 @@ class MachineNights:
             rows.append(
                 Evidence(
                     tolerated=float(self._tolerated[column]),
+                    two_sided=bool(self._two_sided[column]),
                     own=float(self.cases.kept.estimate[column]),
+                    error_frac=float(self.cases.kept.error[column]),
+                    freedom=float(self.cases.kept.freedom[column]),
                     lowest=float(lowest[column]),
                     highest=float(highest[column]),
                     shared=float(shared[column]),
@@ -204,25 +225,13 @@ class MachineNights:
         level = tonight - self.machine.change
         return _or_nothing(self.common.figures - level[self._metric_of])
 
-    def _needed_nights(self) -> Floats:
-        """Return how many nights would prove that a figure keeps its tolerance; 0 if none would.
-
-        The second half of the nights is compared with the first half.
-        """
-        spread = self.cases.spread
-        variances = spread.of(np.ones(len(self.figures)))
-        # Both halves vary, and each has half of the nights, so the variance counts four times.
-        nights = np.ceil(4 * variances * (_KEPT_ERRORS / self._tolerated) ** 2)
-        # A spread is an estimate. Give up only if the true one is surely too large.
-        surely = 1 + _SURE_ERRORS * np.sqrt(2 / spread.freedom)
-        return np.where(nights <= _MOST_NIGHTS * surely, np.maximum(nights, 2), 0)
-
 
 def _starts_anew(figures: Ints, night: Night) -> bool:
     """Return whether a night recorded all of these figures that it measured, and enough of them."""
     is_measured = np.isfinite(night.levels[figures])
     measured = figures[is_measured]
-    return len(measured) >= FEWEST_CASES and bool(night.restarts[measured].all())
+    are_enough = len(measured) >= min(FEWEST_CASES, len(figures)) > 0
+    return are_enough and bool(night.restarts[measured].all())
 
 
 def _or_nothing(changes: Floats) -> Floats:

@@ -35,7 +35,10 @@ class Evidence:
 
     Attributes:
         tolerated: the tolerated loss, above 0.
+        two_sided: whether a gain is as bad as a loss.
         own: its change from its level, without what it shares with others.
+        error_frac: the standard error of `own`.
+        freedom: the degrees of freedom of that error.
         lowest: the lower end of the interval of `own`.
         highest: the upper end of the interval of `own`.
         shared: what it shares with others: the change of its engine and of the machine.
@@ -51,7 +54,10 @@ class Evidence:
     """
 
     tolerated: float
+    two_sided: bool = False
     own: float
+    error_frac: float
+    freedom: float
     lowest: float
     highest: float
     shared: float
@@ -77,7 +83,8 @@ def _not_recorded(evidence: Evidence) -> Finding | None:
 
 
 def _lost(evidence: Evidence) -> Finding | None:
-    return Finding.LOST if evidence.state == LOST else None
+    is_lost = evidence.state == LOST or (evidence.two_sided and evidence.state == GAINED)
+    return Finding.LOST if is_lost else None
 
 
 def _engine_lost(evidence: Evidence) -> Finding | None:
@@ -90,11 +97,12 @@ def _machine_slow(evidence: Evidence) -> Finding | None:
 
 def _kept(evidence: Evidence) -> Finding | None:
     """Pass a figure only if what was subtracted from its change is within the tolerance too."""
-    keeps_own = evidence.lowest > -evidence.tolerated
-    keeps_shared = evidence.shared > -evidence.tolerated
-    keeps_all = evidence.own + evidence.shared > -evidence.tolerated
-    if not (keeps_own and keeps_shared and keeps_all):
+    changes = (evidence.lowest, evidence.shared, evidence.own + evidence.shared)
+    if min(changes) <= -evidence.tolerated:
         return None
+    if evidence.two_sided:
+        changes = (evidence.highest, evidence.shared, evidence.own + evidence.shared)
+        return Finding.KEPT if max(changes) < evidence.tolerated else None
     if evidence.state == GAINED or evidence.lowest > evidence.tolerated:
         return Finding.GAINED
     return Finding.KEPT

@@ -24,6 +24,10 @@ class Sample:
         software: what the engine ran with on this night: packages, build, models, configuration
             and driver. Equal text means equal software.
         starts_level: whether this night recorded the level that later nights are compared with.
+        control_logs: the logarithm of the metric of the server without speculation that ran beside
+            the case, on each launch; empty without one.
+        two_sided: whether a gain is as bad as a loss.
+        decides: whether the metric is decided by itself, and doesn't follow another one.
     """
 
     case: str
@@ -35,15 +39,31 @@ class Sample:
     planned: int = 1
     software: str = ""
     starts_level: bool = False
+    control_logs: tuple[float, ...] = ()
+    two_sided: bool = False
+    decides: bool = True
+
+    @property
+    def figure(self) -> "Figure":
+        """The figure that was measured."""
+        return Figure(
+            metric=self.metric,
+            engine=self.engine,
+            case=self.case,
+            two_sided=self.two_sided,
+            decides=self.decides,
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Figure:
-    """One metric of one case on one machine."""
+    """One metric of one case on one machine. The other attributes are those of its samples."""
 
-    case: str
-    engine: str
     metric: str
+    engine: str
+    case: str
+    two_sided: bool = False
+    decides: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,37 +83,35 @@ class Table:
     software: Sequence[Mapping[str, str]]
 
 
-def tables_of(samples: Iterable[Sample], now_s: float) -> Mapping[str, Table]:
-    """Return the table of each machine, by the machine's identity.
+def table_of(samples: Iterable[Sample], further: Iterable[Figure] = ()) -> Table:
+    """Return the table of a machine.
 
     Args:
-        samples: the samples in any order.
-        now_s: the present moment. A night that began later has a wrong clock, and is left out.
+        samples: its samples in any order.
+        further: figures that have a column even if no sample is theirs.
     """
-    by_machine: dict[str, list[Sample]] = {}
+    samples = list(samples)
+    figures = sorted({*further, *(sample.figure for sample in samples)})
+    by_night: dict[float, list[Sample]] = {}
     for sample in samples:
-        if sample.began_s <= now_s:
-            by_machine.setdefault(sample.machine, []).append(sample)
-    return {machine: _table(of_machine) for machine, of_machine in by_machine.items()}
+        by_night.setdefault(sample.began_s, []).append(sample)
+    began_s = sorted(by_night)
+    return Table(
+        figures=figures,
+        began_s=began_s,
+        nights=[night_of(by_night[began], figures) for began in began_s],
+        software=[software_of(by_night[began]) for began in began_s],
+    )
 
 
-def _table(samples: Sequence[Sample]) -> Table:
-    names = {(sample.metric, sample.engine, sample.case) for sample in samples}
-    figures = [
-        Figure(case=case, engine=engine, metric=metric) for metric, engine, case in sorted(names)
-    ]
+def software_of(samples: Iterable[Sample]) -> Mapping[str, str]:
+    """Return the software of each engine on a night."""
+    return {sample.engine: sample.software for sample in samples}
+
+
+def night_of(samples: Iterable[Sample], figures: Sequence[Figure]) -> Night:
+    """Return the row of a night in a table with these columns."""
     columns = {(figure.metric, figure.case): column for column, figure in enumerate(figures)}
-    began_s = sorted({sample.began_s for sample in samples})
-    nights = []
-    software = []
-    for began in began_s:
-        of_night = [sample for sample in samples if sample.began_s == began]
-        nights.append(_night(of_night, columns))
-        software.append({sample.engine: sample.software for sample in of_night})
-    return Table(figures=figures, began_s=began_s, nights=nights, software=software)
-
-
-def _night(samples: Sequence[Sample], columns: Mapping[tuple[str, str], int]) -> Night:
     count = len(columns)
     night = Night.of_levels(np.full(count, np.nan), np.zeros(count, bool))
     for sample in samples:
@@ -108,6 +126,10 @@ def _night(samples: Sequence[Sample], columns: Mapping[tuple[str, str], int]) ->
         night.planned[column] = len(planned)
         night.launch_squares[column] = ((logs - logs.mean()) ** 2).sum()
         night.restarts[column] = sample.starts_level
+        night.lowest[column] = logs.min()
+        night.highest[column] = logs.max()
+        if sample.control_logs:
+            night.controls[column] = np.mean(sample.control_logs)
     return night
 
 

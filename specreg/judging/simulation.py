@@ -212,6 +212,9 @@ def recorded(machine: SimulatedMachine) -> Night:
         planned=count,
         launch_squares=((launches - launches.mean(axis=0)) ** 2).sum(axis=0),
         restarts=np.ones(len(speeds), bool),
+        controls=np.full(len(speeds), np.nan),
+        lowest=launches.min(axis=0),
+        highest=launches.max(axis=0),
     )
 
 
@@ -221,25 +224,32 @@ def measured(machine: SimulatedMachine, nights: MachineNights, night: int) -> Ni
     first = machine.launch(speeds)
     sums = first
     squares = first**2
+    lowest = first
+    highest = first
     launches = np.ones(len(speeds))
-    for _ in range(_FURTHER_LAUNCHES):
-        looks_lost = nights.looks_lost(sums / launches, launches)
-        by_speed = looks_lost.reshape(machine.scenario.speeds, -1)
+    for further in range(_FURTHER_LAUNCHES + 1):
+        so_far = Night(
+            levels=sums / launches,
+            launches=launches,
+            planned_levels=first,
+            planned=np.ones(len(speeds)),
+            launch_squares=np.maximum(squares - sums**2 / launches, 0.0),
+            restarts=np.zeros(len(speeds), bool),
+            controls=np.full(len(speeds), np.nan),
+            lowest=lowest,
+            highest=highest,
+        )
+        by_speed = nights.looks_lost(so_far).reshape(machine.scenario.speeds, -1)
         again = np.tile(by_speed.any(axis=0), machine.scenario.speeds)
-        if not again.any():
+        if further == _FURTHER_LAUNCHES or not again.any():
             break
         values = np.where(again, machine.launch(speeds), 0.0)
+        lowest = np.where(again, np.minimum(lowest, values), lowest)
+        highest = np.where(again, np.maximum(highest, values), highest)
         sums = sums + values
         squares = squares + values**2
         launches = launches + again
-    return Night(
-        levels=sums / launches,
-        launches=launches,
-        planned_levels=first,
-        planned=np.ones(len(speeds)),
-        launch_squares=np.maximum(squares - sums**2 / launches, 0.0),
-        restarts=np.zeros(len(speeds), bool),
-    )
+    return so_far
 
 
 def judged_nights(

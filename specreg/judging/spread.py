@@ -39,6 +39,13 @@ _LEAST_VARIANCE = 1e-8
 _MOST_FREEDOM = 200
 """With more degrees of freedom, Student's quantile hardly changes."""
 
+_KEPT_ERRORS = 2.4
+"""How many standard errors a proof takes: Student's quantile at 1 % with some 50 nights."""
+_SURE_ERRORS = 3.0
+"""How many standard errors a spread has to be larger than allowed, so that it surely is."""
+MOST_NIGHTS = 100
+"""The most nights that are worth waiting for. They last more than three months."""
+
 
 class Spread:
     """Estimates, night by night, how figures vary. It is a part of the fold's state.
@@ -104,7 +111,9 @@ class Spread:
         squares = np.where(known, _DIFFERENCE_FREEDOM * variances, 0.0)
         freedom = np.where(known, _DIFFERENCE_FREEDOM, 0.0)
         for group in self._groups:
-            self._estimate(group, float(squares[group].sum()), float(freedom[group].sum()))
+            # A figure alone shows nothing of how figures vary together.
+            tonight = group[:0] if len(group) == 1 else group
+            self._estimate(group, float(squares[tonight].sum()), float(freedom[tonight].sum()))
         self._night_squares += squares
         self._night_freedom += freedom
         self._levels_before = np.where(usual, levels, self._levels_before)
@@ -200,6 +209,24 @@ def _similarity(squares: Floats, freedom: Floats) -> float:
     if excess <= 0:
         return _CERTAIN
     return max((4 * excess + 2 * mean_freedom + 4) / excess, _LEAST_SIMILARITY)
+
+
+def nights_to_keep(variances: Floats, freedom: Floats, tolerated: Floats) -> Ints:
+    """Return how many nights would prove that no more than a tolerance was lost; 0 if none would.
+
+    The second half of the nights is compared with the first half.
+
+    Args:
+        variances: the variance of one night.
+        freedom: the degrees of freedom of these variances.
+        tolerated: the tolerated loss, as a difference of logarithms.
+    """
+    # Both halves vary, and each has half of the nights, so the variance counts four times.
+    nights = np.ceil(4 * variances * (_KEPT_ERRORS / tolerated) ** 2)
+    # A spread is an estimate. Give up only if the true one is surely too large.
+    surely = 1 + _SURE_ERRORS * np.sqrt(2 / freedom)
+    enough = np.where(nights <= MOST_NIGHTS * surely, np.maximum(nights, 2), 0)
+    return np.asarray(enough, np.intp)
 
 
 def quantiles(level: float, freedom: Floats) -> Floats:

@@ -1,15 +1,14 @@
-"""Judge the last night of each machine: `verdicts_of` is the whole of judging speeds by nights."""
+"""Judge a night of a machine by all nights before it: the whole of judging speeds by nights."""
 
-import dataclasses
-import math
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from specreg.judging.nights import MachineNights, Prior
 from specreg.judging.rules import Evidence, Finding, finding_of
-from specreg.judging.samples import Figure, Sample, Table, tables_of
+from specreg.judging.samples import Figure, Sample, night_of, software_of, table_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,81 +17,106 @@ class SpeedVerdict:
 
     Attributes:
         figure: the figure.
-        machine: the identity of the machine.
         finding: what they say.
         evidence: why.
         level: the logarithm that tonight is compared with; better is positive, NaN if unknown.
         since_s: when the first night of a loss or gain began, in seconds since 1970; None without
             one.
-        software_changed: whether the software of the engine on that night differed from that of
-            the night before. An engine that is slower since then may have caused it.
+        lasted: how many nights the loss or gain has lasted, including tonight; 0 without one.
+        software: the software of the engine on the night before the loss or gain, and on its first
+            night. If they differ, the change of software may have caused it.
     """
 
     figure: Figure
-    machine: str
     finding: Finding
     evidence: Evidence
     level: float
     since_s: float | None = None
-    software_changed: bool = False
+    lasted: int = 0
+    software: tuple[str, str] = ("", "")
 
 
-def verdicts_of(
-    samples: Iterable[Sample],
-    tolerance_of: Callable[[Figure], float],
-    prior: Prior,
-    *,
-    now_s: float = math.inf,
-) -> list[SpeedVerdict]:
-    """Judge the last night of each machine by all of its nights.
+class NightJudge:
+    """Judges tonight by the earlier nights of a machine, which it goes through once.
 
     The verdicts depend neither on the order of the samples nor on the order of the cases.
 
     Args:
-        samples: what all nights measured, including tonight.
+        earlier: what the earlier nights measured.
+        figures: what tonight measures.
         tolerance_of: returns the tolerated loss of a figure, 0..1.
         prior: the spreads that are assumed at first.
-        now_s: the present moment. Nights that began later are left out.
     """
-    verdicts = []
-    for machine, table in tables_of(samples, now_s).items():
-        tolerances_frac = np.array([tolerance_of(figure) for figure in table.figures])
-        nights = MachineNights(table.figures, tolerances_frac, prior)
-        for night in table.nights:
-            nights.add(night)
-        tonight = table.nights[-1].levels
-        for column, evidence in enumerate(nights.evidence()):
-            level = float(tonight[column]) - evidence.own - evidence.shared
-            verdict = SpeedVerdict(
-                figure=table.figures[column],
-                machine=machine,
-                finding=finding_of(evidence),
-                evidence=evidence,
-                level=level,
+
+    def __init__(
+        self,
+        earlier: Iterable[Sample],
+        figures: Iterable[Figure],
+        tolerance_of: Callable[[Figure], float],
+        prior: Prior,
+    ) -> None:
+        earlier = list(earlier)
+        self._table = table_of(earlier, figures)
+        tolerances_frac = np.array([tolerance_of(figure) for figure in self._table.figures])
+        self._nights = MachineNights(
+            self._table.figures,
+            tolerances_frac,
+            prior,
+            has_controls=any(sample.control_logs for sample in earlier),
+        )
+        for night in self._table.nights:
+            self._nights.add(night)
+
+    def looks_lost(self, tonight: Iterable[Sample]) -> list[Figure]:
+        """Return the figures that look worse than tolerated, so that a further launch helps."""
+        looks_lost = self._nights.looks_lost(night_of(tonight, self._table.figures))
+        return [
+            figure
+            for figure, is_lost in zip(self._table.figures, looks_lost, strict=True)
+            if is_lost
+        ]
+
+    def judge(self, tonight: Sequence[Sample]) -> list[SpeedVerdict]:
+        """Return the verdict on each figure of tonight."""
+        night = night_of(tonight, self._table.figures)
+        nights = copy.deepcopy(self._nights)
+        nights.add(night)
+        began_s = [*self._table.began_s, *(sample.began_s for sample in tonight[:1])]
+        software = [*self._table.software, software_of(tonight)]
+        verdicts = []
+        for figure, evidence, level in zip(
+            self._table.figures, nights.evidence(), night.levels, strict=True
+        ):
+            if np.isnan(level):
+                continue
+            first = _first_night(evidence)
+            changed = ("", "")
+            if first >= 0:
+                changed = _software_around(software, figure.engine, first)
+            verdicts.append(
+                SpeedVerdict(
+                    figure=figure,
+                    finding=finding_of(evidence),
+                    evidence=evidence,
+                    level=float(level) - evidence.own - evidence.shared,
+                    since_s=began_s[first] if first >= 0 else None,
+                    lasted=len(began_s) - first if first >= 0 else 0,
+                    software=changed,
+                )
             )
-            verdicts.append(_dated(verdict, table))
-    return verdicts
+        return verdicts
 
 
-def _dated(verdict: SpeedVerdict, table: Table) -> SpeedVerdict:
-    """Add when the loss or gain began, and whether the software changed on that night."""
-    evidence = verdict.evidence
+def _first_night(evidence: Evidence) -> int:
+    """Return the first night of a figure's open loss or gain; -1 without one."""
     dates = (evidence.since, evidence.engine_since, evidence.machine_since)
-    since = next((night for night in dates if night >= 0), -1)
-    if since < 0:
-        return verdict
-    engine = verdict.figure.engine
-    return dataclasses.replace(
-        verdict,
-        since_s=table.began_s[since],
-        software_changed=_software_before(table, engine, since)
-        != table.software[since].get(engine, ""),
-    )
+    return next((night for night in dates if night >= 0), -1)
 
 
-def _software_before(table: Table, engine: str, night: int) -> str:
-    """Return the software of an engine on the last night before a night that measured it."""
-    for software in reversed(table.software[:night]):
-        if engine in software:
-            return software[engine]
-    return table.software[night].get(engine, "")
+def _software_around(
+    software: Sequence[Mapping[str, str]], engine: str, night: int
+) -> tuple[str, str]:
+    """Return the software of an engine before a night, and on it or on the first one after it."""
+    before = [engines[engine] for engines in software[:night] if engine in engines]
+    after = [engines[engine] for engines in software[night:] if engine in engines]
+    return before[-1] if before else "", after[0]

@@ -13,7 +13,7 @@ from specreg.baselines.schema import read_baselines
 from specreg.core.readable import readable_line
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
+from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS, Metric
 from specreg.plugin.state import (
     CONTEXT,
     NOTES,
@@ -129,22 +129,24 @@ def _without_placeholders(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 def _sort_by_server(items: list[pytest.Item], context: RunContext) -> None:
     """Sort the suite's tests by server, case and metric, after all other tests.
 
-    pytest's own order keeps the tests of a server together, but not those of a case. The test that
-    carries the benchmarks comes last, once every launch has been measured.
+    pytest's own order keeps the tests of a server together, but not those of a case. Speeds come
+    after acceptance and checks, because they are judged once everything has been measured. The test
+    that carries the benchmarks comes last.
     """
     positions = {}
     for position, case_launch in enumerate(context.case_launches()):
         positions[case_launch.server.id, case_launch.case.id] = position
     ranks = {name: rank for rank, name in enumerate((*METRICS, *CHECKS))}
 
-    def sort_key(item: pytest.Item) -> tuple[int, int]:
+    def sort_key(item: pytest.Item) -> tuple[int, int, int]:
         if not is_suite_test(item):
-            return (-1, 0)
+            return (-1, 0, 0)
         subject = subject_of(item)
         if subject is BENCHMARK_METRIC:
-            return (len(positions), 0)
+            return (2, 0, 0)
+        is_speed = isinstance(subject, Metric) and subject.by_launch
         position = positions[params_of(item)["server"].id, case_id_of(item)]
-        return (position, ranks[subject.name])
+        return (int(is_speed), position, ranks[subject.name])
 
     items.sort(key=sort_key)
 

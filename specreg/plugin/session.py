@@ -25,7 +25,6 @@ from specreg.plugin.state import (
     END,
     NOTES,
     PROGRESS,
-    RECORD_PROPERTY,
     RUN,
     SELECTION,
     SHARDS,
@@ -45,9 +44,7 @@ from specreg.plugin.xdist import (
 from specreg.report.progress import Progress
 from specreg.suite.configure import open_context
 from specreg.suite.document import run_verdict
-from specreg.suite.engine_check import check_engine
 from specreg.suite.finish import VERDICT_FILE, record_run
-from specreg.suite.group_judge import changes_between, properties_of, render_changes
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Options
 from specreg.suite.result import Run, RunResult, empty_result
@@ -188,12 +185,11 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     cut_short = _is_cut_short(session, exitstatus)
     # The servers are stopped first, because the rest takes a while and may be interrupted again.
     notes.add_lines(_stop_servers(config, cut_short=cut_short))
-    # Judge all cases together.
     run = _finished_run(session, cut_short=cut_short)
     if run is None:
         result = empty_result(context, config.stash.get(SELECTION, Selection()))
     else:
-        notes.add_lines(_conclude(config, run, cut_short=cut_short))
+        notes.add_lines(_conclude(run, cut_short=cut_short))
         result = run.result()
     # Say how to continue an interrupted run, and write the baselines.
     if result.launches and cut_short:
@@ -228,24 +224,16 @@ def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | Non
     return run or config.stash.get(RUN, None)
 
 
-def _conclude(config: pytest.Config, run: Run[Any], *, cut_short: bool) -> Iterator[str]:
-    """Judge all verdicts together, and yield lines for the summary.
+def _conclude(run: Run[Any], *, cut_short: bool) -> Sequence[str]:
+    """Judge what hasn't been judged yet, and return lines for the summary.
 
-    The lines say what the check of the engine did, and which outcomes changed.
+    Only the joined run of several workers has something left to judge, and a run that was cut short
+    before the first test of a speed.
     """
-    before = run.judge.verdicts
     run.judge.conclude()
-    if not cut_short:
-        yield from check_engine(run)
-    changes = changes_between(before, run.judge.verdicts)
-    # JUnit's file already has the outcome with which each test ended, so it gets the changes as
-    # properties of the run.
-    record_property = config.stash.get(RECORD_PROPERTY, None)
-    if record_property is not None:
-        for name, value in properties_of(changes).items():
-            record_property(name, value)
-    if changes:
-        yield render_changes(changes)
+    if run.is_merged and not cut_short:
+        run.judge.compare_engines()
+    return run.judge.notes
 
 
 def _is_stopped_by_failures(session: pytest.Session, exitstatus: int) -> bool:

@@ -1,7 +1,7 @@
 """The values that the hooks share through pytest's stash during a session."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -90,8 +90,6 @@ SHARDS = pytest.StashKey[Sequence[Shard]]()
 """All shards of the run, if one of them is selected or if they are only listed."""
 RUN = pytest.StashKey[Run[CaseRunner]]()
 """The run, once it has started; absent if no test of the suite runs in this process."""
-RECORD_PROPERTY = pytest.StashKey[Callable[[str, object], None]]()
-"""Adds a property of the whole run to JUnit's file."""
 END = pytest.StashKey[SessionEnd]()
 
 

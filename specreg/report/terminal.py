@@ -29,9 +29,9 @@ from specreg.report.tables import (
     render_rows,
 )
 from specreg.report.view import view_of
-from specreg.stats.intervals import LEVELS
+from specreg.stats.intervals import LEVELS, Look
 from specreg.verdicts.detection import to_frac
-from specreg.verdicts.judge import PUBLISHED, planned_look
+from specreg.verdicts.judge import PUBLISHED
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
 
 _WORSE = {Outcome.WRONG, Outcome.REGRESSED}
@@ -248,7 +248,7 @@ def _change_cells(
     effect = change_of_baseline(metric, record.old, record.new)
     if effect is not None:
         # The level is that of a run, so the interval shows what a run could prove.
-        low, high = effect.bounds(LEVELS[planned_look(metric)])
+        low, high = effect.bounds(LEVELS[Look.LAUNCH if metric.by_launch else Look.FULL])
         low_frac = to_frac(metric, low)
         high_frac = to_frac(metric, high)
         interval = render_interval(low_frac, high_frac)

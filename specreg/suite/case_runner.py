@@ -8,6 +8,7 @@ servers fit into memory.
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +56,7 @@ from specreg.suite.selection import Selection, least_time_s
 from specreg.suite.server_set import ServerSet
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sampler import Watch, watch
-from specreg.verdicts.confirmation import enough_for
+from specreg.verdicts.stopping import enough_for
 from specreg.verdicts.verdict import Verdict
 
 _ATTEMPTS = 2
@@ -94,6 +95,21 @@ class CaseSource(Protocol):
         self, cases: Sequence[Case], number: int
     ) -> Mapping[str, Measurement | Reason]:
         """Return the measurement of each case on a further launch, or why there is none."""
+
+    def measure_remaining(self, case_launches: Sequence[CaseLaunch], servers: ServerSet) -> None:
+        """Measure cases on planned launches that no test has needed so far.
+
+        Args:
+            case_launches: The cases, in the order of the run. A case that can't be measured is left
+                out, and raises its error in its own test.
+            servers: The servers of the present test, whose control may be that of the first cases.
+
+        Raises:
+            MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
+        """
+
+    def stop(self) -> None:
+        """Stop all servers."""
 
     def ledger_of(self, case: Case, number: int) -> Path | None:
         """Return the ledger from which a case's measurement on a launch was read.
@@ -604,6 +620,37 @@ class CaseRunner:
                     servers = ServerSet.of(case, server, control)
                     results[case.id] = self._measurement_or_reason(case, servers)
         return results
+
+    def measure_remaining(self, case_launches: Sequence[CaseLaunch], servers: ServerSet) -> None:
+        """Measure cases on planned launches that no test has needed so far.
+
+        Raises:
+            MemoryHeldError: The memory of a GPU isn't free, so nothing more can be measured there.
+        """
+        if not case_launches:
+            return
+        own_control = servers.control or servers.server
+        if own_control is not servers.server:
+            servers.server.stop()
+        pairs: dict[tuple[Launch, Launch], list[Case]] = {}
+        for case_launch in case_launches:
+            pair = (case_launch.control, case_launch.server)
+            pairs.setdefault(pair, []).append(case_launch.case)
+        by_control = itertools.groupby(pairs, key=lambda pair: pair[0])
+        for control_launch, group in by_control:
+            with contextlib.ExitStack() as stack:
+                control = own_control
+                if control_launch != own_control.launch:
+                    own_control.stop()
+                    control = stack.enter_context(self.servers.start(control_launch))
+                for pair in group:
+                    with self.servers.start(pair[1], control=control) as server:
+                        for case in pairs[pair]:
+                            self._measurement_or_reason(case, ServerSet.of(case, server, control))
+
+    def stop(self) -> None:
+        """Stop all servers."""
+        self.servers.stop()
 
     def _measurement_or_reason(self, case: Case, servers: ServerSet) -> Measurement | Reason:
         """Return the measurement of a case, or the reason why it couldn't be measured.

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from specreg.baselines.comparison import CaseBaselines
+from specreg.baselines.comparison import CaseBaselines, differing_settings
+from specreg.baselines.schema import Baseline
 from specreg.baselines.store import BaselineStore, load_settings
+from specreg.core.errors import BaselineError
 from specreg.datasets.hub import is_offline
 from specreg.matrix.case import Case, CaseSettings, Tier, in_run_order
 from specreg.measurement.metrics import METRICS
@@ -173,6 +175,23 @@ class RunContext:
             SpecregError: The models or the prompts of the case can't be read.
         """
         return self.store.look_up(case, self.settings(case))
+
+    def exact_baseline(self, case: Case) -> Baseline | None:
+        """Return this machine's baseline of a case, if it has the present settings of the case.
+
+        Returns:
+            None if there is no such baseline, or if it can't be read.
+
+        Raises:
+            SpecregError: The models or the prompts of the case can't be read.
+        """
+        try:
+            known = self.baselines_of(case)
+        except BaselineError:
+            return None
+        if known.exact is None or differing_settings(known.exact.case, known.settings):
+            return None
+        return known.exact
 
 
 def store_of(

@@ -4,17 +4,14 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specreg.baselines.comparison import differing_settings
-from specreg.baselines.schema import Baseline
 from specreg.core.commands import RECORD_OPTION
-from specreg.core.errors import BaselineError, SpecregError
+from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
 from specreg.report.document import CaseReport, Report, RunVerdict, origin_of, reproduce_command
 from specreg.report.expected import expected_of
 from specreg.report.launches import slowed_of
 from specreg.runs.goals import CaseLaunch
 from specreg.servers.launch import log_paths
-from specreg.suite.context import RunContext
 from specreg.suite.options import MAX_LAUNCHES_ASKED
 from specreg.suite.result import RunResult, shown_launch
 from specreg.verdicts.detection import MAX_LAUNCHES
@@ -149,21 +146,3 @@ def _logs(run_folder: Path, case: Case) -> Iterator[str]:
         if not paths:
             return
         yield from (path.relative_to(run_folder).as_posix() for path in paths)
-
-
-def exact_baseline(context: RunContext, case: Case) -> Baseline | None:
-    """Return this machine's baseline of a case, if it has the present settings of the case.
-
-    Returns:
-        None if there is no such baseline, or if it can't be read.
-
-    Raises:
-        SpecregError: The models or the prompts of the case can't be read.
-    """
-    try:
-        known = context.baselines_of(case)
-    except BaselineError:
-        return None
-    if known.exact is None or differing_settings(known.exact.case, known.settings):
-        return None
-    return known.exact

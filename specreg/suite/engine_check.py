@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -23,16 +22,14 @@ from specreg.compare.judging import Decision
 from specreg.compare.options import TOLERANCE, GateOptions
 from specreg.core.commands import specreg_command
 from specreg.core.reasons import Reason
-from specreg.core.timeline import Phase
+from specreg.core.timeline import Phase, RunTime, Timeline
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import GATE_METRICS, METRICS
 from specreg.report.tables import label_of
 from specreg.runs.goals import CaseLaunch
-from specreg.runs.ledger import LEDGER
+from specreg.runs.ledger import LEDGER, MeasuredLaunch
 from specreg.suite.context import RunContext
-from specreg.suite.document import exact_baseline
-from specreg.suite.result import Run, RunResult
 from specreg.verdicts.history import settings_sha256
 from specreg.verdicts.multiple_testing import draw_of
 from specreg.verdicts.verdict import (
@@ -109,6 +106,35 @@ class EngineCheck:
         return f"{self.change} on {self.case.id}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A run that has measured and judged everything.
+
+    Attributes:
+        context: What is fixed for the run.
+        launches: The measured launches in the order of the run.
+        verdicts: The verdicts in the order of the run.
+        time: How the time was spent.
+    """
+
+    context: RunContext
+    launches: Sequence[MeasuredLaunch]
+    verdicts: Sequence[Verdict]
+    time: RunTime
+
+    @property
+    def cases(self) -> Sequence[Case]:
+        """The cases that were measured, each once."""
+        return tuple({launch.case.id: launch.case for launch in self.launches}.values())
+
+    def engine_version(self, case: Case) -> str:
+        """Return the version of the engine on the last launch of a case."""
+        versions = [
+            launch.measurement.engine_version for launch in self.launches if launch.case == case
+        ]
+        return versions[-1]
+
+
 def is_doubtful(verdict: Verdict) -> bool:
     """Return whether either the machine or the engine may have caused what a verdict is about.
 
@@ -127,13 +153,13 @@ def is_doubtful(verdict: Verdict) -> bool:
     return common_frac < -tolerance_frac
 
 
-def possible_checks(result: RunResult) -> list[EngineCheck]:
+def possible_checks(run: MeasuredRun) -> list[EngineCheck]:
     """Return the comparisons that can tell the engine from the machine, the best one first.
 
     The best one is on the case with the most doubtful metrics, and among such cases on the one
     whose launch took the least time.
     """
-    context = result.context
+    context = run.context
     provision = context.provision
     is_installed_by_specreg = not (provision.attached or provision.python or provision.build)
     # Only an engine that specreg installs can be measured in an earlier version.
@@ -144,11 +170,12 @@ def possible_checks(result: RunResult) -> list[EngineCheck]:
     if context.is_part or context.is_recording or not context.has_history:
         return []
     checks = []
-    for case in result.cases:
-        tolerances = _doubtful_tolerances(result.verdicts_of(case.id))
-        change = _change_of(result, case, tolerances)
+    for case in run.cases:
+        verdicts = [verdict for verdict in run.verdicts if verdict.case_id == case.id]
+        tolerances = _doubtful_tolerances(verdicts)
+        change = _change_of(run, case, tolerances)
         if tolerances and change is not None:
-            launch_s = _launch_s(result, case)
+            launch_s = _launch_s(run, case)
             checks.append(
                 EngineCheck(case=case, change=change, tolerances=tolerances, launch_s=launch_s)
             )
@@ -176,19 +203,19 @@ def _doubtful_tolerances(verdicts: Iterable[Verdict]) -> dict[str, float]:
     return tolerances
 
 
-def _change_of(result: RunResult, case: Case, metrics: Iterable[str]) -> EngineChange | None:
+def _change_of(run: MeasuredRun, case: Case, metrics: Iterable[str]) -> EngineChange | None:
     """Return how the engine of a case changed; None if it didn't, or if that can't be measured.
 
     Args:
-        result: The result of the run.
+        run: The run.
         case: The case.
         metrics: The names of the metrics by which a night is called good.
     """
     if engine_named(case.server.engine).program is not None:
         # The engine is a program on PATH, of which there is only one version.
         return None
-    before = _released(_version_before(result.context, case, frozenset(metrics)))
-    tonight = _released(result.measurements_of(case)[-1].engine_version)
+    before = _released(_version_before(run.context, case, frozenset(metrics)))
+    tonight = _released(run.engine_version(case))
     if not before or not tonight or before == tonight:
         return None
     return EngineChange(engine=case.server.engine, before=before, tonight=tonight)
@@ -201,7 +228,7 @@ def _version_before(context: RunContext, case: Case, metrics: AbstractSet[str]) 
         The version; without a good night the version of the baseline; empty if the case has no
         baseline on this machine.
     """
-    baseline = exact_baseline(context, case)
+    baseline = context.exact_baseline(case)
     if baseline is None:
         return ""
     settings = settings_sha256(baseline.case)
@@ -227,14 +254,14 @@ def _released(version: str) -> str:
     return ""
 
 
-def _launch_s(result: RunResult, case: Case) -> float:
+def _launch_s(run: MeasuredRun, case: Case) -> float:
     """Return how long the first launch of a case's server took, in seconds; 0 if unknown.
 
     All cases on that server count. Time that several servers used together is divided equally
     between them.
     """
     launch_id = CaseLaunch.of(case, 1).server.id
-    for pair_time in result.time.pairs:
+    for pair_time in run.time.pairs:
         if pair_time.pair == launch_id:
             return sum(pair_time.phases_s.get(phase, 0.0) for phase in _LAUNCH_PHASES)
     return 0.0
@@ -322,44 +349,53 @@ Measure = Callable[[EngineCheck, RunContext], Sequence[Verdict]]
 """Measures both versions on the case of a check, and returns the verdicts of the gate."""
 
 
-def check_engine(run: Run[Any], measure: Measure | None = None) -> list[str]:
-    """Measure the earlier engine beside the present one if a loss is doubtful, and judge again.
+def check_engine(
+    run: MeasuredRun,
+    timeline: Timeline,
+    stop_servers: Callable[[], None],
+    measure: Measure | None = None,
+) -> tuple[EngineAnswer | None, list[str]]:
+    """Measure the earlier engine beside the present one if a loss is doubtful.
 
     If something goes wrong here, or the user interrupts it, the verdicts of the run stay as they
     are.
 
     Args:
-        run: The run, which has measured and judged everything, and has stopped its servers.
+        run: The run.
+        timeline: Records how long it takes.
+        stop_servers: Stops the servers of the run.
         measure: Measures both versions; None to measure them with a gate.
 
     Returns:
-        Lines for the summary: what was compared, or why it couldn't be.
+        What the comparison says, or None without one; and lines for the summary: what was compared,
+        or why it couldn't be.
     """
     context = run.context
     subject = "both versions of the engine"
     try:
-        result = run.result()
-        check = next(iter(possible_checks(result)), None)
+        check = next(iter(possible_checks(run)), None)
         if check is None:
-            return []
+            return None, []
         subject = str(check)
         # A long comparison would delay the verdicts of the run, so its command is only shown.
         if _expected_s(check, context) > _MINUTES * _S_PER_MIN:
             command = _command_of(_gate_options(check, context))
             problem = f"measuring both versions side by side takes more than {_MINUTES:g} minutes"
-            return [f"{subject}: {problem}, so it isn't done at the end of a run; type {command}"]
+            line = f"{subject}: {problem}, so it isn't done at the end of a run; type {command}"
+            return None, [line]
+        stop_servers()
         context.provision.tell(
             f"is the machine slower, or the engine? Measuring {subject} side by side, for about"
             f" {_MINUTES:g} minutes at most; Ctrl-C leaves the verdicts as they are"
         )
-        with run.judge.timeline.during(Phase.CONFIRMING, str(check.change), of=subject):
+        with timeline.during(Phase.CONFIRMING, str(check.change), of=subject):
             verdicts = (measure or measure_by_gate)(check, context)
-        run.judge.revise(_answer_of(result, check, verdicts).judge)
+        answer = _answer_of(run, check, verdicts)
     except KeyboardInterrupt:
-        return [f"{subject}: interrupted, so the verdicts are those of the run alone"]
+        return None, [f"{subject}: interrupted, so the verdicts are those of the run alone"]
     except Exception as error:  # noqa: BLE001 - a comparison on top must lose no verdict
-        return [f"{subject}: couldn't be measured side by side: {error}"]
-    return [f"{subject}, side by side: {_folder_of(check, context) / 'report.html'}"]
+        return None, [f"{subject}: couldn't be measured side by side: {error}"]
+    return answer, [f"{subject}, side by side: {_folder_of(check, context) / 'report.html'}"]
 
 
 def _expected_s(check: EngineCheck, context: RunContext) -> float:
@@ -373,12 +409,10 @@ def _expected_s(check: EngineCheck, context: RunContext) -> float:
     return launches * check.launch_s
 
 
-def _answer_of(result: RunResult, check: EngineCheck, verdicts: Iterable[Verdict]) -> EngineAnswer:
+def _answer_of(run: MeasuredRun, check: EngineCheck, verdicts: Iterable[Verdict]) -> EngineAnswer:
     """Return what a gate's verdicts say about the run."""
     metrics = check.tolerances
-    case_ids = {
-        case.id for case in result.cases if _change_of(result, case, metrics) == check.change
-    }
+    case_ids = {case.id for case in run.cases if _change_of(run, case, metrics) == check.change}
     by_metric = {verdict.metric: verdict for verdict in verdicts if verdict.metric in metrics}
     return EngineAnswer(check=check, case_ids=case_ids, by_metric=by_metric)
 

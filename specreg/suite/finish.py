@@ -16,7 +16,7 @@ from specreg.report.tables import render_figures, render_times
 from specreg.report.terminal import render_report, render_verdicts
 from specreg.runs.goals import CaseLaunch
 from specreg.suite.benchmarks import round_times_s
-from specreg.suite.document import exact_baseline, report_of
+from specreg.suite.document import report_of
 from specreg.suite.remarks import remarks_of
 from specreg.suite.result import RunResult
 from specreg.verdicts.history import RunOrigin, RunRecord, record_history, run_record
@@ -113,7 +113,7 @@ def add_to_history(result: RunResult) -> None:
         ]
         verdicts = result.verdicts_of(case.id)
         if measurements and verdicts and not was_added_before:
-            baseline = exact_baseline(context, case)
+            baseline = context.exact_baseline(case)
             settings = context.settings(case)
             host = result.hosts.get(case.id, "")
             origin = RunOrigin(run=context.name, host=host, commit=commit)

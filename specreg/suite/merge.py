@@ -95,6 +95,7 @@ def merge_shards(
         # No launch can be measured here. The further launches that shards measured are read below.
         budget=RecordingBudget(left_s=0.0, store=context.store),
         timeline=Timeline(),
+        takes_launches=False,
     )
     # Judge all cases.
     for case_launch in context.case_launches():

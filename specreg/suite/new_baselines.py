@@ -1,6 +1,6 @@
 """Write the baselines of a run that records them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -12,12 +12,11 @@ from specreg.core.errors import BaselineError, SpecregError
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family
+from specreg.measurement.metrics import METRICS, Family, Metric
 from specreg.report import terminal
 from specreg.report.screen import LOG, Screen
 from specreg.suite.recording import speed_spreads
 from specreg.suite.result import RunResult
-from specreg.verdicts.confirmation import Confirmation
 from specreg.verdicts.detection import detects_against
 from specreg.verdicts.history import (
     History,
@@ -28,8 +27,10 @@ from specreg.verdicts.history import (
     run_record,
 )
 from specreg.verdicts.multiple_testing import draw_of
-from specreg.verdicts.nights import MachineNights
-from specreg.verdicts.verdict import Outcome
+from specreg.verdicts.references import References
+from specreg.verdicts.run_verdicts import acceptance_on_launch
+from specreg.verdicts.speeds import Speed, SpeedJudge, compare_speed
+from specreg.verdicts.verdict import Outcome, Verdict
 
 
 def record_baselines(result: RunResult, screen: Screen = LOG) -> tuple[list[str], bool]:
@@ -159,15 +160,14 @@ def _check_nothing_lost(
     known = context.baselines_of(case)
     if known.exact is None:
         return
-    baselines = {path.stem: baseline for path, baseline in context.store.own().items()}
-    confirmation = Confirmation(
+    references = References(
         baselines_of=context.baselines_of,
-        measure_afresh=lambda _cases, _number: {},
-        nights=MachineNights(baselines=baselines, history=history),
+        run=context.name,
+        baselines={path.stem: baseline for path, baseline in context.store.own().items()},
+        history=history,
+        hosts=result.hosts,
     )
-    for metric in result.selection.metrics_of(case):
-        confirmation.judge(metric, measurements)
-    for verdict in confirmation.verdicts:
+    for verdict in _verdicts_on(result.selection.metrics_of(case), measurements, references):
         # The leader of a group of metrics decides about the others, so only leaders are looked at.
         is_leader = verdict.metric == draw_of(METRICS[verdict.metric])
         if verdict.outcome is Outcome.REGRESSED and is_leader:
@@ -179,3 +179,20 @@ def _check_nothing_lost(
                 f"baseline of '{case.id}': not written, {lost}; if it is meant to be so from now"
                 " on, say why with --reason"
             )
+
+
+def _verdicts_on(
+    metrics: Sequence[Metric], launches: Sequence[Measurement], references: References
+) -> Iterator[Verdict]:
+    """Yield the verdicts on the recorded launches of a case, compared with the old baseline."""
+    speeds = []
+    for metric in metrics:
+        if not metric.by_launch:
+            yield acceptance_on_launch(metric, launches[-1], references)
+            continue
+        comparison = compare_speed(metric, launches, references)
+        if isinstance(comparison, Verdict):
+            yield comparison
+        else:
+            speeds.append(Speed(metric=metric, comparison=comparison))
+    yield from SpeedJudge(speeds, references).judge(speeds)

@@ -15,7 +15,6 @@ from specreg.measurement.metrics import METRICS
 from specreg.report.launches import last_launches
 from specreg.report.remarks import workload_remarks
 from specreg.suite.context import RunContext
-from specreg.suite.document import exact_baseline
 from specreg.suite.result import RunResult
 from specreg.verdicts.verdict import Outcome
 
@@ -118,7 +117,7 @@ def _is_speed(metric_name: str) -> bool:
 
 def _changes_of(result: RunResult, case: Case) -> Iterator[str]:
     """Yield each fact in which the last launch of a case differs from its baseline."""
-    baseline = exact_baseline(result.context, case)
+    baseline = result.context.exact_baseline(case)
     if baseline is None:
         return
     measurement = result.measurements_of(case)[-1]
@@ -133,7 +132,7 @@ def _packages(result: RunResult) -> Iterator[str]:
     """Name the packages that differ from those of the baselines, once for each environment."""
     remarks: dict[str, None] = {}
     for measurement in result.measurements:
-        baseline = exact_baseline(result.context, measurement.case)
+        baseline = result.context.exact_baseline(measurement.case)
         if baseline is not None:
             folder = result.context.store.path(measurement.case.id).parent
             remarks |= dict.fromkeys(package_remarks(folder, measurement, baseline))

@@ -3,19 +3,21 @@
 The minimum detectable effect (MDE) is the loss that would be proven 99 times out of 100.
 """
 
-import bisect
 import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.comparison import change_of_acceptance
 from specreg.baselines.schema import Baseline, Detectable
+from specreg.judging.nights import CPU, GPU
+from specreg.judging.spread import nights_to_keep
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, Metric
+from specreg.measurement.metrics import METRICS, Family, Metric
 from specreg.stats.intervals import (
-    LEVEL,
     LEVELS,
     MORE_LAUNCHES,
     Effect,
@@ -24,18 +26,16 @@ from specreg.stats.intervals import (
     change_of_launches,
     t_quantile,
 )
-from specreg.stats.nights import DIFFERENCE_FREEDOM, MAX_TOGETHER, NightSpread
 from specreg.stats.variance import Variance, sum_of
-from specreg.verdicts.nights import NightEvidence, usual_night_frac
 
 RUN_LAUNCHES = 1 + MORE_LAUNCHES
 """The most launches that a run takes of an undecided case."""
 MAX_LAUNCHES = 12
 """The most launches that are suggested for a case, or measured to record it. Each takes minutes."""
-MAX_NIGHTS_TO_HOLD = 2 * MAX_TOGETHER
-"""The most nights that are suggested. They last more than three months."""
 _MISSED_LEVEL = 0.01
 """The probability that a loss as large as the minimum detectable effect isn't proven."""
+_MOST_LOSS_FRAC = 0.999
+"""The largest loss that has a logarithm to calculate with."""
 _FURTHEST = 50.0
 """Differences of logarithms are limited to ± this, so that their exponentials can't overflow."""
 
@@ -57,12 +57,14 @@ def detectable(
         mde_frac_by_launches[launches] = mde_of_launches(metric, launches, recorded, spread)
     launch = Variance(value=spread.within_frac**2, freedom=spread.freedom)
     # A machine without a history is assumed to vary as much as usual for its kind.
-    between_frac = spread.between_frac or usual_night_frac(metric, kind)
+    prior = GPU if kind == "gpu" else CPU
+    # A speedup compares two servers in the same minutes, so bad hours cancel out.
+    usual_frac = prior.own_frac if metric.family is Family.SPEEDUP else prior.night_frac
+    between_frac = spread.between_frac or usual_frac
     between_freedom = spread.between_freedom or spread.freedom
     between = Variance(value=between_frac**2, freedom=between_freedom)
     # Nights differ because the machine has better and worse hours, and because launches differ.
-    night_spread = NightSpread(night=sum_of(launch, between), launch=launch)
-    nights = nights_to_hold(metric, allowed_frac, night_spread)
+    nights = nights_to_hold(metric, allowed_frac, sum_of(launch, between))
     return Detectable.of(mde_frac_by_launches, allowed_frac, RUN_LAUNCHES, nights)
 
 
@@ -135,7 +137,6 @@ def detectable_acceptance(
     mde = mde_frac(metric, unchanged, LEVELS[Look.EXTENDED])
     # Acceptance hardly depends on the night, so a night varies as a launch does.
     of_launch = Variance(value=variance, freedom=freedom)
-    night_spread = NightSpread(night=of_launch, launch=of_launch)
     decides = mde <= allowed_frac
     return Detectable(
         decides=decides,
@@ -143,7 +144,7 @@ def detectable_acceptance(
         tolerance_frac=allowed_frac,
         # Further launches replay the same prompts, so one launch decides or no number does.
         launches=int(decides),
-        nights=nights_to_hold(metric, allowed_frac, night_spread),
+        nights=nights_to_hold(metric, allowed_frac, of_launch),
     )
 
 
@@ -162,61 +163,32 @@ def mde_of_launches(metric: Metric, launches: int, recorded: int, spread: Spread
     return mde_frac(metric, change, LEVELS[look])
 
 
-def nights_to_hold(metric: Metric, tolerance_frac: float, spread: NightSpread) -> int:
-    """Return how many nights together prove that no more than the tolerance was lost.
+def speed_loss(metric: Metric, tolerance_frac: float) -> float:
+    """Return the share of a speed that is lost if a metric is worse by its tolerance, 0..1.
 
-    The second half of the nights is compared with the first half. Each night also makes the
-    estimate of the spread more precise.
+    A time that may become 25 % longer is a speed that may lose 20 %.
+    """
+    if metric.sign < 0:
+        return tolerance_frac / (1 + tolerance_frac)
+    return min(tolerance_frac, _MOST_LOSS_FRAC)
+
+
+def nights_to_hold(metric: Metric, tolerance_frac: float, night: Variance) -> int:
+    """Return how many nights together prove that no more than the tolerance was lost.
 
     Args:
         metric: the metric.
         tolerance_frac: the tolerated loss, as a share.
-        spread: how nights vary.
+        night: how nights vary.
 
     Returns:
-        0 if no number up to MAX_NIGHTS_TO_HOLD is enough.
+        0 if no number is enough.
     """
-
-    def are_enough(nights: int) -> bool:
-        last = nights // 2
-        first = nights - last
-        error = math.sqrt(spread.of(1) * (1 / last + 1 / first))
-        freedom = round(spread.night.freedom + DIFFERENCE_FREEDOM * nights)
-        reach = t_quantile(LEVEL, freedom)
-        largest_loss_frac = -to_frac(metric, -reach * error)
-        return largest_loss_frac <= tolerance_frac
-
-    counts = range(2, MAX_NIGHTS_TO_HOLD + 1)
-    # If a number of nights is enough, each larger number is too, so bisection finds the smallest.
-    row = bisect.bisect_left(counts, True, key=are_enough)  # noqa: FBT003 - False before True
-    if row == len(counts):
-        return 0
-    return counts[row]
-
-
-def launches_to_hold(
-    metric: Metric, tolerance_frac: float, nights: NightEvidence, *, launches: int
-) -> int:
-    """Return how many launches in one night prove that no more than the tolerance was lost.
-
-    Args:
-        metric: the speed.
-        tolerance_frac: the tolerated loss, as a share.
-        nights: how the speed changed tonight.
-        launches: how many launches tonight had.
-
-    Returns:
-        0 if no number up to MAX_LAUNCHES is enough.
-    """
-    reach = t_quantile(LEVELS[Look.FURTHER_LAUNCH], nights.spread.night.freedom)
-    # Further launches make tonight more precise, but not the nights that it is compared with.
-    reference_variance = max(nights.effect.error_frac**2 - nights.spread.of(launches), 0.0)
-    for count in range(launches + 1, MAX_LAUNCHES + 1):
-        error = math.sqrt(nights.spread.of(count) + reference_variance)
-        largest_loss_frac = -to_frac(metric, -reach * error)
-        if largest_loss_frac <= tolerance_frac:
-            return count
-    return 0
+    tolerated = -math.log1p(-speed_loss(metric, tolerance_frac))
+    needed = nights_to_keep(
+        np.array([night.value]), np.array([night.freedom]), np.array([tolerated])
+    )
+    return int(needed[0])
 
 
 def mde_frac(metric: Metric, effect: Effect, level: float) -> float:

@@ -70,6 +70,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         launches: how many launches had a speed, or how many there were if none had one.
         launch_values: the value of each metric on each valid launch. The value of acceptance is
             over the prompts of the case, without those of an extension.
+        control_values: the same of the server without speculation that ran beside the case.
         host: the machine that measured the case; empty if one machine measured the whole run.
         recorded: whether the run recorded baselines instead of judging.
         accepted: whether the user gave a reason for recording. Later nights are then compared with
@@ -90,6 +91,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     baseline_sha256: Label = ""
     launches: _LaunchCount = 1
     launch_values: dict[Label, _LaunchValues] = {}
+    control_values: dict[Label, _LaunchValues] = {}
     host: _Word = ""
     recorded: bool = False
     accepted: bool = False
@@ -216,6 +218,7 @@ def run_record(
     first = launches[0]
     values = {}
     launch_values = {}
+    control_values = {}
     # A metric may have a verdict for each launch. A dictionary names it once, and keeps the order.
     judged_names = dict.fromkeys(verdict.metric for verdict in verdicts)
     for name in judged_names:
@@ -230,6 +233,9 @@ def run_record(
             values_of_launches = night_values(METRICS[name], launches)
             if values_of_launches:
                 launch_values[name] = values_of_launches
+            values_of_control = night_control_values(METRICS[name], launches)
+            if values_of_control:
+                control_values[name] = values_of_control
     # Launches that measured only acceptance say nothing about the spread of speeds.
     timed_launches = [
         launch for launch in launches if any(METRICS[name].by_launch for name in launch.values)
@@ -247,6 +253,7 @@ def run_record(
         baseline_sha256=baseline_sha256(baseline),
         launches=len(timed_launches) or len(launches),
         launch_values=launch_values,
+        control_values=control_values,
         host=origin.host,
         recorded=origin.recorded,
         accepted=origin.accepted,
@@ -281,6 +288,25 @@ def night_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]
             own_prompts = without_extension(launch.acceptance, launch.case.request.prompts)
             value = acceptance_value(metric, own_prompts)
         if value is not None:
+            values.append(value)
+    return values
+
+
+def night_control_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]:
+    """Return the value of a metric of the control on each launch whose speedup is valid.
+
+    A speedup may be invalid because of the rounds of the control.
+    """
+    if not metric.by_launch or metric.family is Family.SPEEDUP:
+        return []
+    values = []
+    for launch in launches:
+        if launch.replay is None or not launch.replay.control_rounds:
+            continue
+        if metric.family in launch.invalid or Family.SPEEDUP in launch.invalid:
+            continue
+        value = metric.value_of(launch.replay.control_replay)
+        if value is not None and value > 0:
             values.append(value)
     return values
 
@@ -368,7 +394,8 @@ def _check_values(record: RunRecord) -> None:
     Raises:
         msgspec.ValidationError: a value is above 0 and too small.
     """
-    for values in (record.values.values(), *record.launch_values.values()):
+    lists = (*record.launch_values.values(), *record.control_values.values())
+    for values in (record.values.values(), *lists):
         if any(0 < value < _LEAST_VALUE for value in values):
             raise msgspec.ValidationError("a value that is too small")
 

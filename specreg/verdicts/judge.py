@@ -1,8 +1,6 @@
-"""Judge one metric of a case by comparing its launches with the baselines of the case."""
+"""Judge an acceptance metric of a case, and find out whether a metric can be judged at all."""
 
 import dataclasses
-import math
-import statistics
 from dataclasses import dataclass
 
 from specreg.acceptance.record import AcceptanceRecord
@@ -18,27 +16,22 @@ from specreg.baselines.comparison import (
 from specreg.baselines.schema import load_acceptance
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.core.counted import counted
+from specreg.core.errors import BaselineError
 from specreg.core.reasons import Invalidity, Reason
-from specreg.engines.methods import METHODS
+from specreg.judging.spread import MOST_NIGHTS
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, SPOILS, Family, Metric, acceptance_value
+from specreg.measurement.measure import Measurement
+from specreg.measurement.metrics import SPOILS, Family, Metric, acceptance_value
 from specreg.stats.intervals import LEVELS, Effect, Look
-from specreg.verdicts.by_nights import (
-    hold_by_nights,
-    judge_beside_all_cases,
-    judge_beside_control,
-    name_lasting_loss,
-)
+from specreg.verdicts.acceptance_nights import AcceptanceNights, LastingLoss
 from specreg.verdicts.changed_lengths import weigh_changed_lengths
-from specreg.verdicts.detection import launches_to_hold, mde_frac, to_frac
-from specreg.verdicts.nights import KNOWN_NIGHTS, NightEvidence
-from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict
+from specreg.verdicts.detection import mde_frac, to_frac
+from specreg.verdicts.verdict import LASTING, Comparison, Lack, Outcome, Verdict
 
-_OTHER_CARD_FRAC = 0.2
-"""How far the energy and power of two cards of one kind may be apart. Each sensor may be 5 % off,
-and one H200 took 15 % more energy per token than another H200 with the same server."""
 PUBLISHED = "published"
 """The origin of the expected value if a case is compared with a published figure."""
+_DATE_DIGITS = 8
+"""The digits of the date at the beginning of a run's name, such as `20261121`."""
 _NEAR_ONE = 1.1
 """Below this acceptance length, three digits don't show how much of AL - 1 was lost."""
 
@@ -58,54 +51,37 @@ class Obstacle:
     lacks: Lack | None = None
 
 
-def planned_look(metric: Metric) -> Look:
-    """Return the look after all that a run plans: its launches, or all prompts of the case."""
-    return Look.LAUNCH if metric.by_launch else Look.FULL
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedBy:
-    """What a figure is judged by in addition to the comparison with its baseline.
-
-    Attributes:
-        nights: how the figure changed according to its nights; None if they don't show it.
-        decisions: how many decisions share the level of a loss. Chance may show a loss in each of
-            them, so the level is divided by their number (Bonferroni).
-    """
-
-    nights: NightEvidence | None = None
-    decisions: int = 1
-
-
-BY_BASELINE_ALONE = JudgedBy()
-
-
-def judge(
+def judge_acceptance(
     metric: Metric,
     evidence: BaselineComparison,
     look: Look,
-    judged_by: JudgedBy = BY_BASELINE_ALONE,
+    *,
+    decisions: int = 1,
+    nights: AcceptanceNights | None = None,
 ) -> Verdict:
-    """Judge one metric of a case.
+    """Judge an acceptance metric of a case on its last launch.
 
     Args:
         metric: the metric.
         evidence: the launches of the case and its baselines.
         look: the moment of the decision, which determines the level of significance.
-        judged_by: the nights of the figure and the number of decisions.
+        decisions: how many decisions share the level of a loss. Chance may show a loss in each of
+            them, so the level is divided by their number (Bonferroni).
+        nights: what the nights show; None if they show nothing.
     """
     if look is Look.EXTENDED:
         # Before further prompts extended the case, its own prompts were judged. If they decide this
         # metric, their decision stands, even if another metric needed the further prompts.
-        verdict = judge(metric, evidence.without_extension, Look.FULL, judged_by)
+        verdict = judge_acceptance(
+            metric, evidence.without_extension, Look.FULL, decisions=decisions, nights=nights
+        )
         if verdict.outcome is not Outcome.INCONCLUSIVE:
             return verdict
-    obstacle = _find_obstacle(metric, evidence)
+    obstacle = find_obstacle(metric, evidence)
     if obstacle is not None:
-        return _not_compared(metric, evidence, obstacle)
-    if metric.by_launch:
-        return _judge_speed(metric, evidence, look, judged_by)
-    return _judge_acceptance(metric, evidence, look, judged_by)
+        return not_compared(metric, evidence, obstacle)
+    verdict = _judge_prompts(metric, evidence, look, decisions)
+    return _judge_by_nights(metric, verdict, nights)
 
 
 def outcome_of(
@@ -252,7 +228,7 @@ _ABSENT = {
 """For each family, why a metric that a case should have may have no value, and what to do."""
 
 
-def _not_compared(metric: Metric, evidence: BaselineComparison, obstacle: Obstacle) -> Verdict:
+def not_compared(metric: Metric, evidence: BaselineComparison, obstacle: Obstacle) -> Verdict:
     """Return the verdict on a metric that can't be compared.
 
     If a recording would help, the reason ends with the command to record a baseline, or, if the
@@ -283,7 +259,7 @@ def _launches_judged(metric: Metric, evidence: BaselineComparison) -> int:
     return len(evidence.launches) if metric.by_launch else 1
 
 
-def _find_obstacle(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
+def find_obstacle(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
     """Return the first obstacle to comparing a metric; None if it can be compared."""
     obstacle = _obstacle_of_figure(metric, evidence)
     if obstacle is None:
@@ -459,42 +435,41 @@ def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle
     return None
 
 
-def _against(baselines: CaseBaselines) -> str:
+def against_of(baselines: CaseBaselines) -> str:
     """Return the name of what a case is compared with: an environment, or `PUBLISHED`."""
     return baselines.baseline.environment.name if baselines.baseline else PUBLISHED
 
 
-def _judge_acceptance(
-    metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
+def _judge_prompts(
+    metric: Metric, evidence: BaselineComparison, look: Look, decisions: int
 ) -> Verdict:
     """Judge acceptance over all prompts, and over those whose answers kept their length.
 
     A prompt whose answer became much longer or shorter must not decide the verdict alone.
     """
-    verdict = _judge_ratio(metric, evidence, look, judged_by)
+    verdict = _judge_ratio(metric, evidence, look, decisions)
     changes = evidence.length_changes
     if evidence.measured is None or not changes:
         return verdict
     changed_ids = {change.prompt_id for change in changes}
     unchanged_prompts = evidence.without(changed_ids)
-    verdict_on_unchanged = _judge_ratio(metric, unchanged_prompts, look, judged_by)
+    verdict_on_unchanged = _judge_ratio(metric, unchanged_prompts, look, decisions)
     prompts = len(evidence.measured.prompt_ids)
     return weigh_changed_lengths(verdict, verdict_on_unchanged, changes, prompts)
 
 
 def _judge_ratio(
-    metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
+    metric: Metric, evidence: BaselineComparison, look: Look, decisions: int
 ) -> Verdict:
     """Judge an acceptance metric over all prompts that run and baseline share."""
     case = evidence.measurement.case
     baselines = evidence.baselines
-    reference = Reference(None, _against(baselines), tolerance_of(metric, case, baselines))
+    reference = Reference(None, against_of(baselines), tolerance_of(metric, case, baselines))
     change = evidence.ratio_change(metric)
-    nights = judged_by.nights
 
-    # Without an interval nothing can be proven tonight. The nights may still prove a loss.
+    # Without an interval nothing can be proven tonight.
     if isinstance(change, Reason):
-        verdict = Verdict(
+        return Verdict(
             case_id=case.id,
             metric=metric.name,
             outcome=Outcome.INCONCLUSIVE,
@@ -505,12 +480,11 @@ def _judge_ratio(
             reason=change,
             needed_nights=0,
         )
-        return name_lasting_loss(metric, verdict, nights)
 
     # Judge the change of tonight.
     reference = dataclasses.replace(reference, expected=change.expected)
     level = LEVELS[look]
-    loss_level = level / judged_by.decisions
+    loss_level = level / decisions
     outcome, comparison = judge_effect(metric, change.effect, reference, level, loss_level)
     verdict = Verdict(
         case_id=case.id,
@@ -519,12 +493,10 @@ def _judge_ratio(
         value=change.value,
         comparison=comparison,
     )
-    if nights is not None:
-        verdict = dataclasses.replace(verdict, nights=nights.nights)
 
     # Explain the outcome.
     if outcome is Outcome.INCONCLUSIVE:
-        verdict = _undecided_acceptance(metric, verdict, evidence, nights)
+        verdict = _undecided_acceptance(verdict, evidence)
     elif other_counting := _describe_other_counting(evidence):
         verdict = dataclasses.replace(verdict, reason=Reason(text=other_counting))
     elif outcome is Outcome.REGRESSED:
@@ -534,13 +506,11 @@ def _judge_ratio(
             shared_ids = set(evidence.measured.prompt_ids)
             reason = _where_lost(metric, measured.only(shared_ids), recorded.only(shared_ids))
             verdict = dataclasses.replace(verdict, reason=reason)
-    return name_lasting_loss(metric, verdict, nights)
+    return verdict
 
 
-def _undecided_acceptance(
-    metric: Metric, verdict: Verdict, evidence: BaselineComparison, nights: NightEvidence | None
-) -> Verdict:
-    """Add to an undecided verdict how many prompts, or how many nights, would decide it."""
+def _undecided_acceptance(verdict: Verdict, evidence: BaselineComparison) -> Verdict:
+    """Add to an undecided verdict how many prompts would decide it."""
     comparison = verdict.comparison
     prompts = len(evidence.measured.prompt_ids) if evidence.measured is not None else 0
     ratio = (comparison.mde_frac or 0.0) / (comparison.tolerance_frac or 1.0)
@@ -548,12 +518,83 @@ def _undecided_acceptance(
     # at least, because a smaller change would hardly help.
     needed_prompts = max(2.0, ratio**2) * prompts
     reason = Reason(
-        text=_describe_resolution(comparison, counted(prompts, "prompt")),
+        text=describe_resolution(comparison, counted(prompts, "prompt")),
         remedy=f"raise {evidence.baselines.prompts_setting} to about {needed_prompts:.0f}",
     )
     # Further launches replay the same prompts, so no number of them would decide.
-    undecided = dataclasses.replace(verdict, reason=reason, needed_launches=0)
-    return hold_by_nights(metric, undecided, nights)
+    return dataclasses.replace(verdict, reason=reason, needed_launches=0, needed_nights=0)
+
+
+def _judge_by_nights(metric: Metric, verdict: Verdict, nights: AcceptanceNights | None) -> Verdict:
+    """Judge a metric that tonight decided, or left undecided, by its nights."""
+    if nights is None:
+        return verdict
+    verdict = dataclasses.replace(verdict, nights=nights.nights)
+    if nights.lasting is not None:
+        since = nights.lasting.since
+        if verdict.outcome is Outcome.REGRESSED:
+            return dataclasses.replace(verdict, since=since)
+        reason = lasting_reason(metric, nights.lasting)
+        return dataclasses.replace(
+            verdict, outcome=Outcome.REGRESSED, reason=reason, since=since, needed_nights=None
+        )
+    if verdict.outcome is not Outcome.INCONCLUSIVE or verdict.reason is None:
+        return verdict
+    reason = with_outlook(
+        verdict.reason, verdict.reason.remedy, nights.needed_nights, nights.nights + 1
+    )
+    return dataclasses.replace(verdict, reason=reason, needed_nights=nights.needed_nights)
+
+
+def with_outlook(reason: Reason, effort: str, needed_nights: int, night: int) -> Reason:
+    """Add to the reason of an undecided metric how many nights would decide it.
+
+    Args:
+        reason: the reason.
+        effort: what else would decide it.
+        needed_nights: how many nights would; 0 if no number would.
+        night: the number of tonight.
+    """
+    remedy = reason.remedy
+    if needed_nights > night:
+        clause = f"about {needed_nights} nights would tell, and this run is the {_ordinal(night)}"
+    elif needed_nights:
+        # A change close to the tolerance stays undecided, however many nights there are.
+        clause = (
+            f"about {needed_nights} nights would tell if nothing had changed, and {night} nights"
+            " leave it undecided"
+        )
+    else:
+        clause = f"not even {MOST_NIGHTS} nights would tell"
+        remedy = f"raise its tolerance in the tier, add it to 'shown' there, or {effort}"
+    return Reason(code=reason.code, text=f"{reason.text}; {clause}", remedy=remedy)
+
+
+def _ordinal(number: int) -> str:
+    """Return a number in an order, such as `1st` and `12th`."""
+    suffixes = {1: "st", 2: "nd", 3: "rd"}
+    is_teen = number % 100 // 10 == 1
+    return f"{number}{'th' if is_teen else suffixes.get(number % 10, 'th')}"
+
+
+def lasting_reason(metric: Metric, lasting: LastingLoss) -> Reason:
+    """Describe a lasting loss: `-6.1% since the night of 2026-11-21, over 4 nights`."""
+    changed_frac = metric.sign * to_frac(metric, lasting.change_frac)
+    since = date_of(lasting.since)
+    nights = counted(lasting.nights, "night")
+    text = f"{changed_frac:+.1%} since the night of {since}, over {nights}"
+    before, after = lasting.versions
+    if before and after and before != after:
+        text = f"{text}; the engine went from {before} to {after} on that night"
+    return Reason(code=LASTING, text=text)
+
+
+def date_of(run: str) -> str:
+    """Return the date of a run, `2026-11-21`; its whole name if it doesn't begin with a date."""
+    digits = run[:_DATE_DIGITS]
+    if len(digits) < _DATE_DIGITS or not digits.isdigit():
+        return run
+    return f"{digits[:4]}-{digits[4:6]}-{digits[6:]}"
 
 
 def _describe_other_counting(evidence: BaselineComparison) -> str:
@@ -577,93 +618,7 @@ def _describe_other_counting(evidence: BaselineComparison) -> str:
     return f"{changes}{evidence.counting_difference.description}"
 
 
-def _judge_speed(
-    metric: Metric, evidence: BaselineComparison, look: Look, judged_by: JudgedBy
-) -> Verdict:
-    """Judge a speed over all launches of tonight, compared with its earlier nights."""
-    case = evidence.measurement.case
-    baselines = evidence.baselines
-    values = evidence.launch_values(metric)
-    card_difference = evidence.card_difference if metric.family is Family.POWER else ""
-    tolerance_frac = tolerance_of(metric, case, baselines)
-    if card_difference:
-        tolerance_frac = max(tolerance_frac, _OTHER_CARD_FRAC)
-    nights = judged_by.nights
-    # The baseline alone is enough for `nights`, unless a value is 0 and has no logarithm.
-    if nights is None:
-        return _judge_standstill(metric, evidence, tolerance_frac)
-
-    # Judge the change of tonight from the nights before. Their level is shown, less what all cases
-    # have in common tonight, so that the change can be recomputed from the two values.
-    value = _geometric_mean(values)
-    level_of_nights = value * math.exp(-metric.sign * nights.effect.estimate_frac)
-    reference = Reference(level_of_nights, _against(baselines), tolerance_frac)
-    level = LEVELS[look]
-    loss_level = level / judged_by.decisions
-    outcome, comparison = judge_effect(metric, nights.effect, reference, level, loss_level)
-    verdict = Verdict(
-        case_id=case.id,
-        metric=metric.name,
-        outcome=outcome,
-        value=value,
-        comparison=comparison,
-        cause=_cause(metric, evidence, nights.effect),
-        launches=len(evidence.launches),
-        nights=nights.nights,
-    )
-    if card_difference and outcome is not Outcome.PASS:
-        reason = Reason(
-            text=f"{card_difference}, and cards of one kind may differ by {_OTHER_CARD_FRAC:.0%}"
-        )
-        return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
-
-    # Take into account what the control, the earlier nights and all cases show about the machine.
-    if outcome is Outcome.INCONCLUSIVE:
-        verdict = _undecided_speed(metric, verdict, nights)
-    elif outcome is Outcome.REGRESSED and (nights.common is None or nights.nights < KNOWN_NIGHTS):
-        # Too few cases or nights show what the machine does, but the control shows it tonight.
-        verdict = judge_beside_control(metric, verdict, evidence)
-    verdict = name_lasting_loss(metric, verdict, nights)
-    return judge_beside_all_cases(metric, verdict, nights)
-
-
-def _judge_standstill(
-    metric: Metric, evidence: BaselineComparison, tolerance_frac: float
-) -> Verdict:
-    """Judge a speed that is 0 in a launch, such as the goodput when no request met its limits.
-
-    Such a value has no logarithm, so there is no interval. If all launches have 0, the speed is
-    REGRESSED, or IMPROVED if less is better.
-    """
-    values = evidence.launch_values(metric)
-    recorded = evidence.baselines.exact.launch_values(metric) if evidence.baselines.exact else ()
-    outcome = Outcome.INCONCLUSIVE
-    reason: Reason | None = Reason(text="it is 0 in one launch, and isn't in another")
-    if max(values) <= 0:
-        outcome = Outcome.REGRESSED if metric.sign > 0 else Outcome.IMPROVED
-        reason = None
-    change_frac = -1.0 * metric.sign
-    return Verdict(
-        case_id=evidence.measurement.case.id,
-        metric=metric.name,
-        outcome=outcome,
-        value=evidence.measurement.values.get(metric.name),
-        comparison=Comparison(
-            expected=_geometric_mean(recorded),
-            against=_against(evidence.baselines),
-            tolerance_frac=tolerance_frac,
-            change_frac=change_frac,
-            low_frac=change_frac,
-            high_frac=change_frac,
-            p_worse=0.0 if metric.sign > 0 else 1.0,
-        ),
-        reason=reason,
-        launches=len(evidence.launches),
-        needed_nights=0,
-    )
-
-
-def _describe_resolution(comparison: Comparison, amount: str) -> str:
+def describe_resolution(comparison: Comparison, amount: str) -> str:
     """Say how small a loss tonight can detect, next to the tolerance.
 
     Args:
@@ -673,48 +628,6 @@ def _describe_resolution(comparison: Comparison, amount: str) -> str:
     return (
         f"this run detects {comparison.mde_frac:.1%} with {amount}, and the tolerance is"
         f" {comparison.tolerance_frac:.1%}"
-    )
-
-
-def _undecided_speed(metric: Metric, verdict: Verdict, nights: NightEvidence) -> Verdict:
-    """Add to an undecided verdict how many launches, or how many nights, would decide it."""
-    launches = verdict.launches
-    resolution = _describe_resolution(verdict.comparison, counted(launches, "launch"))
-    reason = Reason(text=resolution)
-    tolerance_frac = verdict.comparison.tolerance_frac or 0.0
-    needed = launches_to_hold(metric, tolerance_frac, nights, launches=launches)
-    if needed:
-        reason = dataclasses.replace(reason, remedy=f"measure {needed} launches")
-    verdict = dataclasses.replace(verdict, reason=reason, needed_launches=needed)
-    return hold_by_nights(metric, verdict, nights)
-
-
-def _cause(metric: Metric, evidence: BaselineComparison, effect: Effect) -> Cause | None:
-    """Split the change of an output speed into the parts of acceptance and of the step time.
-
-    Output speed is tokens per step divided by the time of a step, so
-    Δ log(output speed) = Δ log(tokens per step) - Δ log(step time).
-
-    Returns:
-        None if the metric isn't an output speed, if there is no acceptance to compare, or if some
-        steps drafted nothing, because AL leaves those steps out.
-    """
-    method = evidence.measurement.case.server.method
-    if not metric.of_output or method == "none" or not METHODS[method].drafts_every_step:
-        return None
-    record = evidence.measurement.acceptance
-    if record is not None and record.undrafted_steps:
-        return None
-    length = evidence.without_extension.ratio_change(METRICS["acceptance_length_tokens"])
-    if isinstance(length, Reason):
-        return None
-    from_acceptance = math.log(length.value / length.expected)
-    from_step = effect.estimate_frac - from_acceptance
-    return Cause(
-        parts=(
-            ("acceptance", math.expm1(from_acceptance)),
-            ("the cost of a step", math.expm1(from_step)),
-        )
     )
 
 
@@ -757,8 +670,21 @@ def _where_lost(
     return Reason(text="; ".join(parts))
 
 
-def _geometric_mean(values: tuple[float, ...]) -> float:
-    # The geometric mean of a single value would differ from it by rounding.
-    if len(values) == 1:
-        return values[0]
-    return statistics.geometric_mean(values)
+def unreadable_baseline(metric: Metric, launch: Measurement, error: BaselineError) -> Verdict:
+    """Return the verdict on a metric whose baseline can't be read."""
+    invalidity = launch.invalid.get(metric.family)
+    outcome = Outcome.NO_BASELINE
+    reason = Reason(text=str(error))
+    lacks: Lack | None = Lack.FILE
+    if invalidity is not None:
+        outcome = Outcome.INVALID
+        reason = Reason.of(invalidity)
+        lacks = None
+    return Verdict(
+        case_id=launch.case.id,
+        metric=metric.name,
+        outcome=outcome,
+        value=launch.values.get(metric.name),
+        reason=reason,
+        lacks=lacks,
+    )

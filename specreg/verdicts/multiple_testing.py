@@ -37,47 +37,6 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
     return with_remark(second, f"{seen_first}, which a fresh one didn't confirm")
 
 
-def seen_on(verdict: Verdict, alone: Sequence[Verdict]) -> Verdict:
-    """Revise the verdict on a speed over all launches by how many single launches show a loss.
-
-    A loss on one launch may come from another program on the machine. And a server may be slow on
-    only some of its launches, which the mean hides. Either makes the verdict INCONCLUSIVE, and the
-    following nights decide.
-
-    Args:
-        verdict: the verdict on all launches together.
-        alone: the verdict on each single launch.
-    """
-    if verdict.since:
-        # The nights have already proven the loss.
-        return verdict
-    tolerance_frac = verdict.comparison.tolerance_frac or 0.0
-
-    # Count the launches whose change exceeds the tolerance in the direction of the mean change.
-    direction = -1 if (verdict.comparison.change_frac or 0.0) < 0 else 1
-    beyond = 0
-    for launch_verdict in alone:
-        change_frac = launch_verdict.comparison.change_frac or 0.0
-        if direction * change_frac > tolerance_frac:
-            beyond += 1
-    change_text = "worse on" if direction < 0 else "changed on"
-    remark = f"{change_text} {beyond} of {len(alone)} launches"
-
-    if verdict.outcome is Outcome.REGRESSED and beyond <= 1:
-        verdict = dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE)
-    elif verdict.outcome in GOOD:
-        regressed = [
-            launch_verdict
-            for launch_verdict in alone
-            if launch_verdict.outcome is Outcome.REGRESSED
-        ]
-        if not regressed:
-            return verdict
-        remark = f"a loss on {len(regressed)} of {len(alone)} launches"
-        verdict = dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE)
-    return with_remark(verdict, remark)
-
-
 def draw_of(metric: Metric) -> str:
     """Return the name of the draw that a metric belongs to: the name of its leader."""
     return metric.follows or metric.name

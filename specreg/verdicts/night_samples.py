@@ -1,26 +1,33 @@
 """Turn a machine's baselines and its history into the samples by which its speeds are judged."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from specreg.baselines.schema import Baseline
 from specreg.judging.samples import Sample, level_of
-from specreg.measurement.metrics import METRICS, Metric
+from specreg.measurement.metrics import METRICS, Family, Metric
 from specreg.verdicts.history import RunRecord, baseline_sha256, settings_sha256
 from specreg.verdicts.verdict import Outcome
 
-SPEEDS = tuple(metric for metric in METRICS.values() if metric.by_launch and not metric.follows)
-"""The metrics that are judged by nights and decided by themselves."""
-_RUN_TIME = "%Y%m%dT%H%M%S"
-_RUN_TIME_DIGITS = 15
-"""A run's name begins with its start in UTC, such as `20261121T031500`."""
-_SPOILED = frozenset({Outcome.INVALID, Outcome.WRONG})
+SPEEDS = tuple(metric for metric in METRICS.values() if metric.by_launch)
+"""The metrics that are judged by nights."""
+RUN_TIME = "%Y%m%dT%H%M%S"
+"""A run's name begins with its start in UTC, `20261121T031500`, or at least with its date."""
+_RUN_TIMES = ((RUN_TIME, 15), ("%Y%m%d", 8))
+"""The formats of that beginning, and how many characters they have."""
+SPOILED = frozenset({Outcome.INVALID, Outcome.WRONG})
+"""The outcomes of a figure whose night isn't used."""
 
 
 def samples_of(
-    case_id: str, engine: str, baseline: Baseline, records: Iterable[RunRecord]
+    case_id: str,
+    engine: str,
+    baseline: Baseline,
+    records: Iterable[RunRecord],
+    control: Baseline | None = None,
 ) -> list[Sample]:
     """Return the samples of a case: its baseline, and all comparable runs since then.
 
@@ -29,18 +36,26 @@ def samples_of(
         engine: the name of its engine.
         baseline: the baseline of this machine.
         records: the history of the case, in any order.
+        control: the baseline of its control; None without one.
     """
-    comparable = _runs_of_level(baseline, records)
+    comparable = runs_of_level(baseline, records)
     recorded = baseline_sha256(baseline)
-    has_recording = any(
-        record.recorded and record.baseline_sha256 == recorded for record in comparable
-    )
     samples = []
     for metric in SPEEDS:
-        of_metric = [_sample_of_run(metric, engine, record) for record in comparable]
+        of_baseline = _sample_of_baseline(metric, case_id, engine, baseline, control)
+        of_metric: list[Sample | None] = []
+        has_recording = False
+        for record in comparable:
+            sample = _sample_of_run(metric, engine, record)
+            if record.recorded and record.baseline_sha256 == recorded:
+                has_recording = True
+                # The run has the figures of the selected tests only, and its baseline has all.
+                if sample is None and of_baseline is not None:
+                    sample = dataclasses.replace(of_baseline, began_s=began_s(record.run))
+            of_metric.append(sample)
         if not has_recording:
             # The history lacks the run that recorded the baseline.
-            of_metric.insert(0, _sample_of_baseline(metric, case_id, engine, baseline))
+            of_metric.insert(0, of_baseline)
         known = [sample for sample in of_metric if sample is not None]
         # The first night of a figure is its level.
         known[:1] = [dataclasses.replace(sample, starts_level=True) for sample in known[:1]]
@@ -48,7 +63,7 @@ def samples_of(
     return samples
 
 
-def _runs_of_level(baseline: Baseline, records: Iterable[RunRecord]) -> list[RunRecord]:
+def runs_of_level(baseline: Baseline, records: Iterable[RunRecord]) -> list[RunRecord]:
     """Return the runs with the settings of a baseline, since the last level that was accepted.
 
     A baseline that was recorded without a reason continues the nights before it; otherwise it would
@@ -68,39 +83,78 @@ def _runs_of_level(baseline: Baseline, records: Iterable[RunRecord]) -> list[Run
 
 def _sample_of_run(metric: Metric, engine: str, record: RunRecord) -> Sample | None:
     """Return what a run measured of a metric; None if it has no value, or is INVALID or WRONG."""
-    logs = level_of(record.values_of(metric.name), sign=metric.sign, origin=metric.origin)
-    if not logs or record.outcomes.get(metric.name) in _SPOILED:
+    if record.outcomes.get(metric.name) in SPOILED:
         return None
-    return Sample(
-        case=record.case_id,
-        engine=record.engine or engine,
-        machine=record.host,
-        metric=metric.name,
+    sample = sample_of(
+        metric,
+        record.case_id,
+        record.engine or engine,
         began_s=began_s(record.run),
-        logs=logs,
+        values=record.values_of(metric.name),
+        control_values=record.control_values.get(metric.name, ()),
+    )
+    if not sample.logs:
+        return None
+    return dataclasses.replace(
+        sample,
+        machine=record.host,
         # A recording plans all of its launches. Another run takes more where a loss is suspected.
-        planned=len(logs) if record.recorded else 1,
-        software=f"{record.engine_version} {record.draft_sha256}",
+        planned=len(sample.logs) if record.recorded else 1,
+        software=record.engine_version,
     )
 
 
-def _sample_of_baseline(
-    metric: Metric, case_id: str, engine: str, baseline: Baseline
-) -> Sample | None:
-    logs = level_of(baseline.launch_values(metric), sign=metric.sign, origin=metric.origin)
-    if not logs:
-        return None
-    provenance = baseline.provenance
+def sample_of(  # noqa: PLR0913 - what a sample consists of
+    metric: Metric,
+    case_id: str,
+    engine: str,
+    *,
+    began_s: float,
+    values: Sequence[float],
+    control_values: Sequence[float] = (),
+) -> Sample:
+    """Return what a night measured of a metric. It has no logarithms if a value has none.
+
+    Args:
+        metric: the metric.
+        case_id: the id of the case.
+        engine: the name of its engine.
+        began_s: when the night began, in seconds since 1970, UTC.
+        values: the value on each launch.
+        control_values: the value of the control on each launch; empty without one.
+    """
+    controls: tuple[float, ...] = ()
+    # A speedup is a ratio to the control, in which a change of the machine cancels out.
+    if metric.family is not Family.SPEEDUP:
+        controls = level_of(control_values, sign=metric.sign, origin=metric.origin)
     return Sample(
         case=case_id,
         engine=engine,
         machine="",
         metric=metric.name,
-        began_s=_date_s(baseline),
-        logs=logs,
-        planned=len(logs),
-        software=f"{provenance.engine_version} {provenance.draft_sha256}",
+        began_s=began_s,
+        logs=level_of(values, sign=metric.sign, origin=metric.origin),
+        control_logs=controls,
+        two_sided=metric.two_sided,
+        decides=not metric.follows,
     )
+
+
+def _sample_of_baseline(
+    metric: Metric, case_id: str, engine: str, baseline: Baseline, control: Baseline | None
+) -> Sample | None:
+    sample = sample_of(
+        metric,
+        case_id,
+        engine,
+        began_s=_date_s(baseline),
+        values=baseline.launch_values(metric),
+        control_values=control.launch_values(metric) if control is not None else (),
+    )
+    if not sample.logs:
+        return None
+    provenance = baseline.provenance
+    return dataclasses.replace(sample, planned=len(sample.logs), software=provenance.engine_version)
 
 
 def began_s(run: str) -> float:
@@ -108,11 +162,11 @@ def began_s(run: str) -> float:
 
     A run whose start is unknown counts as one of the future, and is left out.
     """
-    try:
-        began = datetime.strptime(run[:_RUN_TIME_DIGITS], _RUN_TIME).replace(tzinfo=UTC)
-    except ValueError:
-        return math.inf
-    return began.timestamp()
+    for time_format, characters in _RUN_TIMES:
+        with contextlib.suppress(ValueError):
+            began = datetime.strptime(run[:characters], time_format).replace(tzinfo=UTC)
+            return began.timestamp()
+    return math.inf
 
 
 def _date_s(baseline: Baseline) -> float:

@@ -6,13 +6,12 @@ By default, the spread is that of four launches of one server at c16 on three H1
 """
 
 import argparse
-import dataclasses
 import math
 import statistics
 from pathlib import Path
 
+from specreg.judging.simulation import Planted, Scenario, share, simulate
 from specreg.report.document import load_verdict
-from specreg.verdicts.selftest import Nights, try_nights
 
 SPREAD_FRAC = 0.05
 """How four launches of one server differed on three H100."""
@@ -29,18 +28,17 @@ def print_table(launch_frac: float) -> None:
     print("| spread of launches | lost | night 1 | night 5 | night 10 | red before |")  # noqa: T201
     print("| --- | --- | --- | --- | --- | --- |")  # noqa: T201
     for loss_frac in LOSSES:
-        nights = Nights(
+        scenario = Scenario(
             name="",
             launch_frac=launch_frac,
-            loss_frac=loss_frac,
-            since=FIRST_LOST_NIGHT,
+            night_frac=0.0,
+            cases=(CASES,),
             nights=FIRST_LOST_NIGHT + 9,
+            planted=(Planted(change_frac=-loss_frac, first=FIRST_LOST_NIGHT),),
         )
-        named = try_nights(nights, SERIES, cases=CASES)
-        shares = " | ".join(f"{named.named_by(night):.0%}" for night in (1, 5, 10))
-        before = dataclasses.replace(nights, loss_frac=0.0)
-        identical = try_nights(before, SERIES, cases=CASES)
-        red = f"{identical.red / identical.nights:.1%}"
+        counts = simulate(scenario, SERIES)
+        shares = " | ".join(f"{counts.found_by(night):.0%}" for night in (1, 5, 10))
+        red = f"{share(counts.red_nights, counts.healthy_nights):.1%}"
         print(f"| {launch_frac:.1%} | {loss_frac:.0%} | {shares} | {red} |", flush=True)  # noqa: T201
 
 

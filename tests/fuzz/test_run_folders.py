@@ -3,6 +3,7 @@
 Plans, ledgers and reports may come from other machines. A history is of this one.
 """
 
+import dataclasses
 import functools
 import itertools
 import shutil
@@ -31,12 +32,12 @@ from specreg.suite.options import Options
 from specreg.suite.plan import PLAN
 from specreg.suite.shard_runs import load_shard, with_ledger
 from specreg.verdicts.history import comparable, load_history, noise_of
-from specreg.verdicts.nights import MachineNights
 from tests.fuzz.mutations import json_of, rows_of
 from tests.fuzz.trying import Sample, read_all_sound, try_all
 from tests.unit import builders
 from tests.unit.builders import reports
 from tests.unit.builders.histories import LATER
+from tests.unit.builders.nights import judge_speed, references
 from tests.unit.builders.shard_folders import MergingMachine, merging_machine
 
 SPEED = "throughput_tokens_per_s"
@@ -131,9 +132,10 @@ def read_history(folder: Path, content: bytes) -> None:
     history = load_history(path, LATER)
     records = history.of(reports.CASE.id)
     baseline = builders.baseline({SPEED: 100.0}, {SPEED: 101.0})
-    nights = MachineNights(baselines={reports.CASE.id: baseline}, history=history)
-    nights.add(reports.CASE.id, METRICS[SPEED], [100.0])
-    nights.evidence(reports.CASE.id, METRICS[SPEED], tolerance_frac=0.05)
+    known = references(builders.known(baseline), case_ids=(reports.CASE.id,))
+    compared_with = dataclasses.replace(known, history=history)
+    launch = builders.measurement({SPEED: 100.0}, case=reports.CASE)
+    judge_speed(METRICS[SPEED], [launch], compared_with)
     noise_of(
         records, {SPEED: Spread(within_frac=0.01, between_frac=0.0, freedom=2, between_freedom=0)}
     )

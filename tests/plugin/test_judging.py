@@ -48,7 +48,7 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
 
 
 def test_a_slower_step_turns_speed_red_and_leaves_acceptance_green(recorded_suite: Suite) -> None:
-    """What runs beside it without speculation slows too, so it isn't speculation's doing.
+    """What runs beside it without speculation slows too, and no software has changed.
 
     The step is three times as long, which is clear also where a busy machine makes launches differ.
     """
@@ -56,12 +56,11 @@ def test_a_slower_step_turns_speed_red_and_leaves_acceptance_green(recorded_suit
 
     done = recorded_suite.run("tests/perf", "-q", "-k", "c4 and (throughput or acceptance)")
 
-    assert done.returncode == 1
+    assert done.returncode == 10
     shown = blocks(done)
-    assert "REGRESSED: throughput " in shown["vllm-none-tiny-toy-c4"]
-    assert "INVALID: throughput " in shown["vllm-eagle3-tiny-toy-c4"]
-    moved = "  MACHINE_MOVED: the server without speculation beside it became"
-    assert moved in shown["vllm-eagle3-tiny-toy-c4"]
+    for case_id in ("vllm-none-tiny-toy-c4", "vllm-eagle3-tiny-toy-c4"):
+        assert "INVALID: throughput " in shown[case_id]
+        assert "  MACHINE_MOVED: " in shown[case_id]
     assert "REGRESSED: acceptance" not in done.stdout
 
 
@@ -84,15 +83,17 @@ def test_what_one_night_can_not_tell_passes_with_a_remark(recorded_suite: Suite)
 
 
 def test_what_no_number_of_nights_would_tell_is_red(recorded_suite: Suite) -> None:
-    """The launches of the baseline lie a million times apart."""
+    """The launches of the baseline lie ten thousand million times apart."""
     (path,) = recorded_suite.baselines.glob("*/vllm-eagle3-tiny-toy-c1.json")
     content = json.loads(path.read_text())
-    for launch, factor in zip(content["launches"], (1e-3, 1e3), strict=True):
+    for launch, factor in zip(content["launches"], (1e-5, 1e5), strict=True):
         launch["speedup_ratio"] *= factor
     path.write_text(json.dumps(content))
+    for history in recorded_suite.folder.rglob("history/*.jsonl"):
+        history.unlink()
     done = recorded_suite.run("tests/perf", "-q", "-k", "speedup and c1")
 
-    assert done.returncode == 10
+    assert done.returncode == 10, done.stdout
     assert "INCONCLUSIVE: speedup " in blocks(done)["vllm-eagle3-tiny-toy-c1"]
     assert "not even 100 nights would tell; raise its tolerance" in done.stdout
 

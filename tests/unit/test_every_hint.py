@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from specreg.baselines.comparison import compare
 from specreg.cli import app
 from specreg.core.errors import SensorError
 from specreg.measurement.metrics import METRICS
@@ -20,20 +19,18 @@ from specreg.report.next_steps import next_steps
 from specreg.report.page import render_page
 from specreg.report.parts import Commands
 from specreg.report.trend import render_trend
-from specreg.stats.intervals import Look
 from specreg.suite.machine import check_usable
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Options
 from specreg.telemetry.identity import Gpus
 from specreg.verdicts.history import RunRecord
-from specreg.verdicts.judge import JudgedBy, judge
 from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders import reports, runs
 from tests.unit.builders.collection import Collection, collect
 from tests.unit.builders.histories import LATER
 from tests.unit.builders.library_source import trees
-from tests.unit.builders.nights import nights_of
+from tests.unit.builders.nights import judge_speed, references, without_noise
 from tests.unit.builders.pages import EXAMPLE
 
 TIER = ("--specreg-tier=cpu",)
@@ -102,10 +99,17 @@ def cases_of_a_report(_: Path) -> str:
 def verdict_without_a_baseline(_: Path) -> str:
     """Why a figure has nothing to compare with."""
     known = dataclasses.replace(builders.known(), options=TIER)
-    evidence = compare([builders.measurement({TTFT: 2.5}, of=runs.COUNTS)], known)
-    nights = nights_of(METRICS[TTFT], evidence)
-    verdict = judge(METRICS[TTFT], evidence, Look.FULL, JudgedBy(nights=nights, decisions=1))
-    return verdict.explanation
+    launch = builders.measurement({TTFT: 2.5}, of=runs.COUNTS)
+    return judge_speed(METRICS[TTFT], [launch], references(known)).explanation
+
+
+def verdict_on_a_gain(_: Path) -> str:
+    """Why a gain should be recorded."""
+    recorded = {TTFT: 2.5}
+    known = dataclasses.replace(builders.known(builders.baseline(recorded)), options=TIER)
+    launch = builders.measurement({TTFT: 1.0}, of=runs.COUNTS)
+    nights = without_noise(recorded)
+    return judge_speed(METRICS[TTFT], [launch], references(known, *nights)).explanation
 
 
 def baselines_to_record_again(folder: Path) -> str:
@@ -143,7 +147,8 @@ PLACES: Mapping[tuple[str, str], Callable[[Path], str]] = {
     ("suite/machine.py", "check_usable"): machine_whose_gpus_are_unusable,
     ("suite/new_baselines.py", "record_baselines"): baselines_to_record_again,
     ("suite/preflight.py", "_examine_baselines"): lambda _: doctor_of("cpu"),
-    ("verdicts/judge.py", "_not_compared"): verdict_without_a_baseline,
+    ("verdicts/judge.py", "not_compared"): verdict_without_a_baseline,
+    ("verdicts/speeds.py", "_outcome_and_reason"): verdict_on_a_gain,
 }
 """By file and function that names a command to run the suite, what makes it do so."""
 

@@ -27,8 +27,9 @@ UNITLESS = re.compile(
     r"|at|bad|baseline|expected|interval|mark|reference|share|start"  # places of a picture
     r"|diamonds|dots|high|least_range|low|step|x_high|x_low"  # and values on its axes
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
-    r"|_?usual|_?levels?|_?deviations|noise|launch_values|_day"  # logarithms and their variances
-    r"|logs|own|shared|size|tolerated|lowest|highest|machine_size|wanders"
+    r"|_?usual|_?levels?|_?deviations|noise"  # logarithms and their variances
+    r"|launch_values|control_values"
+    r"|logs|control_logs|own|shared|size|tolerated|lowest|highest|machine_size|wanders"
 )
 
 

@@ -26,7 +26,7 @@ from specreg.measurement.measure import Measurement, combine_with_control
 from specreg.measurement.metrics import METRICS, Family, Replay
 from specreg.runs.ledger import MeasuredLaunch
 from specreg.stats.intervals import Look
-from specreg.verdicts.judge import judge
+from specreg.verdicts.judge import judge_acceptance
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 
@@ -102,7 +102,7 @@ def verdicts(folder: Path, before: str, runner: str, accepted_steps: int = 10) -
     """The verdicts on length, rate and first position against a baseline of another runner."""
     known = builders.known(recorded(folder, measured(before)))
     comparison = compare([measured(runner, accepted_steps)], known)
-    return [judge(metric, comparison, Look.FULL) for metric in (LENGTH, RATE, FIRST)]
+    return [judge_acceptance(metric, comparison, Look.FULL) for metric in (LENGTH, RATE, FIRST)]
 
 
 def test_the_same_steps_have_other_lengths_by_each_runners_own_counts() -> None:
@@ -274,11 +274,11 @@ def test_drafts_that_are_counted_differently_are_neither_a_loss_nor_a_gain(
     known = builders.known(recorded(tmp_path, measured_as(before)))
     comparison = compare([measured_as(now)], known)
     assert comparison.counting_difference is CountingDifference.DRAFTS
-    length = judge(LENGTH, comparison, Look.FULL)
+    length = judge_acceptance(LENGTH, comparison, Look.FULL)
     assert (length.outcome, length.value, length.comparison.expected) == (Outcome.PASS, 2.8, 2.8)
     assert "the engine counts drafts differently" in length.explanation
     for metric in (RATE, SECOND):
-        assert judge(metric, comparison, Look.FULL).outcome is Outcome.NOT_COMPARABLE
+        assert judge_acceptance(metric, comparison, Look.FULL).outcome is Outcome.NOT_COMPARABLE
 
 
 def test_answers_that_took_more_steps_are_a_loss_however_they_are_counted(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_answers_that_took_more_steps_are_a_loss_however_they_are_counted(tmp_pa
     for counts in (builders.counts(7, 0, 7, 0), builders.counts(8, 0, 6, 0)):
         comparison = compare([measured_as(answers(counts, 1 + 28))], known)
         assert comparison.counting_difference is None
-        assert judge(LENGTH, comparison, Look.FULL).outcome is Outcome.REGRESSED
+        assert judge_acceptance(LENGTH, comparison, Look.FULL).outcome is Outcome.REGRESSED
 
 
 def test_an_answer_that_took_other_steps_by_chance_hides_no_other_counting() -> None:

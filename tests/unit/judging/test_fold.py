@@ -92,6 +92,9 @@ def test_a_clear_loss_needs_two_launches() -> None:
             planned=np.ones(CASES),
             launch_squares=np.zeros(CASES),
             restarts=np.zeros(CASES, bool),
+            controls=np.full(CASES, np.nan),
+            lowest=levels,
+            highest=levels,
         )
         fold.add(night)
         assert fold.state[0] == state

@@ -11,6 +11,8 @@ from specreg.judging.rules import Evidence, Finding, finding_of
 KEPT = Evidence(
     tolerated=0.05,
     own=0.0,
+    error_frac=0.01,
+    freedom=20.0,
     lowest=-0.03,
     highest=0.03,
     shared=0.0,
@@ -43,6 +45,11 @@ KEPT = Evidence(
         ({"shared": -0.1}, Finding.UNDECIDED),
         ({"own": -0.03, "shared": -0.03}, Finding.UNDECIDED),
         ({"shared": -0.04}, Finding.KEPT),
+        # A gain of a two-sided metric is as bad as a loss.
+        ({"two_sided": True}, Finding.KEPT),
+        ({"two_sided": True, "state": GAINED, "since": 3}, Finding.LOST),
+        ({"two_sided": True, "highest": 0.06}, Finding.UNDECIDED),
+        ({"two_sided": True, "lowest": 0.06, "own": 0.1, "highest": 0.14}, Finding.UNDECIDED),
     ],
 )
 def test_the_first_rule_that_applies_decides(changed: dict[str, Any], finding: Finding) -> None:

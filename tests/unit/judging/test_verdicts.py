@@ -10,7 +10,7 @@ import pytest
 from specreg.judging.nights import GPU
 from specreg.judging.rules import Finding
 from specreg.judging.samples import Sample
-from specreg.judging.verdicts import SpeedVerdict, verdicts_of
+from specreg.judging.verdicts import NightJudge, SpeedVerdict
 
 DAY_S = 86_400.0
 CASES = 8
@@ -51,10 +51,14 @@ def nights(
     return samples
 
 
-def judged(samples: list[Sample], now_s: float = math.inf) -> dict[str, SpeedVerdict]:
+def judged(samples: list[Sample]) -> dict[str, SpeedVerdict]:
     """Judge the last night with a tolerance of 5 %, by the case's id."""
-    verdicts = verdicts_of(samples, lambda _figure: 0.05, GPU, now_s=now_s)
-    return {verdict.figure.case: verdict for verdict in verdicts}
+    last_s = max(sample.began_s for sample in samples)
+    earlier = [sample for sample in samples if sample.began_s < last_s]
+    tonight = [sample for sample in samples if sample.began_s == last_s]
+    figures = [sample.figure for sample in tonight]
+    judge = NightJudge(earlier, figures, lambda _figure: 0.05, GPU)
+    return {verdict.figure.case: verdict for verdict in judge.judge(tonight)}
 
 
 def findings(samples: list[Sample]) -> set[Finding]:
@@ -82,7 +86,8 @@ def test_a_slow_machine_is_named_once_and_blames_no_case() -> None:
     verdicts = judged(nights(12, lambda _case, night: -0.3 * (night >= 10)))
     assert {verdict.finding for verdict in verdicts.values()} == {Finding.MACHINE_SLOW}
     assert verdicts["case-0"].since_s == 10 * DAY_S
-    assert not verdicts["case-0"].software_changed
+    assert verdicts["case-0"].software == ("vllm 1", "vllm 1")
+    assert verdicts["case-0"].lasted == 3
 
 
 def test_a_change_of_software_on_the_first_slow_night_is_said() -> None:
@@ -93,25 +98,12 @@ def test_a_change_of_software_on_the_first_slow_night_is_said() -> None:
             software=lambda night: f"vllm {1 + (night >= 10)}",
         )
     )
-    assert verdicts["case-0"].software_changed
+    assert verdicts["case-0"].software == ("vllm 1", "vllm 2")
 
 
 def test_a_loss_of_all_that_is_within_the_tolerance_of_nothing_never_passes() -> None:
     verdicts = judged(nights(9, lambda _case, night: -0.1 * (night >= 9)))
     assert Finding.KEPT not in {verdict.finding for verdict in verdicts.values()}
-
-
-def test_two_machines_of_one_kind_have_a_level_each() -> None:
-    samples = [*nights(8), *nights(8, lambda _case, _night: -0.3, machine="gpu-2")]
-    verdicts = verdicts_of(samples, lambda _figure: 0.05, GPU)
-    assert {verdict.machine for verdict in verdicts} == {"gpu-1", "gpu-2"}
-    assert {verdict.finding for verdict in verdicts} == {Finding.KEPT}
-
-
-def test_a_night_of_the_future_is_left_out() -> None:
-    samples = nights(10, lambda _case, night: -0.4 * (night == 10))
-    verdicts = judged(samples, now_s=9.5 * DAY_S)
-    assert {verdict.finding for verdict in verdicts.values()} == {Finding.KEPT}
 
 
 def test_a_figure_without_a_recorded_level_is_not_recorded() -> None:

@@ -15,7 +15,7 @@ from specreg.measurement.measure import Measurement
 from specreg.runs.ledger import Recorded
 from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import EngineCheck, check_engine, possible_checks
+from specreg.suite.engine_check import EngineCheck, Measure, MeasuredRun, possible_checks
 from specreg.suite.result import Run
 from specreg.verdicts.history import RunRecord, record_history, settings_sha256
 from specreg.verdicts.verdict import ENGINE_SLOWER, MACHINE_MOVED, Comparison, Outcome, Verdict
@@ -60,7 +60,7 @@ def moved_run(
     runs.record(context)
     run = runs.measured_run(context, launch(engine_version))
     for verdict in verdicts:
-        run.judge.confirmation.add(verdict)
+        run.judge.add(verdict)
     return run
 
 
@@ -78,8 +78,26 @@ def two_cases(context: RunContext, second: Case, *verdicts: Verdict) -> Run[Case
     for measured in launches:
         run.cases.measure(measured.case, runs.servers(1, measured.case))
     for verdict in verdicts:
-        run.judge.confirmation.add(verdict)
+        run.judge.add(verdict)
     return run
+
+
+def checks_of(run: Run[CaseRunner]) -> list[EngineCheck]:
+    """The comparisons that can tell the engine from the machine after a run."""
+    cases = run.cases
+    measured = MeasuredRun(
+        context=run.context,
+        launches=cases.ledger.measured,
+        verdicts=run.judge.verdicts,
+        time=cases.time,
+    )
+    return possible_checks(measured)
+
+
+def check_engine(run: Run[CaseRunner], measure: Measure) -> list[str]:
+    """Compare both versions after a run; the lines for the summary."""
+    run.judge.compare_engines(measure)
+    return run.judge.notes
 
 
 class Gate:
@@ -258,7 +276,7 @@ def test_what_nobody_doubts_or_nothing_could_tell_is_not_measured(tmp_path: Path
     ) -> EngineCheck | None:
         context = runs.context(tmp_path / folder, **options)  # type: ignore[arg-type]
         run = moved_run(context, *verdicts, engine_version=version)
-        return next(iter(possible_checks(run.result())), None)
+        return next(iter(checks_of(run)), None)
 
     left_out = doubtful(outcome=Outcome.PASS, reason=None)
     lost_alone = doubtful(outcome=Outcome.REGRESSED, reason=None)
@@ -306,7 +324,7 @@ def test_the_version_of_the_last_good_night_is_measured(
     )
     record_history(context.history_path, [record])
 
-    (check,) = possible_checks(moved_run(context, doubtful()).result())
+    (check,) = checks_of(moved_run(context, doubtful()))
 
     assert check.change.sides == (f"vllm=={before}", "vllm==0.33.0")
 
@@ -316,7 +334,7 @@ def test_the_case_that_tells_most_is_measured(tmp_path: Path) -> None:
     verdicts = (doubtful(LATENCY), doubtful(LATENCY, case=second), doubtful(TPOT, case=second))
     run = two_cases(runs.context(tmp_path, cases=(builders.CASE, second)), second, *verdicts)
 
-    check, _ = possible_checks(run.result())
+    check, _ = checks_of(run)
 
     assert check.case == second
     # The throughput decides about TPOT, so it is what a gate compares.

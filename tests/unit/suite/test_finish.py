@@ -136,7 +136,7 @@ def test_baselines_that_no_case_needs_are_named_after_a_green_run(tmp_path: Path
     assert list(remarks_of(run.result())) == [], "nothing was judged"
 
     passed = Verdict(case_id=builders.CASE.id, metric=LENGTH.name, outcome=Outcome.PASS)
-    run.judge.confirmation.add(passed)
+    run.judge.add(passed)
     path = run.context.store.path(builders.CASE.id)
     named = [f"no case uses 1 of this machine's baselines; remove with: git rm {path}"]
     assert list(remarks_of(run.result())) == named
@@ -212,7 +212,7 @@ def test_a_case_that_is_wrong_is_not_recorded(tmp_path: Path) -> None:
     context = runs.context(tmp_path, update_baselines=True, launches=2)
     run = runs.measured_run(context, launch, launch)
     wrong = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
-    run.judge.confirmation.add(dataclasses.replace(wrong, reason=Reason(text="token 3 differs")))
+    run.judge.add(dataclasses.replace(wrong, reason=Reason(text="token 3 differs")))
 
     lines, all_written = record_baselines(run.result())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from specreg.acceptance.record import StepCounts
 from specreg.core.reasons import Reason
 from specreg.correctness.checks import LOSSLESS
-from specreg.suite.group_judge import changes_between, properties_of, render_changes
+from specreg.suite.group_judge import JUDGED_LATER
 from specreg.verdicts.verdict import Outcome
 from tests.unit import builders
 from tests.unit.builders import runs
@@ -53,24 +53,32 @@ def test_a_case_of_which_only_a_check_is_selected_is_not_measured(tmp_path: Path
     assert [launch.measurement for launch in run.cases.ledger.measured] == [MEASURED]
 
 
-def test_a_verdict_that_the_whole_run_changes_is_told_apart(tmp_path: Path) -> None:
-    """The line of its test was written before, and says REGRESSED; no fresh launch followed."""
+def test_a_run_that_was_cut_short_leaves_a_loss_unproven(tmp_path: Path) -> None:
+    """No fresh launch followed, so no launch confirmed it."""
     context = runs.context(tmp_path)
     runs.record(context)
-    run = runs.run(context)
-    lost = builders.measurement({LENGTH.name: 1.2}, of=builders.counts(8, 2, 0, 0))
-    run.judge.confirmation.judge(LENGTH, [lost])
+    lost = builders.measurement({SPEED.name: 50.0, LENGTH.name: 2.5}, of=runs.COUNTS)
+    run = runs.measured_run(context, lost)
 
-    before = run.judge.verdicts
+    runs.judge(run, LENGTH)
+    before = [verdict.metric for verdict in run.judge.verdicts]
     run.judge.conclude()
-    changes = changes_between(before, run.judge.verdicts)
 
-    outcomes = [verdict.outcome for verdict in run.judge.verdicts]
-    assert outcomes == [Outcome.INCONCLUSIVE]
-    change = f"{builders.CASE.id} {LENGTH.name}: REGRESSED -> INCONCLUSIVE"
-    sentence = f"1 verdict changed when the whole run was judged: {change}"
-    assert render_changes(changes) == sentence
-    assert [*properties_of(changes)] == [f"specreg.final.{builders.CASE.id}.{LENGTH.name}"]
+    assert SPEED.name not in before, "speeds are judged once everything is measured"
+    outcomes = {verdict.metric: verdict.outcome for verdict in run.judge.verdicts}
+    assert outcomes[SPEED.name] is Outcome.INCONCLUSIVE
+
+
+def test_a_part_of_a_run_says_that_speeds_are_judged_later(tmp_path: Path) -> None:
+    launch, _ = runs.record(runs.context(tmp_path))
+    part = runs.context(tmp_path, shard="1/2")
+    run = runs.measured_run(part, launch)
+
+    verdict = runs.judge(run, SPEED)
+
+    assert (verdict.outcome, verdict.value) == (Outcome.MEASURED, 100.0)
+    assert verdict.has_code(JUDGED_LATER)
+    assert runs.judge(run, LENGTH).outcome is Outcome.PASS
 
 
 def test_a_measurement_that_cannot_be_calculated_with_names_its_ledger(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The truth table of the outcomes: a verdict is green only where something was compared."""
 
 import dataclasses
-import math
 
 import msgspec
 import pytest
@@ -12,24 +11,14 @@ from specreg.baselines.schema import Baseline, stored_acceptance
 from specreg.core.reasons import Invalidity
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, Replay, acceptance_value
-from specreg.stats.intervals import LEVELS, Effect, Look, Spread, t_quantile
-from specreg.stats.nights import NightSpread
+from specreg.stats.intervals import Effect, Look, Spread
 from specreg.stats.variance import Variance
-from specreg.verdicts.by_nights import HELD_BY_NIGHTS
+from specreg.verdicts.acceptance_nights import AcceptanceNights, LastingLoss
 from specreg.verdicts.detection import detectable, detects_against, nights_to_hold
-from specreg.verdicts.history import RunOrigin, run_record
-from specreg.verdicts.judge import (
-    JudgedBy,
-    Reference,
-    judge,
-    judge_effect,
-    outcome_of,
-    planned_look,
-)
-from specreg.verdicts.nights import CommonEvidence, LastingLoss, NightEvidence
-from specreg.verdicts.verdict import LASTING, MACHINE_MOVED, Lack, Outcome, Verdict
+from specreg.verdicts.judge import Reference, judge_acceptance, judge_effect, outcome_of
+from specreg.verdicts.verdict import LASTING, Lack, Outcome, Verdict
 from tests.unit import builders
-from tests.unit.builders.nights import nights_of
+from tests.unit.builders.nights import judge_speed, references, without_noise
 
 LENGTH = METRICS["acceptance_length_tokens"]
 THROUGHPUT = METRICS["throughput_tokens_per_s"]
@@ -42,20 +31,17 @@ NO_BASELINE, NOT_COMPARABLE = Outcome.NO_BASELINE, Outcome.NOT_COMPARABLE
 known = builders.known
 
 
-def judged_launches(
-    metric: Metric, launches: list[Measurement], of: CaseBaselines, look: Look, cases: int = 1
-) -> Verdict:
-    """The verdict on some launches of one night."""
-    evidence = compare(launches, of)
-    judged_by = JudgedBy(nights=nights_of(metric, evidence), decisions=cases)
-    return judge(metric, evidence, look, judged_by)
-
-
 def judged(
-    metric: Metric, measurement: Measurement, of: CaseBaselines, look: Look | None = None
+    metric: Metric, measurement: Measurement, of: CaseBaselines, look: Look = Look.FULL
 ) -> Verdict:
-    """The verdict on one launch."""
-    return judged_launches(metric, [measurement], of, look or planned_look(metric))
+    """The verdict on one launch; a speed is judged on two of them, after many steady nights."""
+    if metric.by_launch:
+        usual = of.exact.launches[0] if of.exact and of.exact.launches else {}
+        case_id = measurement.case.id
+        nights = without_noise(usual, case_id=case_id)
+        compared_with = references(of, *nights, case_ids=(case_id,))
+        return judge_speed(metric, [measurement] * 2, compared_with)
+    return judge_acceptance(metric, compare([measurement], of), look)
 
 
 def of_length(length: float) -> StepCounts:
@@ -65,13 +51,6 @@ def of_length(length: float) -> StepCounts:
     second = min(accepted - first, 1000)
     positions = (first, second, accepted - first - second)
     return StepCounts(steps=1000, accepted=accepted, proposed=3000, position_counts=positions)
-
-
-def judge_speed(name: str, measured: float, *launches: float, within_frac: float = 0.0) -> Verdict:
-    """The verdict on a speed, against launches that repeat exactly unless told otherwise."""
-    baseline = builders.baseline(*({name: launch} for launch in launches))
-    measurement = builders.measurement({name: measured})
-    return judged(METRICS[name], measurement, known(baseline, within_frac=within_frac))
 
 
 @pytest.mark.parametrize(
@@ -152,71 +131,6 @@ def test_a_length_is_judged_as_what_it_adds_to_one(
     assert verdict.value == pytest.approx(measured)
     if recorded > 1:
         assert verdict.comparison.change_frac == pytest.approx(measured - recorded)
-
-
-@pytest.mark.parametrize(
-    ("name", "measured", "within_frac", "outcome"),
-    [
-        ("throughput_tokens_per_s", 94.0, 0.0, REGRESSED),
-        ("tpot_p50_ms", 104.0, 0.0, PASS),
-        ("tpot_p50_ms", 106.0, 0.0, REGRESSED),
-        ("tpot_p50_ms", 94.0, 0.0, IMPROVED),
-        ("throughput_tokens_per_s", 100.0, 0.01, PASS),
-        ("throughput_tokens_per_s", 100.0, 0.03, INCONCLUSIVE),
-        ("throughput_tokens_per_s", 96.0, 0.01, INCONCLUSIVE),
-        ("throughput_tokens_per_s", 94.0, 0.01, REGRESSED),
-        ("throughput_tokens_per_s", 94.0, 0.03, INCONCLUSIVE),
-        ("throughput_tokens_per_s", 80.0, 0.03, REGRESSED),
-        ("throughput_tokens_per_s", 112.0, 0.01, IMPROVED),
-    ],
-)
-def test_a_speed_is_judged_by_which_way_is_better_and_by_what_the_launches_tell(
-    name: str, measured: float, within_frac: float, outcome: Outcome
-) -> None:
-    verdict = judge_speed(name, measured, 100.0, 100.0, within_frac=within_frac)
-    assert (verdict.outcome, verdict.comparison.tolerance_frac) == (outcome, 0.05)
-    better = METRICS[name].sign
-    assert verdict.comparison.change_frac == pytest.approx(better * (measured - 100) / 100)
-
-
-def test_a_speed_is_as_sure_as_its_launches_repeat() -> None:
-    """One launch against two that differ by 1 %: t(0.004, 16) × 0.01 × √(1 + 1/2), either way."""
-    reach = t_quantile(LEVELS[Look.LAUNCH], 16) * 0.01 * math.sqrt(1 + 1 / 2)
-    up = judge_speed("throughput_tokens_per_s", 99.0, 100.0, 100.0, within_frac=0.01)
-    down = judge_speed("tpot_p50_ms", 101.0, 100.0, 100.0, within_frac=0.01)
-    assert up.comparison.low_frac == pytest.approx(0.99 * math.exp(-reach) - 1)
-    assert up.comparison.high_frac == pytest.approx(0.99 * math.exp(reach) - 1)
-    assert down.comparison.low_frac == pytest.approx(1 - 1.01 * math.exp(reach))
-    assert down.comparison.high_frac == pytest.approx(1 - 1.01 * math.exp(-reach))
-    assert (up.outcome, down.outcome) == (PASS, PASS)
-
-
-def test_an_inconclusive_verdict_says_what_the_case_can_see() -> None:
-    verdict = judge_speed(THROUGHPUT.name, 100.0, 100.0, 100.0, within_frac=0.03)
-    reach = (t_quantile(LEVELS[Look.LAUNCH], 16) + t_quantile(0.01, 16)) * 0.03 * math.sqrt(1.5)
-    assert verdict.comparison.mde_frac == pytest.approx(1 - math.exp(-reach))
-    assert verdict.explanation == (
-        "this run detects 18.6% with 1 launch, and the tolerance is 5.0%; about 9 nights would"
-        " tell, and this run is the 1st"
-    )
-
-
-@pytest.mark.parametrize(
-    ("within_frac", "launches", "recorded", "needed"),
-    [
-        pytest.param(0.01, 1, 6, 2, id="more-launches"),
-        pytest.param(0.02, 3, 3, 4, id="one-more"),
-        pytest.param(0.2, 1, 3, 0, id="a-wider-tolerance"),
-    ],
-)
-def test_how_many_launches_would_tell_comes_from_how_they_spread(
-    within_frac: float, launches: int, recorded: int, needed: int
-) -> None:
-    baseline = builders.baseline(*({THROUGHPUT.name: 100.0} for _ in range(recorded)))
-    of = known(baseline, within_frac=within_frac)
-    measured = builders.measurement({THROUGHPUT.name: 96.5})
-    verdict = judged_launches(THROUGHPUT, [measured] * launches, of, Look.LAUNCH)
-    assert (verdict.outcome, verdict.needed_launches) == (INCONCLUSIVE, needed)
 
 
 def spread_lengths(*accepted: int) -> AcceptanceRecord:
@@ -303,25 +217,9 @@ def test_a_metric_whose_counter_the_server_lacks_is_left_out_alone() -> None:
 
 def test_a_wait_of_nothing_improved() -> None:
     baseline = builders.baseline({QUEUE.name: 5.0}, {QUEUE.name: 5.1})
-    verdict = judged(QUEUE, builders.measurement({QUEUE.name: 0.0}), known(baseline))
+    launch = builders.measurement({QUEUE.name: 0.0})
+    verdict = judge_speed(QUEUE, [launch, launch], references(known(baseline)))
     assert verdict.outcome is IMPROVED
-
-
-def test_a_goodput_of_nothing_regressed() -> None:
-    goodput = METRICS["goodput_requests_per_s"]
-    baseline = builders.baseline({goodput.name: 5.0}, {goodput.name: 5.1})
-    of = known(baseline, within_frac=0.01)
-    verdict = judged(goodput, builders.measurement({goodput.name: 0.0}), of)
-    assert (verdict.outcome, verdict.comparison.change_frac, verdict.value) == (
-        REGRESSED,
-        -1.0,
-        0.0,
-    )
-    assert verdict.comparison.expected == pytest.approx(5.05, abs=0.001)
-    launches = [builders.measurement({goodput.name: value}) for value in (0.0, 5.0)]
-    stalled = judged_launches(goodput, launches, of, Look.FURTHER_LAUNCH)
-    assert stalled.outcome is INCONCLUSIVE
-    assert stalled.explanation == "it is 0 in one launch, and isn't in another"
 
 
 def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
@@ -517,40 +415,20 @@ def test_each_speed_of_a_baseline_that_has_a_spread_is_told_of() -> None:
     }
 
 
-def effect(change: float, error: float = 0.01) -> Effect:
-    """A change of logarithms, known well."""
-    return Effect(estimate_frac=change, error_frac=error, freedom=50)
-
-
-SINCE = LastingLoss(
-    effect=effect(-0.063), since="20261121T030000", nights=4, versions=("0.32.0", "0.33.0")
-)
-
-
-def night_evidence(change: float = 0.0, error: float = 0.01) -> NightEvidence:
-    """What nine nights say of a throughput that changed by so much."""
-    variance = Variance(value=error**2, freedom=50)
-    return NightEvidence(
-        effect=effect(change, error),
-        nights=9,
-        lasting=None,
-        together=None,
-        nights_together=1,
-        spread=NightSpread(night=variance, launch=variance),
+def undecided(nights: AcceptanceNights) -> Verdict:
+    """The verdict on an acceptance that tonight leaves undecided."""
+    evidence = compare(
+        [dataclasses.replace(MEASURED, replay=Replay(acceptance=DOUBT))],
+        known(msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(DOUBTED))),
     )
-
-
-def by_nights(evidence: NightEvidence) -> Verdict:
-    """The verdict on a throughput of one of 72 cases whose nights say so."""
-    baseline = builders.baseline({THROUGHPUT.name: 100.0}, {THROUGHPUT.name: 100.0})
-    speed = 100 * math.exp(evidence.effect.estimate_frac)
-    measured = builders.measurement({THROUGHPUT.name: speed})
-    judged_by = JudgedBy(nights=evidence, decisions=72)
-    return judge(THROUGHPUT, compare([measured], known(baseline)), Look.LAUNCH, judged_by)
+    return judge_acceptance(LENGTH, evidence, Look.FULL, nights=nights)
 
 
 def test_a_loss_that_lasts_is_named_with_its_first_night_whatever_one_night_tells() -> None:
-    verdict = by_nights(dataclasses.replace(night_evidence(-0.03), lasting=SINCE))
+    lasting = LastingLoss(
+        change_frac=-0.063, since="20261121T030000", nights=4, versions=("0.32.0", "0.33.0")
+    )
+    verdict = undecided(AcceptanceNights(nights=9, needed_nights=8, lasting=lasting))
     assert (verdict.outcome, verdict.since) == (REGRESSED, "20261121T030000")
     assert verdict.has_code(LASTING)
     assert verdict.explanation == (
@@ -559,31 +437,13 @@ def test_a_loss_that_lasts_is_named_with_its_first_night_whatever_one_night_tell
     )
 
 
-def test_what_one_night_can_not_tell_the_nights_together_may_hold() -> None:
-    verdict = by_nights(
-        dataclasses.replace(night_evidence(error=0.03), together=effect(0.003), nights_together=5)
-    )
-    assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 10)
-    assert verdict.has_code(HELD_BY_NIGHTS)
-    assert verdict.explanation.endswith(
-        "it holds over the last 5 nights together, which lost no more than 2.1%"
-    )
-
-
 @pytest.mark.parametrize(
     ("error", "needed"),
-    [pytest.param(0.03, 8, id="some-nights"), pytest.param(0.3, 0, id="no-number-of-nights")],
+    [pytest.param(0.02, 4, id="some-nights"), pytest.param(0.5, 0, id="no-number-of-nights")],
 )
-def test_what_can_not_be_told_says_how_many_nights_would(error: float, needed: int) -> None:
+def test_how_many_nights_would_tell_follows_from_how_they_differ(error: float, needed: int) -> None:
     """With half of the nights against the other half, within the time of a season."""
-    verdict = by_nights(night_evidence(error=error))
-    assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, needed)
-    spread = NightSpread(
-        night=Variance(value=error**2, freedom=50), launch=Variance(value=0.0, freedom=50)
-    )
-    assert nights_to_hold(THROUGHPUT, 0.05, spread) == needed
-    words = f"about {needed} nights would tell" if needed else "not even 100 nights would tell"
-    assert words in verdict.explanation
+    assert nights_to_hold(THROUGHPUT, 0.05, Variance(value=error**2, freedom=50)) == needed
 
 
 @pytest.mark.parametrize(
@@ -601,17 +461,14 @@ def test_nights_that_would_have_told_by_then_are_not_still_to_come(
     earlier: int, words: str
 ) -> None:
     """A change close to the tolerance stays undecided, however many nights there are."""
-    verdict = by_nights(dataclasses.replace(night_evidence(error=0.03), nights=earlier))
-    assert f"; {words}; measure" in verdict.explanation
+    verdict = undecided(AcceptanceNights(nights=earlier, needed_nights=8))
+    assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 8)
+    assert f"; {words}; raise prompts" in verdict.explanation
 
 
 def test_an_acceptance_that_no_nights_would_tell_needs_prompts_and_no_quieter_machine() -> None:
     """The machine doesn't influence acceptance."""
-    evidence = compare(
-        [dataclasses.replace(MEASURED, replay=Replay(acceptance=DOUBT))],
-        known(msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(DOUBTED))),
-    )
-    verdict = judge(LENGTH, evidence, Look.FULL, JudgedBy(nights=night_evidence(error=0.3)))
+    verdict = undecided(AcceptanceNights(nights=9, needed_nights=0))
     assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 0)
     assert verdict.reason is not None
     assert verdict.reason.remedy.startswith(
@@ -628,88 +485,6 @@ def test_undecided_acceptance_of_fewer_prompts_is_told_to_replay_more() -> None:
     assert verdict.outcome is INCONCLUSIVE
     assert verdict.reason is not None
     assert verdict.reason.remedy.startswith("raise --num-prompts to about ")
-
-
-@pytest.mark.parametrize(
-    ("change", "cases", "outcome"),
-    [
-        pytest.param(-0.075, 1, REGRESSED, id="one-case"),
-        pytest.param(-0.075, 10**9, INCONCLUSIVE, id="among-very-many"),
-        pytest.param(-0.2, 10**9, REGRESSED, id="clear-among-very-many"),
-    ],
-)
-def test_a_loss_is_clearer_the_more_cases_have_a_chance_to_look_worse(
-    change: float, cases: int, outcome: Outcome
-) -> None:
-    baseline = builders.baseline({THROUGHPUT.name: 100.0}, {THROUGHPUT.name: 100.0})
-    measured = builders.measurement({THROUGHPUT.name: 100 * math.exp(change)})
-    of = known(baseline, within_frac=0.01, freedom=200)
-    verdict = judged_launches(THROUGHPUT, [measured], of, Look.LAUNCH, cases)
-    assert verdict.outcome is outcome
-
-
-@pytest.mark.parametrize(
-    ("nights", "change", "outcome"),
-    [
-        pytest.param(9, -0.3, REGRESSED, id="nights-tell-how-much-the-machine-varies"),
-        pytest.param(2, -0.3, INVALID, id="too-few-nights-tell"),
-        pytest.param(9, -0.04, PASS, id="within-the-tolerance"),
-        pytest.param(9, 0.3, PASS, id="better"),
-    ],
-)
-def test_what_all_cases_do_alike_is_the_engines_where_nights_know_the_machine(
-    nights: int, change: float, outcome: Outcome
-) -> None:
-    """The case itself does as the others do."""
-    common = CommonEvidence(effect=effect(change, 0.03), lasting=None, nights=nights, cases=7)
-    verdict = by_nights(dataclasses.replace(night_evidence(), common=common))
-    assert verdict.outcome is outcome
-    assert verdict.has_code(MACHINE_MOVED) == (outcome in {REGRESSED, INVALID})
-    assert verdict.comparison.common_frac == pytest.approx(math.expm1(change))
-
-
-@pytest.mark.parametrize(
-    ("nights", "control_tokens", "outcome", "blames_machine"),
-    [
-        pytest.param(2, 70, INVALID, True, id="too-few-nights-tell"),
-        pytest.param(9, 70, REGRESSED, True, id="nights-tell-how-much-the-machine-varies"),
-        pytest.param(9, 100, REGRESSED, False, id="the-control-is-as-fast-as-ever"),
-    ],
-)
-def test_a_lone_case_is_judged_beside_its_control_on_every_night(
-    nights: int, control_tokens: int, outcome: Outcome, *, blames_machine: bool
-) -> None:
-    """No other cases show what the machine did. A night that it slowed isn't lost."""
-    replayed = builders.replayed(0, 10**9, control_tokens)
-    measured = dataclasses.replace(
-        builders.measurement({THROUGHPUT.name: 70.0}),
-        replay=Replay(rounds=(replayed,), control_rounds=(replayed,)),
-    )
-    of_control = builders.baseline({THROUGHPUT.name: 100.0}, {THROUGHPUT.name: 100.0})
-    evidence = compare([measured], known(of_control, control=of_control))
-    history = dataclasses.replace(night_evidence(math.log(0.7)), nights=nights)
-    verdict = judge(THROUGHPUT, evidence, Look.LAUNCH, JudgedBy(nights=history))
-    assert verdict.outcome is outcome
-    assert verdict.has_code(MACHINE_MOVED) == blames_machine
-    origin = RunOrigin(run="20261121T030000")
-    record = run_record(origin, [measured], [verdict], builders.SETTINGS, of_control)
-    assert record.lost != blames_machine
-
-
-def test_a_slower_night_of_the_whole_machine_is_left_out_and_said() -> None:
-    common = CommonEvidence(effect=effect(-0.08, 0.05), lasting=None, nights=9, cases=7)
-    verdict = by_nights(dataclasses.replace(night_evidence(), common=common))
-    assert verdict.outcome is PASS
-    assert (
-        verdict.explanation == "all 8 cases together changed by -7.7% tonight, which is subtracted"
-    )
-
-
-def test_a_loss_of_all_cases_that_lasts_is_named() -> None:
-    common = CommonEvidence(effect=effect(-0.063, 0.05), lasting=SINCE, nights=9, cases=7)
-    verdict = by_nights(dataclasses.replace(night_evidence(), common=common))
-    assert (verdict.outcome, verdict.since) == (REGRESSED, "20261121T030000")
-    assert verdict.explanation.startswith("LASTING: all 8 cases changed together: -6.1% since")
 
 
 @pytest.mark.parametrize(

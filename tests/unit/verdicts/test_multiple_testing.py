@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from specreg.core.reasons import Reason
-from specreg.verdicts.multiple_testing import confirm, follow, seen_on
+from specreg.verdicts.multiple_testing import confirm, follow
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 SPEED = "throughput_tokens_per_s"
@@ -116,47 +116,6 @@ def test_a_figure_that_follows_says_which_one_decided_and_why() -> None:
 
 def of_speed(outcome: Outcome, change_frac: float) -> Verdict:
     return verdict(SPEED, outcome, change_frac)
-
-
-@pytest.mark.parametrize(
-    ("together", "alone", "outcome", "words"),
-    [
-        pytest.param(
-            of_speed(REGRESSED, -0.2),
-            [of_speed(REGRESSED, -0.22), of_speed(REGRESSED, -0.18)],
-            REGRESSED,
-            "worse on 2 of 2 launches",
-            id="on-both",
-        ),
-        pytest.param(
-            of_speed(REGRESSED, -0.2),
-            [of_speed(REGRESSED, -0.4), of_speed(PASS, -0.01)],
-            INCONCLUSIVE,
-            "worse on 1 of 2 launches",
-            id="on-one-which-takes-the-mean-along",
-        ),
-        pytest.param(
-            of_speed(PASS, -0.03),
-            [of_speed(REGRESSED, -0.1), of_speed(PASS, 0.04)],
-            INCONCLUSIVE,
-            "a loss on 1 of 2 launches",
-            id="a-slow-launch-is-not-forgotten",
-        ),
-        pytest.param(
-            of_speed(PASS, -0.01),
-            [of_speed(INCONCLUSIVE, -0.06), of_speed(PASS, 0.04)],
-            PASS,
-            "",
-            id="no-launch-was-slow-for-sure",
-        ),
-    ],
-)
-def test_a_speed_is_lost_if_two_launches_show_it(
-    together: Verdict, alone: list[Verdict], outcome: Outcome, words: str
-) -> None:
-    judged = seen_on(together, alone)
-    assert judged.outcome is outcome
-    assert words in judged.explanation
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from specreg.baselines.schema import Baseline, load_baseline
 from specreg.judging.nights import GPU
 from specreg.judging.rules import Finding
 from specreg.judging.samples import Sample
-from specreg.judging.verdicts import verdicts_of
+from specreg.judging.verdicts import NightJudge
 from specreg.verdicts.history import RunRecord, load_history
 from specreg.verdicts.night_samples import began_s, samples_of
 from tests.unit import builders
@@ -33,8 +33,13 @@ def h200_samples(records: tuple[RunRecord, ...] = RECORDS) -> list[Sample]:
 
 def findings_after(runs: int) -> dict[str, Finding]:
     """Judge the last of some of the recorded runs, by metric."""
-    verdicts = verdicts_of(h200_samples(RECORDS[:runs]), lambda _figure: 0.05, GPU)
-    return {verdict.figure.metric: verdict.finding for verdict in verdicts}
+    samples = h200_samples(RECORDS[:runs])
+    last_s = began_s(RECORDS[runs - 1].run)
+    tonight = [sample for sample in samples if sample.began_s == last_s]
+    earlier = [sample for sample in samples if sample.began_s < last_s]
+    figures = [sample.figure for sample in tonight]
+    judge = NightJudge(earlier, figures, lambda _figure: 0.05, GPU)
+    return {verdict.figure.metric: verdict.finding for verdict in judge.judge(tonight)}
 
 
 @pytest.mark.parametrize("runs", range(2, len(RECORDS) + 1))
