@@ -7,6 +7,7 @@ import pytest
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.metrics import METRICS
+from specreg.suite.document import LOGS_FOLDER
 from specreg.telemetry.identity import find_gpus
 from tests.plugin.conftest import ROOT, Suite
 from tests.plugin.preloaded import PreloadedPython
@@ -40,13 +41,17 @@ def test_each_tier_here_has_a_test_of_each_case_and_metric_on_any_machine(
     assert {test_id.rpartition("-")[2] for test_id in collected - wanted} <= CHECKS.keys()
 
 
-def test_the_tests_of_a_tier_are_its_metrics_in_the_order_of_its_servers(suite: Suite) -> None:
+def test_acceptance_comes_before_speeds_and_both_in_the_order_of_the_servers(suite: Suite) -> None:
     done = suite.run("tests/perf", "--co", "-q")
 
     test_ids = _ids(done.stdout)
     assert "vllm-eagle3-tiny-toy-c4-throughput_tokens_per_s" in test_ids
-    methods = [item.split("-")[1] for item in test_ids]
-    assert methods == sorted(methods, key=["none", "eagle3"].index)
+    by_launch = {name for name, metric in METRICS.items() if metric.by_launch}
+    order = [
+        (item.rsplit("-", 1)[1] in by_launch, ["none", "eagle3"].index(item.split("-")[1]))
+        for item in test_ids
+    ]
+    assert order == sorted(order)
     speeds = {"throughput_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms"}
     plain = {item.rsplit("-", 1)[1] for item in test_ids if "-none-" in item}
     assert plain == speeds | {"energy_j_per_token", "power_w"}
@@ -80,10 +85,13 @@ def test_a_name_that_is_like_no_other_gets_the_command_that_lists_the_cases(suit
     assert not suite.runs.exists()
 
 
-def test_each_server_starts_once_for_all_its_cases(recorded_suite: Suite) -> None:
-    done = recorded_suite.run("tests/perf", "-v", "--setup-show", "-k", "acceptance_length")
+def test_each_server_starts_once_for_the_acceptance_and_the_speeds_of_all_its_cases(
+    recorded_suite: Suite,
+) -> None:
+    words = "acceptance_length or throughput"
+    recorded_suite.run_undisturbed("tests/perf", "-q", "-k", words)
 
-    lines = [line.split() for line in done.stdout.splitlines() if line.strip().startswith("SETUP")]
-    started = [line[2].split("[")[0] for line in lines]
-    counts = [started.count(name) for name in ("control", "server", "measurement")]
-    assert counts == [1, 1, 2]
+    # Each start has a log of its own. A launch that confirms a loss isn't one of the planned ones.
+    run = max(recorded_suite.runs.iterdir())
+    logs = [path.stem for path in (run / LOGS_FOLDER).glob("*.log") if "launch" not in path.stem]
+    assert sorted(logs) == ["vllm-eagle3-tiny", "vllm-none-tiny"]
