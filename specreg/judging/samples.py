@@ -8,6 +8,9 @@ import numpy as np
 
 from specreg.judging.fold import Night
 
+Software = tuple[tuple[str, str], ...]
+"""The parts of what a server runs with, each with its version or checksum."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -21,8 +24,7 @@ class Sample:
         began_s: when the night began, in seconds since 1970, UTC.
         logs: the logarithm of the metric on each launch; better is positive.
         planned: how many of the launches, the first ones, were taken whatever they showed.
-        software: what the engine ran with on this night: packages, build, models, configuration
-            and driver. Equal text means equal software.
+        software: what the case ran with on this night, each part with its version.
         starts_level: whether this night recorded the level that later nights are compared with.
         control_logs: the logarithm of the metric of the server without speculation that ran beside
             the case, on each launch; empty without one.
@@ -37,7 +39,7 @@ class Sample:
     began_s: float
     logs: tuple[float, ...]
     planned: int = 1
-    software: str = ""
+    software: Software = ()
     starts_level: bool = False
     control_logs: tuple[float, ...] = ()
     two_sided: bool = False
@@ -74,13 +76,13 @@ class Table:
         figures: the columns.
         began_s: when each night began.
         nights: the rows.
-        software: the software of each engine, for each night.
+        software: the software of each case, for each night.
     """
 
     figures: Sequence[Figure]
     began_s: Sequence[float]
     nights: Sequence[Night]
-    software: Sequence[Mapping[str, str]]
+    software: Sequence[Mapping[str, Software]]
 
 
 def table_of(samples: Iterable[Sample], further: Iterable[Figure] = ()) -> Table:
@@ -104,9 +106,9 @@ def table_of(samples: Iterable[Sample], further: Iterable[Figure] = ()) -> Table
     )
 
 
-def software_of(samples: Iterable[Sample]) -> Mapping[str, str]:
-    """Return the software of each engine on a night."""
-    return {sample.engine: sample.software for sample in samples}
+def software_of(samples: Iterable[Sample]) -> Mapping[str, Software]:
+    """Return the software of each case on a night."""
+    return {sample.case: sample.software for sample in samples}
 
 
 def night_of(samples: Iterable[Sample], figures: Sequence[Figure]) -> Night:

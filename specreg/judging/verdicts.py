@@ -8,7 +8,7 @@ import numpy as np
 
 from specreg.judging.nights import MachineNights, Prior
 from specreg.judging.rules import Evidence, Finding, finding_of
-from specreg.judging.samples import Figure, Sample, night_of, software_of, table_of
+from specreg.judging.samples import Figure, Sample, Software, night_of, software_of, table_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,9 @@ class SpeedVerdict:
         since_s: when the first night of a loss or gain began, in seconds since 1970; None without
             one.
         lasted: how many nights the loss or gain has lasted, including tonight; 0 without one.
-        software: the software of the engine on the night before the loss or gain, and on its first
-            night. If they differ, the change of software may have caused it.
+        software: the software of the case on the night before the loss or gain, and on its first
+            night; without one, before tonight and tonight. If they differ, the change of software
+            may have caused it.
     """
 
     figure: Figure
@@ -33,7 +34,7 @@ class SpeedVerdict:
     level: float
     since_s: float | None = None
     lasted: int = 0
-    software: tuple[str, str] = ("", "")
+    software: tuple[Software, Software] = ((), ())
 
 
 class NightJudge:
@@ -43,7 +44,7 @@ class NightJudge:
 
     Args:
         earlier: what the earlier nights measured.
-        figures: what tonight measures.
+        tonight: what tonight has measured so far. Later calls may have further launches of it.
         tolerance_of: returns the tolerated loss of a figure, 0..1.
         prior: the spreads that are assumed at first.
     """
@@ -51,18 +52,20 @@ class NightJudge:
     def __init__(
         self,
         earlier: Iterable[Sample],
-        figures: Iterable[Figure],
+        tonight: Sequence[Sample],
         tolerance_of: Callable[[Figure], float],
         prior: Prior,
     ) -> None:
         earlier = list(earlier)
-        self._table = table_of(earlier, figures)
+        self._table = table_of(earlier, [sample.figure for sample in tonight])
         tolerances_frac = np.array([tolerance_of(figure) for figure in self._table.figures])
         self._nights = MachineNights(
             self._table.figures,
             tolerances_frac,
             prior,
-            has_controls=any(sample.control_logs for sample in earlier),
+            has_controls=all(
+                any(sample.control_logs for sample in samples) for samples in (earlier, tonight)
+            ),
         )
         for night in self._table.nights:
             self._nights.add(night)
@@ -90,9 +93,8 @@ class NightJudge:
             if np.isnan(level):
                 continue
             first = _first_night(evidence)
-            changed = ("", "")
-            if first >= 0:
-                changed = _software_around(software, figure.engine, first)
+            # A machine may be too slow tonight alone.
+            changed_on = first if first >= 0 else len(began_s) - 1
             verdicts.append(
                 SpeedVerdict(
                     figure=figure,
@@ -101,7 +103,7 @@ class NightJudge:
                     level=float(level) - evidence.own - evidence.shared,
                     since_s=began_s[first] if first >= 0 else None,
                     lasted=len(began_s) - first if first >= 0 else 0,
-                    software=changed,
+                    software=_software_around(software, figure.case, changed_on),
                 )
             )
         return verdicts
@@ -114,9 +116,9 @@ def _first_night(evidence: Evidence) -> int:
 
 
 def _software_around(
-    software: Sequence[Mapping[str, str]], engine: str, night: int
-) -> tuple[str, str]:
-    """Return the software of an engine before a night, and on it or on the first one after it."""
-    before = [engines[engine] for engines in software[:night] if engine in engines]
-    after = [engines[engine] for engines in software[night:] if engine in engines]
-    return before[-1] if before else "", after[0]
+    software: Sequence[Mapping[str, Software]], case: str, night: int
+) -> tuple[Software, Software]:
+    """Return the software of a case before a night, and on it or on the first one after it."""
+    before = [cases[case] for cases in software[:night] if case in cases]
+    after = [cases[case] for cases in software[night:] if case in cases]
+    return before[-1] if before else (), after[0]

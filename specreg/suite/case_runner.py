@@ -118,9 +118,8 @@ class CaseSource(Protocol):
             None if this process measured the case on that launch.
         """
 
-    @property
-    def hosts(self) -> Mapping[str, str]:
-        """The machine that measured each case, by case id; empty if this process measured all."""
+    def machine_of(self, case_id: str) -> str:
+        """Return the identity of the machine that measured a case; empty if unknown."""
 
     @property
     def time(self) -> RunTime:
@@ -177,10 +176,10 @@ class CaseRunner:
             context=self.context, selection=self.selection, servers=self.servers
         )
 
-    @property
-    def hosts(self) -> Mapping[str, str]:
-        """Empty, because this process measures all cases."""
-        return {}
+    def machine_of(self, case_id: str) -> str:
+        """Return the identity of this machine, which measures all cases."""
+        del case_id
+        return self.context.machine
 
     @property
     def time(self) -> RunTime:

@@ -29,7 +29,12 @@ from specreg.suite.options import (
     Options,
     flag_of,
 )
-from specreg.telemetry.identity import ProcessorLoad, current_environment, find_gpus
+from specreg.telemetry.identity import (
+    ProcessorLoad,
+    current_environment,
+    find_gpus,
+    machine_identity,
+)
 
 _NOT_ATTACHED = {"update_baselines", "resume", "launches", "engine_version", "shard"}
 """The options that make no sense with a server that others have started."""
@@ -182,6 +187,7 @@ def open_context(
         clock=clock,
         is_worker=worker_folder is not None,
         processor_load=load,
+        machine="" if options.attach else machine_identity(gpus),
     )
     if options.update_baselines:
         _check_baselines_writable(context.store.folder)

@@ -58,7 +58,7 @@ class RunContext:
         name: The name of the run in the history and in documents.
         root: The root of the repository.
         tier: The cases that the run may measure.
-        environment: The machine, whose name is the folder of its baselines.
+        environment: The kind of machine, whose name is the folder of its baselines.
         options: The options that the user gave.
         run_folder: The folder of the run's ledger, logs and reports.
         provision: Where the engines come from.
@@ -69,6 +69,7 @@ class RunContext:
         nights_left_out: The names of earlier runs that aren't judged with.
         processor_load: The load of this machine when the run began; None if the run was merged from
             shards, which may come from other machines.
+        machine: The identity of this machine among those of its kind; empty if unknown.
     """
 
     name: str
@@ -83,6 +84,7 @@ class RunContext:
     is_worker: bool = False
     nights_left_out: AbstractSet[str] = frozenset()
     processor_load: ProcessorLoad | None = None
+    machine: str = ""
 
     @property
     def launches(self) -> int:

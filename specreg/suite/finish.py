@@ -115,8 +115,12 @@ def add_to_history(result: RunResult) -> None:
         if measurements and verdicts and not was_added_before:
             baseline = context.exact_baseline(case)
             settings = context.settings(case)
-            host = result.hosts.get(case.id, "")
-            origin = RunOrigin(run=context.name, host=host, commit=commit)
+            origin = RunOrigin(
+                run=context.name,
+                machine=result.machine_of(case.id),
+                driver_version=result.driver_version,
+                commit=commit,
+            )
             records.append(run_record(origin, measurements, verdicts, settings, baseline))
     record_history(context.history_path, records)
 

@@ -44,14 +44,12 @@ class MergedCases:
         """The plan of the first shard. What it says about the whole run is equal in all shards."""
         return self.shards[0].plan
 
-    @property
-    def hosts(self) -> Mapping[str, str]:
-        """The machine that measured each case, by case id."""
-        hosts: dict[str, str] = {}
+    def machine_of(self, case_id: str) -> str:
+        """Return the identity of the machine that measured a case; empty if unknown."""
         for shard in self.shards:
-            for case_id, _ in shard.measured:
-                hosts.setdefault(case_id, shard.plan.host)
-        return hosts
+            if any(case_id == measured_id for measured_id, _ in shard.measured):
+                return shard.plan.machine
+        return ""
 
     @property
     def time(self) -> RunTime:

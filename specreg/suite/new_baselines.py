@@ -132,7 +132,8 @@ def _record(result: RunResult, case: Case) -> RecordedBaseline:
     if context.has_history and context.provision.attached is None:
         origin = RunOrigin(
             run=context.name,
-            host=result.hosts.get(case.id, ""),
+            machine=result.machine_of(case.id),
+            driver_version=result.driver_version,
             commit=recorded.new.provenance.commit,
             recorded=True,
             accepted=bool(reason),
@@ -165,7 +166,8 @@ def _check_nothing_lost(
         run=context.name,
         baselines={path.stem: baseline for path, baseline in context.store.own().items()},
         history=history,
-        hosts=result.hosts,
+        machine_of=result.machine_of,
+        driver_version=result.driver_version,
     )
     for verdict in _verdicts_on(result.selection.metrics_of(case), measurements, references):
         # The leader of a group of metrics decides about the others, so only leaders are looked at.

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import hashlib
-import socket
 from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
@@ -58,7 +57,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         schema_version: The version of this document's form.
         run: The name of the run.
         began_at: When the run began.
-        host: The name of the machine.
+        machine: The identity of the machine; empty if unknown.
         commit: The commit of the repository.
         tier: The name of the tier.
         matrix_sha256: The checksum of all settings of the tier's cases.
@@ -80,7 +79,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     schema_version: Literal[1] = PLAN_VERSION
     run: Name
     began_at: Annotated[dt.datetime, msgspec.Meta(tz=True)]
-    host: _Word
+    machine: _Word = ""
     commit: _Word
     tier: Name
     matrix_sha256: _Word
@@ -131,7 +130,7 @@ def plan_of(
     return RunPlan(
         run=context.run_folder.name,
         began_at=context.clock.began_at.replace(microsecond=0),
-        host=socket.gethostname(),
+        machine=context.machine,
         commit=commit_of(context.root),
         tier=context.tier.name,
         matrix_sha256=matrix_sha256(context.tier),

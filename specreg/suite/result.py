@@ -37,8 +37,7 @@ class RunResult:
         driver_version: The version of the GPUs' driver; empty without a GPU.
         torch_version_of: Returns the version of torch that the engine of a case ran with; empty if
             it isn't known.
-        hosts: The machine that measured each case, by case id; empty if this process measured all
-            of them.
+        machine_of: Returns the identity of the machine that measured a case; empty if unknown.
         is_merged: True if the run joins the measurements of several processes.
     """
 
@@ -53,7 +52,7 @@ class RunResult:
     ended_at: str
     driver_version: str = ""
     torch_version_of: Callable[[Case], str] = lambda _: ""
-    hosts: Mapping[str, str] = field(default_factory=dict)
+    machine_of: Callable[[str], str] = lambda _: ""
     is_merged: bool = False
 
     @property
@@ -115,7 +114,7 @@ class Run(Generic[CasesT]):
             ended_at=self.ended_at or _now(self.context),
             driver_version=self.cases.driver_version,
             torch_version_of=self.cases.torch_version,
-            hosts=self.cases.hosts,
+            machine_of=self.cases.machine_of,
             is_merged=self.is_merged,
         )
 

@@ -26,6 +26,8 @@ _SHORT_INSTRUCTION_SETS = {"amx_tile": "amx", "avx512f": "avx512"}
 _BYTES_PER_GB = 10**9
 _BYTES_PER_GIB = 2**30
 _CHECKSUM_CHARACTERS = 8
+_MACHINE_CHARACTERS = 12
+_MACHINE_ID = Path("/etc/machine-id")
 _DeviceName = Annotated[Label, msgspec.Meta(max_length=256)]
 _LOADED_FRAC = 0.5
 """The share of the cores that other programs may keep busy before a speed on processors suffers."""
@@ -208,6 +210,20 @@ def current_environment(*, gpus: int) -> Environment:
     cpu, instruction_set = _read_cpu(Path("/proc/cpuinfo"))
     cores = len(os.sched_getaffinity(0))
     return Environment(kind="cpu", cpu=cpu, instruction_set=instruction_set, cores=cores)
+
+
+def machine_identity(gpus: Gpus, machine_id: Path = _MACHINE_ID) -> str:
+    """Return a checksum that tells this machine from others of its kind; empty if nothing does.
+
+    Args:
+        gpus: The GPUs that the process sees. Without any, the machine's processors measure.
+        machine_id: The file with the id of the installation.
+    """
+    ids = sorted(device.id for device in gpus.devices)
+    if not ids and machine_id.is_file():
+        ids = [machine_id.read_text(errors="replace").strip()]
+    text = " ".join(ids)
+    return hashlib.sha256(text.encode()).hexdigest()[:_MACHINE_CHARACTERS] if text else ""
 
 
 def _power_limit_w(devices: Sequence[Device]) -> float | None:

@@ -14,6 +14,7 @@ from specreg.judging.spread import Spread
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.verdicts.history import RunRecord, baseline_sha256
 from specreg.verdicts.night_samples import SPOILED, runs_of_level
+from specreg.verdicts.software import Software, software_of_baseline, whole_software
 
 _MOST_NIGHTS = 40
 """The most nights before tonight that are gone through, the newest ones."""
@@ -29,13 +30,13 @@ class LastingLoss:
         change_frac: the difference of logarithms, below 0.
         since: the run of its first night.
         nights: how many nights it has lasted, including tonight.
-        versions: the engine's version before it and on its first night.
+        software: what ran before it and on its first night.
     """
 
     change_frac: float
     since: str
     nights: int
-    versions: tuple[str, str]
+    software: tuple[Software, Software]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
         decisions: how many decisions share the probability of a false loss.
     """
     runs = [""]
-    versions = [baseline.provenance.engine_version]
+    software = [software_of_baseline(baseline)]
     levels = [_level(metric, _recorded_values(metric, baseline))]
     recorded = baseline_sha256(baseline)
     for record in runs_of_level(baseline, records):
@@ -87,7 +88,7 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
         runs.append(record.run)
         is_spoiled = record.outcomes.get(metric.name) in SPOILED
         levels.append(math.nan if is_spoiled else _level(metric, record.values_of(metric.name)))
-        versions.append(record.engine_version)
+        software.append(whole_software(record.engine_version, record.draft_sha256, record.software))
     level_tonight = _level(metric, [tonight])
     if math.isnan(levels[0]) or math.isnan(level_tonight):
         return None
@@ -109,7 +110,7 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
             change_frac=float(fold.size_of_change()[0]),
             since=names[row],
             nights=len(names) - row,
-            versions=(versions[row - 1], (*versions, "")[row]),
+            software=(software[row - 1], (*software, {})[row]),
         )
     return AcceptanceNights(
         nights=int(fold.nights[0]), needed_nights=int(fold.needed_nights()[0]), lasting=lasting

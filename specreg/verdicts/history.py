@@ -28,6 +28,7 @@ from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric, acceptance_value
 from specreg.stats.intervals import Spread
+from specreg.verdicts.software import software_of_launch
 from specreg.verdicts.verdict import GOOD, JUDGED, LASTING, MACHINE_MOVED, Outcome, Verdict
 
 _FEWEST_RUNS = 5
@@ -71,7 +72,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         launch_values: the value of each metric on each valid launch. The value of acceptance is
             over the prompts of the case, without those of an extension.
         control_values: the same of the server without speculation that ran beside the case.
-        host: the machine that measured the case; empty if one machine measured the whole run.
+        machine: the identity of the machine that measured the case; empty if unknown.
+        software: what else the server ran with, see `software_of_launch`.
         recorded: whether the run recorded baselines instead of judging.
         accepted: whether the user gave a reason for recording. Later nights are then compared with
             this level only, and not with the levels before it.
@@ -92,15 +94,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     launches: _LaunchCount = 1
     launch_values: dict[Label, _LaunchValues] = {}
     control_values: dict[Label, _LaunchValues] = {}
-    host: _Word = ""
+    machine: _Word = ""
+    software: dict[Label, _Word] = {}
     recorded: bool = False
     accepted: bool = False
     lost: bool = False
-
-    @property
-    def night(self) -> str:
-        """The name of the night: equal for all cases that one machine measured in one run."""
-        return f"{self.run} {self.host}" if self.host else self.run
 
     def values_of(self, metric: str) -> list[float]:
         """Return a metric's value on each launch, or only their mean if the record has no more."""
@@ -182,14 +180,16 @@ class RunOrigin:
 
     Attributes:
         run: the name of the run's folder.
-        host: the machine that measured the case; empty if one machine measured the whole run.
+        machine: the identity of the machine that measured the case; empty if unknown.
+        driver_version: the version of the GPU's driver; empty without a GPU.
         commit: the commit of the repository; empty without one.
         recorded: whether the run recorded a baseline.
         accepted: whether the user gave a reason for recording it.
     """
 
     run: str
-    host: str = ""
+    machine: str = ""
+    driver_version: str = ""
     commit: str = ""
     recorded: bool = False
     accepted: bool = False
@@ -254,7 +254,8 @@ def run_record(
         launches=len(timed_launches) or len(launches),
         launch_values=launch_values,
         control_values=control_values,
-        host=origin.host,
+        machine=origin.machine,
+        software=dict(software_of_launch(first, origin.driver_version)),
         recorded=origin.recorded,
         accepted=origin.accepted,
         lost=any(_is_lost(verdict) for verdict in verdicts),

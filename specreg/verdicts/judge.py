@@ -21,11 +21,12 @@ from specreg.core.reasons import Invalidity, Reason
 from specreg.judging.spread import MOST_NIGHTS
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import SPOILS, Family, Metric, acceptance_value
+from specreg.measurement.metrics import METRICS, SPOILS, Family, Metric, acceptance_value
 from specreg.stats.intervals import LEVELS, Effect, Look
 from specreg.verdicts.acceptance_nights import AcceptanceNights, LastingLoss
 from specreg.verdicts.changed_lengths import weigh_changed_lengths
 from specreg.verdicts.detection import mde_frac, to_frac
+from specreg.verdicts.software import Software, describe_changes
 from specreg.verdicts.verdict import LASTING, Comparison, Lack, Outcome, Verdict
 
 PUBLISHED = "published"
@@ -362,6 +363,12 @@ def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obs
         reason = Reason(text=other_counting)
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     if evidence.expected_ratio(metric) is None:
+        leader = METRICS.get(metric.follows)
+        if leader is not None and evidence.expected_ratio(leader) is not None:
+            # The acceptance of the case is judged all the same.
+            source = "baseline" if evidence.baselines.baseline else "publication"
+            reason = Reason(text=f"not recorded yet: the {source} holds no {metric.name}")
+            return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
         reason = Reason(text=f"the baseline holds no {metric.name}")
         return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
     measured = evidence.measurement.acceptance
@@ -583,10 +590,13 @@ def lasting_reason(metric: Metric, lasting: LastingLoss) -> Reason:
     since = date_of(lasting.since)
     nights = counted(lasting.nights, "night")
     text = f"{changed_frac:+.1%} since the night of {since}, over {nights}"
-    before, after = lasting.versions
-    if before and after and before != after:
-        text = f"{text}; the engine went from {before} to {after} on that night"
-    return Reason(code=LASTING, text=text)
+    return Reason(code=LASTING, text=with_changes(text, lasting.software))
+
+
+def with_changes(text: str, software: tuple[Software, Software]) -> str:
+    """Add what changed on the first night of a loss, given the software before it and on it."""
+    changes = describe_changes(*software)
+    return f"{text}; {changes} on that night" if changes else text
 
 
 def date_of(run: str) -> str:

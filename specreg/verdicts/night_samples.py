@@ -10,6 +10,7 @@ from specreg.baselines.schema import Baseline
 from specreg.judging.samples import Sample, level_of
 from specreg.measurement.metrics import METRICS, Family, Metric
 from specreg.verdicts.history import RunRecord, baseline_sha256, settings_sha256
+from specreg.verdicts.software import software_of_baseline, whole_software
 from specreg.verdicts.verdict import Outcome
 
 SPEEDS = tuple(metric for metric in METRICS.values() if metric.by_launch)
@@ -97,10 +98,12 @@ def _sample_of_run(metric: Metric, engine: str, record: RunRecord) -> Sample | N
         return None
     return dataclasses.replace(
         sample,
-        machine=record.host,
+        machine=record.machine,
         # A recording plans all of its launches. Another run takes more where a loss is suspected.
         planned=len(sample.logs) if record.recorded else 1,
-        software=record.engine_version,
+        software=tuple(
+            whole_software(record.engine_version, record.draft_sha256, record.software).items()
+        ),
     )
 
 
@@ -153,8 +156,8 @@ def _sample_of_baseline(
     )
     if not sample.logs:
         return None
-    provenance = baseline.provenance
-    return dataclasses.replace(sample, planned=len(sample.logs), software=provenance.engine_version)
+    software = tuple(software_of_baseline(baseline).items())
+    return dataclasses.replace(sample, planned=len(sample.logs), software=software)
 
 
 def began_s(run: str) -> float:

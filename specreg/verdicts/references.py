@@ -19,7 +19,9 @@ class References:
         run: the name of the run, which begins with its start.
         baselines: the baselines of this machine, by the case's id.
         history: the nights before the run.
-        hosts: the machine that measured each case, by the case's id; empty if it was one machine.
+        machine_of: returns the identity of the machine that measured a case, by the case's id;
+            empty if unknown.
+        driver_version: the version of the GPUs' driver; empty without a GPU.
         cases: how many cases the run judges. Chance may show a loss in each of them.
         softened: the metrics whose tests pass although they are INCONCLUSIVE.
         holds_by_nights: whether the test of an INCONCLUSIVE metric passes if some number of nights
@@ -30,7 +32,8 @@ class References:
     run: str
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     history: History = NO_HISTORY
-    hosts: Mapping[str, str] = field(default_factory=dict)
+    machine_of: Callable[[str], str] = lambda _: ""
+    driver_version: str = ""
     cases: int = 1
     softened: AbstractSet[str] = frozenset()
     holds_by_nights: bool = True

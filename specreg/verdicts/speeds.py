@@ -19,9 +19,10 @@ from specreg.core.reasons import Reason
 from specreg.engines.methods import METHODS
 from specreg.judging.nights import CPU, GPU, PASS_LEVEL
 from specreg.judging.rules import Evidence, Finding
-from specreg.judging.samples import Figure, Sample
+from specreg.judging.samples import Figure, Sample, Software
 from specreg.judging.verdicts import NightJudge, SpeedVerdict
 from specreg.matrix.case import Case
+from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Family, Metric
 from specreg.stats.intervals import Effect
@@ -37,10 +38,12 @@ from specreg.verdicts.judge import (
     lasting_reason,
     not_compared,
     unreadable_baseline,
+    with_changes,
     with_outlook,
 )
 from specreg.verdicts.night_samples import RUN_TIME, began_s, sample_of, samples_of
 from specreg.verdicts.references import References
+from specreg.verdicts.software import software_of_launch, whole_software
 from specreg.verdicts.verdict import (
     ENGINE_SLOWER,
     MACHINE_MOVED,
@@ -140,7 +143,7 @@ class SpeedJudge:
         self._by_machine = {
             machine: NightJudge(
                 _earlier_samples(references, machine, self._tonight_s, speeds),
-                [sample.figure for sample in samples],
+                samples,
                 self._tolerance_of,
                 GPU if "gpu" in kinds else CPU,
             )
@@ -196,12 +199,17 @@ class SpeedJudge:
                 values=speed.comparison.launch_values(speed.metric),
                 control_values=night_control_values(speed.metric, launches),
             )
-            sample = dataclasses.replace(sample, software=_software(launches[-1]))
+            sample = dataclasses.replace(sample, software=self._software(launches[-1]))
             # A speed of 0 has no logarithm.
             if sample.logs:
-                machine = self._references.hosts.get(speed.case.id, "")
+                machine = self._references.machine_of(speed.case.id)
                 by_machine.setdefault(machine, []).append(sample)
         return by_machine
+
+    def _software(self, launch: Measurement) -> Software:
+        further = software_of_launch(launch, self._references.driver_version)
+        draft_sha256 = model_sha256(launch.draft) if launch.draft else ""
+        return tuple(whole_software(launch.engine_version, draft_sha256, further).items())
 
     def _verdict(self, speed: Speed, by_nights: SpeedVerdict | None) -> Verdict:
         if by_nights is None:
@@ -261,10 +269,6 @@ def _earlier_samples(
             sample for sample in samples if sample.starts_level or sample.machine in {machine, ""}
         ]
     return samples
-
-
-def _software(launch: Measurement) -> str:
-    return launch.engine_version
 
 
 def _render(speed: Speed, by_nights: SpeedVerdict) -> Verdict:
@@ -339,7 +343,11 @@ def _outcome_and_reason(
             return Outcome.REGRESSED, Reason(code=ENGINE_SLOWER, text=text)
         case Finding.MACHINE_SLOW:
             slower = _describe_change(metric, evidence.shared)
-            text = f"all that ran on the machine {slower}{_duration(by_nights)}"
+            before, after = by_nights.software
+            text = with_changes(
+                f"all that ran on the machine {slower}{_duration(by_nights)}",
+                (dict(before), dict(after)),
+            )
             remedy = "quieten the machine and run again, or compare two engines side by side"
             return Outcome.INVALID, Reason(code=MACHINE_MOVED, text=text, remedy=remedy)
         case Finding.KEPT:
@@ -365,7 +373,7 @@ def _reason_of_loss(metric: Metric, by_nights: SpeedVerdict) -> Reason | None:
         change_frac=by_nights.evidence.size,
         since=_since(by_nights),
         nights=by_nights.lasted,
-        versions=(before, after),
+        software=(dict(before), dict(after)),
     )
     return lasting_reason(metric, lasting)
 

@@ -65,7 +65,7 @@ class MergingMachine:
         plan = RunPlan(
             run="20260101T000000-1",
             began_at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
-            host="node1",
+            machine="node1",
             commit="",
             tier="cpu",
             matrix_sha256=matrix_sha256(self.tier),

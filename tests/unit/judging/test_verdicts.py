@@ -13,6 +13,7 @@ from specreg.judging.samples import Sample
 from specreg.judging.verdicts import NightJudge, SpeedVerdict
 
 DAY_S = 86_400.0
+ONE = ("engine", "vllm 1")
 CASES = 8
 Change = Callable[[int, int], float]
 """Returns the change of a case on a night, given both numbers."""
@@ -44,7 +45,7 @@ def nights(
                     began_s=night * DAY_S,
                     logs=logs,
                     planned=launches,
-                    software=software(night),
+                    software=(("engine", software(night)),),
                     starts_level=night == 0,
                 )
             )
@@ -56,8 +57,7 @@ def judged(samples: list[Sample]) -> dict[str, SpeedVerdict]:
     last_s = max(sample.began_s for sample in samples)
     earlier = [sample for sample in samples if sample.began_s < last_s]
     tonight = [sample for sample in samples if sample.began_s == last_s]
-    figures = [sample.figure for sample in tonight]
-    judge = NightJudge(earlier, figures, lambda _figure: 0.05, GPU)
+    judge = NightJudge(earlier, tonight, lambda _figure: 0.05, GPU)
     return {verdict.figure.case: verdict for verdict in judge.judge(tonight)}
 
 
@@ -86,7 +86,7 @@ def test_a_slow_machine_is_named_once_and_blames_no_case() -> None:
     verdicts = judged(nights(12, lambda _case, night: -0.3 * (night >= 10)))
     assert {verdict.finding for verdict in verdicts.values()} == {Finding.MACHINE_SLOW}
     assert verdicts["case-0"].since_s == 10 * DAY_S
-    assert verdicts["case-0"].software == ("vllm 1", "vllm 1")
+    assert verdicts["case-0"].software == ((ONE,), (ONE,))
     assert verdicts["case-0"].lasted == 3
 
 
@@ -98,7 +98,7 @@ def test_a_change_of_software_on_the_first_slow_night_is_said() -> None:
             software=lambda night: f"vllm {1 + (night >= 10)}",
         )
     )
-    assert verdicts["case-0"].software == ("vllm 1", "vllm 2")
+    assert verdicts["case-0"].software == ((ONE,), (("engine", "vllm 2"),))
 
 
 def test_a_loss_of_all_that_is_within_the_tolerance_of_nothing_never_passes() -> None:

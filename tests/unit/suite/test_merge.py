@@ -297,11 +297,11 @@ MISFIT_PLANS = (
     {"environment.kind": "tpu"},
     {"environment.cores": 10**400},
     {"environment": None},
-    {"host": "x" * 10_000},
+    {"machine": "x" * 10_000},
     {"reason": ["x"]},
     {"asked": {"x": ["y" * 1_000]}},
-    {"host": "\x1b[31m"},
-    {"host": "a\n::error::x"},
+    {"machine": "\x1b[31m"},
+    {"machine": "a\n::error::x"},
 )
 
 

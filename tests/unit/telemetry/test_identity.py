@@ -21,6 +21,7 @@ from specreg.telemetry.identity import (
     _slug,
     current_environment,
     find_gpus,
+    machine_identity,
 )
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Answer, Scope, ScriptedDriver, ScriptedGpu, Throttle
@@ -417,3 +418,21 @@ def test_what_a_driver_does_not_tell_of_a_moment_is_none(
     assert unknown <= {"memory_clock_mhz", "sm_clock_mhz"}
     assert "0 °C" not in problem
     assert "0 MHz" not in problem.replace("1980 MHz", "")
+
+
+def test_two_machines_of_one_kind_have_different_identities(
+    gpu_python: PreloadedPython, tmp_path: Path
+) -> None:
+    machines = [
+        machine_identity(seen(gpu_python, *gpus)[0])
+        for gpus in ((TWO[0],), (TWO[1],), TWO, TWO[::-1])
+    ]
+    assert len(set(machines)) == 3
+    assert machines[2] == machines[3]
+    no_gpu = Gpus(devices=(), why_none="none")
+    installation = tmp_path / "machine-id"
+    assert machine_identity(no_gpu, installation) == ""
+    installation.write_text("\n")
+    assert machine_identity(no_gpu, installation) == ""
+    installation.write_text("b08dfa6083e7567a1921a715000001fb\n")
+    assert len(machine_identity(no_gpu, installation)) == 12

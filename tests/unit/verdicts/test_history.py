@@ -170,13 +170,17 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
         Verdict(case_id=builders.CASE.id, metric=name, outcome=Outcome(word))
         for name, word in outcomes.items()
     ]
-    origin = RunOrigin(run="20261121-0730", commit="0123456789ab")
+    origin = RunOrigin(
+        run="20261121-0730", machine="2f3a", driver_version="570.1", commit="0123456789ab"
+    )
     line = run_record(origin, launches, verdicts, builders.SETTINGS, BASELINE)
     assert line.values == pytest.approx({SPEED.name: 100.0, TIME.name: 8.0, goodput: 0, rate: 0.5})
     assert msgspec.structs.replace(line, values={}) == msgspec.structs.replace(
         past_run(builders.CASE.id),
         settings_sha256=settings_sha256(builders.SETTINGS),
         commit="0123456789ab",
+        machine="2f3a",
+        software={"driver": "570.1"},
         engine="vllm",
         draft_sha256="",
         outcomes=outcomes,

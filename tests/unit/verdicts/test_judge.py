@@ -1,6 +1,7 @@
 """The truth table of the outcomes: a verdict is green only where something was compared."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import pytest
@@ -272,12 +273,13 @@ def test_a_published_figure_is_better_than_none(
         for metric in (LENGTH, THROUGHPUT, RATE)
     )
     assert (verdict.outcome, verdict.comparison.against) == (outcome, "published")
-    assert (speed.outcome, rate.outcome) == (NOT_COMPARABLE, NO_BASELINE)
+    assert (speed.outcome, rate.outcome) == (NOT_COMPARABLE, NOT_COMPARABLE)
 
 
 OF = of_length(2.0)
 VALUES = {LENGTH.name: 2.0, THROUGHPUT.name: 9.0}
 MEASURED = builders.measurement(VALUES, of=OF)
+MEASURED_RATE = builders.measurement({RATE.name: 0.5}, of=OF)
 SPEEDS = {THROUGHPUT.name: 9.0}
 RECORDED = builders.baseline(SPEEDS, SPEEDS, of=OF)
 ELSEWHERE = builders.baseline(SPEEDS, SPEEDS, of=OF, environment=builders.OTHER_ENVIRONMENT)
@@ -298,7 +300,7 @@ BROKEN = dataclasses.replace(
 )
 
 
-def tagged(**tags: str) -> Baseline:
+def tagged(**tags: Any) -> Baseline:  # noqa: ANN401 - of any field
     """A baseline whose acceptance was counted otherwise."""
     return msgspec.structs.replace(
         RECORDED, acceptance=msgspec.structs.replace(builders.stored(OF), **tags)
@@ -311,6 +313,10 @@ MEASURED_ENERGY = dataclasses.replace(
 )
 SGLANG = known(tagged(source=Source.SGLANG_REQUEST))
 EMPTY = known(builders.baseline())
+WITHOUT_PROPOSED = [
+    msgspec.structs.replace(prompt, proposed=None) for prompt in builders.stored(OF).prompts
+]
+NEWER_RATE = known(tagged(prompts=tuple(WITHOUT_PROPOSED)))
 OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
 
 
@@ -335,6 +341,14 @@ OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
             "the baseline holds acceptance alone, and no speed",
         ),
         (LENGTH, MEASURED, EMPTY, NO_BASELINE, "the baseline holds no acceptance_length"),
+        (RATE, MEASURED_RATE, EMPTY, NO_BASELINE, "the baseline holds no acceptance_rate"),
+        (
+            RATE,
+            MEASURED_RATE,
+            NEWER_RATE,
+            NOT_COMPARABLE,
+            "not recorded yet: the baseline holds no",
+        ),
         (THROUGHPUT, MEASURED, FEWER, NOT_COMPARABLE, "replayed 20 prompts, and speed "),
         (ENERGY, MEASURED_ENERGY, FEWER, NOT_COMPARABLE, "replayed 20 prompts, and power "),
         (ENERGY, MEASURED_ENERGY, EMPTY, NOT_COMPARABLE, "holds acceptance alone, and no power"),
@@ -426,7 +440,10 @@ def undecided(nights: AcceptanceNights) -> Verdict:
 
 def test_a_loss_that_lasts_is_named_with_its_first_night_whatever_one_night_tells() -> None:
     lasting = LastingLoss(
-        change_frac=-0.063, since="20261121T030000", nights=4, versions=("0.32.0", "0.33.0")
+        change_frac=-0.063,
+        since="20261121T030000",
+        nights=4,
+        software=({"engine": "0.32.0"}, {"engine": "0.33.0"}),
     )
     verdict = undecided(AcceptanceNights(nights=9, needed_nights=8, lasting=lasting))
     assert (verdict.outcome, verdict.since) == (REGRESSED, "20261121T030000")

@@ -37,8 +37,7 @@ def findings_after(runs: int) -> dict[str, Finding]:
     last_s = began_s(RECORDS[runs - 1].run)
     tonight = [sample for sample in samples if sample.began_s == last_s]
     earlier = [sample for sample in samples if sample.began_s < last_s]
-    figures = [sample.figure for sample in tonight]
-    judge = NightJudge(earlier, figures, lambda _figure: 0.05, GPU)
+    judge = NightJudge(earlier, tonight, lambda _figure: 0.05, GPU)
     return {verdict.figure.metric: verdict.finding for verdict in judge.judge(tonight)}
 
 
@@ -87,8 +86,8 @@ def test_runs_with_other_settings_and_spoiled_figures_are_left_out() -> None:
     assert len(metrics) == len(set(metrics))
 
 
-def test_machines_of_one_kind_are_told_apart_by_their_host() -> None:
-    other = msgspec.structs.replace(RECORDS[3], host="gpu-2")
+def test_machines_of_one_kind_are_told_apart() -> None:
+    other = msgspec.structs.replace(RECORDS[3], machine="gpu-2")
     assert {sample.machine for sample in h200_samples((*RECORDS[:3], other))} == {"", "gpu-2"}
 
 

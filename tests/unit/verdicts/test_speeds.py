@@ -151,6 +151,21 @@ def test_a_machine_that_is_slower_fails_no_case_for_it() -> None:
     assert all(verdict.has_code(MACHINE_MOVED) for verdict in verdicts)
 
 
+def test_a_driver_that_changed_on_the_first_slow_night_is_said() -> None:
+    before = [
+        msgspec.structs.replace(record, software={"driver": "570.1"})
+        for case_id in IDS
+        for record in steady_nights(USUAL, 12, case_id=case_id)
+    ]
+    compared_with = dataclasses.replace(
+        references(KNOWN, *before, case_ids=IDS), driver_version="580.2"
+    )
+    launches = [[launch(60.0, case=case)] * 2 for case in CASES]
+    verdict, *_ = judge_speeds([SPEED], launches, compared_with)
+    assert verdict.has_code(MACHINE_MOVED)
+    assert "the driver went from 570.1 to 580.2 on that night" in verdict.explanation
+
+
 def test_a_case_that_loses_beside_the_others_is_the_only_one_that_is_red() -> None:
     launches = [[launch(80.0 if case is CASES[2] else 100.0, case=case)] * 2 for case in CASES]
     verdicts = judge_speeds([SPEED], launches, whole_machine(20))
@@ -187,6 +202,17 @@ def test_with_few_cases_the_control_shows_what_the_machine_does(
     verdict = judge_speed(SPEED, [beside_control(speed, control)] * 2, references(known, *nights))
     assert verdict.outcome is outcome
     assert verdict.has_code(MACHINE_MOVED) == (outcome is INVALID)
+
+
+def test_a_night_without_its_control_is_judged_as_if_nothing_were_shared() -> None:
+    """With a control, nights that differ by 5 % would be far off."""
+    on_gpu = msgspec.structs.replace(
+        BASELINE, environment=msgspec.structs.replace(BASELINE.environment, kind="gpu")
+    )
+    compared_with = references(builders.known(on_gpu, control=on_gpu))
+    beside = judge_speed(SPEED, [beside_control(84, 100)] * 2, compared_with)
+    assert beside.outcome is REGRESSED
+    assert judge_speed(SPEED, [launch(84.0)] * 2, compared_with).outcome is INCONCLUSIVE
 
 
 def test_an_engine_whose_cases_lose_beside_those_of_another_one_is_named() -> None:
@@ -241,7 +267,7 @@ def test_an_engine_whose_cases_lose_beside_those_of_another_one_is_named() -> No
 def test_another_machine_of_the_run_tells_nothing_of_tonight() -> None:
     here, *_ = IDS
     compared_with = dataclasses.replace(
-        whole_machine(20), hosts={here: "here"} | dict.fromkeys(IDS[1:], "there")
+        whole_machine(20), machine_of=lambda case_id: "here" if case_id == here else "there"
     )
     launches = [[launch(70.0, case=case)] * 2 for case in CASES]
     by_case = {
@@ -255,19 +281,19 @@ def test_another_machine_of_the_run_tells_nothing_of_tonight() -> None:
 def test_a_machine_that_was_seen_before_is_judged_by_its_own_nights() -> None:
     """The other machine of its kind is 8 % faster."""
     own = [
-        msgspec.structs.replace(record, host="slow")
+        msgspec.structs.replace(record, machine="slow")
         for record in steady_nights({SPEED.name: 92.0}, 10)
     ]
     accepted = msgspec.structs.replace(
         own[0], recorded=True, accepted=True, baseline_sha256=baseline_sha256(BASELINE)
     )
     of_other = [
-        msgspec.structs.replace(record, host="fast")
+        msgspec.structs.replace(record, machine="fast")
         for record in steady_nights(USUAL, 10, first=12)
     ]
     compared_with = references(KNOWN, accepted, *own[1:], *of_other)
-    hosts = {builders.CASE.id: "slow"}
-    verdict = judge_speed(SPEED, [launch(92.0)], dataclasses.replace(compared_with, hosts=hosts))
+    compared_with = dataclasses.replace(compared_with, machine_of=lambda _: "slow")
+    verdict = judge_speed(SPEED, [launch(92.0)], compared_with)
     assert verdict.comparison.change_frac == pytest.approx(0.0, abs=0.01)
     assert verdict.nights == 9
 
