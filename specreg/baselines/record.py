@@ -280,16 +280,12 @@ def _speeds_of(
 
 
 def _valid_speeds(measurement: Measurement, invalid: Invalid) -> dict[str, float]:
-    """Return those speeds of a launch whose families are valid in all launches.
-
-    An engine may have counted nothing, such as no preemption. Nothing can be compared with 0, so
-    such a figure is left out.
-    """
+    """Return those speeds of a launch whose families are valid in all launches."""
     speeds = {}
     for name, value in measurement.values.items():
         metric = METRICS[name]
-        is_nothing = bool(metric.counters) and value <= 0
-        if metric.by_launch and metric.family not in invalid and not is_nothing:
+        is_valid = metric.by_launch and metric.family not in invalid
+        if is_valid and metric.is_recordable(value):
             speeds[name] = value
     return speeds
 

@@ -592,8 +592,24 @@ def _look(figure: _Figure, launches: Sequence[ArmLaunch], rules: Rules, look: in
         # A single launch decides an acceptance.
         needed_launches = _FEWEST_LAUNCHES if metric.by_launch else 1
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
-    if not metric.by_launch:
-        return _judge_acceptance(sides)
+    if metric.by_launch:
+        return _judge_speed(sides, launches)
+    return _judge_acceptance(sides)
+
+
+def _judge_speed(sides: _Sides, launches: Sequence[ArmLaunch]) -> Verdict:
+    """Judge a speed by its launches on both sides.
+
+    Args:
+        sides: the valid measurements of both sides.
+        launches: the launches of all pairs that belong to the look or to an earlier one.
+    """
+    figure = sides.figure
+    metric = figure.metric
+    # A version may lack a counter that the metric needs, and became no worse by that.
+    if metric.counters and None in (_value(metric, sides.first), _value(metric, sides.second)):
+        reason = Reason(text="a side's page of counters lacks what this metric is made of")
+        return sides.unjudged(Outcome.NOT_COMPARABLE, reason)
 
     # A speed is judged with the spread of all pairs. The pair's own launches must then confirm the
     # verdict.

@@ -265,6 +265,13 @@ class Metric:
         """Return the case's tolerance: the relative change allowed on the same kind of machine."""
         return dict(case.judging.tolerances).get(self.name, self.tolerance_frac)
 
+    def is_recordable(self, value: float) -> bool:
+        """Return whether later values can be compared with a value.
+
+        An engine may have counted nothing, such as no preemption, and a change from 0 has no ratio.
+        """
+        return value > 0 or not self.counters
+
     def applies_to(self, case: Case) -> bool:
         """Return whether a measurement of the case can have this metric."""
         if self.family is Family.ACCEPTANCE:
@@ -273,9 +280,10 @@ class Metric:
             return False
         if self.needs_limits and case.judging.limits == NO_LIMITS:
             return False
-        wire_format = engine_named(case.server.engine).wire_format
-        if not wire_format.further_counters.keys() >= set(self.counters):
-            return False
+        if self.counters:
+            wire_format = engine_named(case.server.engine).wire_format
+            if not wire_format.further_counters.keys() >= set(self.counters):
+                return False
         return case.control is not None or self.family is not Family.SPEEDUP
 
     def is_judged(self, case: Case) -> bool:

@@ -111,6 +111,7 @@ class Suite:
             preloaded: Runs the commands in forks; None to start a process for each.
         """
         self.folder = folder
+        self.root = ROOT  # where the commands run
         self.preloaded = preloaded
         self.gpu_python: PreloadedPython | None = None
         self.baselines = folder / "baselines"
@@ -164,8 +165,9 @@ class Suite:
             outer["GITHUB_STEP_SUMMARY"] = str(self.job_summary)
         return outer | scripted | self.variables
 
-    def run(self, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run the command."""
+        cwd = cwd or self.root
         command = self.command(*arguments)
         if self._python is None:
             env = self.environment()

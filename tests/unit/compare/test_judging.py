@@ -12,7 +12,7 @@ from specreg.acceptance.record import RoundAcceptance, Source, StepCounts
 from specreg.compare.judging import Decision, GateAnswer, Rules, decide, is_settled, judge_pair
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
 from specreg.core.reasons import Invalidity, Reason
-from specreg.measurement.metrics import GATE_METRICS, Family
+from specreg.measurement.metrics import GATE_METRICS, Family, Metric
 from specreg.runs.ledger import ArmLaunch
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
@@ -219,6 +219,20 @@ def test_a_later_launch_changes_no_look_that_was_made() -> None:
 def test_a_tolerance_may_be_another() -> None:
     rules = Rules(launches=8, figures=3, tolerances={THROUGHPUT: 0.2})
     assert judge(launches(-0.1), rules).outcome is Outcome.PASS
+
+
+class _QueuePair(Pair):
+    """A pair that is compared by a counter, which its servers lack."""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (Metric(name="queue_ms", family=Family.LATENCY, counters=("queue_s",)),)
+
+
+def test_a_metric_whose_counter_a_server_lacks_leaves_the_answer_alone() -> None:
+    pair = _QueuePair(a=PAIR.a, b=PAIR.b)
+    (verdict,) = judge_pair(pair, launches(count=4), RULES)
+    assert verdict.outcome is Outcome.NOT_COMPARABLE
 
 
 def test_a_metric_that_does_not_decide_is_only_measured() -> None:

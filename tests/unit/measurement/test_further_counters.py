@@ -106,5 +106,12 @@ def test_a_metric_has_no_value_if_a_round_lacks_its_counter() -> None:
     assert QUEUE.value_of(Replay()) is None
 
 
+def test_a_wait_of_nothing_is_measured_and_not_recorded() -> None:
+    nothing = Round(traces=(builders.trace(),), started_ns=0, ended_ns=1, counters={"queue_s": 0.0})
+    assert QUEUE.value_of(Replay(rounds=(nothing,))) == 0
+    assert not QUEUE.is_recordable(0.0)
+    assert QUEUE.is_recordable(0.1)
+
+
 def test_a_case_whose_engine_names_no_such_counter_has_no_such_metric() -> None:
     assert not QUEUE.applies_to(THREE)
