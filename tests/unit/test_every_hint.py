@@ -142,7 +142,7 @@ PLACES: Mapping[tuple[str, str], Callable[[Path], str]] = {
     ("report/next_steps.py", "_after_run"): part_of_a_tier_without_baselines,
     ("report/next_steps.py", "_repairs"): end_of_a_run,
     ("report/next_steps.py", "next_steps"): run_without_a_verdict,
-    ("report/trend.py", "render_trend"): lambda _: render_trend([], LATER),
+    ("report/trend.py", "_view_of"): lambda _: render_trend([], LATER),
     ("suite/configure.py", "unmet_need"): lambda _: doctor_of("gpu"),
     ("suite/machine.py", "check_usable"): machine_whose_gpus_are_unusable,
     ("suite/new_baselines.py", "record_baselines"): baselines_to_record_again,
