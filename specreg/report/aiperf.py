@@ -1,4 +1,4 @@
-"""Render a run as the records that aiperf 0.13 writes, one for each request.
+"""Render a run as what aiperf 0.13 writes: a record of each request, and a summary of each case.
 
 The times between the requests of a case are exact. The first request of each case is assumed to be
 sent at the beginning of the run, so the times of different cases can't be compared.
@@ -7,6 +7,8 @@ sent at the beginning of the run, so the times of different cases can't be compa
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+
+import msgspec
 
 from specreg.acceptance.record import StepCounts
 from specreg.acceptance.trace import RequestTrace
@@ -17,10 +19,14 @@ from specreg.measurement.metrics import e2e_ms, tpot_ms, ttft_ms
 from specreg.report.document import CaseReport, Report, began_at
 
 _NS_PER_S = 10**9
+_SUMMARY_VERSION = "1.4"
+"""The version of aiperf's summary."""
 
 
 def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mapping[str, str]:
-    """Return aiperf's records of the requests of each case, by the path of their file.
+    """Return aiperf's records and summary of each case, by the paths of their files.
+
+    With both files, `aiperf plot` takes the folder of a case for a run.
 
     Args:
         report: the report of the run.
@@ -43,7 +49,45 @@ def render_aiperf(report: Report, measured: Mapping[str, Measurement]) -> Mappin
         records = _records_of(case, measured[case.case_id], began_ns)
         lines = [f"{json.dumps(readable_values(record))}\n" for record in records]
         files[f"aiperf/{case.case_id}/profile_export.jsonl"] = "".join(lines)
+        summary = json.dumps(readable_values(_summary_of(case)))
+        files[f"aiperf/{case.case_id}/profile_export_aiperf.json"] = f"{summary}\n"
     return files
+
+
+def _summary_of(case: CaseReport) -> Mapping[str, object]:
+    """Return aiperf's summary of a case, without unknown metrics."""
+    load: dict[str, object] = {"name": "profiling"}
+    if case.settings is not None:
+        load["concurrency"] = case.settings.concurrency
+    summary: dict[str, object] = {
+        "schema_version": _SUMMARY_VERSION,
+        # aiperf plot compares "models"; those of a report differ in their method.
+        "input_config": {"models": {"items": [{"name": case.method}]}, "phases": [load]},
+    }
+    timing = case.figures.timing if case.figures is not None else None
+    if timing is None:
+        return summary
+    spreads = {
+        "time_to_first_token": (timing.ttft_ms, "ms"),
+        "inter_token_latency": (timing.tpot_ms, "ms"),
+        "request_latency": (timing.e2e_ms, "ms"),
+        "output_token_throughput_per_user": (timing.output_tokens_per_s, "tokens/sec/user"),
+    }
+    for name, (spread, unit) in spreads.items():
+        if spread is not None:
+            fields = msgspec.to_builtins(spread)
+            fields["avg"] = fields.pop("mean")
+            fields["std"] = fields.pop("stdev")
+            summary[name] = {"unit": unit, **fields}
+    averages = {
+        "output_token_throughput": (timing.throughput_tokens_per_s, "tokens/sec"),
+        "request_throughput": (timing.requests_per_s, "requests/sec"),
+        "request_count": (timing.requests, "requests"),
+    }
+    for name, (average, unit) in averages.items():
+        if average is not None:
+            summary[name] = {"unit": unit, "avg": average}
+    return summary
 
 
 def _records_of(

@@ -164,7 +164,7 @@ FORMS: Mapping[str, Form] = {
         takes_ledger=True,
     ),
     "aiperf": Form(
-        description="aiperf's records of each request",
+        description="aiperf's records of each request, and its summary of each case",
         path="aiperf",
         render=render_aiperf,
         takes_ledger=True,

@@ -294,6 +294,8 @@ TEMPLATES.filters.update(
     invalid=render_invalid,
     label=label_of,
     log_links=_log_links,
+    # A line alone, and grey lines of many cases, need no name.
+    named=lambda curves: [curve for curve in curves if len(curves) > 1 and curve.color != "base"],
     oracle=lambda verdicts: list(oracle_positions(verdicts)),
     facts=known_facts,
     settings=settings_of,

@@ -52,7 +52,8 @@ def render_pictures(report: Report) -> Mapping[str, str]:
     report = readable_values(report)
     drawn = {"pictures/verdict.svg": _card(report)}
     for name, picture in _pictures(report):
-        drawn[f"pictures/{name}.svg"] = _draw(picture.title, (), [picture])
+        note = "grey: before" if isinstance(picture, BarPicture) else picture.note
+        drawn[f"pictures/{name}.svg"] = _draw(picture.title, [note], [picture])
     return drawn
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import shutil
 import statistics
 import subprocess
@@ -27,6 +28,7 @@ from specreg.report.document import load_report
 from specreg.report.exports import FORMS
 from tests.doubles.vllm.script import Script
 from tests.plugin.conftest import Suite, run_here
+from tests.unit.builders.dashboard import expressions
 
 _AIPERF = ("-m", "uv", "tool", "run", "--from", "aiperf==0.13.0")
 _READ = """
@@ -43,6 +45,21 @@ for path in sys.argv[1:]:
             "accepted": taken and (taken.num_accepted_draft_tokens, taken.num_spec_steps),
             **{name: metric.value for name, metric in one.metrics.items()},
         }))
+"""
+_LOAD = """
+import json, sys
+from pathlib import Path
+from aiperf.plot.core.data_loader import DataLoader
+from aiperf.plot.core.mode_detector import ModeDetector
+plotted = {}
+for folder in ModeDetector().find_run_directories([Path(sys.argv[1])]):
+    run = DataLoader().load_run(folder)
+    throughput = run.aggregated.get("output_token_throughput") or {}
+    plotted[folder.name] = {
+        "concurrency": run.metadata.concurrency,
+        "throughput": throughput.get("avg") if isinstance(throughput, dict) else throughput.avg,
+    }
+print(json.dumps(plotted))
 """
 _PROMTOOL = shutil.which("promtool")
 _DIGITS = 5e-4
@@ -136,6 +153,20 @@ def test_pandas_reads_all_of_each_verdict(run: Run) -> None:
             assert bool(row[name]) is bool(known[name])
         if known["reason"]:
             assert known["reason"]["text"] in row["reason"]
+
+
+@pytest.mark.skipif(not _PROMTOOL, reason="apt install prometheus")
+def test_promtool_parses_what_the_dashboard_asks_for(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel:{number}", "expr": re.sub(r"\$\w+", ".*", expression)}
+        for number, expression in enumerate(expressions())
+    ]
+    path = tmp_path / "rules.yml"
+    # JSON is YAML.
+    path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = run_here(str(_PROMTOOL), "check", "rules", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"SUCCESS: {len(rules)} rules found" in done.stdout
 
 
 @pytest.mark.skipif(not _PROMTOOL, reason="apt install prometheus")
@@ -261,6 +292,16 @@ def test_aiperf_reads_each_record_and_its_checks_hold(run: Run) -> None:
             total = acceptance["total"]
             sums = tuple(map(sum, zip(*accepted.values(), strict=True)))
             assert sums == (total["accepted"], total["steps"])
+
+
+def test_aiperf_takes_the_folder_of_each_case_for_a_run_that_it_plots(run: Run) -> None:
+    (printed,) = tool("python", "-c", _LOAD, str(run.folder / "aiperf")).splitlines()[-1:]
+    plotted = json.loads(printed)
+    assert plotted.keys() == run.figures.keys()
+    for case_id, figures in run.timed.items():
+        throughput = figures["timing"]["throughput_tokens_per_s"]
+        assert plotted[case_id]["throughput"] == pytest.approx(throughput)
+        assert case_id.endswith(f"-c{plotted[case_id]['concurrency']}")
 
 
 def test_aiperf_draws_when_requests_ran(run: Run) -> None:

@@ -211,7 +211,7 @@ def test_what_starts_nox_is_pinned_with_checksums_in_each_system() -> None:
         for line in path.read_text().splitlines()
         if "pip install" in line
     ]
-    assert len(installs) == 12
+    assert len(installs) == 13
     assert set(installs) == {" --require-hashes -r .ci/nox.txt"}
     text = (ROOT / ".ci/nox.txt").read_text()
     entries = [entry for entry in re.split(r"\n(?=[a-z])", text) if not entry.startswith("#")]

@@ -162,6 +162,24 @@ def test_a_record_of_aiperf_says_when_how_long_and_what_was_accepted() -> None:
     assert second["spec_decode_acceptance"]["mean_acceptance_length"] == 4.0
 
 
+def test_the_summary_of_aiperf_has_the_percentiles_of_the_report() -> None:
+    files = render_aiperf(reports.REPORT, MEASURED)
+    summary = json.loads(files[f"aiperf/{CASE.id}/profile_export_aiperf.json"])
+    timing = reports.FIGURES.timing
+    assert timing is not None
+    assert timing.tpot_ms is not None
+    latency = summary["inter_token_latency"]
+    assert (latency["unit"], latency["avg"], latency["p99"]) == (
+        *("ms", timing.tpot_ms.mean, timing.tpot_ms.p99),
+    )
+    throughput = {"unit": "tokens/sec", "avg": timing.throughput_tokens_per_s}
+    assert summary["output_token_throughput"] == throughput
+    assert summary["input_config"]["phases"] == [{"name": "profiling", "concurrency": 2}]
+    unmeasured = reports.with_case(figures=None)
+    (_, bare) = render_aiperf(unmeasured, MEASURED).values()
+    assert "inter_token_latency" not in json.loads(bare)
+
+
 def test_each_replay_of_a_prompt_has_its_own_record_of_aiperf() -> None:
     once = measured()
     assert once.replay is not None
@@ -172,7 +190,7 @@ def test_each_replay_of_a_prompt_has_its_own_record_of_aiperf() -> None:
     counted = builders.acceptance_of((first, *later_rounds, again))
     replay = dataclasses.replace(once.replay, rounds=(part, part), acceptance=counted)
     twice = dataclasses.replace(once, replay=replay)
-    (text,) = render_aiperf(reports.REPORT, {CASE.id: twice}).values()
+    text = render_aiperf(reports.REPORT, {CASE.id: twice})[f"aiperf/{CASE.id}/profile_export.jsonl"]
     records = [json.loads(line) for line in text.splitlines()]
     lengths = [
         (record["spec_decode_acceptance"] or {}).get("mean_acceptance_length") for record in records
