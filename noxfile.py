@@ -155,7 +155,7 @@ def docs(session: nox.Session) -> None:
     session.run("sphinx-build", "-W", "-b", *builder, "docs", str(site))
     if builder[0] == "html":
         # Sphinx would offer the pages of runs as downloads; the front page links to them as pages.
-        for name in ("cpu_perf", "planted_faults", "gate"):
+        for name in ("cpu_perf", "planted_faults"):
             page = site / "examples" / name / "report.html"
             page.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(f"docs/examples/{name}/report.html", page)

@@ -226,6 +226,37 @@ def test_no_label_of_a_drawing_is_cut_off(page: Page, files: dict[str, Path], na
         assert outside == []
 
 
+WORDS_IN_SIGHT = """() => {
+  const is_folded = element => {
+    const fold = element.parentElement.closest("details:not([open])");
+    if (!fold) return false;
+    const summary = element.closest("summary");
+    return summary && summary.parentElement === fold ? is_folded(fold) : true;
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let words = 0;
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (element.closest("script, style, svg") || is_folded(element)) continue;
+    words += walker.currentNode.data.split(/\\s+/).filter(Boolean).length;
+  }
+  return words;
+}"""
+
+
+def test_a_red_page_of_three_cases_is_read_in_three_minutes(page: Page) -> None:
+    """What is folded isn't counted: the figures, the logs, the nights, the cases and remarks."""
+    visit(page, EXAMPLES / "planted_faults/report.html")
+    assert 100 < page.evaluate(WORDS_IN_SIGHT) <= 600
+
+
+def test_the_fall_of_a_speed_is_drawn_on_a_phone_too(page: Page) -> None:
+    page.set_viewport_size(PHONE)
+    visit(page, EXAMPLES / "planted_faults/report.html")
+    drawing = page.locator(".card .intervals svg").first
+    assert drawing.evaluate("one => one.getBoundingClientRect().width") > 150
+
+
 def test_day_and_night_have_their_colours_in_the_drawings_too(
     page: Page, files: dict[str, Path]
 ) -> None:
