@@ -7,16 +7,11 @@ import pytest
 
 from specreg.core.errors import MemoryHeldError, ModelNotFetchedError, SpecregError, leaves
 from specreg.core.readable import readable_block, readable_line
+from specreg.plugin.failures import Failure, make_traceback_readable
 from specreg.plugin.state import CONTEXT, END, NOTES, PROGRESS, RUN
 from specreg.plugin.suite_tests import case_of, is_suite_test, subject_of
 from specreg.plugin.terminal import screen_of
-from specreg.report.failures import (
-    Failure,
-    make_traceback_readable,
-    properties,
-    render_blocks,
-    render_failures,
-)
+from specreg.report.failures import properties, render_blocks, render_failures
 from specreg.suite.finish import render_end
 from specreg.suite.result import RunResult
 from specreg.verdicts.status import STATUS_MEANINGS

@@ -529,7 +529,7 @@ def _history_picture(
     bad_runs = {line.case.case_id: line.bad_run for line in lines if line.bad_run is not None}
     notes = list(_bad_notes(bad_runs))
     if len(lines) == 1:
-        notes.append(_levels(metric, lines[0]))
+        notes = list(_notes_on(metric, lines[0]))
     # A picture of one engine needs no name of it.
     engines = {line.case.engine for line in lines}
     versions = version_starts(
@@ -563,12 +563,14 @@ def _unfine_dots(
             )
 
 
-def _levels(metric: Metric, line: _Line) -> str:
-    """Say which values the ends of a line's axis of changes stand for."""
+def _notes_on(metric: Metric, line: _Line) -> Iterator[str]:
+    """Yield since when a line alone is bad, and which values the ends of its axis stand for."""
+    if line.bad_run is not None:
+        yield f"Not fine since {moment_of(line.bad_run)}."
     last = render_value(metric.name, line.runs[-1].values[metric.name])
     level = render_value(metric.name, line.level)
     subject = "baseline" if metric.name in line.case.expected else "first night"
-    return f"Last night {last}, {subject} {level}."
+    yield f"Last night {last}, {subject} {level}."
 
 
 def case_colors(case_ids: Sequence[str]) -> Mapping[str, str]:
