@@ -16,6 +16,7 @@ from specreg.report.drawing import (
     PLAIN,
     Axis,
     AxisStyle,
+    Bar,
     BarPicture,
     Curve,
     CurvePicture,
@@ -24,7 +25,6 @@ from specreg.report.drawing import (
     IntervalRow,
     Plot,
     Tick,
-    draw_bars,
     draw_intervals,
     spaced,
 )
@@ -57,6 +57,8 @@ _FEWEST_LOADS = 3
 """The fewest loads of a picture. Two loads show too little of where a line crosses 1."""
 _FLAT_PERCENT = 0.05
 """A line whose changes are all smaller is flat, as that of an acceptance that repeats exactly."""
+_LOST_FRAC = 0.9
+"""A share is drawn as lost if less than this part of its expected value is left."""
 _MAX_NIGHTS = 30
 """The most nights of a picture."""
 _MAX_NAMED_LINES = 6
@@ -277,28 +279,41 @@ def positions_picture(
 ) -> BarPicture | None:
     """Draw the accepted draft positions of a case beside those of its baseline; None without any.
 
-    Args:
-        case: the case.
-        title: the title; the case's id, with a link to it, by default.
-        verdicts: verdicts on the case. Positions that are REGRESSED are marked, and so are those
-            that lost more than a tenth.
+    Positions that are REGRESSED are marked, and so are those that lost more than a tenth. Without a
+    title, the case's id is the title, and links to the case.
     """
     if case.figures is None or case.figures.acceptance is None:
         return None
     shares = case.figures.acceptance.total.marginal_frac
     if not shares:
         return None
-    expected: Sequence[float] = ()
-    if case.expected is not None:
-        expected = case.expected.marginal_frac
-    lost = set()
-    for verdict in verdicts:
-        metric = METRICS.get(verdict.metric)
-        if metric is not None and metric.position and verdict.outcome is Outcome.REGRESSED:
-            lost.add(metric.position)
-    if title:
-        return draw_bars(title, shares, expected, lost=lost)
-    return draw_bars(case.case_id, shares, expected, target=case.case_id, lost=lost)
+    expected = case.expected.marginal_frac if case.expected is not None else ()
+    lost = {
+        METRICS[verdict.metric].position
+        for verdict in verdicts
+        if verdict.metric in METRICS and verdict.outcome is Outcome.REGRESSED
+    }
+    return BarPicture(
+        title=title or case.case_id,
+        target="" if title else case.case_id,
+        bars=_bars(shares, expected, lost),
+    )
+
+
+def _bars(
+    shares: Sequence[float], expected: Sequence[float], lost: Collection[int | None] = ()
+) -> Sequence[Bar]:
+    """Return a bar for each share, from the first position on, in percent."""
+    bars = []
+    for position, share in enumerate(shares, start=1):
+        before = expected[position - 1] if position <= len(expected) else None
+        bar = Bar(
+            share=round(100 * share, 1),
+            expected=None if before is None else round(100 * before, 1),
+            is_lost=position in lost or (before is not None and share < _LOST_FRAC * before),
+        )
+        bars.append(bar)
+    return bars
 
 
 def positions_by_method(cases: Iterable[CaseReport]) -> Mapping[str, Sequence[BarPicture]]:
@@ -379,9 +394,9 @@ def oracle_positions(verdicts: Iterable[Verdict]) -> Iterator[BarPicture]:
         if verdict.by_position_frac:
             engine_shares = [share for share, _ in verdict.by_position_frac]
             oracle_shares = [share for _, share in verdict.by_position_frac]
-            yield draw_bars(
-                "Accepted by position, against the oracle", engine_shares, oracle_shares
-            )
+            bars = _bars(engine_shares, oracle_shares)
+            title = "Accepted by position, against the oracle"
+            yield BarPicture(title=title, target="", bars=bars)
 
 
 def energy_picture(power: PowerRecord) -> IntervalPicture | None:
@@ -417,7 +432,6 @@ class CaseNights:
     """A case over its nights.
 
     Attributes:
-        case_id: the id of the case.
         engine: the name of its engine; empty if it isn't known.
         runs: its runs, the earliest first.
         expected: the values in its baseline, by metric.
@@ -440,7 +454,6 @@ class _Line:
     """One metric of a case over its nights.
 
     Attributes:
-        case: the case.
         runs: its runs that judged the metric, the earliest first.
         level: what the changes are relative to: the baseline, or else the first run.
         changes: the change of each run from that level, in percent.

@@ -6,7 +6,7 @@ page took 6 MB and 11 s.
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,8 +18,6 @@ _STEPS = (1, 2, 5, 10)
 """The distance between ticks is one of these times a power of ten."""
 _NEGLIGIBLE_RANGE = 1e-6
 """If the least range of an axis is below this, its values are about 0, and it spans at least 1."""
-_LOST_FRAC = 0.9
-"""A share is drawn as lost if less than this part of its expected value is left."""
 _LARGEST = 1e200
 """Larger numbers, which a damaged file may contain, are drawn as this one."""
 _LARGEST_PLAIN = 1e7
@@ -155,8 +153,6 @@ class IntervalRow:
     """A row of an interval picture, in the unit of its axis.
 
     Attributes:
-        label: the name of the row.
-        text: its numbers.
         value: the position of the dot.
         tone: the colour of the dot, as the page's style names it.
         target: the id of the page's element that the row links to; empty without one.
@@ -181,11 +177,9 @@ class IntervalPicture:
     """Values with their intervals, one below the other on one axis.
 
     Attributes:
-        title: the title.
         note: an explanation of how to read it.
         reference: the value that the others are compared with, such as a change of 0.
         axis: the axis, which contains all values, intervals and marks.
-        rows: the values.
     """
 
     title: str
@@ -227,7 +221,6 @@ class Bar:
     """A share and its expected value, in percent.
 
     Attributes:
-        share: the share.
         expected: its expected value; None if unknown.
         is_lost: whether the share is much smaller than expected, or proven to be smaller.
     """
@@ -242,7 +235,6 @@ class BarPicture:
     """Shares side by side.
 
     Attributes:
-        title: the title.
         target: the id of the page's element that the picture links to; empty without one.
         bars: the shares, from the first position.
     """
@@ -250,35 +242,6 @@ class BarPicture:
     title: str
     target: str
     bars: Sequence[Bar]
-
-
-def draw_bars(
-    title: str,
-    shares: Sequence[float],
-    expected: Sequence[float] = (),
-    target: str = "",
-    lost: Collection[int] = (),
-) -> BarPicture:
-    """Draw shares (0..1) side by side, with their expected values behind them.
-
-    Args:
-        title: the title.
-        shares: the shares, from the first position.
-        expected: their expected values; there may be fewer.
-        target: the id of the page's element that the picture links to.
-        lost: the positions, from 1, that are proven to be lost.
-    """
-    bars = []
-    for index, share in enumerate(shares):
-        expected_percent = None
-        if index < len(expected):
-            expected_percent = _rounded(100 * expected[index])
-        is_lost = index + 1 in lost
-        if expected_percent is not None:
-            is_lost = is_lost or 100 * share < _LOST_FRAC * expected_percent
-        bar = Bar(share=_rounded(100 * share), expected=expected_percent, is_lost=is_lost)
-        bars.append(bar)
-    return BarPicture(title=title, target=target, bars=bars)
 
 
 class Dot(NamedTuple):
@@ -302,7 +265,6 @@ class Curve:
     """A line through points.
 
     Attributes:
-        name: the name of the line.
         color: its colour, a variable of the page's style.
         path: its points, as the attribute of an SVG path.
         dots: points that are drawn in addition.
@@ -321,11 +283,7 @@ class CurvePicture:
     """Lines over one axis.
 
     Attributes:
-        title: the title.
         note: an explanation of how to read it.
-        x_ticks: the ticks below the lines.
-        y_ticks: the ticks to the left of them.
-        curves: the lines.
         reference: the height of the dashed line; None without one.
         versions: the positions at which versions of the engine begin, labelled with the version.
         bad: the position of the first bad run of each line that has one.

@@ -78,8 +78,6 @@ class Section:
     """A case that needs a look.
 
     Attributes:
-        case_id: the id of the case.
-        name: a short name of the case.
         tone: the tone of its worst verdict.
         findings: what its losses point to, as sentences.
         parts: the evidence. A terminal and Markdown leave it out, as they have a table of it.

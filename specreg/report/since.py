@@ -19,7 +19,6 @@ class Loss:
     """A figure that became bad and wasn't fine again.
 
     Attributes:
-        metric: the name of the metric.
         change_frac: the change of the first bad run from the baseline, or else from the last fine
             run; better is positive. None if it isn't known.
         bad: the first bad run and all that judged the figure since.

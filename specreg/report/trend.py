@@ -36,7 +36,6 @@ class MachineHistory:
     """The history of a machine and what its baselines expect.
 
     Attributes:
-        machine: the name of the kind of machine.
         history: its cases, each with its records, the earliest first.
         expected: the values in the baseline of each case, by the case's id and the metric.
     """
@@ -48,13 +47,7 @@ class MachineHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Night:
-    """A column of the table: one run of a machine.
-
-    Attributes:
-        run: the name of the run.
-        label: its month and day.
-        moment: when it began.
-    """
+    """A column of the table: one run of a machine."""
 
     run: str
     label: str
@@ -66,7 +59,6 @@ class _Cell:
     """The worst outcome of a case in one night.
 
     Attributes:
-        symbol: the symbol of the outcome.
         tone: the tone, which determines its colour.
         text: the outcome and the figures that have it, or that a baseline was recorded; empty if
             all figures are good.
@@ -87,11 +79,9 @@ class _Row:
     """A case of a machine.
 
     Attributes:
-        case_id: the id of the case.
         anchor: the id of its element on the page.
         cells: a cell for each night; None if the case didn't run.
         bad: the figures that became bad and weren't fine again.
-        pictures: the history of each figure.
     """
 
     case_id: str
@@ -106,9 +96,6 @@ class _OutcomeMap:
     """The cases of one machine over its nights, which is one table of the page.
 
     Attributes:
-        machine: the name of the kind of machine.
-        nights: the columns.
-        rows: the cases.
         versions: for each version of each engine, a note with its first night.
         problem: a message about records that can't be read; empty if all can.
     """
