@@ -173,7 +173,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
 def rendered_reports() -> Iterable[Sample]:
     """The report of a run and of a gate."""
     sides = tuple(ArmReport(name=name, text="vllm", overrides=("a=1",)) for name in ("A", "B"))
-    gate = msgspec.structs.replace(reports.REPORT, arms=sides, title="a gate", hints=("type it",))
+    gate = msgspec.structs.replace(reports.REPORT, arms=sides, hints=("type it",))
     for report in (reports.REPORT, gate):
         yield Sample(content=msgspec.json.encode(report), wrong=json_of, read=read_report)
 
