@@ -139,20 +139,26 @@ def selftest(
     series: Annotated[
         int, typer.Option(help="how many machines to simulate for each kind of nights")
     ] = 10,
+    seed: Annotated[
+        int | None, typer.Option(help="the first seed, for other random numbers", min=0)
+    ] = None,
 ) -> None:
     """Simulate nights with and without planted changes, and print how often verdicts err.
 
     Examples:
         specreg selftest --series 20
+        specreg selftest --series 20 --seed 700000
     """
     # Both take seconds to import.
-    from specreg.judging.simulation import simulate_rows  # noqa: PLC0415
+    from specreg.judging.simulation import FIRST_SEED, simulate_frontier, simulate_rows  # noqa: PLC0415
     from specreg.verdicts.selftest import run_selftest  # noqa: PLC0415
 
     text, holds = run_selftest()
     say(text)
-    text, rows_hold = simulate_rows(series)
+    seed = FIRST_SEED if seed is None else seed
+    text, rows_hold = simulate_rows(series, seed=seed)
     say(f"\nspeeds of all nights, judged by the nights before\n{text}")
+    say(f"\nwhat fewer false alarms cost\n{simulate_frontier(series, seed)}")
     if series < _FEWEST_SERIES:
         # One unlucky series of a few exceeds any limit.
         say(f"NOT JUDGED: these rows need {_FEWEST_SERIES} series, and {series} were simulated")

@@ -14,7 +14,7 @@ from specreg.judging.spread import Bools, Floats, Ints, Spread, nights_to_keep, 
 
 NIGHT_LEVEL = 0.01
 """The probability per night that chance alone shows a loss in any figure."""
-LASTING_LEVEL = NIGHT_LEVEL / 32
+_LASTING_SHARE = 1 / 32
 """The part of it for lasting losses. It is small because each night tries many first nights of a
 loss, and because what chance shows stays for several nights."""
 OVER_LEVEL = 0.0002
@@ -132,6 +132,7 @@ class Fold:
         tolerances_frac: the tolerated loss of each figure, 0..1.
         decisions: how many decisions share the probability of a false loss.
         two_sided: whether a gain of a figure is as bad as a loss; None if it is for none.
+        level: the probability of a false loss per night, in any figure.
 
     Attributes:
         state: for each figure LOST, USUAL or GAINED.
@@ -148,13 +149,14 @@ class Fold:
         *,
         decisions: int,
         two_sided: Bools | None = None,
+        level: float = NIGHT_LEVEL,
     ) -> None:
         figures = len(tolerances_frac)
         self.spread = spread
         self._two_sided = np.zeros(figures, bool) if two_sided is None else two_sided
         self._tolerated = -np.log1p(-tolerances_frac)
         self._least = -np.log1p(-np.maximum(LEAST_FRAC, tolerances_frac / 4))
-        self._decisions = decisions
+        self._level = level / decisions
         self._levels = np.empty((0, figures))
         self._clipped = np.empty((0, figures))
         self._launches = np.empty((0, figures))
@@ -269,9 +271,9 @@ class Fold:
         figures = len(self.state)
         heavy_tail = np.full(figures, _HEAVY_TAIL)
         # Student's distribution with 3 degrees of freedom has a standard deviation of √3.
-        spreads = quantiles(NIGHT_LEVEL / self._decisions, heavy_tail) / math.sqrt(_HEAVY_TAIL)
+        spreads = quantiles(self._level, heavy_tail) / math.sqrt(_HEAVY_TAIL)
         clear = np.minimum(spreads * np.sqrt(self.spread.night), CLEAR_LOSS)
-        lowest, highest = self.tonight.bounds(NIGHT_LEVEL / self._decisions)
+        lowest, highest = self.tonight.bounds(self._level)
         is_proven = lowest > 0 if state == GAINED else highest < 0
         is_clear = sign * self.tonight.estimate > np.maximum(clear, self._tolerated)
         # The others have to show it too. With a single launch this is NaN, and so not proven.
@@ -312,7 +314,7 @@ class Fold:
                 known = _or_unknown(level_weights[before - 1])
                 mean = level_sums[before - 1] / known
                 freedom = self._freedom(np.minimum(level_nights[before - 1], nights_after))
-                needed = quantiles(LASTING_LEVEL / self._decisions, freedom)
+                needed = quantiles(_LASTING_SHARE * self._level, freedom)
                 proof = needed * np.sqrt(1 / weight_after + 1 / known)
                 is_proven = (sign * (limited - mean) > proof) & (nights_after > 1)
                 size = sign * (whole - mean)

@@ -57,6 +57,8 @@ class Groups:
         by_engine: the figures of each pair of a metric and an engine.
         of_other_engines: for each of these pairs, the figures of the metric on other engines.
         metric_of_pair: for each of these pairs, the row of its metric in `by_metric`.
+        metrics_of_engines: the pairs of each engine. The contrast of one of two engines is that of
+            the other one, so spreads are pooled over metrics, and not over engines.
     """
 
     def __init__(self, metrics: Sequence[str], engines: Sequence[str]) -> None:
@@ -66,6 +68,7 @@ class Groups:
         self.by_engine: list[Ints] = []
         self.of_other_engines: list[Ints] = []
         self.metric_of_pair: list[int] = []
+        pairs: dict[str, list[int]] = {}
         for row, metric in enumerate(dict.fromkeys(metrics)):
             is_metric = metric_names == metric
             self.by_metric.append(np.flatnonzero(is_metric))
@@ -74,6 +77,8 @@ class Groups:
                 self.by_engine.append(np.flatnonzero(is_metric & is_engine))
                 self.of_other_engines.append(np.flatnonzero(is_metric & ~is_engine))
                 self.metric_of_pair.append(row)
+                pairs.setdefault(engine, []).append(len(self.metric_of_pair) - 1)
+        self.metrics_of_engines = [np.array(rows) for rows in pairs.values()]
 
     def common(
         self, changes: Floats, control_changes: Floats, is_usual: Bools, engine_is_usual: Bools

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specreg.judging.fold import LOST, Change, Fold, Night
+from specreg.judging.fold import LOST, NIGHT_LEVEL, Change, Fold, Night
 from specreg.judging.machine import FEWEST_CASES, Common, Groups, Wandering
 from specreg.judging.rules import Evidence
 from specreg.judging.samples import Figure
@@ -47,6 +47,7 @@ class MachineNights:
         tolerances_frac: the tolerated loss of each figure, 0..1.
         prior: the spreads that are assumed at first.
         has_controls: whether servers without speculation ran beside the cases.
+        level: the probability of a false loss per night, in any figure.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class MachineNights:
         prior: Prior,
         *,
         has_controls: bool = False,
+        level: float = NIGHT_LEVEL,
     ) -> None:
         self.figures = figures
         self._tolerated = -np.log1p(-tolerances_frac)
@@ -84,13 +86,14 @@ class MachineNights:
             tolerances_frac,
             decisions=max(decisions, _FEWEST_DECISIONS),
             two_sided=self._two_sided,
+            level=level,
         )
-        # The contrast of one of two engines is that of the other one, so nothing is pooled.
         pairs = len(groups.by_engine)
         self.engines = Fold(
-            Spread([np.array([row]) for row in range(pairs)], prior.own_frac, 0.0),
+            Spread(groups.metrics_of_engines, prior.own_frac, 0.0),
             tolerances_frac[[members[0] for members in groups.by_engine]],
             decisions=pairs,
+            level=level,
         )
         self._engine_changes = np.empty((0, len(groups.by_engine)))
         self._contrasts = np.empty((0, len(groups.by_engine)))
