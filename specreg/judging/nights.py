@@ -97,6 +97,8 @@ class MachineNights:
         )
         self._engine_changes = np.empty((0, len(groups.by_engine)))
         self._contrasts = np.empty((0, len(groups.by_engine)))
+        # The night on which the level of each of these pairs began.
+        self._engine_began = np.zeros(pairs, np.intp)
         self.machine = Wandering(
             len(groups.by_metric),
             prior.night_frac,
@@ -163,8 +165,10 @@ class MachineNights:
             if _starts_anew(figures, night) and _starts_anew(others, night):
                 contrasts[row] = 0.0
                 restarts[row] = True
+                self._engine_began[row] = len(self._contrasts)
         self.engines.add(Night.of_levels(contrasts, restarts))
         of_engines = np.array([common.figures[members[0]] for members in self._groups.by_engine])
+        of_engines = np.where(restarts, 0.0, of_engines)
         self._engine_changes = np.vstack([self._engine_changes, of_engines])
         self._contrasts = np.vstack([self._contrasts, contrasts])
 
@@ -172,14 +176,20 @@ class MachineNights:
         """Return whether the cases of an engine have lost together, beside the other engines.
 
         If an engine is slower beside the others, either it lost or the others gained. It is the one
-        that moved further since then.
+        that moved further since then. The recorded night alone is no measure of that, because all
+        engines may have been slow on it.
         """
         if self.engines.state[pair] != LOST:
             return False
+        of_engine = self._engine_changes[:, pair]
+        of_others = of_engine - self._contrasts[:, pair]
         since = self.engines.since[pair]
-        of_engine = self._engine_changes[since:, pair]
-        of_others = of_engine - self._contrasts[since:, pair]
-        return bool(abs(np.nanmean(of_engine)) >= abs(np.nanmean(of_others)))
+        before = slice(self._engine_began[pair], since)
+        moved, others_moved = (
+            np.nanmean(changes[since:]) - np.nanmean(changes[before])
+            for changes in (of_engine, of_others)
+        )
+        return bool(abs(moved) >= abs(others_moved))
 
     def _add_machine(self, common: Common, night: Night) -> None:
         machine = common.machine.copy()
