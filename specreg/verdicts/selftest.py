@@ -2,8 +2,8 @@
 
 Simulated drafters accept about as many drafts as real ones. Three draft positions have a
 conditional acceptance of 0.73, 0.71 and 0.68 (AL 2.6), prompts vary with a standard deviation of
-0.55 in their logits, and the answer to each prompt has 98 steps. A run has no text in common with
-its baseline, which is the worst case. A night has 72 cases.
+0.55 in their logits, and the answer to each prompt has 98 steps, or 27 as those recorded on an H200
+had. A run has no text in common with its baseline, which is the worst case. A night has 72 cases.
 """
 
 import dataclasses
@@ -45,7 +45,9 @@ PROMPTS = 80
 PROMPT_SPREAD = 0.55
 """The standard deviation of the prompts' logits."""
 STEPS = 98
-"""How many steps the answer to a prompt has."""
+"""How many steps a long answer to a prompt has."""
+SHORT_STEPS = 27
+"""How many steps the answers in `baselines/h200-141gb-x1` have on average."""
 CASES = 72
 """How many cases a night has."""
 _ONCE_IN_A_THOUSAND = 0.001
@@ -59,6 +61,7 @@ class AcceptanceLoss:
     Attributes:
         name: what is planted.
         loss_frac: by how much AL - 1 falls, 0..1.
+        steps: how many steps the answer to a prompt has.
         most_passed_frac: the largest share of the verdicts that may pass.
         most_undecided_frac: the largest share of the verdicts that may be INCONCLUSIVE.
         most_regressed_frac: the largest share of the verdicts that may be REGRESSED.
@@ -69,6 +72,7 @@ class AcceptanceLoss:
 
     name: str
     loss_frac: float = 0.0
+    steps: int = STEPS
     most_passed_frac: float = 0.01
     most_undecided_frac: float = 1.0
     most_regressed_frac: float = 1.0
@@ -91,6 +95,28 @@ LOSSES = (
     AcceptanceLoss(
         name="AL - 1: -15 %", loss_frac=0.15, least_regressed_frac=0.95, most_used_frac=0.6
     ),
+    # What one night leaves undecided, the nights decide.
+    AcceptanceLoss(
+        name=f"nothing, {SHORT_STEPS} steps",
+        steps=SHORT_STEPS,
+        most_passed_frac=1.0,
+        most_undecided_frac=0.45,
+        most_regressed_frac=0.0005,
+        most_used_frac=1.65,
+    ),
+    AcceptanceLoss(name=f"AL - 1: -5 %, {SHORT_STEPS} steps", steps=SHORT_STEPS, loss_frac=0.05),
+    AcceptanceLoss(
+        name=f"AL - 1: -7.5 %, {SHORT_STEPS} steps",
+        steps=SHORT_STEPS,
+        loss_frac=0.075,
+        least_regressed_frac=0.5,
+    ),
+    AcceptanceLoss(
+        name=f"AL - 1: -10 %, {SHORT_STEPS} steps",
+        steps=SHORT_STEPS,
+        loss_frac=0.1,
+        least_regressed_frac=0.95,
+    ),
 )
 """With a loss as large as the tolerance, or larger, no more than 1 % may pass."""
 
@@ -108,7 +134,7 @@ def run_selftest(trials: int = 300) -> tuple[str, bool]:
         The table, and whether all error rates are within their limits.
     """
     # Each loss has a seed of its own, so that adding one leaves the rates of the others alone.
-    losses = [(loss, trials, World(seed)) for seed, loss in enumerate(LOSSES, start=1)]
+    losses = [(loss, trials, World(seed, loss.steps)) for seed, loss in enumerate(LOSSES, start=1)]
     with new_pool() as pool:
         outcomes_of_losses = pool.starmap(try_loss, losses, chunksize=1)
 
@@ -213,9 +239,15 @@ def _baseline(acceptance: StoredAcceptance | None) -> Baseline:
 
 
 class World:
-    """A source of simulated acceptance, and of the baselines that it is compared with."""
+    """A source of simulated acceptance, and of the baselines that it is compared with.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        seed: the seed of its random numbers.
+        steps: how many steps the answer to a prompt has.
+    """
+
+    def __init__(self, seed: int, steps: int = STEPS) -> None:
+        self._steps = steps
         self._random = np.random.default_rng(seed)
         self._logit_offsets: dict[str, Column] = {}
 
@@ -266,7 +298,7 @@ class World:
         """
         columns = []
         # For each prompt, the number of steps that have accepted all drafts so far.
-        alive = np.full(len(logit_offsets), STEPS)
+        alive = np.full(len(logit_offsets), self._steps)
         for rate in RATES:
             # A draft can only be accepted in a step that has accepted all drafts before it.
             alive = self._random.binomial(alive, accepted_frac(rate, logit_offsets, shift))
@@ -276,9 +308,9 @@ class World:
             prompt = PromptAcceptance(
                 prompt_id=f"prompt-{number}",
                 category="",
-                counts=_step_counts(position_counts, prompts=1),
+                counts=_step_counts(position_counts, self._steps),
                 # The prefill's token, the target's token of each step, and the accepted drafts.
-                completion_tokens=1 + STEPS + sum(position_counts),
+                completion_tokens=1 + self._steps + sum(position_counts),
             )
             prompts.append(prompt)
         return _record(prompts)
@@ -290,13 +322,12 @@ def _record(prompts: Sequence[PromptAcceptance]) -> AcceptanceRecord:
     return AcceptanceRecord(
         source=Source.VLLM_REQUEST,
         view=View.VERIFIER,
-        total=_step_counts(tuple(totals), prompts=len(prompts)),
+        total=_step_counts(tuple(totals), sum(prompt.counts.steps for prompt in prompts)),
         prompts=tuple(prompts),
     )
 
 
-def _step_counts(positions: tuple[int, ...], *, prompts: int) -> StepCounts:
-    steps = prompts * STEPS
+def _step_counts(positions: tuple[int, ...], steps: int) -> StepCounts:
     proposed = steps * len(RATES)
     return StepCounts(
         steps=steps, accepted=sum(positions), proposed=proposed, position_counts=positions

@@ -10,6 +10,7 @@ from specreg.measurement.metrics import METRICS
 from specreg.verdicts.selftest import (
     LOSSES,
     NOTHING,
+    SHORT_STEPS,
     AcceptanceLoss,
     World,
     is_within_limits,
@@ -39,6 +40,14 @@ def mean_length(loss: AcceptanceLoss) -> float:
 def test_a_planted_loss_is_as_large_as_it_says() -> None:
     lost = mean_length(dataclasses.replace(NOTHING, loss_frac=0.5)) - 1
     assert lost / (mean_length(NOTHING) - 1) == pytest.approx(0.5, abs=0.05)
+
+
+def test_short_answers_tell_less_and_never_the_wrong_thing() -> None:
+    short = [loss for loss in LOSSES if loss.steps == SHORT_STEPS]
+    outcomes = [try_loss(loss, 20, World(1, loss.steps))[0] for loss in short]
+    assert len(outcomes) == 4
+    assert set(outcomes[0]) == {PASS, INCONCLUSIVE}
+    assert all(PASS not in of_loss for of_loss in outcomes[1:])
 
 
 def test_a_great_loss_is_caught_early() -> None:
