@@ -53,7 +53,7 @@ _VALUES: Mapping[str, str] = {
     **dict.fromkeys(("good", "bad"), "ENGINE==VERSION"),
     **dict.fromkeys(("a_overrides", "b_overrides"), "KEY=VALUE"),
     **dict.fromkeys(("case", "case_ids"), "CASE"),
-    **dict.fromkeys(("launches", "prompts", "series", "shards"), "N"),
+    **dict.fromkeys(("launches", "prompts", "seed", "series", "shards"), "N"),
     **dict.fromkeys(("out", "root", "matrix", "folder", "into", "baselines", "history"), "FOLDER"),
     **dict.fromkeys(("least_s", "ready_within_s"), "SECONDS"),
     **dict.fromkeys(("run", "runs", "without"), "RUN"),
