@@ -529,14 +529,11 @@ def _history_picture(
     curves = []
     for line in sorted(lines, key=lambda line: line.bad_run is not None):
         points = list(zip((numbers[run.run] for run in line.runs), line.changes, strict=True))
-        usual_color = "bad" if line.bad_run is not None else "base"
-        curve = Curve(
-            name=line.case.case_id,
-            color=colors.get(line.case.case_id, usual_color),
-            path=plot.path(points),
-            dots=list(_unfine_dots(metric, line, plot, numbers)) if usual_color == "bad" else (),
-        )
-        curves.append(curve)
+        case_id = line.case.case_id
+        color = colors.get(case_id, "base" if line.bad_run is None else "bad")
+        # Grey lines are a background, from which nothing stands out.
+        dots = () if color == "base" else tuple(_unfine_dots(metric, line, plot, numbers))
+        curves.append(Curve(name=case_id, color=color, path=plot.path(points), dots=dots))
 
     # Explain the bad lines, and where the engine's version changed.
     bad_runs = {line.case.case_id: line.bad_run for line in lines if line.bad_run is not None}

@@ -381,6 +381,13 @@ def test_of_many_cases_the_fine_ones_are_grey_behind_those_that_are_not() -> Non
     assert picture.note == "case-0 has not been fine since 2026-11-02 02:00 UTC with 0.32.0."
 
 
+def test_a_night_that_could_not_tell_has_a_dot_though_nothing_is_lost() -> None:
+    runs = reports.judged_runs("throughput_tokens_per_s", "PASS", "INCONCLUSIVE", "PASS")
+    case = msgspec.structs.replace(reports.CASE_REPORT, history=runs, expected=None)
+    (picture,) = drawn_nights(case)
+    assert [dot.color for dot in picture.curves[0].dots] == ["doubt"]
+
+
 def test_a_dot_and_the_note_of_a_single_case_say_its_values_in_their_unit() -> None:
     metric = "throughput_tokens_per_s"
     runs = reports.judged_runs(metric, "PASS", "REGRESSED", value=90.0)
