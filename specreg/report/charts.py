@@ -316,16 +316,6 @@ def _bars(
     return bars
 
 
-def positions_by_method(cases: Iterable[CaseReport]) -> Mapping[str, Sequence[BarPicture]]:
-    """Return a picture of each case's accepted draft positions, grouped by method."""
-    pictures: dict[str, list[BarPicture]] = {}
-    for case in cases:
-        picture = positions_picture(case)
-        if picture is not None:
-            pictures.setdefault(case.method, []).append(picture)
-    return pictures
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryCell:
     """A case on the prompts of one category.

@@ -27,7 +27,7 @@ from specreg.report.charts import (
     histories,
     nights_needed,
     oracle_positions,
-    positions_by_method,
+    positions_picture,
     speedup_picture,
     spread_pictures,
     throughput_over_latency,
@@ -149,9 +149,12 @@ def render_page(report: Report, in_progress: str = "") -> str:
         rows=rows,
         in_progress=in_progress,
         gains=gains,
-        positions=positions_by_method(
-            case for case in report.cases if case.case_id not in failing_by_case
-        ),
+        # The cards of the cases that fail have pictures of their positions already.
+        held=[
+            case
+            for case in report.cases
+            if case.case_id not in failing_by_case and positions_picture(case) is not None
+        ],
         histories=nights,
         line_names=line_names,
         nights_needed=nights_needed(report),
@@ -296,6 +299,7 @@ TEMPLATES.filters.update(
     log_links=_log_links,
     # A line alone, and grey lines of many cases, need no name.
     named=lambda curves: [curve for curve in curves if len(curves) > 1 and curve.color != "base"],
+    positions=positions_picture,
     oracle=lambda verdicts: list(oracle_positions(verdicts)),
     facts=known_facts,
     settings=settings_of,

@@ -21,7 +21,7 @@ from specreg.report.charts import (
     histories,
     nights_needed,
     oracle_positions,
-    positions_by_method,
+    positions_picture,
     speedup_picture,
     spread_pictures,
     throughput_over_latency,
@@ -302,15 +302,27 @@ def test_a_run_without_a_speedup_draws_no_change_of_a_side_that_it_does_not_have
 
 
 def test_the_cases_of_a_method_show_their_positions_side_by_side() -> None:
-    other_case = msgspec.structs.replace(reports.CASE_REPORT, case_id="other", expected=None)
-    eagle = msgspec.structs.replace(reports.CASE_REPORT, case_id="c", method="eagle3")
-    drawn = positions_by_method((reports.CASE_REPORT, other_case, eagle))
-    assert {method: [picture.title for picture in rows] for method, rows in drawn.items()} == {
-        "draft_model": [CASE.id, "other"],
-        "eagle3": ["c"],
-    }
-    first, without_baseline = drawn["draft_model"]
-    assert [(bar.share, bar.expected) for bar in first.bars][:2] == [(63.6, 64), (63.6, 60)]
+    other = msgspec.structs.replace(reports.CASE_REPORT, case_id="other", expected=None)
+    eagle = msgspec.structs.replace(other, case_id="c", method="eagle3")
+    run = reports.run_of(reports.HELD)
+    alone = msgspec.structs.replace(other, case_id="d", method="none", figures=None)
+    cases = (reports.CASE_REPORT, other, eagle, alone)
+    text = Page(render_page(msgspec.structs.replace(reports.REPORT, run=run, cases=cases))).text
+    section = text.partition("Accepted drafts, by position")[2].partition("Overview")[0]
+    assert " none " not in section
+    words = ["draft_model", CASE.id, "other", "eagle3"]
+    assert [section.index(f" {word} ") for word in words] == sorted(
+        section.index(f" {word} ") for word in words
+    )
+
+
+def test_a_position_stands_beside_that_of_its_baseline() -> None:
+    drawn = positions_picture(reports.CASE_REPORT)
+    assert drawn is not None
+    assert [(bar.share, bar.expected) for bar in drawn.bars][:2] == [(63.6, 64), (63.6, 60)]
+    unrecorded = msgspec.structs.replace(reports.CASE_REPORT, expected=None)
+    without_baseline = positions_picture(unrecorded)
+    assert without_baseline is not None
     assert [bar.expected for bar in without_baseline.bars] == [None, None, None]
 
 
@@ -318,7 +330,7 @@ def test_a_part_that_is_not_known_has_no_picture() -> None:
     bare = msgspec.structs.replace(reports.CASE_REPORT, expected=None, history=())
     assert titles(bare) == []
     without = msgspec.structs.replace(bare, figures=None)
-    assert positions_by_method([without]) == {}
+    assert positions_picture(without) is None
 
 
 def test_only_runs_that_judged_the_figure_are_drawn() -> None:
