@@ -467,7 +467,9 @@ def histories(cases: Sequence[CaseNights]) -> Iterator[CurvePicture]:
     """
     all_nights = {run.run for case in cases for run in case.runs}
     nights = set(sorted(all_nights)[-_MAX_NIGHTS:])
-    colors = case_colors([case.case_id for case in cases])
+    colors: Mapping[str, str] = {}
+    if len(cases) <= _MAX_NAMED_LINES:
+        colors = dict(zip((case.case_id for case in cases), _LINE_COLORS, strict=False))
     drawn: set[str] = set()
     for metric in METRICS.values():
         # The positions have pictures that show their shape, and a metric that follows one with a
@@ -571,13 +573,6 @@ def _notes_on(metric: Metric, line: _Line) -> Iterator[str]:
     level = render_value(metric.name, line.level)
     subject = "baseline" if metric.name in line.case.expected else "first night"
     yield f"Last night {last}, {subject} {level}."
-
-
-def case_colors(case_ids: Sequence[str]) -> Mapping[str, str]:
-    """Return the colour of each case's lines by its id; empty with too many cases."""
-    if len(case_ids) > _MAX_NAMED_LINES:
-        return {}
-    return dict(zip(case_ids, _LINE_COLORS, strict=False))
 
 
 def version_starts(runs: Iterable[tuple[int, str, str]]) -> list[tuple[int, str]]:

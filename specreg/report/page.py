@@ -19,7 +19,6 @@ from specreg.measurement.metrics import render_invalid
 from specreg.report.charts import (
     LABEL_ROOM,
     CaseNights,
-    case_colors,
     category_map,
     change_pictures,
     energy_picture,
@@ -125,10 +124,8 @@ def render_page(report: Report, in_progress: str = "") -> str:
     for case_id, case_verdicts in verdicts_by_case.items():
         rows.append((case_id, _worst(case_verdicts, columns)))
     # A colour stands for the same case in each picture.
-    line_names = {
-        color: case_id
-        for case_id, color in case_colors([case.case_id for case in report.cases]).items()
-    }
+    lines = [curve for picture in nights for curve in picture.curves]
+    line_names = {line.color: line.name for line in lines if line.color not in {"base", "bad"}}
     # The details begin with the cases that failed.
     ids_in_order = (*dict(red_first), *verdicts_by_case, *case_by_id)
     page = TEMPLATES.get_template("page.html.jinja").render(

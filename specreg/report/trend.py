@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from specreg.core.commands import run_command
 from specreg.core.errors import ReportError
@@ -26,7 +27,6 @@ MAX_NIGHTS = 30
 """The most nights of a machine that the page shows."""
 _RECORDED = "B"
 """The symbol of a run that recorded a baseline and judged nothing."""
-_PLAIN = "plain"
 _UNKNOWN = "·"
 """The symbol of an outcome that this version of specreg doesn't have."""
 
@@ -45,11 +45,9 @@ class MachineHistory:
     expected: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Night:
+class _Night(NamedTuple):
     """A column of the table: one run of a machine."""
 
-    run: str
     label: str
     moment: str
 
@@ -215,8 +213,8 @@ def _map_of(machine_history: MachineHistory, number: int) -> _OutcomeMap:
 def _night_of(run: str) -> _Night:
     began = began_at(run)
     if began is None:
-        return _Night(run=run, label=run[:5], moment=f"run {run}")
-    return _Night(run=run, label=f"{began:%m-%d}", moment=f"{began:%Y-%m-%d %H:%M} UTC")
+        return _Night(label=run[:5], moment=f"run {run}")
+    return _Night(label=f"{began:%m-%d}", moment=f"{began:%Y-%m-%d %H:%M} UTC")
 
 
 def _row_of(
@@ -263,7 +261,7 @@ def _cell_of(record: RunRecord, *, is_first_bad: bool, version: str) -> _Cell:
     if record.recorded:
         return _Cell(
             symbol=_RECORDED,
-            tone=_PLAIN,
+            tone="plain",
             text="recorded a baseline",
             is_first_bad=False,
             version=version,
