@@ -31,7 +31,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -46,7 +46,7 @@ from specreg.core.files import replace_file
 from specreg.core.readable import readable_block
 from specreg.core.redaction import hide_secrets_of, known_secrets
 from specreg.core.shared_memory import shared_files
-from specreg.core.supervisor import DONE, NESTED_S, SETTLE, Start, Started
+from specreg.core.supervisor import DONE, NESTED_S, SETTLE, Start, Started, run_quietly
 
 _GRACE_S = 5.0
 """How long a process may take to end by itself before it is killed, if a caller sets no time."""
@@ -123,6 +123,31 @@ class Program:
             os.kill(self.pid, signal.SIGKILL)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Outside:
+    """Processes that a program starts elsewhere, as the client of a container's daemon does.
+
+    Attributes:
+        stop: The command that asks them to end, and kills those that don't within a time.
+        remove: The command that kills them at once. It also runs if there are none any more.
+        find: Returns the id of the first of them; None as long as there is none.
+        _first_id: What `find` returned.
+    """
+
+    stop: Sequence[str]
+    remove: Sequence[str]
+    find: Callable[[], int | None]
+    _first_id: int | None = None
+
+    def ids(self) -> list[int]:
+        """Return the ids of those that live."""
+        if self._first_id is None:
+            self._first_id = self.find()
+        if self._first_id is None or not psutil.pid_exists(self._first_id):
+            return []
+        return [self._first_id, *living(self._first_id)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedProcess:
     """A started process. If it exchanges messages with specreg, it ends when its input is closed.
@@ -135,6 +160,7 @@ class SupervisedProcess:
         log_path: Its log.
         temporary: Its temporary folder, which `clean_up` removes, or the supervisor if specreg is
             killed; None if it has none.
+        outside: What it starts outside of its descendants; None if it starts nothing there.
     """
 
     popen: Program
@@ -142,6 +168,7 @@ class SupervisedProcess:
     orders: io.BufferedIOBase
     log_path: Path
     temporary: Path | None
+    outside: Outside | None = None
 
     def send(self, message: object) -> None:
         """Send the process a message. Nothing happens if it has ended."""
@@ -202,6 +229,7 @@ def start_process(
     temporary: Path | None = None,
     files: Mapping[Path, str] = NO_FILES,
     messages: int | IO[bytes] | None = None,
+    outside: Outside | None = None,
 ) -> SupervisedProcess:
     """Start a command in a session of its own, so that Ctrl-C reaches specreg and not the command.
 
@@ -216,6 +244,7 @@ def start_process(
         files: The texts of files that are written for it, by their paths in the temporary folder.
         messages: What takes its standard output instead of the log: `subprocess.PIPE`, or a file.
             Its standard input is a pipe then. None if its output is logged and it has no input.
+        outside: What it starts outside of its descendants; None if it starts nothing there.
 
     Raises:
         OSError: The program can't be run, or the folder, a file or the log can't be written.
@@ -255,6 +284,7 @@ def start_process(
         orders=orders,
         log_path=log_path,
         temporary=temporary,
+        outside=outside,
     )
     try:
         if temporary is not None:
@@ -295,6 +325,7 @@ def _start_program(process: SupervisedProcess, environment: Mapping[str, str], c
         log_path=str(process.log_path.absolute()),
         secrets=known_secrets(),
         shared=tuple(shared_files()),
+        remove=() if process.outside is None else tuple(process.outside.remove),
     )
     _tell(process, json.dumps(start))
     answer = process.orders.readline()
@@ -368,6 +399,8 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
         UnkillableError: Some of the processes can't be killed.
     """
     try:
+        if process.outside is not None:
+            run_quietly(process.outside.stop)
         _signal_all(process, signal.SIGTERM, grace_s)
     except KeyboardInterrupt:
         # As a rule this is the second Ctrl-C, whose sender doesn't want to wait.
@@ -384,6 +417,8 @@ def end_process(process: SupervisedProcess, *, grace_s: float = _GRACE_S) -> Non
     if survivor_ids:
         # A process that held much memory, as on a GPU, needs seconds to free it.
         survivor_ids = end_all(process.supervisor.pid, signal.SIGKILL, _GONE_S)
+    if process.outside is not None:
+        survivor_ids += process.outside.ids()
     if survivor_ids:
         survivors = ", ".join(map(describe, survivor_ids))
         waited_s = _KILL_S + _GONE_S
@@ -438,6 +473,8 @@ def settle_log(process: SupervisedProcess) -> None:
 
 def _kill(process: SupervisedProcess) -> list[int]:
     """Kill a process and its descendants, and return the ids of those that survive."""
+    if process.outside is not None:
+        run_quietly(process.outside.remove)
     return _signal_all(process, signal.SIGKILL, _KILL_S, nested_after_s=NESTED_S)
 
 
@@ -523,7 +560,10 @@ def process_ids(process: SupervisedProcess) -> frozenset[int]:
     if process.supervisor.returncode is not None:
         # Another process may have got the id of a supervisor that has ended.
         return frozenset()
-    return frozenset(living(process.supervisor.pid))
+    ids = set(living(process.supervisor.pid))
+    if process.outside is not None:
+        ids.update(process.outside.ids())
+    return frozenset(ids)
 
 
 def our_ids() -> frozenset[int]:

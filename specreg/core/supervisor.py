@@ -62,6 +62,8 @@ _KILLED_S = 30.0
 """How long to wait for the end of killed processes, at most."""
 _SWEEP_S = 1.0
 """How long to look for descendants that are left at the end, at most."""
+_COMMAND_S = 30.0
+"""How long a command that ends processes may take: more than it gives them to end."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PIECE_BYTES = 2**20
@@ -82,6 +84,8 @@ class Start(NamedTuple):
         log_path: The file of its log, which exists.
         secrets: The texts that the log doesn't show.
         shared: The files that were in /dev/shm before.
+        remove: The command that kills what the program starts outside of its descendants; empty if
+            it starts nothing there.
     """
 
     command: Sequence[str]
@@ -90,6 +94,7 @@ class Start(NamedTuple):
     log_path: str
     secrets: Sequence[str]
     shared: Sequence[str]
+    remove: Sequence[str]
 
 
 class Started(NamedTuple):
@@ -290,7 +295,10 @@ def main() -> None:
     _answer(orders, json.dumps(supervisor.start(start)))
     is_done = supervisor.follow(orders)
     if not is_done:
+        run_quietly(start.remove)
         supervisor.end_processes()
+        # The program may have been about to start more.
+        run_quietly(start.remove)
         _remove(folders)
     supervisor.finish()
     log.close()
@@ -304,6 +312,23 @@ def _ended_children_fd() -> int:
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _do_nothing)
     return read_fd
+
+
+def run_quietly(command: Sequence[str]) -> None:
+    """Run a command that ends processes, whether there are any or not. An empty one does nothing.
+
+    One that hangs is given up, and so are the processes.
+    """
+    if command:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(  # noqa: S603 - specreg's own arguments, no shell
+                command,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_COMMAND_S,
+            )
 
 
 def _do_nothing(_number: int, _frame: object) -> None:

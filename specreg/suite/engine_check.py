@@ -161,7 +161,9 @@ def possible_checks(run: MeasuredRun) -> list[EngineCheck]:
     """
     context = run.context
     provision = context.provision
-    is_installed_by_specreg = not (provision.attached or provision.python or provision.build)
+    is_installed_by_specreg = not (
+        provision.attached or provision.python or provision.build or provision.image
+    )
     # Only an engine that specreg installs can be measured in an earlier version.
     if not is_installed_by_specreg:
         return []

@@ -143,6 +143,15 @@ class Options:
         "a Python interpreter whose environment has the engine (default: specreg makes an"
         " environment with uv and keeps it)"
     )
+    image: str | None = _option(
+        "the container image that all servers run in, such as vllm/vllm-openai:v0.33.0 (default:"
+        " that of each case; without one a server runs on the machine itself)"
+    )
+    container_runtime: str | None = _option(
+        "the program that runs containers, with flags of its own if need be (default:"
+        " SPECREG_CONTAINER_RUNTIME, else the first of docker, podman and apptainer that works)",
+        metavar="COMMAND",
+    )
     gpu_memory_gib: float | None = _option(
         "the memory of each GPU in GiB, if its driver doesn't report it (default: the machine's"
         " memory, for a GPU that is part of a processor; else it isn't checked whether cases fit)",
