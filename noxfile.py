@@ -342,6 +342,16 @@ def gate_tests(session: nox.Session) -> None:
 
 
 @nox.session(tags=["stress"])
+def containers(session: nox.Session) -> None:
+    """Run servers in podman's containers, and kill runs and the runtime; needs podman and root.
+
+    `-- -m "not vllm"` starts no real engine.
+    """
+    _install(session, "tests")
+    _pytest(session, "tests/containers")
+
+
+@nox.session(tags=["stress"])
 def shards(session: nox.Session) -> None:
     """Run shards on eight scripted GPUs and on a local Ray cluster; a long session."""
     _install(session, "tests", extras=["ray"])

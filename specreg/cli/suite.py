@@ -81,6 +81,9 @@ def doctor(
     engine_python: Annotated[
         str | None, typer.Option(help="a Python interpreter whose environment has the engine")
     ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="a container image in which all servers run")
+    ] = None,
 ) -> None:
     """Print what this machine is, what can be measured on it, and what is in the way of a tier.
 
@@ -90,7 +93,7 @@ def doctor(
         specreg doctor
         specreg doctor --tier gpu
     """
-    options = Options(tier=tier, engine_python=engine_python)
+    options = Options(tier=tier, engine_python=engine_python, image=image)
     findings = tuple(examine(open_context(root, options, Progress(io.StringIO()))))
     screen = screen_here()
     say(render_view(view_of_findings(findings), screen), styled=screen.color)

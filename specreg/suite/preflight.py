@@ -312,6 +312,8 @@ def _engines_needed(context: RunContext) -> Mapping[Requirement, bool]:
         return {}
     is_installed_already: dict[Requirement, bool] = {}
     for case in _runnable_cases(context):
+        if context.provision.image_of(case.server):
+            continue
         # An engine that can't do what the case needs is a finding of `_examine_cases`.
         with contextlib.suppress(UnsupportedError):
             requirement = context.provision.requirement(case.server)
@@ -445,6 +447,23 @@ def _examine_engines(context: RunContext) -> Iterator[Finding]:
             yield _note("engine", f"{requirement.pin} isn't installed yet", advice)
 
 
+def _examine_containers(context: RunContext) -> Iterator[Finding]:
+    """Yield what runs the containers of the cases that name an image, and which images are here."""
+    provision = context.provision
+    images = dict.fromkeys(provision.image_of(case.server) for case in _runnable_cases(context))
+    names = [name for name in images if name]
+    if not names:
+        return
+    runtime = provision.runtime
+    yield Finding("containers", f"{runtime} {runtime.check()}")
+    for name in names:
+        image = runtime.find(name)
+        if image is not None:
+            yield Finding("image", f"{name} is here, {image.digest}")
+        else:
+            yield _note("image", f"{name} isn't here yet", "the first run pulls it")
+
+
 def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
     """Yield, for each engine on a GPU, which of the tools for compiling its code are missing."""
     provision = context.provision
@@ -453,7 +472,7 @@ def _examine_build_tools(context: RunContext) -> Iterator[Finding]:
     specs = {case.server.engine: case.server for case in _runnable_cases(context)}
     for name, spec in specs.items():
         engine = engine_named(name)
-        if engine.program is not None:
+        if engine.program is not None or provision.image_of(spec):
             continue
         requirement = provision.requirement(spec)
         is_installed_already = provision.python is not None or environment_exists(requirement)
@@ -618,6 +637,7 @@ _CHECKS = (
     _examine_locks,
     _examine_shared_memory,
     _examine_engines,
+    _examine_containers,
     _examine_build_tools,
     _examine_models,
     _examine_datasets,

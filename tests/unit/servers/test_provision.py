@@ -120,10 +120,6 @@ REFUSED: Mapping[str, tuple[Provision, list[Case], str]] = {
         *(ON_GPU, [case("sglang", parallel=Parallel(tensor=2, draft_tensor=1))]),
         "parallel.draft_tensor = 1: engine 'sglang' can't spread a model in this way; leave it out",
     ),
-    "image": (
-        *(INSTALLED, [case("vllm", image="vllm/vllm-openai:v0.33.0")]),
-        "image = 'vllm/vllm-openai:v0.33.0': this version of specreg starts no server from an",
-    ),
     "nodes": (
         *(INSTALLED, [case("vllm", parallel=Parallel(tensor=2, nodes=2))]),
         (

@@ -1,0 +1,305 @@
+"""Servers from container images, on a scripted docker whose containers belong to its daemon."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specreg.core.errors import (
+    EnvironmentSetupError,
+    ServerDiedError,
+    ServerStartError,
+    UnsupportedError,
+)
+from specreg.engines.server_spec import ServerSpec
+from specreg.servers.containers import (
+    ARGUMENTS_VARIABLE,
+    RUNTIME_VARIABLE,
+    Apptainer,
+    Image,
+    Inside,
+    Runtime,
+    find_runtime,
+)
+from specreg.servers.provision import Provision, parse_origin
+from specreg.servers.server import StartedServer
+from tests.doubles.vllm.script import Fault, Script
+from tests.unit import builders
+from tests.unit.builders.started_servers import PROVISION, left_of, start
+
+IMAGE = "team/engine:1"
+DIGEST = "sha256:" + "ab" * 32
+SECRET = "hf_0123456789abcdefghijklmnop"  # noqa: S105 - a planted one
+
+
+@dataclasses.dataclass
+class Docker:
+    """The scripted docker.
+
+    Attributes:
+        state: the folder of its images and containers.
+        daemon: its daemon.
+    """
+
+    state: Path
+    daemon: subprocess.Popen[bytes]
+
+    def registry(self, name: str, **answer: str) -> None:
+        (self.state / "registry.json").write_text(json.dumps({name: answer}))
+
+    @property
+    def containers(self) -> list[str]:
+        """The containers that run or are left."""
+        return [path.parent.name for path in self.state.glob("*/config.json")]
+
+    @property
+    def arguments(self) -> list[str]:
+        """How the only container was started."""
+        (config,) = self.state.glob("*/config.json")
+        arguments: list[str] = json.loads(config.read_text())["arguments"]
+        return arguments
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
+    state = tmp_path / "docker-state"
+    state.mkdir()
+    (state / "images.json").write_text(json.dumps({IMAGE: DIGEST}))
+    (state / "registry.json").write_text("{}")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "docker"
+    scripted = builders.ROOT / "tests/doubles/docker/program.py"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {scripted} client {state} "$@"\n')
+    program.chmod(0o755)
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
+    monkeypatch.delenv(ARGUMENTS_VARIABLE, raising=False)
+    daemon = subprocess.Popen((sys.executable, scripted, "daemon", state))
+    yield Docker(state, daemon)
+    daemon.kill()
+    daemon.wait()
+
+
+PROVISION_OF_IMAGE = dataclasses.replace(PROVISION, python=None)
+SPEC = dataclasses.replace(
+    builders.SPEC, image=IMAGE, engine_env=(("HF_TOKEN", SECRET), ("HOME_OF_TEAM", "/x y"))
+)
+
+
+def start_in_image(
+    folder: Path, script: Script, spec: ServerSpec = SPEC, ready_within_s: float = 30.0
+) -> contextlib.AbstractContextManager[StartedServer]:
+    own = dict(spec.engine_env)
+    scripted = builders.scripted(spec, script, folder)
+    spec = dataclasses.replace(spec, engine_env=tuple({**own, **dict(scripted.engine_env)}.items()))
+    return start(
+        folder, script, spec=spec, provision=PROVISION_OF_IMAGE, ready_within_s=ready_within_s
+    )
+
+
+def test_a_server_of_an_image_lives_and_ends_like_any_other(docker: Docker, tmp_path: Path) -> None:
+    with start_in_image(tmp_path, Script()) as server:
+        assert server.engine_version == "99.0+scripted"
+        assert (server.facts.image, server.facts.image_digest) == (IMAGE, DIGEST)
+        assert any(line.startswith("msgspec==") for line in server.packages)
+        server.check_alive()
+        of_daemon = {process.pid for process in left_of(tmp_path)}
+        assert of_daemon
+        assert of_daemon <= server.pids()
+        arguments = docker.arguments
+        assert "--rm" in arguments
+        assert {"--network", "--ipc", "--cidfile", "--name", "--label"} <= {*arguments}
+        assert arguments[arguments.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
+        assert SECRET not in " ".join(arguments)
+    assert docker.containers == []
+    assert left_of(tmp_path) == []
+
+
+def test_a_container_that_dies_is_an_end_like_any_other(docker: Docker, tmp_path: Path) -> None:
+    del docker
+    with start_in_image(tmp_path, Script()) as server:
+        for process in left_of(tmp_path):
+            process.kill()
+        with pytest.raises(ServerDiedError, match=r"ended with status (137|-9)"):
+            server.check_alive()
+
+
+def test_a_failed_start_is_told_by_the_same_table(docker: Docker, tmp_path: Path) -> None:
+    script = Script(fault=Fault.EXIT_AT_START)
+    with pytest.raises(ServerStartError) as error, start_in_image(tmp_path, script):
+        pass
+    assert "ended with status" in error.value.failure
+    assert docker.containers == []
+
+
+def test_a_container_that_never_gets_ready_is_removed(docker: Docker, tmp_path: Path) -> None:
+    slow = Script(ready_after_s=60.0)
+    with (
+        pytest.raises(ServerStartError, match="no token in time"),
+        start_in_image(tmp_path, slow, ready_within_s=3.0),
+    ):
+        pass
+    assert docker.containers == []
+    assert left_of(tmp_path) == []
+
+
+def test_a_client_that_is_killed_leaves_no_container(docker: Docker, tmp_path: Path) -> None:
+    with start_in_image(tmp_path, Script()) as server:
+        server.process.popen.kill()
+        server.process.popen.wait()
+        assert docker.containers
+        with pytest.raises(ServerDiedError):
+            server.check_alive()
+    assert docker.containers == []
+    assert left_of(tmp_path) == []
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from specreg.servers.server import StartedServer
+from tests.doubles.vllm.script import Script
+from tests.unit.servers.test_containers import start_in_image
+with start_in_image(Path(sys.argv[1]), Script()) as server:
+    print(server.process.supervisor.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("with_supervisor", [False, True])
+def test_a_run_that_is_killed_leaves_no_container(
+    docker: Docker, tmp_path: Path, *, with_supervisor: bool
+) -> None:
+    command = (sys.executable, "-c", HOLDER, str(tmp_path))
+    with subprocess.Popen(command, cwd=builders.ROOT, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        supervisor = int(holder.stdout.readline())
+        killed = [supervisor, holder.pid] if with_supervisor else [holder.pid]
+        for process_id in killed:
+            os.kill(process_id, signal.SIGKILL)
+    if with_supervisor:
+        # Nobody is left to end it, so the next run does.
+        assert docker.containers
+        find_runtime().remove_left_over()
+    until_s = time.monotonic() + 10
+    while docker.containers and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert docker.containers == []
+    assert left_of(tmp_path) == []
+
+
+def test_the_container_of_a_run_that_goes_on_is_left_to_it(docker: Docker, tmp_path: Path) -> None:
+    with start_in_image(tmp_path, Script()) as server:
+        find_runtime().remove_left_over()
+        server.check_alive()
+        assert docker.containers
+
+
+def test_an_image_is_pulled_once_with_progress(docker: Docker) -> None:
+    docker.registry("team/new:2", id="sha256:" + "cd" * 32)
+    shown: list[str] = []
+    spec = dataclasses.replace(SPEC, image="team/new:2")
+    provision = dataclasses.replace(PROVISION_OF_IMAGE, show=shown.append)
+    container = provision.container(spec)
+    assert container is not None
+    assert container[1].digest == "sha256:" + "cd" * 32
+    provision.container(spec)
+    assert shown == ["pulling team/new:2 (once)"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("manifest for team/x:1 not found: manifest unknown", "no such image or tag; check"),
+        (
+            "pull access denied for team/x, repository does not exist or may need 'docker login'",
+            "no right to pull it, or no such repository; check its name, or log in",
+        ),
+        ("write /var/lib/docker/tmp/x: no space left on device", "the disk of the runtime is full"),
+        ('Get "https://r/v2/": dial tcp: lookup r: no such host', "registry can't be reached"),
+    ],
+)
+def test_an_image_that_cannot_be_pulled_says_what_to_do(
+    docker: Docker, answer: str, says: str
+) -> None:
+    docker.registry("team/x:1", error=answer)
+    provision = PROVISION_OF_IMAGE
+    with pytest.raises(EnvironmentSetupError, match=says):
+        provision.container(dataclasses.replace(SPEC, image="team/x:1"))
+
+
+def test_a_tag_that_a_registry_refuses_is_said_before_anything_starts(docker: Docker) -> None:
+    del docker
+    case = dataclasses.replace(
+        builders.CASE, server=dataclasses.replace(SPEC, image="team/gone:9"), control=None
+    )
+    with pytest.raises(UnsupportedError, match="image 'team/gone:9': no such image or tag"):
+        PROVISION_OF_IMAGE.check([case])
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (
+            "permission denied while trying to connect to the Docker daemon socket at unix:///v",
+            "this user may not use the socket of its daemon; add the user to the group docker",
+        ),
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", "start it"),
+        ("something new", "fails: something new; repair it"),
+    ],
+)
+def test_a_runtime_that_does_not_work_says_what_to_do(
+    docker: Docker, monkeypatch: pytest.MonkeyPatch, output: str, says: str
+) -> None:
+    (docker.state / "problem.txt").write_text(output)
+    monkeypatch.setenv(RUNTIME_VARIABLE, "docker")
+    with pytest.raises(UnsupportedError, match=says):
+        find_runtime()
+
+
+def test_without_a_runtime_the_error_names_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
+    with pytest.raises(UnsupportedError, match="none of docker, podman, apptainer is on PATH"):
+        find_runtime()
+
+
+def test_each_runtime_is_given_the_gpus_by_their_uuids() -> None:
+    image = Image(name=IMAGE, digest=DIGEST)
+    inside = Inside(variables={"A": "b"}, gpu_ids=("GPU-1", "GPU-2"))
+    docker = Runtime(program=("docker",)).wrap(image, ("python3",), inside).command
+    assert docker[docker.index("--gpus") + 1] == '"device=GPU-1,GPU-2"'
+    podman = Runtime(program=("podman",)).wrap(image, ("python3",), inside).command
+    assert podman.count("--device") == 2
+    assert "nvidia.com/gpu=GPU-2" in podman
+    sif = Image(name="/images/engine.sif", digest=DIGEST)
+    apptainer = Apptainer(program=("apptainer",)).wrap(sif, ("python3",), inside)
+    assert "--nv" in apptainer.command
+    assert apptainer.variables["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+
+
+def test_an_image_and_another_source_of_the_engine_contradict_each_other(docker: Docker) -> None:
+    del docker
+    case = dataclasses.replace(builders.CASE, server=SPEC, control=None)
+    provision = Provision(on_gpu=False, show=print, version="0.31.0")
+    with pytest.raises(UnsupportedError, match="with image 'team/engine:1'"):
+        provision.check([case])
+
+
+def test_a_side_of_a_gate_may_be_an_image() -> None:
+    assert parse_origin("image:vllm/vllm-openai:v0.33.0").image == "vllm/vllm-openai:v0.33.0"
+    with pytest.raises(UnsupportedError, match="isn't the name of an image"):
+        parse_origin("image:")
