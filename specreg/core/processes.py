@@ -131,21 +131,35 @@ class Outside:
         stop: The command that asks them to end, and kills those that don't within a time.
         remove: The command that kills them at once. It also runs if there are none any more.
         find: Returns the id of the first of them; None as long as there is none.
-        _first_id: What `find` returned.
+        _first: The process that `find` found.
     """
 
     stop: Sequence[str]
     remove: Sequence[str]
     find: Callable[[], int | None]
-    _first_id: int | None = None
+    _first: psutil.Process | None = None
 
     def ids(self) -> list[int]:
         """Return the ids of those that live."""
-        if self._first_id is None:
-            self._first_id = self.find()
-        if self._first_id is None or not psutil.pid_exists(self._first_id):
-            return []
-        return [self._first_id, *living(self._first_id)]
+        with contextlib.suppress(psutil.Error):
+            if self._first is None:
+                first_id = self.find()
+                self._first = None if first_id is None else psutil.Process(first_id)
+            if self._first is not None and self._first.status() != psutil.STATUS_ZOMBIE:
+                return [self._first.pid, *living(self._first.pid)]
+        return []
+
+    def kill(self) -> None:
+        """Kill them, and return once they have ended, or after a while."""
+        run_quietly(self.remove)
+        # Without its daemon, the command does nothing.
+        survivors = []
+        for process_id in self.ids():
+            with contextlib.suppress(psutil.Error):
+                survivor = psutil.Process(process_id)
+                survivor.kill()
+                survivors.append(survivor)
+        psutil.wait_procs(survivors, timeout=_KILL_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,7 +488,7 @@ def settle_log(process: SupervisedProcess) -> None:
 def _kill(process: SupervisedProcess) -> list[int]:
     """Kill a process and its descendants, and return the ids of those that survive."""
     if process.outside is not None:
-        run_quietly(process.outside.remove)
+        process.outside.kill()
     return _signal_all(process, signal.SIGKILL, _KILL_S, nested_after_s=NESTED_S)
 
 

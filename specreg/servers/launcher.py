@@ -12,34 +12,31 @@ from pathlib import Path
 
 from specreg.core.address import Address
 from specreg.core.errors import ServerStartError
-from specreg.core.files import cache_dir, cause_and_path_of, remedy_of, replace_file
-from specreg.core.probes import SAFE_PATH
+from specreg.core.files import cause_and_path_of, remedy_of, replace_file
 from specreg.core.processes import new_temporary, start_process, stop_process
 from specreg.core.readable import readable_line
 from specreg.core.redaction import hide
 from specreg.core.timeline import Phase, Timeline
-from specreg.datasets.hub import hub_cache_dir
 from specreg.engines.engine import Site
 from specreg.engines.launch_facts import NONE, LaunchFacts, inherited_variables
 from specreg.engines.registry import engine_named
 from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.models import config_of, served_models, widen_models
 from specreg.servers.attach import attach_server
-from specreg.servers.containers import Inside, Invocation, home_of
+from specreg.servers.containers import Invocation, new_container_name
 from specreg.servers.gpu_lease import lease_gpus
+from specreg.servers.images import home_of
 from specreg.servers.installer import installed_packages, version_in
+from specreg.servers.invocation import command_in_container, inside_container, native_invocation
 from specreg.servers.launch import numbered, weights_log
 from specreg.servers.memory import gpu_memory
 from specreg.servers.provision import Provision
 from specreg.servers.server import Server, StartingServer
-from specreg.servers.toolkit import toolkit_release, toolkit_variables
+from specreg.servers.toolkit import toolkit_release
 from specreg.telemetry.identity import find_gpus
 from specreg.telemetry.sensor import Device
 
 _NONCE_DIGITS = 8
-_SOCKET_FOLDER_BYTES = 64
-"""The longest path of a temporary folder. Servers make Unix sockets in it, whose paths Linux limits
-to 107 bytes, and the names of vLLM's sockets take 37 bytes or more."""
 
 
 def free_port() -> int:
@@ -186,47 +183,20 @@ class ServerLauncher:
             OSError: A folder can't be made.
             SpecregError: Its image or its GPUs aren't available.
         """
-        command = engine_named(spec.engine).command(Path(python), spec, site)
         container = self.provision.container(spec)
         if container is None:
-            variables = _variables(spec, python, site, temporary)
-            return Invocation(command=command, variables=variables, outside=None)
-
-        # A program of the engine needn't be in the folder of the image's interpreter.
-        if command[0] != python:
-            command = (Path(command[0]).name, *command[1:])
+            return native_invocation(spec, python, site, temporary)
         runtime, image = container
         home = home_of(image)
         home.mkdir(parents=True, exist_ok=True)
-        # A user without an entry in the image's /etc/passwd has no home and no name.
-        own_variables = {
-            "HOME": str(home),
-            "USER": "specreg",
-            "LOGNAME": "specreg",
-            "TMPDIR": str(temporary),
-            "HF_HUB_CACHE": str(hub_cache_dir()),
-            # The models have been fetched, and their folder can't be written.
-            "HF_HUB_OFFLINE": "1",
-        }
-        variables = server_variables(spec, "", site, own_variables)
-        read_names = [site.target, site.draft or "", *variables.get("PYTHONPATH", "").split(":")]
-        read_only = [Path(name) for name in read_names if name.startswith("/")]
-        if hub_cache_dir().is_dir():
-            read_only.append(hub_cache_dir())
-        gpu_ids: list[str] = []
+        gpu_ids: Sequence[str] = ()
         if site.on_gpu:
             gpu_ids = [device.id for device in self.provision.devices(spec)]
-        return runtime.wrap(
-            image,
-            command,
-            Inside(
-                variables=variables,
-                folder=self.root,
-                read_only=read_only,
-                writable=(temporary, home),
-                gpu_ids=gpu_ids,
-            ),
+        inside = inside_container(
+            spec, site, root=self.root, folders=(temporary, home), gpu_ids=gpu_ids
         )
+        command = command_in_container(spec, python, site)
+        return runtime.wrap(image, command, inside, new_container_name())
 
     def _facts(
         self, spec: ServerSpec, site: Site, variables: Mapping[str, str], packages: Sequence[str]
@@ -286,69 +256,6 @@ def _keep_files(files: Mapping[str, str], log_path: Path) -> None:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         replace_file(log_path.with_suffix("") / name, hide(text).encode())
-
-
-def _variables(spec: ServerSpec, python: str, site: Site, temporary: Path) -> dict[str, str]:
-    """Return the environment variables of a server; see `server_variables`.
-
-    Args:
-        spec: The server.
-        python: The interpreter of the engine's environment; empty if the engine is a program.
-        site: What only its start knows.
-        temporary: Its temporary folder.
-
-    Raises:
-        OSError: The links to a CUDA toolkit can't be written.
-    """
-    variables = dict(os.environ)
-    # A killed server leaves sockets in its temporary folder, so the server gets a folder that is
-    # removed. PyTorch's compiled code would be in it too, but the next start needs that code again.
-    # So the code gets a folder that stays.
-    if len(os.fsencode(temporary)) <= _SOCKET_FOLDER_BYTES:
-        variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "torchinductor"))
-        variables["TMPDIR"] = str(temporary)
-    return server_variables(spec, python, site, variables)
-
-
-def server_variables(
-    spec: ServerSpec, python: str, site: Site, inherited: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the environment variables of a server.
-
-    The engine's variables replace the inherited ones, and the case's variables replace both.
-
-    Args:
-        spec: The server.
-        python: The interpreter of the engine's environment; empty if the engine is a program.
-        site: What only its start knows.
-        inherited: The variables of the process that starts it.
-
-    Raises:
-        OSError: The links to a CUDA toolkit can't be written.
-    """
-    engine = engine_named(spec.engine)
-    variables = {SAFE_PATH: "1", **inherited}
-    if python:
-        # SGLang calls ninja, which is among the environment's programs. It finds ninja only if
-        # their folder is on PATH.
-        folders = (str(Path(python).parent), inherited.get("PATH", ""))
-        variables["PATH"] = os.pathsep.join(folders)
-    engine_variables = engine.environment(spec, site)
-    case_variables = dict(spec.engine_env)
-    # Both the engine and the case may add folders of modules. These are joined, because the server
-    # needs all of them.
-    module_folders = [
-        source["PYTHONPATH"]
-        for source in (engine_variables, case_variables)
-        if "PYTHONPATH" in source
-    ]
-    variables |= engine_variables
-    variables |= case_variables
-    if module_folders:
-        variables["PYTHONPATH"] = os.pathsep.join(module_folders)
-    if engine.compiles and site.on_gpu and python:
-        variables |= toolkit_variables(Path(python), variables)
-    return variables
 
 
 def start_site(  # noqa: PLR0913 - these are what differs between two starts

@@ -52,8 +52,9 @@ from specreg.engines.registry import engine_named
 from specreg.engines.server_spec import IMAGE_NAME, ServerSpec
 from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case
-from specreg.servers.containers import Image, Runtime, contents_of, find_runtime, image_on
+from specreg.servers.containers import Image, Runtime, find_runtime
 from specreg.servers.cuda_driver import cuda_release_of, locked_packages, why_driver_too_old
+from specreg.servers.images import contents_of, find_image, have_image
 from specreg.servers.installer import (
     differing_packages,
     installed_packages,
@@ -362,7 +363,7 @@ class Provision:
             UnsupportedError: Nothing here runs containers.
             EnvironmentSetupError: The image can't be pulled.
         """
-        return image_on(self.runtime, self.image_of(spec), self.show)
+        return have_image(self.runtime, self.image_of(spec), self.show)
 
     def container(self, spec: ServerSpec) -> tuple[Runtime, Image] | None:
         """Return what runs a server's container, and its image; None if it runs in none.
@@ -391,7 +392,7 @@ class Provision:
                 " measure it with --specreg-attach=URL"
             )
         runtime = self.runtime
-        if runtime.find(name) is None:
+        if find_image(runtime, name) is None:
             runtime.check_pullable(name)
 
     def check(self, cases: Collection[Case]) -> None:
@@ -608,7 +609,7 @@ class Provision:
         """
         python = self.python or ""
         if name := self.image_of(spec):
-            image = self.runtime.find(name)
+            image = find_image(self.runtime, name)
             return () if image is None else contents_of(self.runtime, image).packages
         if self.attached is not None or engine_named(spec.engine).program is not None:
             return ()
@@ -714,7 +715,7 @@ class Provision:
 
     def _requirement_in_image(self, name: str, wanted: Requirement, engine: Engine) -> Requirement:
         """Return the engine that an image has; without a version if the image isn't here yet."""
-        image = self.runtime.find(name)
+        image = find_image(self.runtime, name)
         if image is None:
             return dataclasses.replace(wanted, version="", source=f"image:{name}")
         packages = contents_of(self.runtime, image).packages

@@ -29,6 +29,7 @@ from specreg.report.document import Tone
 from specreg.report.parts import Table, VerdictLine, View
 from specreg.report.tables import Layout
 from specreg.servers.build_tools import missing_tools
+from specreg.servers.images import find_image
 from specreg.servers.memory import free_gib
 from specreg.servers.provision import environment_exists, interpreter_of
 from specreg.servers.toolkit import named_home, release_of, server_compiler
@@ -48,6 +49,8 @@ _CPU_ENVIRONMENT_GIB = 7.0
 """The size of the largest environment of an engine without a GPU so far."""
 _GPU_ENVIRONMENT_GIB = 10.0
 """The same on a GPU: the environment of vLLM 0.33.0 takes 9.4 GiB."""
+_IMAGE_GIB = 30.0
+"""About the size of an image of vLLM, SGLang or TensorRT-LLM, with the layers that are unpacked."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is only looked at
 _SHARED_MEMORY_GIB = 1.0
 """The shared memory that NCCL's guide gives a container ("Troubleshooting", "Docker"), 1 GB."""
@@ -374,6 +377,9 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
     widened_gib = _models_to_widen_gib(context)
     if widened_gib:
         needs.insert(1, _need("widened models", cache_dir(), widened_gib))
+    # What runs no containers here is a finding of `_examine_containers`.
+    with contextlib.suppress(UnsupportedError):
+        needs += _images_to_pull(context)
     # Without huggingface_hub it isn't known which models the cache has.
     if is_installed():
         models_gib = sum(gib for gib in missing_gib if gib is not None)
@@ -384,6 +390,19 @@ def _examine_disks(context: RunContext) -> Iterator[Finding]:
         needs_by_disk.setdefault(need.folder.stat().st_dev, []).append(need)
     for disk_needs in needs_by_disk.values():
         yield _room_for(disk_needs, models_of_unknown_size=missing_gib.count(None))
+
+
+def _images_to_pull(context: RunContext) -> Iterator[_Need]:
+    """Yield the space for the container images that a run pulls, if it pulls any.
+
+    Raises:
+        UnsupportedError: Nothing here runs containers.
+    """
+    names = _images_needed(context)
+    if names:
+        runtime = context.provision.runtime
+        missing = [name for name in names if find_image(runtime, name) is None]
+        yield _need("images", runtime.storage(), _IMAGE_GIB * len(missing))
 
 
 def _need(content: str, folder: Path, gib: float) -> _Need:
@@ -437,6 +456,13 @@ def shared_memory(left_gib: float) -> Finding:
     )
 
 
+def _images_needed(context: RunContext) -> Sequence[str]:
+    """Return the container images that a run needs, each once."""
+    provision = context.provision
+    names = [provision.image_of(case.server) for case in _runnable_cases(context)]
+    return [name for name in dict.fromkeys(names) if name]
+
+
 def _examine_engines(context: RunContext) -> Iterator[Finding]:
     """Yield which engines are installed already, and which the first run will install."""
     for requirement, is_installed_already in _engines_needed(context).items():
@@ -449,15 +475,13 @@ def _examine_engines(context: RunContext) -> Iterator[Finding]:
 
 def _examine_containers(context: RunContext) -> Iterator[Finding]:
     """Yield what runs the containers of the cases that name an image, and which images are here."""
-    provision = context.provision
-    images = dict.fromkeys(provision.image_of(case.server) for case in _runnable_cases(context))
-    names = [name for name in images if name]
+    names = _images_needed(context)
     if not names:
         return
-    runtime = provision.runtime
+    runtime = context.provision.runtime
     yield Finding("containers", f"{runtime} {runtime.check()}")
     for name in names:
-        image = runtime.find(name)
+        image = find_image(runtime, name)
         if image is not None:
             yield Finding("image", f"{name} is here, {image.digest}")
         else:

@@ -17,10 +17,13 @@ PROMPTS = 10
 
 
 class Gate:
-    """A tier of two cases and a script for each side."""
+    """A tier of two cases, two sides, and a script for each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, sides: tuple[str, str] = (sys.executable, sys.executable)
+    ) -> None:
         self.folder = folder
+        self.sides = sides
         self.out = folder / "gate"
         self.write_tier(speed=True)
 
@@ -67,7 +70,7 @@ class Gate:
         both = self.script("both", Script())
         planted = self.script("b", b) if b is not None else both
         return (
-            *("specreg", "gate", sys.executable, sys.executable),
+            *("specreg", "gate", *self.sides),
             *("--root", str(ROOT), "--matrix", str(self.folder), "--tier", "cpu"),
             *("--out", str(self.out), "--a", f"engine_env.SCRIPTED_SERVER={both}"),
             *("--b", f"engine_env.SCRIPTED_SERVER={planted}"),

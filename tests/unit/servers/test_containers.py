@@ -278,14 +278,14 @@ def test_without_a_runtime_the_error_names_all_of_them(monkeypatch: pytest.Monke
 
 
 def test_each_runtime_is_given_the_gpus_by_their_uuids() -> None:
-    image = Image(name=IMAGE, digest=DIGEST)
+    image = Image(name=IMAGE, digest=DIGEST, source=DIGEST)
     inside = Inside(variables={"A": "b"}, gpu_ids=("GPU-1", "GPU-2"))
     docker = Runtime(program=("docker",)).wrap(image, ("python3",), inside).command
     assert docker[docker.index("--gpus") + 1] == '"device=GPU-1,GPU-2"'
     podman = Runtime(program=("podman",)).wrap(image, ("python3",), inside).command
     assert podman.count("--device") == 2
     assert "nvidia.com/gpu=GPU-2" in podman
-    sif = Image(name="/images/engine.sif", digest=DIGEST)
+    sif = Image(name="/images/engine.sif", digest=DIGEST, source="/images/engine.sif")
     apptainer = Apptainer(program=("apptainer",)).wrap(sif, ("python3",), inside)
     assert "--nv" in apptainer.command
     assert apptainer.variables["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
