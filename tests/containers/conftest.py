@@ -13,7 +13,6 @@ from specreg.engines.registry import engine_named
 from specreg.servers.containers import ARGUMENTS_VARIABLE, RUNTIME_VARIABLE
 from specreg.servers.provision import engine_environment
 from tests.containers.runtimes import RealRuntime, arguments_with, runtime_named, runtimes_here
-from tests.unit import builders
 
 
 @pytest.fixture(scope="session", params=runtimes_here())
@@ -33,7 +32,8 @@ def runtime(
 ) -> RealRuntime:
     """A runtime whose containers have this Python."""
     environment = Path(sys.prefix)
-    folders = (environment, Path(sys.base_prefix), builders.ROOT, tmp_path)
+    # docker refuses a second mount of the folder that specreg mounts itself.
+    folders = (environment, Path(sys.base_prefix), tmp_path.parent)
     monkeypatch.setenv(RUNTIME_VARIABLE, shlex.join(bare_runtime.program))
     monkeypatch.setenv(ARGUMENTS_VARIABLE, arguments_with(*folders, path=str(environment / "bin")))
     return bare_runtime

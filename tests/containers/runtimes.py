@@ -91,7 +91,9 @@ def runtime_named(name: str, folder: Path) -> Iterator[RealRuntime]:
         program = ("docker", f"--host=unix://{folder}/socket")
 
         def start_daemon() -> psutil.Popen:
-            (folder / "pid").unlink(missing_ok=True)
+            # A daemon that was killed leaves these, and doesn't start beside them.
+            for name in ("pid", "run/containerd/containerd.pid"):
+                (folder / name).unlink(missing_ok=True)
             places = (f"--data-root={folder}/data", f"--exec-root={folder}/run")
             with (folder / "log").open("ab") as log:
                 daemon = psutil.Popen(
