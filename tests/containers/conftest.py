@@ -41,7 +41,9 @@ def runtime(
 
 @pytest.fixture
 def runtime_with_vllm(bare_runtime: RealRuntime, monkeypatch: pytest.MonkeyPatch) -> RealRuntime:
-    """A runtime whose containers have vLLM's environment of `nox -s cpu_perf`."""
+    """The first runtime; its containers have vLLM's environment of `nox -s cpu_perf`."""
+    if bare_runtime.name != runtimes_here()[0]:
+        pytest.skip("one runtime is enough for the real engine")
     python = engine_environment(engine_named("vllm").requirement(on_gpu=False), show=print)
     environment = Path(python).parents[1]
     folders = (environment, Path(os.path.realpath(python)).parents[1])

@@ -32,12 +32,14 @@ class RealRuntime:
     """docker or podman.
 
     Attributes:
+        name: Its name.
         program: The program, with its own flags.
         start_daemon: Starts its daemon, and returns once it answers; None if it has no daemon that
             is of these tests.
         daemon: Its daemon.
     """
 
+    name: str
     program: tuple[str, ...]
     start_daemon: Callable[[], psutil.Popen] | None = None
     daemon: psutil.Popen | None = None
@@ -84,9 +86,9 @@ def runtime_named(name: str, folder: Path) -> Iterator[RealRuntime]:
     """A runtime with the images; a daemon that is needed keeps its files in a folder."""
     if name == "podman":
         assert shutil.which("podman") is not None, "install podman and runc, or docker"
-        runtime = RealRuntime(program=PODMAN)
+        runtime = RealRuntime(name=name, program=PODMAN)
     elif _answers(("docker",)):
-        runtime = RealRuntime(program=("docker",))
+        runtime = RealRuntime(name=name, program=("docker",))
     else:
         program = ("docker", f"--host=unix://{folder}/socket")
 
@@ -109,7 +111,9 @@ def runtime_named(name: str, folder: Path) -> Iterator[RealRuntime]:
                 time.sleep(0.1)
             return daemon
 
-        runtime = RealRuntime(program=program, start_daemon=start_daemon, daemon=start_daemon())
+        runtime = RealRuntime(
+            name=name, program=program, start_daemon=start_daemon, daemon=start_daemon()
+        )
     images = folder / "images"
     images.mkdir()
     runtime.make_images(images)

@@ -66,7 +66,7 @@ def test_a_gate_of_two_images_of_vllm(
         ]
     command = (
         *(sys.executable, "-m", "specreg", "gate", *SIDES),
-        *("--tier", "cpu", "--case", "vllm-draft_model-tiny-toy-c4", "--minutes", "12"),
+        *("--tier", "cpu", "--case", "vllm-draft_model-tiny-toy-c4", "--minutes", "6"),
         *(*changes, "--out", str(tmp_path / "gate")),
     )
     done = subprocess.run(command, cwd=builders.ROOT, capture_output=True, text=True, check=False)
