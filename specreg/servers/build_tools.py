@@ -23,7 +23,10 @@ from specreg.servers.toolkit import (
     server_compiler,
 )
 
-_HEADERS = "import sysconfig; print(sysconfig.get_paths()['include'])"
+_HAS_HEADERS = """
+import os, sysconfig
+print(os.path.isfile(os.path.join(sysconfig.get_paths()["include"], "Python.h")))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def missing_tools(
     # Triton needs a C compiler and Python's headers.
     if not _has_program(variables.get("CC", ""), ("gcc", "cc", "clang"), path):
         yield MissingTool("a C compiler", "install gcc, or name a compiler in CC")
-    if not (_header_folder(python) / "Python.h").is_file():
+    if not _has_headers(python):
         yield MissingTool(
             f"Python.h of '{python}'",
             "install Python's headers (python3-dev), or use an interpreter that has them",
@@ -108,6 +111,6 @@ def _has_program(named: str, usual: Sequence[str], path: str) -> bool:
 
 
 @functools.cache
-def _header_folder(python: str) -> Path:
-    """Return the folder of an interpreter's headers; the current folder if it can't be run."""
-    return Path(last_line_of(python, _HEADERS))
+def _has_headers(python: str) -> bool:
+    """Return whether an interpreter finds its headers, which may be in the image of a container."""
+    return last_line_of(python, _HAS_HEADERS) == "True"

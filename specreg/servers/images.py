@@ -8,38 +8,18 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from specreg.core.errors import EnvironmentSetupError
-from specreg.core.files import UNREADABLE, cache_folder, cause_and_path_of
+from specreg.core.files import cache_folder, cause_and_path_of
 from specreg.core.processes import start_process, stop_process
 from specreg.core.readable import readable_line
 from specreg.servers.container_problems import Problem, problem_in
 from specreg.servers.containers import Image, Inside, Invocation, Runtime, new_container_name
+from specreg.servers.interpreters import LIST_PACKAGES, Contents, read_contents
 
 _LOOK_S = 300.0
 """How long a look into an image may take. Its first start unpacks layers with some runtimes."""
 _SHOW_EVERY_S = 10.0
 _ERROR_LINES = 5
-_LOOK = """
-import importlib.metadata, json, re, sys
-names = [(d.metadata["Name"], d.version) for d in importlib.metadata.distributions()]
-lines = {re.sub(r"[-_.]+", "-", name).lower() + "==" + version for name, version in names if name}
-print(json.dumps({"python": sys.executable, "packages": sorted(lines)}))
-"""
-"""Prints what an image has. It needs the standard library alone."""
-
-
-class Contents(msgspec.Struct, frozen=True):
-    """What an image has.
-
-    Attributes:
-        python: The path of its Python in the container.
-        packages: The packages that this Python imports, such as `numpy==2.4.6`.
-    """
-
-    python: str
-    packages: tuple[str, ...]
 
 
 def find_image(runtime: Runtime, name: str) -> Image | None:
@@ -125,13 +105,12 @@ def contents_of(runtime: Runtime, image: Image) -> Contents:
     Raises:
         EnvironmentSetupError: Its Python can't be run.
     """
-    python = ("python3", "-c", _LOOK)
+    python = ("python3", "-c", LIST_PACKAGES)
     looking = runtime.wrap(image, python, Inside(variables={}), new_container_name())
     status, output = _run(looking, within_s=_LOOK_S)
-    # Some images print a banner first, and some runtimes a warning.
-    for line in output.splitlines():
-        with contextlib.suppress(*UNREADABLE):
-            return msgspec.json.decode(line, type=Contents)
+    contents = read_contents(output)
+    if contents is not None:
+        return contents
     says = readable_line(_last_lines(output))
     if status is None:
         says = f"it doesn't end within {_LOOK_S:.0f} s"

@@ -17,6 +17,7 @@ import uv
 from specreg.core.probes import ask_program
 from specreg.core.processes import start_process, stop_process
 from specreg.core.redaction import hide
+from specreg.servers.interpreters import is_script, packages_of
 
 _CONFIG_FILE = "UV_CONFIG_FILE"
 _INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
@@ -99,6 +100,9 @@ def installed_packages(python: str, module_path: str = "") -> tuple[str, ...]:
     Returns:
         A line for each package, such as `numpy==2.4.6`; empty if uv can't list them.
     """
+    if is_script(python):
+        # It may run in a container, and uv would list what this machine has in the same folder.
+        return packages_of(python, {**os.environ, "PYTHONPATH": module_path})
     try:
         packages = _frozen("--python", python)
         for folder in reversed(module_path.split(os.pathsep)):

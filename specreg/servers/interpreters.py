@@ -1,12 +1,65 @@
 """Find out what a Python interpreter has, by running it."""
 
+import contextlib
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 
+import msgspec
+
+from specreg.core.files import UNREADABLE
 from specreg.core.probes import ask_program
 
+LIST_PACKAGES = """
+import importlib.metadata, json, re, sys
+packages = {}
+for found in importlib.metadata.distributions():
+    name = re.sub(r"[-_.]+", "-", found.metadata["Name"] or "").lower()
+    if name:
+        packages.setdefault(name, name + "==" + found.version)
+print(json.dumps({"python": sys.executable, "packages": sorted(packages.values())}))
+"""
+"""Code that prints `Contents`. It needs the standard library alone."""
 PYTHON_CHOICE = "--specreg-engine-python, or a side of a gate"
 """Where a user can name the interpreter that an engine runs with."""
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """What an interpreter says about itself.
+
+    Attributes:
+        python: Its path, which in a container is one in the container.
+        packages: The packages that it imports, such as `numpy==2.4.6`.
+    """
+
+    python: str
+    packages: tuple[str, ...]
+
+
+def read_contents(output: str) -> Contents | None:
+    """Return what `LIST_PACKAGES` has printed, perhaps between other lines; None if it hasn't."""
+    for line in output.splitlines():
+        with contextlib.suppress(*UNREADABLE):
+            return msgspec.json.decode(line, type=Contents)
+    return None
+
+
+def is_script(python: str) -> bool:
+    """Return whether an interpreter is a script, which may start one in an image of a container."""
+    try:
+        with Path(python).open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def packages_of(python: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the packages that an interpreter lists itself; empty if it can't be run."""
+    with contextlib.suppress(OSError):
+        contents = read_contents(ask_program((python, "-c", LIST_PACKAGES), variables).stdout)
+        if contents is not None:
+            return contents.packages
+    return ()
 
 
 @functools.cache

@@ -94,8 +94,8 @@ def runtime_named(name: str, folder: Path) -> Iterator[RealRuntime]:
 
         def start_daemon() -> psutil.Popen:
             # A daemon that was killed leaves these, and doesn't start beside them.
-            for name in ("pid", "run/containerd/containerd.pid"):
-                (folder / name).unlink(missing_ok=True)
+            for file in ("pid", "run/containerd/containerd.pid"):
+                (folder / file).unlink(missing_ok=True)
             places = (f"--data-root={folder}/data", f"--exec-root={folder}/run")
             with (folder / "log").open("ab") as log:
                 daemon = psutil.Popen(

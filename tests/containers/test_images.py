@@ -58,15 +58,17 @@ def test_a_gate_of_two_images_of_vllm(
     runtime_with_vllm: RealRuntime, tmp_path: Path, *, is_slower: bool
 ) -> None:
     planted = builders.ROOT / "tests/faults/planted"
-    changes: list[str] = []
+    # Four launches show a step that takes twice as long, and two cost less.
+    changes = ["--launches", "2"]
     if is_slower:
         changes = [
+            *("--launches", "4"),
             *("--b", f"engine_env.PYTHONPATH={planted}", "--b", "engine_env.PLANTED_FAULT=sleep"),
             *("--b", "engine_env.PLANTED_SLEEP_S=0.02"),
         ]
     command = (
         *(sys.executable, "-m", "specreg", "gate", *SIDES),
-        *("--tier", "cpu", "--case", "vllm-draft_model-tiny-toy-c4", "--minutes", "6"),
+        *("--tier", "cpu", "--case", "vllm-draft_model-tiny-toy-c4", "--minutes", "30"),
         *(*changes, "--out", str(tmp_path / "gate")),
     )
     done = subprocess.run(command, cwd=builders.ROOT, capture_output=True, text=True, check=False)

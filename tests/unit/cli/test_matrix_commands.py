@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from specreg.engines.registry import engine_named
+from specreg.servers.containers import RUNTIME_VARIABLE
 from specreg.servers.provision import interpreter_of
 from tests.unit.builders.command_line import specreg
 from tests.unit.builders.shell import paste, write_stub
@@ -93,3 +94,70 @@ def test_files_of_a_server_are_written_where_its_command_looks_for_them(
 def test_a_word_that_no_case_has_is_refused(root: Path) -> None:
     done = specreg(root, "matrix", "--tier", "here", "-k", "medusa")
     assert done.exit_code != 0
+
+
+IMAGE = "vllm/vllm-openai:v0.33.0"
+
+
+def with_images(root: Path) -> None:
+    """Let the cases of vLLM run in an image, and add one of TensorRT-LLM in its image."""
+    path = root / "fixtures/matrix/here.toml"
+    text = path.read_text().replace('engine = "vllm"', f'engine = "vllm"\nimage = "{IMAGE}"')
+    path.write_text(f"{text}{OF_TENSORRT_LLM}")
+
+
+OF_TENSORRT_LLM = """
+[[cases]]
+engine = "tensorrt_llm"
+image = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc5"
+methods = ["none"]
+models = "pair"
+dataset = "toy"
+concurrency = [1]
+prompts = 10
+output_cap_tokens = 64
+"""
+
+
+def test_the_command_of_an_image_is_that_of_its_container(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_images(root)
+    write_stub(root / "bin/docker")
+    monkeypatch.setenv(RUNTIME_VARIABLE, "docker")
+    monkeypatch.setenv("PATH", f"{root}/bin", prepend=":")
+
+    text = printed(root, "-k", "EAGLE3")
+    assert f"# {IMAGE} isn't here yet; the first run pulls it" in text
+    control, server = paste(text, root)
+    for started in (control, server):
+        assert started.words[1:3] == ["run", "--rm"]
+        assert started.words[started.words.index("--gpus") + 1] == '"device=all"'
+        assert started.words[started.words.index(IMAGE) + 1 :][:2] == [
+            *("-m", "vllm.entrypoints.cli.main")
+        ]
+        assert started.variables["NCCL_DEBUG"] == "INFO; $(false)"
+        # A later run would stop a container that is its own.
+        assert not {"--name", "--label", "--cidfile"} & {*started.words}
+
+
+def test_tensorrt_llm_is_started_by_the_program_of_its_image(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_images(root)
+    # No runtime works here.
+    monkeypatch.setenv(RUNTIME_VARIABLE, "/nowhere/docker")
+    text = printed(root, "-k", "tensorrt_llm")
+    assert "docker run --rm " in text
+    assert " --entrypoint trtllm-serve " in text
+    assert " nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc5 org/target --host 127.0.0.1 " in text
+
+
+def test_an_image_changes_no_estimate(root: Path) -> None:
+    estimates = []
+    for change in (lambda _: None, with_images):
+        change(root)
+        done = specreg(root, "matrix", "--tier", "here", "-k", "vllm")
+        estimates.append(done.output)
+    assert "vllm-eagle3-pair-toy-c4" in estimates[0]
+    assert estimates[0] == estimates[1]

@@ -243,6 +243,12 @@ def test_a_change_is_named_if_both_launches_know_the_fact() -> None:
     assert list(changed_facts(before, before)) == []
 
 
+def test_another_digest_under_the_same_tag_is_named() -> None:
+    before = LaunchFacts(image="team/engine:latest", image_digest="sha256:12")
+    facts = LaunchFacts(image="team/engine:latest", image_digest="sha256:34")
+    assert list(changed_facts(before, facts)) == ["digest of the image sha256:12 -> sha256:34"]
+
+
 ORDINARY = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     "CUDA_HOME": "/usr/local/cuda",

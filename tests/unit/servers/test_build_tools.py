@@ -25,7 +25,7 @@ def python(tmp_path: Path) -> Path:
     headers.mkdir()
     (headers / "Python.h").touch()
     path = program(tmp_path / "environment/bin", "python")
-    path.write_text(f"#!/bin/sh\necho {headers}\n")
+    path.write_text(f"#!/bin/sh\n[ -f {headers}/Python.h ] && echo True\n")
     return path
 
 

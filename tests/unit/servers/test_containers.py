@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -21,7 +20,6 @@ from specreg.core.errors import (
 )
 from specreg.engines.server_spec import ServerSpec
 from specreg.servers.containers import (
-    ARGUMENTS_VARIABLE,
     RUNTIME_VARIABLE,
     Apptainer,
     Image,
@@ -29,68 +27,21 @@ from specreg.servers.containers import (
     Runtime,
     find_runtime,
 )
+from specreg.servers.invocation import inside_container
 from specreg.servers.provision import Provision, parse_origin
 from specreg.servers.server import StartedServer
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
+from tests.unit.builders.scripted_docker import DIGEST, IMAGE, Docker, scripted_docker
 from tests.unit.builders.started_servers import PROVISION, left_of, start
 
-IMAGE = "team/engine:1"
-DIGEST = "sha256:" + "ab" * 32
 SECRET = "hf_0123456789abcdefghijklmnop"  # noqa: S105 - a planted one
-
-
-@dataclasses.dataclass
-class Docker:
-    """The scripted docker.
-
-    Attributes:
-        state: the folder of its images and containers.
-        daemon: its daemon.
-    """
-
-    state: Path
-    daemon: subprocess.Popen[bytes]
-
-    def registry(self, name: str, **answer: str) -> None:
-        (self.state / "registry.json").write_text(json.dumps({name: answer}))
-
-    @property
-    def containers(self) -> list[str]:
-        """The containers that run or are left."""
-        return [path.parent.name for path in self.state.glob("*/config.json")]
-
-    @property
-    def arguments(self) -> list[str]:
-        """How the only container was started."""
-        (config,) = self.state.glob("*/config.json")
-        arguments: list[str] = json.loads(config.read_text())["arguments"]
-        return arguments
 
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
-    state = tmp_path / "docker-state"
-    state.mkdir()
-    (state / "images.json").write_text(json.dumps({IMAGE: DIGEST}))
-    (state / "registry.json").write_text("{}")
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    program = folder / "docker"
-    scripted = builders.ROOT / "tests/doubles/docker/program.py"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {scripted} client {state} "$@"\n')
-    program.chmod(0o755)
-    python = folder / "python3"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
-    monkeypatch.delenv(ARGUMENTS_VARIABLE, raising=False)
-    daemon = subprocess.Popen((sys.executable, scripted, "daemon", state))
-    yield Docker(state, daemon)
-    daemon.kill()
-    daemon.wait()
+    with scripted_docker(tmp_path, monkeypatch) as running_docker:
+        yield running_docker
 
 
 PROVISION_OF_IMAGE = dataclasses.replace(PROVISION, python=None)
@@ -165,6 +116,39 @@ def test_a_client_that_is_killed_leaves_no_container(docker: Docker, tmp_path: P
             server.check_alive()
     assert docker.containers == []
     assert left_of(tmp_path) == []
+
+
+def test_a_daemon_that_is_killed_leaves_no_server(docker: Docker, tmp_path: Path) -> None:
+    with start_in_image(tmp_path, Script()) as server:
+        assert server.pids()
+        docker.daemon.kill()
+        docker.daemon.wait()
+    assert left_of(tmp_path) == []
+
+
+def test_a_run_keeps_its_image_if_the_tag_moves(docker: Docker, tmp_path: Path) -> None:
+    spec = dataclasses.replace(SPEC, image="team/moving:latest")
+    docker.images({spec.image: DIGEST})
+    digests = []
+    for _ in range(2):
+        with start_in_image(tmp_path, Script(), spec) as server:
+            assert DIGEST in docker.arguments
+            digests.append(server.facts.image_digest)
+        docker.images({spec.image: "sha256:" + "ef" * 32})
+    assert digests == [DIGEST, DIGEST]
+
+
+def test_the_variables_that_choose_gpus_stay_outside() -> None:
+    spec = dataclasses.replace(builders.SPEC, engine_env=(("CUDA_VISIBLE_DEVICES", "3"),))
+    inside = inside_container(
+        spec,
+        builders.SITE,
+        root=Path("/repository"),
+        folders=(Path("/tmp/a"), Path("/home/a")),  # noqa: S108 - nothing is written
+        gpu_ids=("GPU-3",),
+    )
+    assert inside.gpu_ids == ("GPU-3",)
+    assert "CUDA_VISIBLE_DEVICES" not in inside.variables
 
 
 HOLDER = """

@@ -1,13 +1,20 @@
 """What an interpreter says of itself, whatever stands around it."""
 
+import dataclasses
+import re
 import sys
+import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from specreg.core.probes import ask_program
 from specreg.servers.build_tools import missing_tools
 from specreg.servers.interpreters import installed_version, why_no_module
+from tests.doubles.vllm.script import Script
+from tests.unit import builders
+from tests.unit.builders.started_servers import PROVISION, left_of, start
 
 MODULES = {
     "csv.py": "raise SystemExit(3)",
@@ -66,3 +73,31 @@ def test_a_program_that_does_not_end_is_not_waited_for(tmp_path: Path) -> None:
     path.chmod(0o755)
     with pytest.raises(OSError, match=r"doesn't end within 0\.2 s"):
         ask_program((str(path),), within_s=0.2)
+
+
+def test_the_wrapper_of_the_page_is_an_interpreter_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in for apptainer runs this Python."""
+    page = (builders.ROOT / "docs/how-to/run-servers-in-containers.md").read_text()
+    recipe = re.search(r"    #!/bin/sh\n    exec apptainer .*\n", page)
+    assert recipe is not None
+    programs = {
+        "python-in-image": textwrap.dedent(recipe[0]),
+        "apptainer": "#!/bin/sh\n[ $1 = exec ] || exit 64\n"
+        f'while [ $1 != python3 ]; do shift; done\nshift\nexec {sys.executable} "$@"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    python = str(tmp_path / "python-in-image")
+    provision = dataclasses.replace(PROVISION, python=python)
+    spec = builders.scripted(builders.SPEC, Script(), tmp_path)
+    provision.check([dataclasses.replace(builders.CASE, server=spec, control=None)])
+    missing = missing_tools(python, {}, compiles_kernels=False, is_installed=True)
+    assert not any(tool.name.startswith("Python.h") for tool in missing)
+    with start(tmp_path, Script(), provision=provision) as server:
+        assert server.engine_version == "99.0+scripted"
+        assert f"msgspec=={msgspec.__version__}" in server.packages
+    assert left_of(tmp_path) == []

