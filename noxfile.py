@@ -343,9 +343,10 @@ def gate_tests(session: nox.Session) -> None:
 
 @nox.session(tags=["stress"])
 def containers(session: nox.Session) -> None:
-    """Run servers in podman's containers, and kill runs and the runtime; needs podman and root.
+    """Run servers in containers of docker and podman, and kill runs and runtimes in each phase.
 
-    `-- -m "not vllm"` starts no real engine.
+    It needs docker's daemon, or root and podman or dockerd. `-- -m "not vllm"` starts no real
+    engine.
     """
     _install(session, "tests")
     _pytest(session, "tests/containers")
