@@ -141,7 +141,7 @@ def selftest(
     ] = 10,
     seed: Annotated[
         int | None,
-        typer.Option(metavar="N", help="the first seed, for other random numbers", min=0),
+        typer.Option(metavar="N", help="the first seed, for other numbers", min=0),
     ] = None,
 ) -> None:
     """Simulate nights with and without planted changes, and print how often verdicts err.
