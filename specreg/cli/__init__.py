@@ -63,6 +63,7 @@ _VALUES: Mapping[str, str] = {
     "engine": "ENGINE",
     "engine_python": "PYTHON",
     "gpu_kind": "KIND",
+    "image": "IMAGE",
     "inconclusive": "nights|fail|warn|warn-speed",
     "memory_gib": "GIB",
     "minutes": "MINUTES",

@@ -140,8 +140,7 @@ def selftest(
         int, typer.Option(help="how many machines to simulate for each kind of nights")
     ] = 10,
     seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="the first seed, for other numbers", min=0),
+        int | None, typer.Option(help="the first seed, for other numbers", min=0)
     ] = None,
 ) -> None:
     """Simulate nights with and without planted changes, and print how often verdicts err.
