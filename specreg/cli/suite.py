@@ -173,7 +173,7 @@ def judge(
         )
         result = judged.result()
     status = exit_status(result.verdicts)
-    verdict = run_verdict(result, status, cut_short=not judged.cases.is_whole)
+    verdict = run_verdict(result, status, cut_short=not judged.is_whole)
     command = shlex.join(("specreg", *sys.argv[1:]))
     report = report_of(result, verdict, command=command, remarks=(*remarks, *remarks_of(result)))
     screen = screen_here()
@@ -214,7 +214,6 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         # Judge their measurements together.
         merged, shard_remarks = merge_shards(context, shards, missing_is_invalid=True)
         remarks += shard_remarks
-        merged.judge.conclude()
         result = merged.result()
     failed_otherwise = any(shard.failed_otherwise for shard in shards)
     status = exit_status(result.verdicts) or int(failed_otherwise)
@@ -225,7 +224,7 @@ def _merge(runs: Sequence[Path], into: Path, root: Path, options: Options) -> No
         recorded, all_written = record_baselines(result, screen)
         status = status or int(bool(remarks) or not all_written)
         say("\n\n".join(recorded), styled=screen.color)
-    verdict = run_verdict(result, status, cut_short=not merged.cases.is_whole)
+    verdict = run_verdict(result, status, cut_short=not merged.is_whole)
     command = shlex.join(("specreg", "merge", *map(str, runs), "--into", str(into)))
     report, lines = record_run(result, verdict, command=command, remarks=remarks)
     lines.append(f"report: {context.run_folder / 'report.html'}")

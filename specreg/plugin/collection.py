@@ -29,6 +29,7 @@ from specreg.plugin.suite_tests import (
     case_id_of,
     case_of,
     is_suite_test,
+    launch_number_of,
     marker_of,
     params_of,
     subject_of,
@@ -43,7 +44,7 @@ from specreg.verdicts.status import NO_BASELINE_STATUS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise a test of the suite with its cases, servers and metrics, by its marker."""
+    """Parametrise a test of the suite with its cases, launches and metrics, by its marker."""
     marker = marker_of(metafunc.definition)
     if marker is None or "case" not in metafunc.fixturenames:
         return
@@ -51,9 +52,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # Each row is a case on one launch, with one of the metrics or checks that the marker names.
     rows = [
         pytest.param(
-            case_launch.control,
-            case_launch.server,
             case_launch.case,
+            case_launch.number,
             subject,
             id=f"{case_launch.case.id}-{subject.name}{case_launch.server.suffix}",
         )
@@ -62,10 +62,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             marker.name, marker.args[0], case_launch, with_torch=context.options.oracle
         )
     ]
-    shared = ["control", "server", "case"]
+    shared = ["case", "launch_number"]
     subject_argument = "check" if marker.name == CORRECTNESS else "metric"
-    # The metric isn't a fixture, so without a scope pytest would assume "function". Then every
-    # test would start a server of its own.
+    # The metric isn't a fixture, so without a scope pytest would assume "function".
     metafunc.parametrize([*shared, subject_argument], rows, indirect=shared, scope="session")
 
 
@@ -135,7 +134,7 @@ def _sort_by_server(items: list[pytest.Item], context: RunContext) -> None:
     """
     positions = {}
     for position, case_launch in enumerate(context.case_launches()):
-        positions[case_launch.server.id, case_launch.case.id] = position
+        positions[case_launch.number, case_launch.case.id] = position
     ranks = {name: rank for rank, name in enumerate((*METRICS, *CHECKS))}
 
     def sort_key(item: pytest.Item) -> tuple[int, int, int]:
@@ -145,7 +144,7 @@ def _sort_by_server(items: list[pytest.Item], context: RunContext) -> None:
         if subject is BENCHMARK_METRIC:
             return (2, 0, 0)
         is_speed = isinstance(subject, Metric) and subject.by_launch
-        position = positions[params_of(item)["server"].id, case_id_of(item)]
+        position = positions[launch_number_of(item), case_id_of(item)]
         return (int(is_speed), position, ranks[subject.name])
 
     items.sort(key=sort_key)

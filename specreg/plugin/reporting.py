@@ -9,9 +9,10 @@ from specreg.core.errors import MemoryHeldError, ModelNotFetchedError, SpecregEr
 from specreg.core.readable import readable_block, readable_line
 from specreg.plugin.failures import Failure, make_traceback_readable
 from specreg.plugin.state import CONTEXT, END, NOTES, PROGRESS, RUN
-from specreg.plugin.suite_tests import case_of, is_suite_test, subject_of
+from specreg.plugin.suite_tests import case_of, is_suite_test, launch_number_of, subject_of
 from specreg.plugin.terminal import screen_of
 from specreg.report.failures import properties, render_blocks, render_failures
+from specreg.runs.verdicts import Asked
 from specreg.suite.finish import render_end
 from specreg.suite.result import RunResult
 from specreg.verdicts.status import STATUS_MEANINGS
@@ -114,22 +115,23 @@ def _report_errors(
         item.config.stash[NOTES].note_other_failure()
         return
     # A model that can't be fetched skips the test if the run may leave such cases out.
-    judge = item.config.stash[RUN].judge
+    noted = item.config.stash[RUN].noted
+    notes = item.config.stash[NOTES]
     is_unfetched = all(isinstance(error, ModelNotFetchedError) for error in errors)
     if is_unfetched and item.config.stash[CONTEXT].skips_unfetched:
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {head}")
-        judge.note_skip(case_of(item), head)
+        noted.skipped[case_of(item).id] = head
         return
     # An error that fails all cases of a server is shown in full only once.
-    was_shown = any(verdict.explanation == head for verdict in judge.verdicts)
-    text = f"{head}\n(as above)" if was_shown else message
+    text = f"{head}\n(as above)" if head in notes.shown_errors else message
+    notes.shown_errors.add(head)
     report.longrepr = cast("Any", Failure.of(text, head))
     if report.when == "teardown":
-        item.config.stash[NOTES].note_other_failure()
+        notes.note_other_failure()
     else:
-        reason = decisive_error.reason
-        verdict = judge.note_failure(case_of(item), subject_of(item).name, reason, message)
+        asked = Asked(case_of(item).id, subject_of(item).name, launch_number_of(item))
+        verdict = noted.note_failure(asked, decisive_error.reason, message)
         report.user_properties.extend(properties(verdict))
         _mark_failed_by_verdict(report)
 

@@ -6,7 +6,6 @@ import os
 import shlex
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
 
 import pytest
 
@@ -47,7 +46,8 @@ from specreg.suite.document import run_verdict
 from specreg.suite.finish import VERDICT_FILE, record_run
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.options import Options
-from specreg.suite.result import Run, RunResult, empty_result
+from specreg.suite.result import RunResult, empty_result
+from specreg.suite.run import Run
 from specreg.suite.selection import Selection
 from specreg.suite.shards import list_shards
 from specreg.suite.start import start_run
@@ -112,7 +112,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if PROGRESS in config.stash:
         config.stash[PROGRESS].close()
     if RUN in config.stash:
-        config.stash[RUN].cases.ledger.close()
+        config.stash[RUN].ledger.close()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -207,7 +207,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     config.stash[END] = SessionEnd(result=result, report=report, failure_blocks=blocks)
 
 
-def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | None:
+def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run | None:
     """Return the run of this process, or the merged run of the workers of pytest-xdist.
 
     Returns:
@@ -224,16 +224,16 @@ def _finished_run(session: pytest.Session, *, cut_short: bool) -> Run[Any] | Non
     return run or config.stash.get(RUN, None)
 
 
-def _conclude(run: Run[Any], *, cut_short: bool) -> Sequence[str]:
+def _conclude(run: Run, *, cut_short: bool) -> Sequence[str]:
     """Judge what hasn't been judged yet, and return lines for the summary.
 
     Only the joined run of several workers has something left to judge, and a run that was cut short
     before the first test of a speed.
     """
-    run.judge.conclude()
-    if run.is_merged and not cut_short:
-        run.judge.compare_engines()
-    return run.judge.notes
+    run.end()
+    if run.shards is not None and not cut_short:
+        run.compare_engines()
+    return run.lines
 
 
 def _is_stopped_by_failures(session: pytest.Session, exitstatus: int) -> bool:
@@ -253,7 +253,7 @@ def _stop_servers(config: pytest.Config, *, cut_short: bool) -> Iterator[str]:
     """Stop all servers, and yield a line if a server can't be stopped."""
     try:
         if RUN in config.stash:
-            config.stash[RUN].cases.servers.stop()
+            config.stash[RUN].stop()
     except SpecregError as error:
         yield str(error)
     if cut_short:

@@ -9,9 +9,9 @@ import pytest
 from specreg.core.errors import SpecregError
 from specreg.report.document import Report
 from specreg.report.progress import Progress
-from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
-from specreg.suite.result import Run, RunResult
+from specreg.suite.result import RunResult
+from specreg.suite.run import Run
 from specreg.suite.selection import Selection
 from specreg.suite.shards import Shard
 
@@ -36,6 +36,7 @@ class SessionNotes:
         refusal: Why the session ends before it measures anything; None if it doesn't.
         is_wanted: True if tests of the suite are selected.
         failed_otherwise: True if a test failed for another reason than its verdict.
+        shown_errors: The first lines of the errors that were shown in full.
         has_nothing_to_run: True if `--specreg-shard` deselects all tests: the shard is empty, or
             the shards are only listed.
     """
@@ -44,6 +45,7 @@ class SessionNotes:
     refusal: Refusal | None = None
     is_wanted: bool = False
     failed_otherwise: bool = False
+    shown_errors: set[str] = field(default_factory=set)
     has_nothing_to_run: bool = False
 
     def add_lines(self, lines: Iterable[str]) -> None:
@@ -88,7 +90,7 @@ SELECTION = pytest.StashKey[Selection]()
 """What the collected tests need. Absent in a controller of pytest-xdist, which collects nothing."""
 SHARDS = pytest.StashKey[Sequence[Shard]]()
 """All shards of the run, if one of them is selected or if they are only listed."""
-RUN = pytest.StashKey[Run[CaseRunner]]()
+RUN = pytest.StashKey[Run]()
 """The run, once it has started; absent if no test of the suite runs in this process."""
 END = pytest.StashKey[SessionEnd]()
 

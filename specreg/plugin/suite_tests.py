@@ -46,6 +46,11 @@ def case_id_of(item: pytest.Item) -> str:
     return case_of(item).id if is_suite_test(item) else ""
 
 
+def launch_number_of(item: pytest.Item) -> int:
+    """Return the number of the launch that a test of the suite is about, from 1."""
+    return cast("int", params_of(item)["launch_number"])
+
+
 def subject_of(item: pytest.Item) -> Metric | CorrectnessCheck:
     """Return the metric that a test of the suite judges, or the check that it makes."""
     params = params_of(item)

@@ -11,8 +11,7 @@ from specreg.plugin.state import CONTEXT, REFUSAL, Refusal, refuse
 from specreg.runs.goals import CaseLaunch
 from specreg.suite.context import RunContext
 from specreg.suite.merge import WORKERS_FOLDER, merge_workers
-from specreg.suite.merged_cases import MergedCases
-from specreg.suite.result import Run
+from specreg.suite.run import Run
 from specreg.telemetry.identity import find_gpus
 
 RUN_FOLDER = "specreg_run_folder"
@@ -89,7 +88,7 @@ def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - its type is pytest
 
 def judge_workers(
     session: pytest.Session, context: RunContext, *, cut_short: bool
-) -> tuple[Run[MergedCases] | None, tuple[str, ...]]:
+) -> tuple[Run | None, tuple[str, ...]]:
     """End the workers, and judge what they measured.
 
     Args:

@@ -138,9 +138,10 @@ class Executor:
         self.settings.key_of(launch.case, launch.number)
         goals = [step.goals[0]]
         if len(step.goals) > 1:
-            failed = self._start_beside(step)
+            goals = self._fitting(step)
+            failed = self._start_beside([CaseLaunch.of(goal.case, step.number) for goal in goals])
             yield from failed.values()
-            goals += [goal for goal in step.goals[1:] if goal.case.id not in failed]
+            goals = [goal for goal in goals if goal.case.id not in failed]
         is_beside_others = len(goals) > 1
         if not is_beside_others:
             self._start(launch, with_control=goals[0].speed)
@@ -171,8 +172,20 @@ class Executor:
                 lasted_s=lasted_s,
             )
 
-    def _start_beside(self, step: Step) -> dict[str, FailedLaunch]:
-        """Start the servers of a step, and return the later cases that can't be measured now.
+    def _fitting(self, step: Step) -> list[CaseGoal]:
+        """Return the first case of a step, and the later ones whose servers fit into memory too."""
+        first = step.launches[0]
+        specs = dict.fromkeys((first.control.spec, first.server.spec))
+        goals = [step.goals[0]]
+        for goal in step.goals[1:]:
+            with_case = {**specs, goal.case.server: None}
+            if self.servers.fit_beside(list(with_case)):
+                specs = with_case
+                goals.append(goal)
+        return goals
+
+    def _start_beside(self, launches: Sequence[CaseLaunch]) -> dict[str, FailedLaunch]:
+        """Start the servers of cases, and return the later cases that can't be measured now.
 
         The other servers may have left too little memory for such a case. It is measured alone
         later.
@@ -180,7 +193,7 @@ class Executor:
         Raises:
             SpecregError: The server of the first case or its control didn't start.
         """
-        first, *others = step.launches
+        first, *others = launches
         needed = dict.fromkeys((first.server, first.control))
         further = [launch.server for launch in others if launch.server not in needed]
         self._start_all(list(needed), further)

@@ -5,23 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case
+from specreg.measurement.metrics import Metric
 from specreg.runs.ledger import Ledger
 from specreg.servers.launch import Launch, launch_pair
 
 ATTEMPTS = 2
 """The most times that a case is measured alone, or checked, if its server dies meanwhile."""
-Fit = Callable[[Sequence[ServerSpec]], bool]
-"""Returns whether the memory is enough for servers that run at the same time."""
 Wanted = Callable[[Ledger, Sequence[Case]], Sequence[Case]]
 """Returns which of some cases want one more launch than they have, to decide something."""
-
-
-def fits_alone(specs: Sequence[ServerSpec]) -> bool:
-    """Return False for all servers, so that each case is measured without another one."""
-    del specs
-    return False
 
 
 def no_case(ledger: Ledger, cases: Sequence[Case]) -> Sequence[Case]:
@@ -67,6 +59,7 @@ class CaseGoal:
 
     Attributes:
         case: The case.
+        metrics: The metrics of which a verdict may be asked.
         is_measured: Whether it is measured. A case may be checked only.
         speed: Whether its speed is measured, beside that of its control.
         power: Whether the power that it draws is measured too.
@@ -75,6 +68,7 @@ class CaseGoal:
     """
 
     case: Case
+    metrics: tuple[Metric, ...] = ()
     is_measured: bool = True
     speed: bool = False
     power: bool = False
@@ -127,20 +121,22 @@ class Night:
         stages: The planned launches, in order.
         launches: The number of planned launches of each server.
         attempts: How often a case is tried if its server dies; 1 for a server of others.
-        fit: Tells which cases may be measured side by side.
+        side_by_side: Whether cases that differ only in their speculation are measured together.
         unconfirmed: Returns the cases of a stage that want a further launch at its end.
         further: The launches that follow the last stage; None for none.
         only: A case whose server alone is launched, by a process that measures a part of the run;
             None for all servers.
+        last_stage: The stage after which the night pauses; None for the last of all.
     """
 
     stages: tuple[Stage, ...]
     launches: int
     attempts: int = ATTEMPTS
-    fit: Fit = fits_alone
+    side_by_side: bool = True
     unconfirmed: Wanted = no_case
     further: Further | None = None
     only: Case | None = None
+    last_stage: Stage | None = None
 
     @classmethod
     def of(cls, goals: Sequence[CaseGoal], *, launches: int) -> Self:
@@ -159,13 +155,12 @@ class Night:
         return cls(stages=tuple(stages), launches=launches)
 
     def until(self, case: Case, number: int) -> Self:
-        """Return this night up to the stage of a case on a launch."""
-        stages = []
-        for stage in self.stages:
-            stages.append(stage)
-            if stage.number == number and case in stage.cases:
-                break
-        return dataclasses.replace(self, stages=tuple(stages), further=None)
+        """Return this night up to the stage of a case on a launch.
+
+        The stages after it still decide which cases are measured together.
+        """
+        stages = [stage for stage in self.stages if stage.number == number and case in stage.cases]
+        return dataclasses.replace(self, last_stage=stages[0] if stages else None, further=None)
 
     def part(self, case: Case) -> Self:
         """Return the part of this night that launches the server of a case alone."""

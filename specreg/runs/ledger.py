@@ -261,6 +261,7 @@ class MeasuredLaunch:
         measurement: the measurement.
         lasted_s: how long it took, with the start of its servers, in seconds.
         is_resumed: whether it was taken over from the interrupted run.
+        read_from: the ledger that had it; None if this process measured it.
     """
 
     case_id: str
@@ -269,6 +270,7 @@ class MeasuredLaunch:
     measurement: Measurement
     lasted_s: float = 0.0
     is_resumed: bool = False
+    read_from: Path | None = None
 
     @property
     def case(self) -> Case:
@@ -380,12 +382,16 @@ class Ledger:
         path: the ledger's file.
         recorded: what an interrupted run had measured. It counts only for what has the same key.
         _launches: the launches of this run, in its order.
+        _measured: those that measured something, by case, number and arm.
+        _failures: those that failed.
         _checks: the checks of this run, by case and check.
     """
 
     path: Path
     recorded: Recorded = field(default_factory=Recorded)
     _launches: list[ArmLaunch] = field(default_factory=list)
+    _measured: dict[tuple[str, int, ArmName], MeasuredLaunch] = field(default_factory=dict)
+    _failures: list[FailedLaunch] = field(default_factory=list)
     _checks: dict[tuple[str, str], Checked] = field(default_factory=dict)
     _lock: filelock.BaseFileLock | None = None
 
@@ -397,12 +403,12 @@ class Ledger:
     @property
     def measured(self) -> tuple[MeasuredLaunch, ...]:
         """The launches that measured something, in the order of the run."""
-        return tuple(launch for launch in self._launches if isinstance(launch, MeasuredLaunch))
+        return tuple(self._measured.values())
 
     @property
     def failures(self) -> tuple[FailedLaunch, ...]:
         """The measurements and checks that failed, in the order of the run."""
-        return tuple(launch for launch in self._launches if isinstance(launch, FailedLaunch))
+        return tuple(self._failures)
 
     def extend(self, entries: Iterable[Entry]) -> None:
         """Add what steps of the run result in, each entry when it is there.
@@ -422,17 +428,26 @@ class Ledger:
         if isinstance(entry, Checked):
             self._checks[entry.key.case_id, entry.check] = entry
             return
-        repeated = self.find(entry.case_id, entry.number, entry.arm)
-        if repeated is not None and isinstance(entry, MeasuredLaunch):
-            self._launches.remove(repeated)
         self._launches.append(entry)
+        if isinstance(entry, FailedLaunch):
+            self._failures.append(entry)
+            return
+        place = (entry.case_id, entry.number, entry.arm)
+        repeated = self._measured.pop(place, None)
+        if repeated is not None:
+            self._launches.remove(repeated)
+        self._measured[place] = entry
 
     def take_over(self, key: Key) -> None:
         """Add what an interrupted run has measured and checked with a key."""
         measurement = self.recorded.measured.get(key)
         if measurement is not None:
             launch = MeasuredLaunch(
-                case_id=key.case_id, number=key.launch, measurement=measurement, is_resumed=True
+                case_id=key.case_id,
+                number=key.launch,
+                measurement=measurement,
+                is_resumed=True,
+                read_from=self.path,
             )
             self.add(launch)
         for (checked_key, _), line in self.recorded.checked.items():
@@ -445,10 +460,7 @@ class Ledger:
 
     def find(self, case_id: str, number: int, arm: ArmName = "case") -> MeasuredLaunch | None:
         """Return the launch of an arm with a number, from 1; None if it measured nothing."""
-        for launch in self.measured:
-            if (launch.case_id, launch.number, launch.arm) == (case_id, number, arm):
-                return launch
-        return None
+        return self._measured.get((case_id, number, arm))
 
     def read(self, paths: Iterable[Path], *, last: bool = False) -> None:
         """Read what interrupted processes of this run have measured.

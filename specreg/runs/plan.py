@@ -1,9 +1,8 @@
 """Decide what a night does next, from what its ledger has. Nothing here starts or reads anything.
 
 Each server has its planned launches, on which its cases are measured and then checked. Cases that
-differ only in their speculation are measured side by side with one control, as far as their servers
-fit into memory. Further launches, which confirm or decide what the planned ones leave open, measure
-each case alone.
+differ only in their speculation are measured side by side with one control. Further launches, which
+confirm or decide what the planned ones leave open, measure each case alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +20,8 @@ class Step:
 
     Attributes:
         number: The number of the launch of all servers, from 1.
-        goals: The cases. The first one must be measured; each of the others only if its server
-            starts beside those before it.
+        goals: The cases. The first one must be measured; each of the others only if its server fits
+            into memory beside those before it, and starts.
         check: The name of the check of the only case; empty to measure.
         keeps: The launches whose servers go on running, if they do, because later steps need them.
             The servers of all launches that are neither here nor in the step itself are stopped.
@@ -50,6 +49,8 @@ def next_step(ledger: Ledger, night: Night) -> Step | None:
             step = _further_step(stage.cases, night.unconfirmed, ledger, night)
         if step is not None:
             return step
+        if stage == night.last_stage:
+            break
 
     further = night.further
     if further is None:
@@ -57,7 +58,10 @@ def next_step(ledger: Ledger, night: Night) -> Step | None:
     if further.within_s is not None:
         return _step_in_time(further, further.within_s, ledger, night)
     cases = dict.fromkeys(case for stage in stages for case in stage.cases)
-    return _further_step(list(cases), further.wanted, ledger, night)
+    step = _further_step(list(cases), further.wanted, ledger, night)
+    if step is None or step.number > further.last_number:
+        return None
+    return step
 
 
 def _step_of(stage: Stage, ledger: Ledger, night: Night) -> Step | None:
@@ -88,7 +92,7 @@ def _is_pending(case: Case, number: int, ledger: Ledger, night: Night, check: st
     # What failed beside other cases is tried again alone.
     failures = [
         failure
-        for failure in failures_of(ledger, case, number, check)
+        for failure in failures_of(ledger, case.id, number, check)
         if not failure.is_beside_others
     ]
     if not failures:
@@ -96,12 +100,14 @@ def _is_pending(case: Case, number: int, ledger: Ledger, night: Night, check: st
     return failures[-1].server_died and len(failures) < night.attempts
 
 
-def failures_of(ledger: Ledger, case: Case, number: int, check: str = "") -> Sequence[FailedLaunch]:
+def failures_of(
+    ledger: Ledger, case_id: str, number: int, check: str = ""
+) -> Sequence[FailedLaunch]:
     """Return how measuring a case on a launch, or checking it, failed, in order."""
     return [
         failure
         for failure in ledger.failures
-        if (failure.case_id, failure.number, failure.check) == (case.id, number, check)
+        if (failure.case_id, failure.number, failure.check) == (case_id, number, check)
     ]
 
 
@@ -111,7 +117,7 @@ def _companions(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> li
     If a server died beside others, the cases with its control are measured alone from then on. If
     it dies again, only its own case has to be repeated.
     """
-    if not goal.speed or _is_apart(goal.case, number, ledger, night):
+    if not (night.side_by_side and goal.speed) or _is_apart(goal.case, number, ledger, night):
         return []
     later_goals = {later.case.id: later for later in _later_goals(goal, number, night)}
 
@@ -119,11 +125,11 @@ def _companions(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> li
         later = later_goals[case.id]
         if not (later.is_measured and later.speed and later.power == goal.power):
             return False
-        failed = failures_of(ledger, case, number)
+        failed = failures_of(ledger, case.id, number)
         return not failed and _is_pending(case, number, ledger, night)
 
     later_cases = [later.case for later in later_goals.values()]
-    companions = companions_of(goal.case, later_cases, may_join=may_join, fit=night.fit)
+    companions = companions_of(goal.case, later_cases, may_join=may_join, fit=lambda _: True)
     return [later_goals[case.id] for case in companions]
 
 
@@ -138,7 +144,7 @@ def _is_apart(case: Case, number: int, ledger: Ledger, night: Night) -> bool:
     control = CaseLaunch.of(case, number).control
     for goal in night.goals():
         has_same_control = CaseLaunch.of(goal.case, number).control == control
-        for failure in failures_of(ledger, goal.case, number):
+        for failure in failures_of(ledger, goal.case.id, number):
             concerns_case = goal.case == case or (has_same_control and failure.server_died)
             if failure.is_beside_others and concerns_case:
                 return True
@@ -198,7 +204,7 @@ def _next_number(case: Case, ledger: Ledger, night: Night) -> int:
 def _retried_number(case: Case, ledger: Ledger, night: Night) -> int:
     """Return the number of the further launch that is tried again; 0 if there is none."""
     number = _next_number(case, ledger, night)
-    return number if failures_of(ledger, case, number) else 0
+    return number if failures_of(ledger, case.id, number) else 0
 
 
 def _step_in_time(further: Further, within_s: float, ledger: Ledger, night: Night) -> Step | None:

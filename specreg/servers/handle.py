@@ -6,7 +6,7 @@ again when it is needed again.
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,7 +205,7 @@ class Servers:
         logs: The folder of the logs.
         claim: The GPUs that this process shares with other processes of the run; None if no other
             process of the run measures at the same time.
-        _handles: The servers whose contexts haven't ended.
+        _handles: The servers that were asked for.
     """
 
     launcher: ServerLauncher
@@ -218,27 +218,8 @@ class Servers:
         """Where the engines come from, and on what they run."""
         return self.launcher.provision
 
-    @contextlib.contextmanager
-    def start(self, launch: Launch, control: ServerHandle | None = None) -> Iterator[ServerHandle]:
-        """Yield the server of a launch, which starts when first needed and ends with the context.
-
-        Args:
-            launch: The launch.
-            control: The control of the case; None if it has none. If the launch is the control's
-                own, the control is yielded, and doesn't end with this context.
-        """
-        if control is not None and control.launch == launch:
-            yield control
-            return
-        handle = self.handle(launch)
-        try:
-            yield handle
-        finally:
-            self._stop(handle)
-            del self._handles[launch]
-
     def handle(self, launch: Launch) -> ServerHandle:
-        """Return the server of a launch; each call returns the same one until its context ends."""
+        """Return the server of a launch, which starts when first needed; always the same one."""
         if launch not in self._handles:
             self._handles[launch] = ServerHandle(
                 launch=launch, launcher=self.launcher, log_path=self.logs / f"{launch.id}.log"
@@ -257,7 +238,7 @@ class Servers:
 
         Raises:
             SpecregError: One of `handles` didn't start, or this process can't get the GPUs.
-                The servers that were started already keep running until their contexts end.
+                The servers that were started already keep running.
             MemoryHeldError: Any of the servers failed, and the memory of its GPU isn't free.
         """
         to_start = [handle for handle in handles if not handle.is_ready]

@@ -49,6 +49,10 @@ class RunClock:
         passed_us = (self.monotonic_ns() - self.began_ns) // _NS_PER_US
         return self.began_at + dt.timedelta(microseconds=passed_us)
 
+    def now_text(self) -> str:
+        """Return the time as ISO 8601 in UTC, to the second."""
+        return self.now().isoformat(timespec="seconds")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:

@@ -22,14 +22,15 @@ from specreg.compare.judging import Decision
 from specreg.compare.options import TOLERANCE, GateOptions
 from specreg.core.commands import specreg_command
 from specreg.core.reasons import Reason
-from specreg.core.timeline import Phase, RunTime, Timeline
+from specreg.core.timeline import Phase, Timeline
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case
 from specreg.measurement.metrics import GATE_METRICS, METRICS
 from specreg.report.tables import label_of
 from specreg.runs.goals import CaseLaunch
-from specreg.runs.ledger import LEDGER, MeasuredLaunch
+from specreg.runs.ledger import LEDGER
 from specreg.suite.context import RunContext
+from specreg.suite.result import RunResult
 from specreg.verdicts.history import settings_sha256
 from specreg.verdicts.multiple_testing import draw_of
 from specreg.verdicts.verdict import (
@@ -106,35 +107,6 @@ class EngineCheck:
         return f"{self.change} on {self.case.id}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
-    """A run that has measured and judged everything.
-
-    Attributes:
-        context: What is fixed for the run.
-        launches: The measured launches in the order of the run.
-        verdicts: The verdicts in the order of the run.
-        time: How the time was spent.
-    """
-
-    context: RunContext
-    launches: Sequence[MeasuredLaunch]
-    verdicts: Sequence[Verdict]
-    time: RunTime
-
-    @property
-    def cases(self) -> Sequence[Case]:
-        """The cases that were measured, each once."""
-        return tuple({launch.case.id: launch.case for launch in self.launches}.values())
-
-    def engine_version(self, case: Case) -> str:
-        """Return the version of the engine on the last launch of a case."""
-        versions = [
-            launch.measurement.engine_version for launch in self.launches if launch.case == case
-        ]
-        return versions[-1]
-
-
 def is_doubtful(verdict: Verdict) -> bool:
     """Return whether either the machine or the engine may have caused what a verdict is about.
 
@@ -153,7 +125,7 @@ def is_doubtful(verdict: Verdict) -> bool:
     return common_frac < -tolerance_frac
 
 
-def possible_checks(run: MeasuredRun) -> list[EngineCheck]:
+def possible_checks(run: RunResult) -> list[EngineCheck]:
     """Return the comparisons that can tell the engine from the machine, the best one first.
 
     The best one is on the case with the most doubtful metrics, and among such cases on the one
@@ -205,7 +177,7 @@ def _doubtful_tolerances(verdicts: Iterable[Verdict]) -> dict[str, float]:
     return tolerances
 
 
-def _change_of(run: MeasuredRun, case: Case, metrics: Iterable[str]) -> EngineChange | None:
+def _change_of(run: RunResult, case: Case, metrics: Iterable[str]) -> EngineChange | None:
     """Return how the engine of a case changed; None if it didn't, or if that can't be measured.
 
     Args:
@@ -217,7 +189,7 @@ def _change_of(run: MeasuredRun, case: Case, metrics: Iterable[str]) -> EngineCh
         # The engine is a program on PATH, of which there is only one version.
         return None
     before = _released(_version_before(run.context, case, frozenset(metrics)))
-    tonight = _released(run.engine_version(case))
+    tonight = _released(run.measurements_of(case)[-1].engine_version)
     if not before or not tonight or before == tonight:
         return None
     return EngineChange(engine=case.server.engine, before=before, tonight=tonight)
@@ -256,7 +228,7 @@ def _released(version: str) -> str:
     return ""
 
 
-def _launch_s(run: MeasuredRun, case: Case) -> float:
+def _launch_s(run: RunResult, case: Case) -> float:
     """Return how long the first launch of a case's server took, in seconds; 0 if unknown.
 
     All cases on that server count. Time that several servers used together is divided equally
@@ -352,7 +324,7 @@ Measure = Callable[[EngineCheck, RunContext], Sequence[Verdict]]
 
 
 def check_engine(
-    run: MeasuredRun,
+    run: RunResult,
     timeline: Timeline,
     stop_servers: Callable[[], None],
     measure: Measure | None = None,
@@ -411,7 +383,7 @@ def _expected_s(check: EngineCheck, context: RunContext) -> float:
     return launches * check.launch_s
 
 
-def _answer_of(run: MeasuredRun, check: EngineCheck, verdicts: Iterable[Verdict]) -> EngineAnswer:
+def _answer_of(run: RunResult, check: EngineCheck, verdicts: Iterable[Verdict]) -> EngineAnswer:
     """Return what a gate's verdicts say about the run."""
     metrics = check.tolerances
     case_ids = {case.id for case in run.cases if _change_of(run, case, metrics) == check.change}

@@ -9,9 +9,8 @@ from pathlib import Path
 from specreg.suite.configure import load_cases
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
 from specreg.suite.merge import check_names, merge_shards
-from specreg.suite.merged_cases import MergedCases
 from specreg.suite.options import Options
-from specreg.suite.result import Run
+from specreg.suite.run import Run
 from specreg.suite.shard_runs import load_shard
 
 
@@ -21,7 +20,7 @@ def judge_again(
     folder: Path,
     tolerances_frac: Mapping[str, float],
     nights_left_out: AbstractSet[str],
-) -> tuple[Run[MergedCases], tuple[str, ...]]:
+) -> tuple[Run, tuple[str, ...]]:
     """Judge the measurements of a run, whose folder stays as it is.
 
     Args:
@@ -67,11 +66,9 @@ def judge_again(
     later_nights = {name for name in later_nights if name > plan.run}
     context = dataclasses.replace(context, nights_left_out=nights_left_out | later_nights)
     keys = [case.key for case in tier.cases]
-    run, remarks = merge_shards(
+    return merge_shards(
         context,
         [recorded],
         missing_is_invalid=True,
         known=dict(zip(keys, tolerant_cases, strict=True)),
     )
-    run.judge.conclude()
-    return run, remarks

@@ -22,23 +22,18 @@ from specreg.core.timeline import Timeline
 from specreg.correctness.checks import CHECKS
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS
-from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import LEDGER, Ledger
-from specreg.servers.handle import ServerHandle
-from specreg.servers.launcher import ServerLauncher
+from specreg.runs.plan import next_step
 from specreg.suite.configure import load_cases
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
-from specreg.suite.group_judge import GroupJudge
-from specreg.suite.merged_cases import MergedCases
+from specreg.suite.merged_shards import MergedShards
+from specreg.suite.night import judge_of, night_of
 from specreg.suite.options import Options
 from specreg.suite.plan import COPIED, RunPlan, matrix_sha256
-from specreg.suite.recording import RecordingBudget
-from specreg.suite.result import Run
+from specreg.suite.run import Run
 from specreg.suite.selection import Selection, covers_tier
-from specreg.suite.server_set import ServerSet
 from specreg.suite.shard_runs import ShardRun, has_plan, load_shard, with_ledger
 from specreg.telemetry.identity import Environment
-from specreg.verdicts.detection import MAX_LAUNCHES
 
 WORKERS_FOLDER = "shards"
 """The folder of a run that holds the folders of its workers."""
@@ -65,7 +60,7 @@ def merge_shards(
     missing_is_invalid: bool,
     are_workers: bool = False,
     known: Mapping[str, Case] | None = None,
-) -> tuple[Run[MergedCases], tuple[str, ...]]:
+) -> tuple[Run, tuple[str, ...]]:
     """Judge the measurements of shards as if one process had made them, and copy their files.
 
     Args:
@@ -85,45 +80,43 @@ def merge_shards(
     # Read the ledgers.
     known = known or {case.key: case for case in context.tier.cases}
     shards = [with_ledger(shard, known, is_ours=are_workers) for shard in shards]
+    merged = MergedShards(shards=shards, ended_at="" if are_workers else last_end(shards))
+    selection = _selection_of(merged, context)
     ledger = Ledger(context.run_folder / LEDGER)
-    cases = MergedCases(shards=shards, root=context.root, ledger=ledger)
-    selection = _selection_of(cases, context)
-    judge = GroupJudge(
-        context=context,
-        selection=selection,
-        cases=cases,
-        # No launch can be measured here. The further launches that shards measured are read below.
-        budget=RecordingBudget(left_s=0.0, store=context.store),
-        timeline=Timeline(),
-        takes_launches=False,
-    )
-    # Judge all cases.
-    for case_launch in context.case_launches():
-        case = case_launch.case
-        if case.id not in selection.names or case.id in selection.skipped:
-            continue
-        for name, error in _judge(judge, case_launch):
-            if missing_is_invalid:
-                judge.note_failure(case, name, error.reason)
-    if selection.is_recording:
-        _read_further_launches(cases, selection.cases_of(context.tier), context.launches)
+    merged.fill(ledger, selection.cases_of(context.tier), context.root)
+    run = _joined_run(context, selection, ledger, merged)
+    # Say of all that no shard has measured or checked why it is missing.
+    if missing_is_invalid:
+        while step := next_step(ledger, run.night):
+            ledger.add(merged.why_missing(step))
     # Copy logs and ledgers to the folder of the merged run.
     _copy_files(shards, context.run_folder)
     for shard in shards:
         if shard.folder != context.run_folder:
             ledger.take(shard.folder / LEDGER)
-    run = Run(
+    return run, tuple(merged.remarks())
+
+
+def _joined_run(
+    context: RunContext, selection: Selection, ledger: Ledger, merged: MergedShards
+) -> Run:
+    """Return the run that judges all that its shards have measured, and measures nothing itself."""
+    judge = judge_of(context, selection, ledger, Timeline(), merged)
+    judge.ask_all()
+    night = night_of(context, selection, judge)
+    return Run(
         context=context,
         selection=selection,
-        cases=cases,
+        ledger=ledger,
         judge=judge,
-        ended_at="" if are_workers else last_end(shards),
-        is_merged=True,
+        # Each step is one case, of which the shards say why they haven't got it.
+        night=dataclasses.replace(night, attempts=1, side_by_side=False, further=None),
+        shards=merged,
+        is_over=True,
     )
-    return run, tuple(cases.remarks())
 
 
-def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
+def _selection_of(merged: MergedShards, context: RunContext) -> Selection:
     """Return what the tests of all shards needed.
 
     The plan of a missing shard isn't known. For its cases, the tests are assumed to have needed
@@ -148,15 +141,9 @@ def _selection_of(merged: MergedCases, context: RunContext) -> Selection:
     )
 
 
-def _read_further_launches(cases: MergedCases, recorded: Sequence[Case], launches: int) -> None:
-    """Read the launches that shards measured beyond the planned ones, to record them too."""
-    for number in range(launches + 1, MAX_LAUNCHES + 1):
-        cases.measure_afresh(recorded, number)
-
-
 def merge_workers(
     context: RunContext, *, missing_is_invalid: bool
-) -> tuple[Run[MergedCases], tuple[str, ...]] | None:
+) -> tuple[Run, tuple[str, ...]] | None:
     """Judge the measurements of a run's workers, and move their files to the folder of the run.
 
     Args:
@@ -366,31 +353,3 @@ def _empty(into: Path) -> None:
     except OSError as error:
         message = f"--into '{into}': can't be emptied, {error.strerror}"
         raise SpecregError(f"{message}; name another folder") from error
-
-
-def _judge(judge: GroupJudge, case_launch: CaseLaunch) -> Iterator[tuple[str, SpecregError]]:
-    """Judge a case on a launch, and yield each metric and check that can't be judged.
-
-    Yields:
-        The name of the metric or check, and why it can't be judged.
-    """
-    case = case_launch.case
-    # A merge reads measurements, and starts none of the servers.
-    launcher = ServerLauncher(
-        provision=judge.context.provision, root=judge.context.root, ready_within_s=0.0
-    )
-    server, control = (
-        ServerHandle(launch=launch, launcher=launcher, log_path=Path())
-        for launch in (case_launch.server, case_launch.control)
-    )
-    servers = ServerSet.of(case, server, control)
-    for metric in judge.selection.metrics_of(case):
-        try:
-            judge.judge(metric, case, servers)
-        except SpecregError as error:
-            yield metric.name, error
-    for check in judge.selection.checks_of(case, case_launch.server.number):
-        try:
-            judge.check(check, case, servers)
-        except SpecregError as error:
-            yield check.name, error

@@ -1,9 +1,7 @@
-"""Recording: decide which further launches to measure in the time that is left."""
+"""Recording: decide which cases further launches would let later runs judge better."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from specreg.baselines.comparison import CaseSpreads, spreads_of
 from specreg.baselines.store import BaselineStore
@@ -66,59 +64,29 @@ def more_launches_decide(metric: Metric, case: Case, launches: int, spread: Spre
     return final_loss_frac <= tolerance_frac or is_guess
 
 
-@dataclass(slots=True, kw_only=True)
-class RecordingBudget:
-    """The time for launches beyond the planned ones.
+def undecided(
+    cases: Sequence[Case],
+    metrics_of: Callable[[Case], Sequence[Metric]],
+    measurements: Sequence[Measurement],
+    store: BaselineStore,
+) -> list[Case]:
+    """Return the cases with a speed that later runs may judge better after more launches.
 
-    Attributes:
-        left_s: The time that is left for all servers together, in seconds.
+    Args:
+        cases: The cases.
+        metrics_of: Returns the metrics that are recorded of a case.
+        measurements: All measurements of the run so far.
         store: The baselines of this machine, whose launches show how much launches differ.
-        _served: The ids of the servers that have had their share.
     """
-
-    left_s: float
-    store: BaselineStore
-    _served: set[str] = field(default_factory=set)
-
-    def share_s(self, server: str, servers: AbstractSet[str]) -> float:
-        """Return a server's share of the remaining time, in seconds.
-
-        The remaining time is divided equally between the servers that haven't had a share yet.
-
-        Args:
-            server: The id of the server's launch.
-            servers: The ids of the launches of all servers.
-        """
-        share_s = self.left_s / max(len(servers - self._served), 1)
-        self._served.add(server)
-        return share_s
-
-    def spend(self, seconds: float) -> None:
-        """Subtract the time of a launch from the remaining time."""
-        self.left_s -= seconds
-
-    def undecided(
-        self,
-        cases: Sequence[Case],
-        metrics_of: Mapping[str, Sequence[Metric]],
-        measurements: Sequence[Measurement],
-    ) -> list[Case]:
-        """Return the cases with a speed that later runs may judge better after more launches.
-
-        Args:
-            cases: The cases of a server group.
-            metrics_of: The metrics that are recorded, by case id.
-            measurements: All measurements of the run so far.
-        """
-        undecided = []
-        for case in cases:
-            spreads = speed_spreads(case.id, measurements, self.store)
-            launches = sum(measurement.case == case for measurement in measurements)
-            speeds = [metric for metric in metrics_of[case.id] if metric.by_launch]
-            with_spread = [metric for metric in speeds if metric.name in spreads and launches]
-            if any(
-                more_launches_decide(metric, case, launches, spreads[metric.name])
-                for metric in with_spread
-            ):
-                undecided.append(case)
-        return undecided
+    undecided_cases = []
+    for case in cases:
+        spreads = speed_spreads(case.id, measurements, store)
+        launches = sum(measurement.case == case for measurement in measurements)
+        speeds = [metric for metric in metrics_of(case) if metric.by_launch]
+        with_spread = [metric for metric in speeds if metric.name in spreads and launches]
+        if any(
+            more_launches_decide(metric, case, launches, spreads[metric.name])
+            for metric in with_spread
+        ):
+            undecided_cases.append(case)
+    return undecided_cases

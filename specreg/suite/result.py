@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from specreg.core.timeline import RunTime
 from specreg.matrix.case import Case
@@ -10,14 +9,11 @@ from specreg.measurement.figures import Figures
 from specreg.measurement.measure import Measurement
 from specreg.report.launches import last_launches
 from specreg.runs.ledger import MeasuredLaunch
-from specreg.suite.case_runner import CaseSource
 from specreg.suite.context import RunContext
-from specreg.suite.group_judge import GroupJudge
 from specreg.suite.selection import Selection
 from specreg.verdicts.verdict import Verdict
 
 _NO_TIME = RunTime(pairs=(), idle_s=0.0, wall_s=0.0)
-CasesT = TypeVar("CasesT", bound=CaseSource)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,55 +75,13 @@ class RunResult:
         return [verdict for verdict in self.verdicts if verdict.case_id == case_id]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run(Generic[CasesT]):
-    """The parts of a run that has started.
-
-    Attributes:
-        context: What is fixed for the run.
-        selection: The metrics and checks that its tests need.
-        cases: Measures the selected cases, or reads the measurements of shards.
-        judge: Judges the cases.
-        ended_at: When the last shard ended, as ISO 8601; empty if the run ends in this process.
-        is_merged: True if the run joins the measurements of several processes.
-    """
-
-    context: RunContext
-    selection: Selection
-    cases: CasesT
-    judge: GroupJudge
-    ended_at: str = ""
-    is_merged: bool = False
-
-    def result(self) -> RunResult:
-        """Return the result of the run so far."""
-        launches = self.cases.ledger.measured
-        return RunResult(
-            context=self.context,
-            selection=self.selection,
-            launches=launches,
-            verdicts=self.judge.verdicts,
-            errors=dict(self.judge.errors),
-            skipped={**self.selection.skipped, **self.judge.skipped},
-            retried=tuple(self.cases.retried),
-            time=self.cases.time,
-            ended_at=self.ended_at or _now(self.context),
-            driver_version=self.cases.driver_version,
-            torch_version_of=self.cases.torch_version,
-            machine_of=self.cases.machine_of,
-            is_merged=self.is_merged,
-        )
-
-
-def _now(context: RunContext) -> str:
-    """Return the time on a run's clock, as ISO 8601 in UTC."""
-    return context.clock.now().isoformat(timespec="seconds")
-
-
 def empty_result(context: RunContext, selection: Selection) -> RunResult:
     """Return the result of a run that ended before it started."""
     return RunResult(
-        context=context, selection=selection, skipped=selection.skipped, ended_at=_now(context)
+        context=context,
+        selection=selection,
+        skipped=selection.skipped,
+        ended_at=context.clock.now_text(),
     )
 
 

@@ -64,15 +64,8 @@ class Selection:
         named = [metric for metric in METRICS.values() if metric.name in names]
         return tuple(metric for metric in named if metric.is_judged(case))
 
-    def checks_of(self, case: Case, number: int) -> tuple[CorrectnessCheck, ...]:
-        """Return the correctness checks of a case on a launch. Only the first launch has any.
-
-        Args:
-            case: The case.
-            number: The number of the launch, from 1.
-        """
-        if number != 1:
-            return ()
+    def checks_of(self, case: Case) -> tuple[CorrectnessCheck, ...]:
+        """Return the correctness checks of a case, which are made on its first launch."""
         names = self.names.get(case.id, frozenset())
         return tuple(check for check in checks_of(case, with_torch=True) if check.name in names)
 

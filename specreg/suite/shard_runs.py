@@ -14,11 +14,12 @@ import msgspec
 
 from specreg.core.errors import SpecregError
 from specreg.core.files import UNREADABLE
+from specreg.core.reasons import Reason
 from specreg.core.received import check_below, read_received, received_files
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.report.document import FILE_NAME, Report, load_report
-from specreg.runs.ledger import LEDGER, read_ledger
+from specreg.runs.ledger import LEDGER, Checked, Failed, read_ledger
 from specreg.suite.plan import COPIED, PLAN, PLAN_VERSION, RunPlan
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
@@ -37,7 +38,8 @@ class ShardRun:
         files: All files of the folder, relative to it.
         measured: The measurements by case id and launch. They are empty until `with_ledger` reads
             the ledger, for which it needs the cases of this repository.
-        checked: The verdicts of checks by case id and check, read with `measured`.
+        checked: The lines of checks by case id and check, read with `measured`.
+        failed: What couldn't be measured or checked, read with `measured`.
         report: The report; None if the shard died before it wrote one.
     """
 
@@ -45,7 +47,8 @@ class ShardRun:
     plan: RunPlan
     files: Sequence[PurePosixPath] = ()
     measured: Mapping[tuple[str, int], Measurement] = field(default_factory=dict)
-    checked: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
+    checked: Mapping[tuple[str, str], Checked] = field(default_factory=dict)
+    failed: Sequence[Failed] = ()
     report: Report | None = None
 
     @property
@@ -54,6 +57,19 @@ class ShardRun:
         if self.report is None or not self.report.run.exit_status:
             return False
         return not exit_status(self.report.run.verdicts)
+
+    def why_failed(self, case_id: str, check: str, number: int) -> Reason | None:
+        """Return why a case couldn't be measured or checked on a launch; None if that isn't known.
+
+        Args:
+            case_id: The id of the case.
+            check: The name of the check; empty for the measurement.
+            number: The number of the launch, from 1.
+        """
+        for line in reversed(self.failed):
+            if (line.case_id, line.check, line.launch) == (case_id, check, number):
+                return Reason(code=line.code, text=line.text, remedy=line.remedy)
+        return None
 
 
 def has_plan(folder: Path) -> bool:
@@ -139,12 +155,14 @@ def with_ledger(shard: ShardRun, known: Mapping[str, Case], *, is_ours: bool) ->
         for key, measurement in recorded.measured.items()
         if key.case in known
     }
+    checked = {
+        (key.case_id, check): line
+        for (key, check), line in recorded.checked.items()
+        if key.case in known
+    }
     try:
-        checked = {
-            (key.case_id, check): msgspec.convert(line.verdict, Verdict)
-            for (key, check), line in recorded.checked.items()
-            if key.case in known
-        }
+        for line in checked.values():
+            msgspec.convert(line.verdict, Verdict)
     except msgspec.ValidationError as error:
         raise SpecregError(f"ledger '{path}': {error}; {_AGAIN}") from error
-    return dataclasses.replace(shard, measured=measured, checked=checked)
+    return dataclasses.replace(shard, measured=measured, checked=checked, failed=recorded.failed)

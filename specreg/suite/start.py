@@ -1,31 +1,32 @@
 """Start a run: lock its folder, write its plan, and connect its parts."""
 
+import contextlib
 from collections.abc import Collection, Sequence
 
+from specreg.core.errors import SpecregError
 from specreg.core.files import large_file_line
 from specreg.core.timeline import Timeline
 from specreg.report.document import record_document
 from specreg.report.progress import Progress
+from specreg.runs.execute import Executor
+from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import LEDGER, Ledger
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.handle import Servers
 from specreg.servers.launcher import ServerLauncher
-from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
 from specreg.suite.document import LOGS_FOLDER
-from specreg.suite.group_judge import GroupJudge
+from specreg.suite.ledger_key import ledger_key
 from specreg.suite.live_page import LivePage
+from specreg.suite.night import judge_of, night_of, settings_of
 from specreg.suite.plan import PLAN, plan_of
-from specreg.suite.recording import RecordingBudget
-from specreg.suite.result import Run
+from specreg.suite.run import Run
 from specreg.suite.selection import Selection
-
-_S_PER_MIN = 60
 
 
 def start_run(
     context: RunContext, selection: Selection, shards: Sequence[Collection[str]], progress: Progress
-) -> Run[CaseRunner]:
+) -> Run:
     """Start a run on this machine; no server starts before it is needed.
 
     Args:
@@ -54,47 +55,59 @@ def start_run(
     for line in filter(None, map(large_file_line, ledgers)):
         context.provision.show(line)
     ledger.read(ledgers)
+    for name in take_over(ledger, selection, context):
+        progress.run.begin(name)
     timeline = Timeline(listener=progress.watch)
+    judge = judge_of(context, selection, ledger, timeline)
+    launcher = ServerLauncher(
+        provision=context.provision,
+        root=context.root,
+        ready_within_s=context.options.ready_within_s,
+        timeline=timeline,
+    )
+    servers = Servers(launcher=launcher, logs=context.run_folder / LOGS_FOLDER, claim=claim)
     page = LivePage(progress=progress.run)
 
-    def update_page() -> None:
+    def begin(name: str) -> None:
         # A worker writes no page, because it only has a part of the run.
-        if not context.is_worker:
-            # `run` is assigned below, before the runner measures a case.
+        if progress.run.begin(name) and not context.is_worker:
             page.update(run.result)
 
-    runner = CaseRunner(
+    run = Run(
         context=context,
         selection=selection,
-        servers=Servers(
-            launcher=ServerLauncher(
-                provision=context.provision,
-                root=context.root,
-                ready_within_s=context.options.ready_within_s,
-                timeline=timeline,
-            ),
-            logs=context.run_folder / LOGS_FOLDER,
-            claim=claim,
-        ),
         ledger=ledger,
-        timeline=timeline,
-        progress=progress.run,
-        on_new_case=update_page,
+        judge=judge,
+        night=night_of(context, selection, judge),
+        executor=Executor(
+            root=context.root,
+            run_folder=context.run_folder,
+            provision=context.provision,
+            servers=servers,
+            ledger=ledger,
+            settings=settings_of(context, selection, ledger),
+            timeline=timeline,
+            on_begin=begin,
+            count=progress.run.count,
+        ),
     )
-    judge = GroupJudge(
-        context=context,
-        selection=selection,
-        cases=runner,
-        budget=RecordingBudget(left_s=_further_s(context), store=context.store),
-        timeline=timeline,
-    )
-    run = Run(context=context, selection=selection, cases=runner, judge=judge)
     return run
 
 
-def _further_s(context: RunContext) -> float:
-    """Return the time for launches beyond the planned ones while recording, in seconds."""
-    if context.options.launches is not None:
-        # The user has chosen the number of launches.
-        return 0.0
-    return _S_PER_MIN * context.options.record_minutes
+def take_over(ledger: Ledger, selection: Selection, context: RunContext) -> list[str]:
+    """Take over what an interrupted run has measured and checked with the settings of now.
+
+    Returns:
+        The names of the cases that were measured, each on its launch.
+    """
+    cases = {case.id: case for case in selection.cases_of(context.tier)}
+    for recorded_key in ledger.recorded.keys:
+        case = cases.get(recorded_key.case_id)
+        if case is None:
+            continue
+        # The models or prompts of a case may be unreadable. Its own tests fail with that error.
+        with contextlib.suppress(SpecregError):
+            key = ledger_key(case, recorded_key.launch, selection, context)
+            if key == recorded_key:
+                ledger.take_over(key)
+    return [CaseLaunch.of(launch.case, launch.number).name for launch in ledger.measured]

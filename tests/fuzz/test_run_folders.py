@@ -95,7 +95,7 @@ def read_merged_ledger(machine: MergingMachine, shard: Path, folder: Path, conte
     shards = [load_shard(copy)]
     context = open_merged(machine.root, Options(), shards, folder / "merged")
     run, _ = merge_shards(context, shards, missing_is_invalid=True)
-    msgspec.json.encode(run.judge.verdicts)
+    msgspec.json.encode(run.verdicts)
 
 
 def read_merged_report(machine: MergingMachine, shard: Path, folder: Path, content: bytes) -> None:

@@ -16,21 +16,20 @@ from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.runs.goals import CaseLaunch
+from specreg.runs.execute import Executor
 from specreg.runs.ledger import LEDGER, Key, Ledger, Recorded
+from specreg.runs.verdicts import Asked
 from specreg.servers.handle import ServerHandle, Servers
 from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
 from specreg.servers.server import Server
-from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunClock, RunContext, provision_of, store_of
-from specreg.suite.group_judge import GroupJudge
 from specreg.suite.ledger_key import ledger_key
+from specreg.suite.night import judge_of, night_of, settings_of
 from specreg.suite.options import Options
-from specreg.suite.recording import RecordingBudget
-from specreg.suite.result import Run
+from specreg.suite.run import Run
 from specreg.suite.selection import Selection, covers_tier
-from specreg.suite.server_set import ServerSet
+from specreg.suite.start import take_over
 from specreg.telemetry.identity import Environment
 from specreg.verdicts.verdict import Verdict
 from tests.unit import builders
@@ -95,29 +94,32 @@ def run(
     selected: Selection | None = None,
     *,
     resumed: Recorded | None = None,
-    further_s: float = 0.0,
     servers: Servers | None = None,
-    **runner: Any,  # noqa: ANN401 - any field of CaseRunner
-) -> Run[CaseRunner]:
+    **executor: Any,  # noqa: ANN401 - any field of Executor
+) -> Run:
     """A run that has started; without a selection it judges everything."""
     chosen = selected or everything(run_context)
+    ledger = Ledger(run_context.run_folder / LEDGER, resumed or Recorded())
+    take_over(ledger, chosen, run_context)
     timeline = Timeline()
-    cases = CaseRunner(
+    verdicts = judge_of(run_context, chosen, ledger, timeline)
+    return Run(
         context=run_context,
         selection=chosen,
-        servers=servers or all_servers(run_context),
-        ledger=Ledger(run_context.run_folder / LEDGER, resumed or Recorded()),
-        timeline=timeline,
-        **runner,
+        ledger=ledger,
+        judge=verdicts,
+        night=night_of(run_context, chosen, verdicts),
+        executor=Executor(
+            root=run_context.root,
+            run_folder=run_context.run_folder,
+            provision=run_context.provision,
+            servers=servers or all_servers(run_context),
+            ledger=ledger,
+            settings=settings_of(run_context, chosen, ledger),
+            timeline=timeline,
+            **executor,
+        ),
     )
-    judge = GroupJudge(
-        context=run_context,
-        selection=chosen,
-        cases=cases,
-        budget=RecordingBudget(left_s=further_s, store=run_context.store),
-        timeline=timeline,
-    )
-    return Run(context=run_context, selection=chosen, cases=cases, judge=judge)
 
 
 def all_servers(run_context: RunContext) -> Servers:
@@ -140,25 +142,21 @@ def resumed_from(
 
 def measured_run(
     run_context: RunContext, *launches: Measurement, selected: Selection | None = None
-) -> Run[CaseRunner]:
+) -> Run:
     """A run that has measured these launches of the case."""
     chosen = selected or everything(run_context)
-    resumed = resumed_from(run_context, chosen, *launches)
-    started = run(run_context, chosen, resumed=resumed)
-    for number, launch in enumerate(launches, start=1):
-        started.cases.measure(launch.case, servers(number, launch.case))
-    return started
+    return run(run_context, chosen, resumed=resumed_from(run_context, chosen, *launches))
 
 
-def judge(started: Run[CaseRunner], metric: Metric, number: int = 1) -> Verdict:
+def judge(started: Run, metric: Metric, number: int = 1) -> Verdict:
     """The verdict on a metric of the case."""
-    return started.judge.judge(metric, builders.CASE, servers(number))
+    return started.verdict(metric, builders.CASE, number)
 
 
-def servers(number: int = 1, case: Case = builders.CASE) -> ServerSet:
-    """The server of a case on a launch, which nothing may start."""
-    launch = CaseLaunch.of(case, number).server
-    return ServerSet(handle(launch, start_nothing))
+def note(started: Run, *verdicts: Verdict) -> None:
+    """Let the tests of a run have come to these verdicts."""
+    for verdict in verdicts:
+        started.noted.verdicts[Asked(verdict.case_id, verdict.metric, 1)] = verdict
 
 
 def handle(
@@ -187,11 +185,6 @@ class ScriptedLauncher:
         """The server that the test gives."""
         del log_path
         return self.make(spec)
-
-
-def start_nothing(_: ServerSpec) -> AbstractContextManager[Server]:
-    """Fail: no server is needed."""
-    raise AssertionError
 
 
 def ready(started: list[Server]) -> AbstractContextManager[Server]:

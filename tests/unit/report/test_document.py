@@ -30,6 +30,7 @@ from specreg.report.page import render_markdown, render_page
 from specreg.report.side_by_side import side_by_side
 from specreg.report.summary import notes_of
 from specreg.report.terminal import render_report
+from specreg.runs.verdicts import Asked
 from specreg.stats.percentiles import summarize
 from specreg.suite.document import report_of, run_verdict
 from specreg.telemetry.identity import Environment
@@ -96,7 +97,8 @@ def compared(folder: Path, recorded: Measurement, launch: Measurement, at: Envir
     settings = context.settings(builders.CASE)
     record_measurements([recorded] * 2, settings, store, RecordingNotes(reason="first"))
     run = runs.measured_run(context, launch)
-    run.judge.note_failure(builders.CASE, LENGTH.name, Reason(text="so that it is there"))
+    shown = Asked(builders.CASE.id, LENGTH.name, 1)
+    run.noted.note_failure(shown, Reason(text="so that it is there"))
     result = run.result()
     (case,) = report_of(result, run_verdict(result, 10, cut_short=False), command="").cases
     assert case.expected is not None

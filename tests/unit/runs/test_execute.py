@@ -21,6 +21,7 @@ from specreg.core.errors import (
 )
 from specreg.core.timeline import Timeline
 from specreg.correctness.checks import LOSSLESS, CorrectnessCheck, RunningCase
+from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement
@@ -56,11 +57,16 @@ class ScriptedServers(Servers):
         failing: the methods whose servers don't start.
         started: the ids of the servers that were started, in order.
         server: the server that every launch has; None for one whose process has ended.
+        most: how many of them memory holds.
     """
 
     failing: frozenset[str] = frozenset()
     started: list[str] = field(default_factory=list)
     server: Server | None = None
+    most: int = 10
+
+    def fit_beside(self, specs: Sequence[ServerSpec]) -> bool:
+        return len(specs) <= self.most
 
     def handle(self, launch: Launch) -> ServerHandle:
         handle = runs.handle(launch, lambda _: self._scripted(launch))
@@ -174,8 +180,8 @@ def machine(
 
 
 def night(goals: Sequence[CaseGoal], launches: int = 1) -> Night:
-    """A night on a machine that holds all servers at once."""
-    return dataclasses.replace(Night.of(goals, launches=launches), fit=lambda _: True)
+    """A night of these cases."""
+    return Night.of(goals, launches=launches)
 
 
 def checks_with(*results: Verdict | SpecregError) -> Mapping[str, CorrectnessCheck]:
@@ -211,6 +217,15 @@ def test_a_control_that_is_no_case_of_the_run_is_the_last_arm(tmp_path: Path) ->
     here.run(night(timed(DRAFTING, NGRAM)))
 
     assert here.arms.groups == [["draft_model", "ngram", "none*"]]
+
+
+def test_what_memory_does_not_hold_is_measured_in_its_turn(tmp_path: Path) -> None:
+    here = machine(tmp_path)
+    here.servers.most = 2
+
+    here.run(night(timed(*ALL)))
+
+    assert here.arms.groups == [["none*", "draft_model"], ["eagle3", "none*"], ["ngram", "none*"]]
 
 
 def test_acceptance_alone_needs_no_control(tmp_path: Path) -> None:
@@ -322,14 +337,13 @@ def test_a_control_is_warmed_up_once_for_each_load_and_after_each_start(tmp_path
         builders.with_concurrency(4, EAGLE),
         builders.with_concurrency(1, NGRAM),
     ]
-    apart = dataclasses.replace(night(timed(*cases)), fit=lambda _: False)
 
-    here.run(apart)
+    here.run(dataclasses.replace(night(timed(*cases)), side_by_side=False))
 
     assert here.arms.last_is_warm == [False, False, True]
     here.servers.handle(CONTROL).stop()
     again = builders.with_concurrency(1, DRAFTING)
-    here.run(dataclasses.replace(night(timed(again), launches=2), fit=lambda _: False))
+    here.run(night(timed(again), launches=2))
     assert here.arms.last_is_warm[3:] == [False]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.case import Case
-from specreg.runs.goals import CaseGoal, CaseLaunch, Fit, Further, Night, Wanted
+from specreg.runs.goals import CaseGoal, CaseLaunch, Further, Night, Wanted
 from specreg.runs.ledger import Entry, Ledger
 from specreg.runs.plan import Step, next_step
 from tests.unit import builders
@@ -23,14 +23,10 @@ NGRAM_4 = builders.with_concurrency(4, NGRAM)
 ALL = (PLAIN, DRAFTING, EAGLE, NGRAM)
 
 
-def holding(servers: int) -> Fit:
-    """A memory for so many servers."""
-    return lambda specs: len(specs) <= servers
-
-
-def night(goals: Sequence[CaseGoal], *, launches: int = 1, memory: int = 10) -> Night:
-    """A night whose machine holds so many servers at the same time."""
-    return dataclasses.replace(Night.of(goals, launches=launches), fit=holding(memory))
+def night(goals: Sequence[CaseGoal], *, launches: int = 1, side_by_side: bool = True) -> Night:
+    """A night of these cases."""
+    planned = Night.of(goals, launches=launches)
+    return dataclasses.replace(planned, side_by_side=side_by_side)
 
 
 def wanting(*cases: Case, launches: int) -> Wanted:
@@ -60,12 +56,6 @@ def test_cases_of_other_loads_follow_on_the_same_servers() -> None:
     assert {launch.server for launch in second.launches} <= first.keeps
 
 
-def test_what_memory_does_not_hold_is_measured_in_its_turn() -> None:
-    played = Played(night(timed(*ALL), memory=2))
-
-    assert played.play() == ["1: none-c2+draft_model-c2", "1: eagle3-c2", "1: ngram-c2"]
-
-
 def test_acceptance_alone_is_measured_without_other_cases() -> None:
     goals = [CaseGoal(case=DRAFTING), CaseGoal(case=EAGLE)]
 
@@ -80,7 +70,7 @@ def test_cases_of_which_one_needs_power_are_measured_apart() -> None:
 
 
 def test_each_server_is_launched_once_before_any_is_launched_again() -> None:
-    played = Played(night(timed(EAGLE, NGRAM), launches=2, memory=1))
+    played = Played(night(timed(EAGLE, NGRAM), launches=2, side_by_side=False))
 
     assert played.play() == ["1: eagle3-c2", "1: ngram-c2", "2: eagle3-c2", "2: ngram-c2"]
 
@@ -157,7 +147,7 @@ def test_what_fails_is_tried_again_only_after_a_death(
 def test_what_a_group_lost_is_confirmed_before_the_next_group() -> None:
     goals = timed(EAGLE, EAGLE_4, NGRAM)
     confirming = dataclasses.replace(
-        night(goals, memory=1), unconfirmed=wanting(EAGLE, EAGLE_4, launches=2)
+        night(goals, side_by_side=False), unconfirmed=wanting(EAGLE, EAGLE_4, launches=2)
     )
 
     played = Played(confirming)
@@ -203,7 +193,7 @@ def recording(within_s: float, *cases: Case, launches: int = 12) -> Night:
     further = Further(
         wanted=wanting(*cases, launches=launches), within_s=within_s, last_number=launches
     )
-    return dataclasses.replace(night(timed(*cases), memory=1), further=further)
+    return dataclasses.replace(night(timed(*cases), side_by_side=False), further=further)
 
 
 def test_servers_share_the_time_for_further_launches() -> None:
@@ -220,7 +210,7 @@ def test_servers_share_the_time_for_further_launches() -> None:
 
 def test_a_server_gets_its_part_of_what_the_others_left() -> None:
     further = Further(wanted=wanting(NGRAM, launches=12), within_s=6.5, last_number=12)
-    goals = dataclasses.replace(night(timed(EAGLE, NGRAM), memory=1), further=further)
+    goals = dataclasses.replace(night(timed(EAGLE, NGRAM), side_by_side=False), further=further)
 
     assert Played(goals).play()[-1] == "7: ngram-c2"
 
@@ -248,15 +238,24 @@ def test_no_further_launch_follows_one_that_failed_for_all_cases() -> None:
 def test_a_part_of_a_night_launches_one_server_alone() -> None:
     goals = timed(EAGLE, EAGLE_4, NGRAM, checks=[LOSSLESS])
 
-    part = night(goals, launches=2, memory=0).part(NGRAM)
+    part = night(goals, launches=2, side_by_side=False).part(NGRAM)
 
     assert Played(part).play() == ["1: ngram-c2", "1: ngram-c2 lossless_frac", "2: ngram-c2"]
 
 
 def test_a_night_goes_as_far_as_the_stage_of_a_case() -> None:
-    whole = night(timed(EAGLE, NGRAM), launches=2, memory=1)
+    whole = night(timed(EAGLE, NGRAM), launches=2, side_by_side=False)
 
     assert Played(whole.until(NGRAM, 1)).play() == ["1: eagle3-c2", "1: ngram-c2"]
+
+
+def test_a_night_that_pauses_measures_later_cases_beside_the_present_one() -> None:
+    whole = night(timed(EAGLE, NGRAM, NGRAM_4))
+
+    played = Played(whole.until(EAGLE, 1))
+
+    assert played.play() == ["1: eagle3-c2+ngram-c2"]
+    assert CaseLaunch.of(NGRAM, 1).server in played.steps[0].keeps, "its other load comes next"
 
 
 def test_a_night_that_was_cut_off_anywhere_goes_on_where_it_was() -> None:

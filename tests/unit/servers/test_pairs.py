@@ -2,14 +2,15 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from specreg.core.errors import ServerStartError
+from specreg.core.errors import ServerDiedError, ServerStartError
 from specreg.engines.server_spec import ServerSpec, Sizes
 from specreg.servers.gpu_lease import GpuClaim
 from specreg.servers.handle import ServerHandle, Servers
@@ -17,6 +18,7 @@ from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
 from specreg.servers.memory import fit_together, free_gib, gpu_memory
 from specreg.servers.provision import Provision
+from specreg.servers.server import Server
 from tests.doubles.vllm.script import Fault, Script
 from tests.unit import builders
 from tests.unit.builders import runs
@@ -34,18 +36,39 @@ def servers(folder: Path, provision: Provision = PROVISION) -> Servers:
     return Servers(launcher=launcher, logs=folder / "logs")
 
 
-def test_the_same_server_beside_it_is_taken(tmp_path: Path) -> None:
-    control = runs.handle(LAUNCH, runs.start_nothing)
-    with servers(tmp_path).start(LAUNCH, control=control) as started:
-        assert started is control
-    with servers(tmp_path).start(dataclasses.replace(LAUNCH, number=2), control=control) as started:
-        assert started is not control
+@contextlib.contextmanager
+def handles(run: Servers, *launches: Launch) -> Iterator[list[ServerHandle]]:
+    """The servers of some launches, which are stopped at the end."""
+    try:
+        yield [run.handle(launch) for launch in launches]
+    finally:
+        run.stop()
+
+
+def test_a_launch_has_one_server_whoever_asks_for_it(tmp_path: Path) -> None:
+    run = servers(tmp_path)
+
+    assert run.handle(LAUNCH) is run.handle(LAUNCH)
+    assert run.handle(LAUNCH) is not run.handle(dataclasses.replace(LAUNCH, number=2))
 
 
 def test_a_server_that_is_not_asked_for_does_not_start(tmp_path: Path) -> None:
-    with servers(tmp_path).start(LAUNCH) as started:
-        assert started.launch == LAUNCH
+    with handles(servers(tmp_path), LAUNCH) as (handle,):
+        assert handle.launch == LAUNCH
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_failed_to_start_is_not_tried_again() -> None:
+    errors = iter([ServerDiedError("first"), ServerDiedError("second")])
+
+    def start(_: ServerSpec) -> AbstractContextManager[Server]:
+        raise next(errors)
+
+    handle = runs.handle(LAUNCH, start)
+
+    for _ in range(2):
+        with pytest.raises(ServerDiedError, match="first"):
+            _ = handle.server
 
 
 def launch(folder: Path, spec: ServerSpec, script: Script) -> Launch:
@@ -64,7 +87,7 @@ def test_a_pair_starts_at_once(tmp_path: Path) -> None:
     run = servers(tmp_path, provision)
     slow = Script(ready_after_s=1.0)
     plain, drafting = (launch(tmp_path, spec, slow) for spec in (PLAIN, DRAFTING))
-    with run.start(plain) as control, run.start(drafting) as server:
+    with handles(run, plain, drafting) as (control, server):
         started += [control, server]
         run.start_all([control, server])
         assert control.is_ready
@@ -84,15 +107,14 @@ def test_a_dispensable_server_says_that_it_failed_only_when_it_is_needed(
     script = Script(fault=Fault.EXIT_AT_START) if fails else slow
     plain = launch(tmp_path, PLAIN, slow)
     drafting = launch(tmp_path, DRAFTING, script)
-    with run.start(plain) as first:
-        run.start_all([first], [run.handle(drafting)])
+    with handles(run, plain, drafting) as (first, second):
+        run.start_all([first], [second])
         assert shown == [f"starting {spec.spec.id}" for spec in (drafting, plain)], (
             "installed first"
         )
-        with run.start(drafting) as second:
-            assert (first.is_ready, second.is_ready) == (True, not fails)
-            with pytest.raises(ServerStartError) if fails else contextlib.nullcontext():
-                assert second.server.spec == drafting.spec
+        assert (first.is_ready, second.is_ready) == (True, not fails)
+        with pytest.raises(ServerStartError) if fails else contextlib.nullcontext():
+            assert second.server.spec == drafting.spec
     assert not left_of(tmp_path)
 
 
@@ -107,14 +129,12 @@ class CountedClaim(GpuClaim):
         self.times_taken += 1
 
 
-def test_what_starts_beside_one_that_fails_goes_on_and_ends_with_its_context(
-    tmp_path: Path,
-) -> None:
+def test_what_starts_beside_one_that_fails_goes_on_until_all_are_stopped(tmp_path: Path) -> None:
     claim = CountedClaim()
     run = dataclasses.replace(servers(tmp_path), claim=claim)
     plain = launch(tmp_path, PLAIN, Script(ready_after_s=1.0))
     broken = launch(tmp_path, DRAFTING, Script(fault=Fault.EXIT_AT_START))
-    with run.start(plain) as control, run.start(broken) as server:
+    with handles(run, plain, broken) as (control, server):
         for _ in range(2):
             with pytest.raises(ServerStartError, match="ended with status"):
                 run.start_all([control, server])

@@ -13,10 +13,9 @@ from specreg.core.timeline import Phase
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.runs.ledger import Recorded
-from specreg.suite.case_runner import CaseRunner
 from specreg.suite.context import RunContext
-from specreg.suite.engine_check import EngineCheck, Measure, MeasuredRun, possible_checks
-from specreg.suite.result import Run
+from specreg.suite.engine_check import EngineCheck, Measure, possible_checks
+from specreg.suite.run import Run
 from specreg.verdicts.history import RunRecord, record_history, settings_sha256
 from specreg.verdicts.verdict import ENGINE_SLOWER, MACHINE_MOVED, Comparison, Outcome, Verdict
 from tests.unit import builders
@@ -53,18 +52,15 @@ def doubtful(
     )
 
 
-def moved_run(
-    context: RunContext, *verdicts: Verdict, engine_version: str = "0.33.0"
-) -> Run[CaseRunner]:
+def moved_run(context: RunContext, *verdicts: Verdict, engine_version: str = "0.33.0") -> Run:
     """A run of a case whose baseline is of vLLM 0.32.0, and whose machine may have moved."""
     runs.record(context)
     run = runs.measured_run(context, launch(engine_version))
-    for verdict in verdicts:
-        run.judge.add(verdict)
+    runs.note(run, *verdicts)
     return run
 
 
-def two_cases(context: RunContext, second: Case, *verdicts: Verdict) -> Run[CaseRunner]:
+def two_cases(context: RunContext, second: Case, *verdicts: Verdict) -> Run:
     """A run of two cases, whose baselines are of vLLM 0.32.0 unless there are others."""
     runs.record(context)
     path = context.store.path(second.id)
@@ -75,29 +71,19 @@ def two_cases(context: RunContext, second: Case, *verdicts: Verdict) -> Run[Case
     launches = [launch("0.33.0"), launch("0.33.0", second)]
     known = [runs.resumed_from(context, chosen, measured).measured for measured in launches]
     run = runs.run(context, chosen, resumed=Recorded(measured={**known[0], **known[1]}))
-    for measured in launches:
-        run.cases.measure(measured.case, runs.servers(1, measured.case))
-    for verdict in verdicts:
-        run.judge.add(verdict)
+    runs.note(run, *verdicts)
     return run
 
 
-def checks_of(run: Run[CaseRunner]) -> list[EngineCheck]:
+def checks_of(run: Run) -> list[EngineCheck]:
     """The comparisons that can tell the engine from the machine after a run."""
-    cases = run.cases
-    measured = MeasuredRun(
-        context=run.context,
-        launches=cases.ledger.measured,
-        verdicts=run.judge.verdicts,
-        time=cases.time,
-    )
-    return possible_checks(measured)
+    return possible_checks(run.result())
 
 
-def check_engine(run: Run[CaseRunner], measure: Measure) -> list[str]:
+def check_engine(run: Run, measure: Measure) -> list[str]:
     """Compare both versions after a run; the lines for the summary."""
-    run.judge.compare_engines(measure)
-    return run.judge.notes
+    run.compare_engines(measure)
+    return run.lines
 
 
 class Gate:
@@ -180,7 +166,7 @@ def test_both_versions_in_the_same_hour_tell_the_engine_from_the_machine(
 
     (line,) = check_engine(run, Gate((SPEED.name, measured), change_frac=change_frac))
 
-    (verdict,) = run.judge.verdicts
+    (verdict,) = run.verdicts
     assert verdict.outcome is (after or before)
     assert verdict.has_code(code)
     measured_words = (
@@ -207,7 +193,7 @@ def test_a_common_loss_that_one_night_does_not_prove_is_doubted_too(
 
     check_engine(run, Gate((SPEED.name, measured)))
 
-    (verdict,) = run.judge.verdicts
+    (verdict,) = run.verdicts
     assert verdict.outcome is outcome
     assert "in the same hour: throughput -24.0%" in verdict.explanation
 
@@ -217,7 +203,7 @@ def test_a_time_that_grew_is_shown_as_a_time_that_grew(tmp_path: Path) -> None:
 
     check_engine(run, Gate((LATENCY, Outcome.REGRESSED)))
 
-    (verdict,) = run.judge.verdicts
+    (verdict,) = run.verdicts
     assert "ttft p50 +24.0%; tonight all that ran changed by +25.0%" in verdict.explanation
 
 
@@ -238,9 +224,7 @@ def test_a_metric_is_told_by_the_one_that_decides_it_and_others_stay_as_they_are
 
     (check,) = gate.checks
     assert check.tolerances == {SPEED.name: 0.1, LATENCY: 0.1}
-    codes = {
-        verdict.metric: verdict.reason and verdict.reason.code for verdict in run.judge.verdicts
-    }
+    codes = {verdict.metric: verdict.reason and verdict.reason.code for verdict in run.verdicts}
     assert codes == {
         SPEED.name: ENGINE_SLOWER,
         TPOT: ENGINE_SLOWER,
@@ -266,7 +250,7 @@ def test_a_comparison_that_ends_early_leaves_the_verdicts_and_says_so(
 
     (line,) = check_engine(run, Gate(error=error))
 
-    assert run.judge.verdicts == (doubtful(),)
+    assert run.verdicts == (doubtful(),)
     assert words in line
 
 
@@ -343,7 +327,7 @@ def test_the_case_that_tells_most_is_measured(tmp_path: Path) -> None:
 
 def test_what_would_take_too_long_is_left_to_the_user(tmp_path: Path) -> None:
     run = moved_run(runs.context(tmp_path), doubtful())
-    launch_id = runs.servers().launch.id
+    launch_id = runs.LAUNCH.id
     times_ns = iter([0])
     run.judge.timeline.clock = lambda: next(times_ns, 300 * 10**9)
     with run.judge.timeline.during(Phase.STARTING, launch_id):
@@ -353,7 +337,7 @@ def test_what_would_take_too_long_is_left_to_the_user(tmp_path: Path) -> None:
 
     assert "so it isn't done at the end of a run; type specreg gate" in line
     assert "vllm==0.32.0 vllm==0.33.0" in line
-    assert run.judge.verdicts == (doubtful(),)
+    assert run.verdicts == (doubtful(),)
 
 
 def test_a_case_that_was_recorded_with_a_third_version_is_not_told(tmp_path: Path) -> None:
@@ -367,7 +351,4 @@ def test_a_case_that_was_recorded_with_a_third_version_is_not_told(tmp_path: Pat
 
     check_engine(run, Gate((SPEED.name, Outcome.REGRESSED)))
 
-    assert [verdict.outcome for verdict in run.judge.verdicts] == [
-        Outcome.REGRESSED,
-        Outcome.INVALID,
-    ]
+    assert [verdict.outcome for verdict in run.verdicts] == [Outcome.REGRESSED, Outcome.INVALID]

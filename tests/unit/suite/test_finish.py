@@ -12,14 +12,15 @@ from specreg.core.reasons import Reason
 from specreg.engines.launch_facts import LaunchFacts
 from specreg.measurement.metrics import METRICS
 from specreg.report.progress import RunProgress
+from specreg.runs.verdicts import Asked
 from specreg.servers.installer import packages_sha256
-from specreg.suite.case_runner import CaseRunner
 from specreg.suite.document import run_verdict
 from specreg.suite.finish import add_to_history, render_end
 from specreg.suite.live_page import LivePage
 from specreg.suite.new_baselines import record_baselines
 from specreg.suite.remarks import remarks_of
-from specreg.suite.result import Run, RunResult, empty_result
+from specreg.suite.result import RunResult, empty_result
+from specreg.suite.run import Run
 from specreg.suite.selection import Selection
 from specreg.verdicts.history import baseline_sha256, record_history, settings_sha256
 from specreg.verdicts.verdict import Outcome, Verdict
@@ -28,7 +29,7 @@ from tests.unit.builders import reports, runs
 from tests.unit.builders.runs import COUNTS, LENGTH, MEASURED, SPEED
 
 
-def run_with_past(folder: Path, *, update_baselines: bool = False) -> Run[CaseRunner]:
+def run_with_past(folder: Path, *, update_baselines: bool = False) -> Run:
     """A run that six others came before."""
     context = runs.context(folder, update_baselines=update_baselines)
     launch, baseline = runs.record(context)
@@ -136,7 +137,7 @@ def test_baselines_that_no_case_needs_are_named_after_a_green_run(tmp_path: Path
     assert list(remarks_of(run.result())) == [], "nothing was judged"
 
     passed = Verdict(case_id=builders.CASE.id, metric=LENGTH.name, outcome=Outcome.PASS)
-    run.judge.add(passed)
+    runs.note(run, passed)
     path = run.context.store.path(builders.CASE.id)
     named = [f"no case uses 1 of this machine's baselines; remove with: git rm {path}"]
     assert list(remarks_of(run.result())) == named
@@ -148,7 +149,9 @@ def test_baselines_that_no_case_needs_are_named_after_a_green_run(tmp_path: Path
     assert list(remarks_of(run.result())) == [], "another tier can't be read"
 
     (tmp_path / "torn.toml").unlink()
-    run.judge.note_failure(builders.CASE, SPEED.name, Reason(text="its server went away"))
+    run.noted.note_failure(
+        Asked(builders.CASE.id, SPEED.name, 1), Reason(text="its server went away")
+    )
     assert list(remarks_of(run.result())) == [], "the run is red"
 
 
@@ -212,7 +215,7 @@ def test_a_case_that_is_wrong_is_not_recorded(tmp_path: Path) -> None:
     context = runs.context(tmp_path, update_baselines=True, launches=2)
     run = runs.measured_run(context, launch, launch)
     wrong = Verdict(case_id=builders.CASE.id, metric="lossless_frac", outcome=Outcome.WRONG)
-    run.judge.add(dataclasses.replace(wrong, reason=Reason(text="token 3 differs")))
+    runs.note(run, dataclasses.replace(wrong, reason=Reason(text="token 3 differs")))
 
     lines, all_written = record_baselines(run.result())
 
@@ -255,7 +258,7 @@ def test_a_run_of_another_number_of_prompts_names_that_number(
 ) -> None:
     case = builders.CASE.replaying(prompts)
     launch = dataclasses.replace(MEASURED, case=case)
-    run = runs.measured_run(runs.context(tmp_path), launch)
+    run = runs.measured_run(runs.context(tmp_path, cases=(case,)), launch)
 
     remarks = [remark for remark in remarks_of(run.result()) if "--num-prompts" in remark]
 

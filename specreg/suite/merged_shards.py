@@ -1,0 +1,178 @@
+"""Join what other processes have measured and checked, and say what is missing."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specreg.core.errors import SpecregError
+from specreg.core.reasons import Reason
+from specreg.core.timeline import RunTime
+from specreg.matrix.case import Case
+from specreg.matrix.models import served_models
+from specreg.runs.ledger import LEDGER, Entry, FailedLaunch, Ledger, MeasuredLaunch
+from specreg.runs.plan import Step
+from specreg.suite.plan import RunPlan
+from specreg.suite.shard_runs import ShardRun
+from specreg.verdicts.verdict import Verdict
+
+_SHARD_MISSING = "SHARD_MISSING"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedShards:
+    """The shards or workers of a run, with their ledgers.
+
+    Attributes:
+        shards: The shards, of which the first that measured or checked something counts.
+        ended_at: When the last one ended, as ISO 8601; empty if the run ends in this process.
+    """
+
+    shards: Sequence[ShardRun]
+    ended_at: str = ""
+
+    @property
+    def plan(self) -> RunPlan:
+        """The plan of the first shard. What it says about the whole run is equal in all shards."""
+        return self.shards[0].plan
+
+    def machine_of(self, case_id: str) -> str:
+        """Return the identity of the machine that measured a case; empty if unknown."""
+        for shard in self.shards:
+            if any(case_id == measured_id for measured_id, _ in shard.measured):
+                return shard.plan.machine
+        return ""
+
+    @property
+    def time(self) -> RunTime:
+        """How the time was spent in the shards that have ended and written a report."""
+        times = [shard.report.time for shard in self.shards if shard.report and shard.report.time]
+        return RunTime(
+            pairs=tuple(pair for time in times for pair in time.pairs),
+            idle_s=sum(time.idle_s for time in times),
+            wall_s=sum(time.wall_s for time in times),
+        )
+
+    def torch_version(self, case: Case) -> str:
+        """Return the version of torch that a case's engine ran with; empty if no report has it."""
+        # The interpreter of the engine is on another machine, so only a report can have it.
+        for shard in self.shards:
+            for case_report in shard.report.cases if shard.report else ():
+                if case_report.case_id == case.id and case_report.torch_version:
+                    return case_report.torch_version
+        return ""
+
+    def fill(self, ledger: Ledger, cases: Sequence[Case], root: Path) -> None:
+        """Add what the shards measured and checked to a ledger, whose file gets their lines too.
+
+        Args:
+            ledger: The ledger of the merged run.
+            cases: The cases that are judged. Launches of other cases are left out.
+            root: The root of this machine's repository, whose models the measurements get.
+        """
+        by_id = {case.id: case for case in cases}
+        for shard in self.shards:
+            for (case_id, number), measurement in shard.measured.items():
+                if case_id in by_id and ledger.find(case_id, number) is None:
+                    launch = MeasuredLaunch(
+                        case_id=case_id,
+                        number=number,
+                        measurement=measurement,
+                        read_from=shard.folder / LEDGER,
+                    )
+                    ledger.add(_with_models_here(launch, by_id[case_id], root))
+            for (case_id, check), line in shard.checked.items():
+                if case_id in by_id and ledger.check(case_id, check) is None:
+                    ledger.add(line)
+
+    def why_missing(self, step: Step) -> FailedLaunch:
+        """Return the entry that says why no shard has taken a step of the night."""
+        (launch,) = step.launches
+        reason = self._reason(launch.case, step.check, step.number)
+        return FailedLaunch(
+            case_id=launch.case.id, number=step.number, check=step.check, reason=reason
+        )
+
+    def _reason(self, case: Case, check: str, number: int) -> Reason:
+        """Return why no shard has measured a case on a launch, or made a check of it."""
+        planned = [shard for shard in self.shards if case.id in shard.plan.names]
+        if not planned:
+            # No plan names the case, so it is one of a missing shard.
+            numbers = [shard for shard, ids in self.missing.items() if case.id in ids]
+            return Reason(code=_SHARD_MISSING, text=self._how_to_get(numbers[0]))
+        shard = planned[-1]
+        reason = shard.why_failed(case.id, check, number)
+        if reason is None and shard.report is not None:
+            reason = _reason_of(shard.report.run.verdicts, case.id, check)
+        if reason is not None:
+            return reason
+        text = f"{shard.plan.name} ended without having measured it"
+        if shard.report is None:
+            text = f"{shard.plan.name} died before it was done, see '{shard.folder}'"
+        return Reason(code=_SHARD_MISSING, text=text)
+
+    @property
+    def missing(self) -> Mapping[int, Sequence[str]]:
+        """The cases of the shards that weren't merged, by the number of the shard."""
+        merged = {shard.plan.shard_number for shard in self.shards}
+        return {
+            number: case_ids
+            for number, case_ids in enumerate(self.plan.shards, start=1)
+            if case_ids and number not in merged
+        }
+
+    def _how_to_get(self, number: int) -> str:
+        shard = f"{number}/{self.plan.shards_in_all}"
+        return f"shard {shard} isn't there: run it with --specreg-shard={shard}, and merge again"
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no shard is missing, and all shards have ended and written a report."""
+        return not self.missing and all(shard.report is not None for shard in self.shards)
+
+    def remarks(self) -> Iterator[str]:
+        """Yield lines about what the verdicts don't show.
+
+        There is a line for each shard that is missing, died or failed for another reason than its
+        verdicts, and for each case that several shards measured.
+        """
+        for number in self.missing:
+            yield f"{_SHARD_MISSING}: {self._how_to_get(number)}"
+        for shard in self.shards:
+            if shard.report is None:
+                yield f"{shard.plan.name} died before it was done: '{shard.folder}'"
+            elif shard.failed_otherwise:
+                status = f"{shard.plan.name} ended with status {shard.report.run.exit_status}"
+                cause = "a test failed for another reason there, or the shard was cut short"
+                yield f"{status}, which its verdicts don't explain: {cause}"
+        for case_id, names in self._measured_by().items():
+            if len(names) > 1:
+                measured = f"{case_id}: measured by {' and '.join(names)}"
+                yield f"{measured}; the first measurement counts"
+
+    def _measured_by(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of the shards that measured each case, by case id."""
+        names: dict[str, list[str]] = {}
+        for shard in self.shards:
+            for case_id in dict.fromkeys(case_id for case_id, _ in shard.measured):
+                names.setdefault(case_id, []).append(shard.plan.name)
+        return names
+
+
+def _with_models_here(launch: MeasuredLaunch, case: Case, root: Path) -> Entry:
+    """Return a launch with the models of this repository, or why they can't be read."""
+    try:
+        target, draft = served_models(root, case.server)
+    except SpecregError as error:
+        return FailedLaunch(case_id=case.id, number=launch.number, reason=error.reason, error=error)
+    measurement = dataclasses.replace(launch.measurement, target=target, draft=draft)
+    return dataclasses.replace(launch, measurement=measurement)
+
+
+def _reason_of(verdicts: Sequence[Verdict], case_id: str, metric: str) -> Reason | None:
+    """Return the reason of the verdict on a metric, or else of another verdict on the case."""
+    with_reason = [verdict for verdict in verdicts if verdict.case_id == case_id and verdict.reason]
+    for verdict in with_reason:
+        if verdict.metric == metric:
+            return verdict.reason
+    return with_reason[0].reason if with_reason else None
