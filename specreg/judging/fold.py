@@ -37,7 +37,7 @@ _FREEDOM_PER_NIGHT = 30.0
 by chance, and then it is off for all nights that are compared with it."""
 _HEAVY_TAIL = 3.0
 """The degrees of freedom of single nights: some are far worse than a normal distribution has it."""
-CLEAR_LOSS = -math.log1p(-0.2)
+CLEAR_LOSS = -math.log1p(-0.25)
 """The loss that one night may prove however much nights vary."""
 _FEWEST_FIRST = 4
 """The fewest first nights with which later ones are compared, to find a slow loss."""
@@ -177,6 +177,11 @@ class Fold:
     def nights(self) -> Ints:
         """How many nights of each figure before the last one stand, besides the first one."""
         return np.asarray(np.maximum(self._stands[:-1].sum(axis=0) - 1, 0))
+
+    @property
+    def level_nights(self) -> Ints:
+        """How many nights the level that a figure has to keep consists of, at least 1."""
+        return np.asarray(np.maximum(self._kept_rows().sum(axis=0), 1))
 
     def needed_nights(self) -> Ints:
         """Return how many nights would prove that a figure keeps its tolerance; 0 if none would."""
@@ -396,7 +401,8 @@ def _near_middle(levels: Floats, stands: Bools, variances: Floats, sign: int) ->
 def _first_night_over(changes: Floats, variances: Floats, needed: float) -> int | None:
     """Return the night from which a loss is over; None if that isn't proven.
 
-    It is over if the nights from then on are proven to be better, and have regained half of it.
+    It is over if the nights from then on have regained half of it, and are proven to be better than
+    the lost nights, or than half of the loss. A single lost night varies too much for the former.
 
     Args:
         changes: the changes from the level before the loss, for each night since; NaN if unknown.
@@ -415,8 +421,12 @@ def _first_night_over(changes: Floats, variances: Floats, needed: float) -> int 
         if not weight_lost:
             continue
         lost = float((weights[:first] * changes[:first]).sum() / weight_lost)
-        regained = float((weights[first:] * changes[first:]).sum() / weight_over) - lost
-        clearness = regained / math.sqrt(1 / weight_lost + 1 / weight_over)
+        over = float((weights[first:] * changes[first:]).sum() / weight_over)
+        regained = over - lost
+        clearness = max(
+            regained / math.sqrt(1 / weight_lost + 1 / weight_over),
+            (over - lost / 2) * math.sqrt(weight_over),
+        )
         if lost < 0 and regained > -lost / 2 and clearness > clearest:
             clearest = clearness
             first_over = first

@@ -156,11 +156,13 @@ class Wandering:
         self._two_sided = two_sided
         self._tolerated = -np.log1p(-tolerances_frac)
         self._levels = np.empty((0, metrics))
+        self._level_nights = self.fold.level_nights
         self.change = np.full(metrics, np.nan)
         self.is_too_slow = np.zeros(metrics, bool)
 
     def add(self, common: Floats, restarts: Bools) -> None:
         """Add the common change of a night."""
+        self._level_nights = self.fold.level_nights
         self.fold.add(Night.of_levels(common, restarts))
         self.change = self.fold.kept.estimate
         self._levels = np.vstack([self._levels, common])
@@ -179,7 +181,7 @@ class Wandering:
             return False
         variance, freedom = self._variance(past)
         needed = float(quantiles(SLOW_LEVEL, np.array([freedom]))[0])
-        error = float(np.sqrt(variance * (1 + 1 / len(past))))
+        error = float(np.sqrt(variance * (1 + 1 / self._level_nights[row])))
         if sign * tonight > max(self._tolerated[row], needed * error):
             return True
         if self.fold.state[row] != state:

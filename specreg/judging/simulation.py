@@ -524,7 +524,7 @@ CHANGED: Sequence[Row] = (
             nights=1,
             planted=(Planted(change_frac=-0.3),),
         ),
-        (_found(1, 0.95),),
+        (_found(1, 0.9),),
     ),
     (
         Scenario(
