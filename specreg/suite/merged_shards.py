@@ -16,7 +16,7 @@ from specreg.suite.plan import RunPlan
 from specreg.suite.shard_runs import ShardRun
 from specreg.verdicts.verdict import Verdict
 
-_SHARD_MISSING = "SHARD_MISSING"
+SHARD_MISSING = "SHARD_MISSING"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class MergedShards:
         if not planned:
             # No plan names the case, so it is one of a missing shard.
             numbers = [shard for shard, ids in self.missing.items() if case.id in ids]
-            return Reason(code=_SHARD_MISSING, text=self._how_to_get(numbers[0]))
+            return Reason(code=SHARD_MISSING, text=self._how_to_get(numbers[0]))
         shard = planned[-1]
         reason = shard.why_failed(case.id, check, number)
         if reason is None and shard.report is not None:
@@ -109,7 +109,7 @@ class MergedShards:
         text = f"{shard.plan.name} ended without having measured it"
         if shard.report is None:
             text = f"{shard.plan.name} died before it was done, see '{shard.folder}'"
-        return Reason(code=_SHARD_MISSING, text=text)
+        return Reason(code=SHARD_MISSING, text=text)
 
     @property
     def missing(self) -> Mapping[int, Sequence[str]]:
@@ -137,7 +137,7 @@ class MergedShards:
         verdicts, and for each case that several shards measured.
         """
         for number in self.missing:
-            yield f"{_SHARD_MISSING}: {self._how_to_get(number)}"
+            yield f"{SHARD_MISSING}: {self._how_to_get(number)}"
         for shard in self.shards:
             if shard.report is None:
                 yield f"{shard.plan.name} died before it was done: '{shard.folder}'"

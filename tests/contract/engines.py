@@ -79,6 +79,6 @@ def measure(case: Case, server: Server) -> tuple[Measurement, AcceptanceRecord]:
     """A measurement of a case on its server, which is valid, and its acceptance."""
     prompts = load_case_prompts(builders.ROOT, case)[: case.request.prompts]
     measurement = builders.measure_alone(case, server, prompts)
-    assert not measurement.invalid
+    assert not measurement.invalid, measurement.invalid
     assert measurement.acceptance is not None
     return measurement, measurement.acceptance

@@ -228,4 +228,5 @@ def test_each_option_of_a_run_is_for_any_machine_or_for_one() -> None:
         if not portable_options((typed,)):
             left_out.add(field.name)
     of_one_machine = {"engine_python", "matrix", "baselines", "runs", "history"}
+    of_one_machine |= {"image", "container_runtime"}
     assert left_out == of_one_machine | {"url_token_env", "url_ca_file"}
