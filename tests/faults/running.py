@@ -179,7 +179,7 @@ class Hurt:
 
     def server(self) -> psutil.Process:
         """The process that its server's API runs in."""
-        (api,) = [process for process in self.processes() if _is_api(process)]
+        (api,) = [process for process in self.processes() if is_api(process)]
         return api
 
     def worker(self) -> psutil.Process:
@@ -327,6 +327,13 @@ def end_of_leader(find: Callable[[], Sequence[psutil.Process]]) -> float:
     return time.monotonic()
 
 
+def is_api(process: psutil.Process) -> bool:
+    """Whether it runs vLLM's server, and is none of its workers nor what fetches its models."""
+    with contextlib.suppress(psutil.Error):
+        return "vllm.entrypoints" in " ".join(process.cmdline())
+    return False
+
+
 def lives(process: psutil.Process) -> bool:
     """Whether it runs; one that only waits to be reaped doesn't."""
     try:
@@ -340,12 +347,6 @@ def _begins(line: dict[str, object], case_id: str) -> bool:
     if line["type"] != "Launched" or not isinstance(keys, list):
         return False
     return any(key["case_id"] == case_id for key in keys)
-
-
-def _is_api(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "vllm.entrypoints" in " ".join(process.cmdline())
-    return False
 
 
 def _is_held(path: Path) -> bool:
