@@ -184,7 +184,8 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         raise KeyboardInterrupt
     cut_short = _is_cut_short(session, exitstatus)
     # The servers are stopped first, because the rest takes a while and may be interrupted again.
-    notes.add_lines(_stop_servers(config, cut_short=cut_short))
+    left_over = list(_stop_servers(config, cut_short=cut_short))
+    notes.add_lines(left_over)
     run = _finished_run(session, cut_short=cut_short)
     if run is None:
         result = empty_result(context, config.stash.get(SELECTION, Selection()))
@@ -198,6 +199,9 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         notes.add_lines(_update_baselines(session, result, cut_short=cut_short))
     # Write the documents of the run, which have its exit status.
     _set_exit_status(session, exitstatus, result.verdicts)
+    if left_over and session.exitstatus == pytest.ExitCode.OK:
+        # What is left of a server would disturb whatever this machine measures next.
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
     report = None
     if result.verdicts or _was_meant_to_judge(session):
         verdict = run_verdict(result, int(session.exitstatus), cut_short=cut_short)
