@@ -203,7 +203,6 @@ class MachineNights:
         sizes = self.cases.size_of_change()
         needed = self.cases.needed_nights()
         shared = self._shared_change()
-        machine_sizes = self.machine.fold.size_of_change()
         rows = []
         for column in range(len(self.figures)):
             pair = self._pair_of[column]
@@ -224,7 +223,6 @@ class MachineNights:
                     since=int(self.cases.since[column]),
                     engine_since=int(self.engines.since[pair]) if is_engine_lost else -1,
                     machine_since=int(self.machine.fold.since[metric]),
-                    machine_size=float(machine_sizes[metric]),
                     is_machine_too_slow=bool(self.machine.is_too_slow[metric]),
                     needed_nights=int(needed[column]),
                     nights=int(self.cases.nights[column]),

@@ -47,7 +47,6 @@ class Evidence:
         since: the first night of the open loss or gain.
         engine_since: the first night of an open loss of its engine.
         machine_since: the first night of an open change of the machine.
-        machine_size: the size of that change.
         is_machine_too_slow: whether the machine is proven to be slower than tolerated.
         needed_nights: how many nights would decide it; 0 if no number would.
         nights: how many nights show how it varies.
@@ -66,7 +65,6 @@ class Evidence:
     since: int
     engine_since: int
     machine_since: int
-    machine_size: float
     is_machine_too_slow: bool
     needed_nights: int
     nights: int

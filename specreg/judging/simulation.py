@@ -17,7 +17,7 @@ from multiprocessing.pool import Pool
 
 import numpy as np
 
-from specreg.judging.fold import NIGHT_LEVEL, USUAL, Night
+from specreg.judging.fold import NIGHT_LEVEL, Night
 from specreg.judging.nights import CPU, GPU, MachineNights, Prior
 from specreg.judging.rules import Finding, finding_of
 from specreg.judging.samples import Figure
@@ -108,9 +108,6 @@ class Counts:
         series: how many series there were.
         healthy_nights: the nights of each series that were counted.
         red_nights: those with a red figure that had lost nothing.
-        red_series: the series with such a night.
-        machine_nights: the nights on which the whole machine was said to be too slow.
-        named_nights: the nights on which a change of the machine was named.
         found: for each lost case, on which night of its loss it was first named; 0 for never.
         lost_figures: the figures with a planted loss, over all nights of the loss.
         passed: those that were said to have kept their level.
@@ -118,16 +115,12 @@ class Counts:
         closed: those of them that weren't red.
         mended_figures: the figures whose loss was mended some nights ago.
         still_red: those that were red all the same.
-        kept_figures: figures without a loss that were proven to have kept their level.
         figures: all figures without a loss.
     """
 
     series: int = 0
     healthy_nights: int = 0
     red_nights: int = 0
-    red_series: int = 0
-    machine_nights: int = 0
-    named_nights: int = 0
     found: list[int] = field(default_factory=list)
     lost_figures: int = 0
     passed: int = 0
@@ -135,7 +128,6 @@ class Counts:
     closed: int = 0
     mended_figures: int = 0
     still_red: int = 0
-    kept_figures: int = 0
     figures: int = 0
 
     def found_by(self, night: int) -> float:
@@ -286,7 +278,6 @@ def _count_series(counts: Counts, scenario: Scenario, seed: int) -> None:
     lost_cases: set[int] = set()
     mended_on: dict[int, int] = {}
     nights_lost = 0
-    is_red_series = False
     for night, machine, nights in judged_nights(scenario, seed):
         if night <= scenario.skipped:
             continue
@@ -316,16 +307,11 @@ def _count_series(counts: Counts, scenario: Scenario, seed: int) -> None:
                     counts.still_red += finding in _NAMED
                 continue
             counts.figures += 1
-            counts.kept_figures += finding in {Finding.KEPT, Finding.GAINED}
             is_red = is_red or finding in _NAMED or undecidable
         counts.healthy_nights += 1
-        counts.machine_nights += is_machine
-        counts.named_nights += bool((nights.machine.fold.state != USUAL).any())
         is_planted = any(planted.cases is None for planted in scenario.planted)
         is_red = is_red or (is_machine and not is_planted)
         counts.red_nights += is_red
-        is_red_series = is_red_series or is_red
-    counts.red_series += is_red_series
     counts.found += [found.get(figure, 0) for figure in sorted(lost_cases)]
 
 

@@ -143,9 +143,7 @@ class RunContext:
         case_ids = {case.id for case in self.tier.cases}
         case_ids.update(path.stem for path in self.store.own_paths())
         history = load_history(self.history_path, dt.datetime.now(tz=dt.UTC), case_ids)
-        for name in self.nights_left_out:
-            history = history.without(name)
-        return history
+        return history.without(*self.nights_left_out)
 
     @property
     def history_path(self) -> Path:

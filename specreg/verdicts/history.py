@@ -108,10 +108,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             return [self.values[metric]]
         return []
 
-    def launches_of(self, metric: str) -> int:
-        """Return how many launches the level of a metric is averaged over."""
-        return len(self.launch_values.get(metric, ())) or self.launches
-
     def judged(self, metric: str) -> bool:
         """Return whether the run compared a valid metric with a baseline."""
         return self.outcomes.get(metric) in JUDGED
@@ -137,11 +133,12 @@ class History:
         """Return the records of a case, the oldest first; empty if it never ran."""
         return self.by_case.get(case_id, ())
 
-    def without(self, run: str) -> "History":
-        """Return the history without a run, which may have been resumed or merged before."""
+    def without(self, *runs: str) -> "History":
+        """Return the history without some runs, which may have been resumed or merged before."""
+        left_out = frozenset(runs)
         by_case = {}
         for case_id, records in self.by_case.items():
-            other_records = [record for record in records if record.run != run]
+            other_records = [record for record in records if record.run not in left_out]
             by_case[case_id] = tuple(other_records)
         return History(by_case, self.problem)
 

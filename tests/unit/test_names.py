@@ -29,7 +29,7 @@ UNITLESS = re.compile(
     r"|max|mean|min|stdev|p\d\d"  # in the unit of what is summarised
     r"|_?usual|_?levels?|_?deviations|noise"  # logarithms and their variances
     r"|launch_values|control_values"
-    r"|logs|control_logs|own|shared|size|tolerated|lowest|highest|machine_size|wanders"
+    r"|logs|control_logs|own|shared|size|tolerated|lowest|highest|wanders"
 )
 
 

@@ -21,7 +21,6 @@ KEPT = Evidence(
     since=-1,
     engine_since=-1,
     machine_since=-1,
-    machine_size=float("nan"),
     is_machine_too_slow=False,
     needed_nights=5,
     nights=8,
