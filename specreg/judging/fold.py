@@ -157,11 +157,15 @@ class Fold:
         self._tolerated = -np.log1p(-tolerances_frac)
         self._least = -np.log1p(-np.maximum(LEAST_FRAC, tolerances_frac / 4))
         self._level = level / decisions
+        # The nights that are compared with each other, by number, with what each measured.
+        self._count = 0
+        self._numbers = np.empty(0, np.intp)
         self._levels = np.empty((0, figures))
         self._clipped = np.empty((0, figures))
         self._launches = np.empty((0, figures))
         self._planned = np.empty((0, figures))
         self._stands = np.empty((0, figures), bool)
+        self._forgotten = np.zeros(figures, np.intp)
         self._kept_nights = np.zeros(figures)
         self.state = np.full(figures, USUAL)
         self.since = np.full(figures, -1)
@@ -176,7 +180,7 @@ class Fold:
     @property
     def nights(self) -> Ints:
         """How many nights of each figure before the last one stand, besides the first one."""
-        return np.asarray(np.maximum(self._stands[:-1].sum(axis=0) - 1, 0))
+        return np.asarray(np.maximum(self._forgotten + self._stands[:-1].sum(axis=0) - 1, 0))
 
     @property
     def level_nights(self) -> Ints:
@@ -194,8 +198,8 @@ class Fold:
 
     def size_of_change(self) -> Floats:
         """Return the size of the open loss or gain of each figure; NaN without one."""
-        nights = np.arange(len(self._levels))[:, np.newaxis]
-        changed = ~self.is_usual & (nights >= self.since) & np.isfinite(self._levels)
+        numbers = self._numbers[:, np.newaxis]
+        changed = ~self.is_usual & (numbers >= self.since) & np.isfinite(self._levels)
         levels = np.where(changed, self._levels, 0.0)
         mean = levels.sum(axis=0) / _or_unknown(changed.sum(axis=0))
         return np.asarray(mean - self.level_before)
@@ -208,18 +212,20 @@ class Fold:
         self.kept = self._change(night.levels, night.launches, self._mean(self._kept_rows()))
         self._append(night)
         self._close_what_is_over()
-        for state in (LOST, GAINED):
-            self._open_what_lasts(state)
+        self._open_what_lasts()
         self._open_what_is_clear(night, LOST, self.is_usual)
         self._open_what_is_clear(night, GAINED, self.is_usual & self._two_sided)
         self._restart(night.restarts)
         self._extend_the_level()
+        self._forget_nights()
 
     def _append(self, night: Night) -> None:
         # No single night moves a level far. The first one of a figure is the level.
         reach = _MOST_SPREADS * self.tonight.error
         excess = self.tonight.estimate - np.clip(self.tonight.estimate, -reach, reach)
         clipped = np.where(np.isfinite(excess), night.levels - excess, night.levels)
+        self._numbers = np.append(self._numbers, self._count)
+        self._count += 1
         self._levels = np.vstack([self._levels, night.levels])
         self._clipped = np.vstack([self._clipped, clipped])
         self._launches = np.vstack([self._launches, night.launches])
@@ -267,8 +273,7 @@ class Fold:
         self.state = np.where(opened, state, self.state)
         self.since = np.where(opened, since, self.since)
         self.level_before = np.where(opened, level_before, self.level_before)
-        nights = np.arange(len(self._levels))[:, np.newaxis]
-        self._stands &= ~(opened & (nights >= since))
+        self._stands &= ~(opened & (self._numbers[:, np.newaxis] >= since))
 
     def _open_what_is_clear(self, night: Night, state: int, may_open: Bools) -> None:
         """Open the losses, or the gains, that tonight proves alone, also without one launch."""
@@ -285,59 +290,76 @@ class Fold:
         without_extreme = night.without_extreme(sign) - night.levels + self.tonight.estimate
         is_seen_twice = sign * without_extreme > self._tolerated
         opened = may_open & is_clear & is_proven & is_seen_twice
-        tonight = np.full(figures, len(self._levels) - 1)
+        tonight = np.full(figures, self._count - 1)
         self._open(opened, state, tonight, self._levels[-1] - self.tonight.estimate)
 
-    def _open_what_lasts(self, state: int) -> None:
-        """Open the losses, or the gains, that the last nights prove together.
+    def _open_what_lasts(self) -> None:
+        """Open the losses and the gains that the last nights prove together.
 
         The nights from each night on are compared with all nights before it, and with the first
         half of these, against which a slow loss shows. The clearest comparison counts.
         """
-        sign = 1 if state == GAINED else -1
         variances = self._variances()
         weights = np.where(self._stands, 1 / variances, 0.0)
+        levels = np.where(self._stands, self._levels, 0.0)
         is_level = self._level_rows()
-        level_weights = np.cumsum(np.where(is_level, weights, 0.0), axis=0)
-        level_sums = np.cumsum(np.where(is_level, weights * self._clipped, 0.0), axis=0)
-        level_nights = np.cumsum(is_level, axis=0)
+        level_weights = _sums_before(np.where(is_level, weights, 0.0))
+        level_sums = _sums_before(np.where(is_level, weights * self._clipped, 0.0))
+        level_nights = _sums_before(is_level)
 
-        clearest = np.ones(len(self.state))
-        since = np.full(len(self.state), -1)
-        level_before = np.full(len(self.state), np.nan)
-        count = len(self._levels)
-        for first in range(max(1, count - LEVEL_NIGHTS), count - 1):
-            stands = self._stands[first:]
-            nights_after = stands.sum(axis=0)
-            weight_after = _or_unknown(weights[first:].sum(axis=0))
-            after = np.where(stands, self._levels[first:], 0.0)
-            whole = (weights[first:] * after).sum(axis=0) / weight_after
-            limited = _near_middle(after, stands, variances[first:], sign)
-            limited = (weights[first:] * limited).sum(axis=0) / weight_after
+        # Each comparison is a row: of the nights from `firsts` on with those before `ends`.
+        pairs = self._compared_nights()
+        if not pairs:
+            return
+        firsts, ends = np.searchsorted(self._numbers, pairs).T
+        after_weights = _or_unknown(_sums_from(weights)[firsts])
+        after_nights = _sums_from(self._stands)[firsts]
+        known = _or_unknown(level_weights[ends])
+        before = level_sums[ends] / known
+        change = _sums_from(weights * levels)[firsts] / after_weights - before
+        freedom = self._freedom(np.minimum(level_nights[ends], after_nights))
+        needed = quantiles(_LASTING_SHARE * self._level, freedom)
+        proof = needed * np.sqrt(1 / after_weights + 1 / known)
+
+        for state in (LOST, GAINED):
+            sign = 1 if state == GAINED else -1
+            size = sign * change
+            # Tonight has to be nearer to the new level than to the old one.
+            lasts = self._stands[-1] & (sign * (levels[-1] - before) > size / 2)
+            is_large = (size > self._least) & (size > proof) & (after_nights > 1)
+            clearness = np.where(self.is_usual & lasts & is_large, size / proof, 0.0)
+            # Few comparisons come so far. They must hold without what a single night is far off by.
+            for row in np.flatnonzero(clearness.any(axis=1)):
+                columns = np.flatnonzero(clearness[row])
+                nights = np.ix_(np.arange(firsts[row], len(levels)), columns)
+                limited = _near_middle(
+                    levels[nights], self._stands[nights], variances[nights], sign
+                )
+                mean = (weights[nights] * limited).sum(axis=0) / after_weights[row, columns]
+                is_proven = sign * (mean - before[row, columns]) > proof[row, columns]
+                clearness[row, columns[~is_proven]] = 0.0
+
+            clearest = clearness.argmax(axis=0)
+            figures = np.arange(len(self.state))
+            opened = clearness[clearest, figures] > 0
+            self._open(opened, state, self._numbers[firsts[clearest]], before[clearest, figures])
+
+    def _compared_nights(self) -> list[tuple[int, int]]:
+        """Return the first nights of what may last, each with the end of the nights before it."""
+        pairs = []
+        for first in range(max(1, self._count - LEVEL_NIGHTS), self._count - 1):
+            pairs.append((first, first))
             half = (first + 1) // 2
-            for before in {first, half if half >= _FEWEST_FIRST else first}:
-                known = _or_unknown(level_weights[before - 1])
-                mean = level_sums[before - 1] / known
-                freedom = self._freedom(np.minimum(level_nights[before - 1], nights_after))
-                needed = quantiles(_LASTING_SHARE * self._level, freedom)
-                proof = needed * np.sqrt(1 / weight_after + 1 / known)
-                is_proven = (sign * (limited - mean) > proof) & (nights_after > 1)
-                size = sign * (whole - mean)
-                # Tonight has to be nearer to the new level than to the old one.
-                lasts = stands[-1] & (sign * (after[-1] - mean) > size / 2)
-                clearness = size / proof
-                is_clearest = is_proven & lasts & (size > self._least) & (clearness > clearest)
-                clearest = np.where(is_clearest, clearness, clearest)
-                since = np.where(is_clearest, first, since)
-                level_before = np.where(is_clearest, mean, level_before)
-        self._open(self.is_usual & (since >= 0), state, since, level_before)
+            if _FEWEST_FIRST <= half < first:
+                pairs.append((first, half))
+        return pairs
 
     def _close_what_is_over(self) -> None:
         """Close the losses and gains of which nights prove that they are over."""
         needed = quantiles(OVER_LEVEL, self.spread.freedom)
         variances = self._variances()
         for figure in np.flatnonzero(~self.is_usual):
-            since = self.since[figure]
+            since = int(np.searchsorted(self._numbers, self.since[figure]))
             # Turn a gain into a loss, so that both are over when the figure has risen again.
             sign = -self.state[figure]
             first = _first_night_over(
@@ -357,6 +379,7 @@ class Fold:
         self._stands[:, restarts] = False
         self._stands[-1, restarts] = np.isfinite(self._levels[-1, restarts])
         self._clipped[-1, restarts] = self._levels[-1, restarts]
+        self._forgotten[restarts] = 0
         self._kept_nights[restarts] = 0
         self.state = np.where(restarts, USUAL, self.state)
         self.since = np.where(restarts, -1, self.since)
@@ -379,10 +402,33 @@ class Fold:
         keeps = self.is_usual & (lowest > -self._tolerated)
         self._kept_nights = np.where(keeps, later.nights, self._kept_nights)
 
+    def _forget_nights(self) -> None:
+        """Forget the nights that no later one is compared with, so that a long history is fast."""
+        open_since = self.since[~self.is_usual]
+        oldest = min([self._count - LEVEL_NIGHTS, *open_since])
+        is_needed = (self._numbers >= oldest) | self._level_rows().any(axis=1)
+        self._forgotten += self._stands[~is_needed].sum(axis=0)
+        self._numbers = self._numbers[is_needed]
+        self._levels = self._levels[is_needed]
+        self._clipped = self._clipped[is_needed]
+        self._launches = self._launches[is_needed]
+        self._planned = self._planned[is_needed]
+        self._stands = self._stands[is_needed]
+
 
 def _or_unknown(weights: Floats | Ints) -> Floats:
     """Return the weights, with NaN for 0, so that a mean of nothing is unknown."""
     return np.asarray(np.where(weights > 0, weights, np.nan))
+
+
+def _sums_before(rows: Floats | Bools) -> Floats:
+    """Return the sum of the rows before each row, and last the sum of all rows."""
+    return np.concatenate([np.zeros_like(rows[:1], float), np.cumsum(rows, axis=0)])
+
+
+def _sums_from(rows: Floats | Bools) -> Floats:
+    """Return the sum of the rows from each row on."""
+    return np.asarray(np.cumsum(rows[::-1], axis=0, dtype=float)[::-1])
 
 
 def _near_middle(levels: Floats, stands: Bools, variances: Floats, sign: int) -> Floats:

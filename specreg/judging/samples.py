@@ -1,6 +1,7 @@
 """Arrange what the nights of machines measured, as plain numbers, into one table per machine."""
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -120,18 +121,19 @@ def night_of(samples: Iterable[Sample], figures: Sequence[Figure]) -> Night:
         if not sample.logs:
             continue
         column = columns[sample.metric, sample.case]
-        logs = np.array(sample.logs)
+        logs = sample.logs
         planned = logs[: sample.planned]
-        night.levels[column] = logs.mean()
+        level = statistics.fmean(logs)
+        night.levels[column] = level
         night.launches[column] = len(logs)
-        night.planned_levels[column] = planned.mean()
+        night.planned_levels[column] = statistics.fmean(planned)
         night.planned[column] = len(planned)
-        night.launch_squares[column] = ((logs - logs.mean()) ** 2).sum()
+        night.launch_squares[column] = sum((log - level) ** 2 for log in logs)
         night.restarts[column] = sample.starts_level
-        night.lowest[column] = logs.min()
-        night.highest[column] = logs.max()
+        night.lowest[column] = min(logs)
+        night.highest[column] = max(logs)
         if sample.control_logs:
-            night.controls[column] = np.mean(sample.control_logs)
+            night.controls[column] = statistics.fmean(sample.control_logs)
     return night
 
 
