@@ -89,15 +89,19 @@ def _is_pending(case: Case, number: int, ledger: Ledger, night: Night, check: st
         return False
     if not check and ledger.find(case.id, number) is not None:
         return False
+    return is_tried(failures_of(ledger, case.id, number, check), night.attempts)
+
+
+def is_tried(failures: Sequence[FailedLaunch], attempts: int) -> bool:
+    """Return whether what failed so far, if it did, is tried again.
+
+    Args:
+        failures: How it failed.
+        attempts: How often it is tried at most if its server dies.
+    """
     # What failed beside other cases is tried again alone.
-    failures = [
-        failure
-        for failure in failures_of(ledger, case.id, number, check)
-        if not failure.is_beside_others
-    ]
-    if not failures:
-        return True
-    return failures[-1].server_died and len(failures) < night.attempts
+    alone = [failure for failure in failures if not failure.is_beside_others]
+    return not alone or (alone[-1].server_died and len(alone) < attempts)
 
 
 def failures_of(

@@ -18,9 +18,9 @@ from specreg.core.timeline import Phase, Timeline
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS
-from specreg.runs.goals import CaseGoal, CaseLaunch
+from specreg.runs.goals import ATTEMPTS, CaseGoal, CaseLaunch
 from specreg.runs.ledger import Ledger, MeasuredLaunch
-from specreg.runs.plan import failures_of
+from specreg.runs.plan import failures_of, is_tried
 from specreg.stats.intervals import MORE_LAUNCHES
 from specreg.verdicts.references import References
 from specreg.verdicts.run_verdicts import acceptance_on_launch, confirmed, wants_fresh_launch
@@ -54,6 +54,7 @@ class LedgerJudge:
         references: What the night is compared with.
         is_recording: Whether baselines are recorded, and nothing is judged.
         is_part: Whether this process measures a part of a run, so that it can't judge speeds.
+        attempts: How often a case is tried if its server dies.
         timeline: Records how long judging takes.
         asked: The cases and launches of which verdicts are asked. A test may also measure a case,
             and judge by itself.
@@ -69,6 +70,7 @@ class LedgerJudge:
     references: References
     is_recording: bool = False
     is_part: bool = False
+    attempts: int = ATTEMPTS
     timeline: Timeline = field(default_factory=Timeline)
     asked: set[tuple[str, int]] = field(default_factory=set)
     _goals: Mapping[str, CaseGoal] = field(init=False)
@@ -138,9 +140,11 @@ class LedgerJudge:
         return dataclasses.replace(verdict, case_id=asked.case_id, metric=asked.name)
 
     def _failure(self, asked: Asked, check: str) -> Verdict | None:
-        """Return the verdict on what couldn't be measured or checked; None if it wasn't tried."""
+        """Return the verdict on what couldn't be measured or checked; None if it is still tried."""
         failures = failures_of(self.ledger, asked.case_id, asked.number, check)
-        return _invalid(asked, failures[-1].reason) if failures else None
+        if is_tried(failures, self.attempts):
+            return None
+        return _invalid(asked, failures[-1].reason)
 
     def _metric_verdict(
         self, asked: Asked, launch: MeasuredLaunch, *, is_over: bool

@@ -110,7 +110,7 @@ def _joined_run(
         ledger=ledger,
         judge=judge,
         # Each step is one case, of which the shards say why they haven't got it.
-        night=dataclasses.replace(night, attempts=1, side_by_side=False, further=None),
+        night=dataclasses.replace(night, side_by_side=False, further=None),
         shards=merged,
         is_over=True,
     )

@@ -53,6 +53,8 @@ def judge_of(
         references=_references(context, selection, shards),
         is_recording=selection.is_recording,
         is_part=context.is_part,
+        # specreg can't restart a server that others have started, and a merge starts none.
+        attempts=1 if context.provision.attached is not None or shards is not None else ATTEMPTS,
         timeline=timeline,
     )
 
@@ -113,8 +115,7 @@ def night_of(context: RunContext, selection: Selection, judge: LedgerJudge) -> N
     night = Night.of(judge.goals, launches=context.launches)
     return dataclasses.replace(
         night,
-        # specreg can't restart a server that others have started.
-        attempts=1 if context.provision.attached is not None else ATTEMPTS,
+        attempts=judge.attempts,
         # A worker or a shard doesn't know which of the later cases it will measure itself.
         side_by_side=not context.is_part,
         unconfirmed=judge.unconfirmed,

@@ -14,7 +14,7 @@ from specreg.measurement.metrics import Metric
 from specreg.runs.execute import Executor
 from specreg.runs.goals import CaseLaunch, Night, Stage
 from specreg.runs.ledger import FailedLaunch, Ledger, MeasuredLaunch
-from specreg.runs.plan import failures_of, next_step
+from specreg.runs.plan import failures_of, is_tried, next_step
 from specreg.runs.verdicts import Asked, LedgerJudge
 from specreg.servers.handle import ServerHandle
 from specreg.suite.context import RunContext
@@ -269,7 +269,7 @@ class Run:
         if self.shards is None:
             return dataclasses.replace(
                 shared,
-                retried=tuple(_retried(self.ledger)),
+                retried=tuple(_retried(self.ledger, self.night.attempts)),
                 torch_version_of=lambda case: self.context.provision.torch_version(case.server),
             )
         return dataclasses.replace(
@@ -289,14 +289,21 @@ def _in_order(
     return tuple(sorted(launches, key=lambda launch: (launch.number, positions[launch.case_id])))
 
 
-def _retried(ledger: Ledger) -> Iterator[str]:
-    """Yield a sentence for each attempt that a dead server ended, and another one followed."""
+def _retried(ledger: Ledger, attempts: int) -> Iterator[str]:
+    """Yield a sentence for each attempt that a dead server ended, and that is or was repeated."""
     failures = ledger.failures
     for index, failure in enumerate(failures):
-        if failure.server_died and _was_repeated(failure, failures[index + 1 :], ledger):
-            suffix = f"-launch{failure.number}" if failure.number > 1 else ""
-            again = f"{failure.check} checked again" if failure.check else "measured again"
-            yield f"{failure.case_id}{suffix}: {again}, {failure.reason}"
+        if not failure.server_died:
+            continue
+        again = f"{failure.check} checked again" if failure.check else "measured again"
+        if not _was_repeated(failure, failures[index + 1 :], ledger):
+            of_same = failures_of(ledger, failure.case_id, failure.number, failure.check)
+            if not is_tried(of_same, attempts):
+                continue
+            # The run was interrupted before, or meanwhile.
+            again = f"to be {again}"
+        suffix = f"-launch{failure.number}" if failure.number > 1 else ""
+        yield f"{failure.case_id}{suffix}: {again}, {failure.reason}"
 
 
 def _was_repeated(

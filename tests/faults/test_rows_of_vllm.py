@@ -190,7 +190,7 @@ def test_row_04_a_worker_that_crashes_in_the_run(hurt: HurtRun) -> None:
 
 def test_row_05_a_worker_that_survives_its_server(hurt: HurtRun) -> None:
     assert hurt.orphan_s < 10
-    assert f"{CASES[2]}: measured again, " in hurt.output
+    assert f"{CASES[2]}: to be measured again, " in hurt.output
     assert len(hurt.run.logs()) == 4
 
 

@@ -235,11 +235,22 @@ def test_what_was_measured_before_is_taken_over(tmp_path: Path) -> None:
 def test_a_second_attempt_after_a_death_is_remarked(tmp_path: Path, check: str, words: str) -> None:
     run = runs.run(runs.context(tmp_path))
     run.ledger.add(failed(CASE, 1, check, died=True))
-    assert run.result().retried == (), "no other attempt followed"
+    assert run.result().retried == (f"{CASE.id}: to be {words}, ended",)
 
     run.ledger.add(checked(CASE, check) if check else measured(CASE, 1))
 
     assert run.result().retried == (f"{CASE.id}: {words}, ended",)
+
+
+def test_an_attempt_that_another_one_follows_is_no_verdict(tmp_path: Path) -> None:
+    run = runs.run(runs.context(tmp_path))
+    run.judge.ask_all()
+
+    run.ledger.add(failed(CASE, 1, died=True))
+    assert [str(verdict.outcome) for verdict in run.verdicts] == []
+
+    run.ledger.add(failed(CASE, 1, died=True))
+    assert {str(verdict.outcome) for verdict in run.verdicts} == {"INVALID"}
 
 
 def test_a_measurement_that_cannot_be_calculated_with_names_its_ledger(tmp_path: Path) -> None:
