@@ -6,10 +6,11 @@ from specreg.core.readable import readable_line
 from specreg.core.values import readable_values
 from specreg.engines.launch_facts import changed_facts
 from specreg.report.document import CaseReport, Report, flat_fields
-from specreg.report.tables import label_of, render_value
+from specreg.report.tables import compared_cells, label_of, render_value
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 
 _RECORDED = "recorded"
+_LENGTH = "acceptance_length_tokens"
 
 
 def expectation_of(report: Report) -> str:
@@ -35,14 +36,14 @@ def sentence_of(verdict: Verdict, expectation: str = _RECORDED) -> str:
     if comparison.change_frac is None or comparison.low_frac is None:
         return subject
     expected = render_value(verdict.metric, comparison.expected)
+    if verdict.metric == _LENGTH:
+        cells = compared_cells(verdict.metric, comparison.expected, verdict.value)
+        subject = f"accepted drafts {cells.value} a step"
+        expected = f"{cells.expected} a step"
     direction = _direction(comparison, comparison.change_frac)
     percent = 100 * abs(comparison.change_frac)
     interval = _interval_words(comparison)
-    # Acceptance length has a token that isn't a draft, and its change is that of the drafts.
-    base = ""
-    if verdict.metric == "acceptance_length_tokens":
-        base = " of the accepted drafts"
-    change = f"{direction} by {percent:.1f} %{base} ({interval})"
+    change = f"{direction} by {percent:.1f} % ({interval})"
     sentence = f"{subject}, {expectation} {expected}: {change}"
     if comparison.tolerated:
         sentence += f", tolerance {comparison.tolerated}"

@@ -39,6 +39,7 @@ from specreg.report.summary import MARKS, OUTCOMES, tone_of
 from specreg.report.tables import (
     PERCENTILES,
     axis_of,
+    compared_cells,
     distributions_of,
     format_number,
     label_of,
@@ -287,6 +288,9 @@ TEMPLATES = Environment(
 """The templates of all pages."""
 TEMPLATES.filters.update(
     number=format_number,
+    compared=lambda verdict: compared_cells(
+        verdict.metric, verdict.comparison.expected, verdict.value
+    ),
     change=render_change,
     interval=_interval_of,
     energy=energy_picture,

@@ -14,6 +14,7 @@ from rich.text import Text
 from specreg.core.readable import without_ci_commands
 from specreg.core.timeline import Phase, RunTime
 from specreg.measurement.figures import Figures
+from specreg.measurement.metrics import METRICS
 from specreg.report.screen import LOG, Screen
 from specreg.stats.percentiles import Summary
 from specreg.telemetry.power_record import ArmPower, PowerRecord
@@ -112,6 +113,27 @@ def render_value(metric: str, value: float | None) -> str:
     if _suffix(metric) == "_ratio":
         return f"×{value:.2f}"
     return f"{format_number(value)} {_unit_of(metric)}".rstrip()
+
+
+class ComparedCells(NamedTuple):
+    """A metric and two of its values, of which the change beside them can be recalculated."""
+
+    name: str
+    expected: str
+    value: str
+
+
+def compared_cells(metric: str, expected: float | None, value: float | None) -> ComparedCells:
+    """Return the cells of two values that are compared.
+
+    A token of each step isn't a draft, so the acceptance length is shown and compared without it.
+    """
+    origin = METRICS[metric].origin if metric in METRICS else 0.0
+    if not origin or expected is None or value is None:
+        return ComparedCells(metric, format_number(expected), format_number(value))
+    return ComparedCells(
+        f"{metric}-{origin:g}", format_number(expected - origin), format_number(value - origin)
+    )
 
 
 def render_change(change_frac: float | None) -> str:

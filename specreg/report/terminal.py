@@ -22,7 +22,7 @@ from specreg.report.tables import (
     MOST_ROWS,
     NOTHING,
     Layout,
-    format_number,
+    compared_cells,
     label_of,
     render_change,
     render_interval,
@@ -190,10 +190,11 @@ def render_verdicts(
         style = ""
         if screen.color:
             style = STYLES[tone_of([verdict])]
+        cells = compared_cells(verdict.metric, comparison.expected, verdict.value)
         row: Sequence[str | StyledText] = [
-            f"  {verdict.metric}",
-            format_number(comparison.expected),
-            format_number(verdict.value),
+            f"  {cells.name}",
+            cells.expected,
+            cells.value,
             render_change(comparison.change_frac),
             render_interval(comparison.low_frac, comparison.high_frac),
             comparison.tolerated or NOTHING,
@@ -226,24 +227,29 @@ def render_recorded(recorded: Iterable[RecordedBaseline], screen: Screen = LOG) 
             spread_text = NOTHING
             if spread is not None:
                 spread_text = f"{spread.within_frac:.1%}"
-            cells = (
-                f"  {metric.name}",
-                *_change_cells(metric, record, new_value),
-                spread_text,
-                launches,
+            old_value = record.old.expected_value(metric) if record.old else None
+            compared = compared_cells(metric.name, old_value, new_value)
+            changes = _change_cells(metric, record, old_value, new_value)
+            rows.append(
+                (
+                    f"  {compared.name}",
+                    compared.expected,
+                    compared.value,
+                    *changes,
+                    spread_text,
+                    launches,
+                )
             )
-            rows.append(cells)
     head = ("baseline", "old", "new", "change", "interval", "spread", "launches")
     return render_rows(head, rows, screen)
 
 
 def _change_cells(
-    metric: Metric, record: RecordedBaseline, new_value: float
-) -> tuple[str, str, str, str]:
-    """Return the old value, the new value, the change and its interval."""
-    old_value = record.old.expected_value(metric) if record.old else None
+    metric: Metric, record: RecordedBaseline, old_value: float | None, new_value: float
+) -> tuple[str, str]:
+    """Return the change of a value and its interval."""
     if record.old is None or old_value is None:
-        return NOTHING, format_number(new_value), NOTHING, NOTHING
+        return NOTHING, NOTHING
     interval = NOTHING
     effect = change_of_baseline(metric, record.old, record.new)
     if effect is not None:
@@ -252,8 +258,7 @@ def _change_cells(
         low_frac = to_frac(metric, low)
         high_frac = to_frac(metric, high)
         interval = render_interval(low_frac, high_frac)
-    change = render_change(better_frac(metric, new_value, old_value))
-    return format_number(old_value), format_number(new_value), change, interval
+    return render_change(better_frac(metric, new_value, old_value)), interval
 
 
 def render_undecidable(recorded: Iterable[RecordedBaseline]) -> str:

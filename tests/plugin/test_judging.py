@@ -34,8 +34,8 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     assert "\n2 failed, 34 deselected in " in done.stdout
     shown = blocks(done)
     assert list(shown) == ["vllm-eagle3-tiny-toy-c1", "vllm-eagle3-tiny-toy-c4"]
-    figures = r"acceptance length 2\.\d+ tokens, recorded 2\.\d+ tokens"
-    effect = r"worse by [\d.]+ % of the accepted drafts \([\d.]+ to [\d.]+ %\), tolerance 5 %"
+    figures = r"accepted drafts 1\.\d+ a step, recorded 1\.\d+ a step"
+    effect = r"worse by [\d.]+ % \([\d.]+ to [\d.]+ %\), tolerance 5 %"
     for block in shown.values():
         (line, reason) = block.splitlines()
         assert re.fullmatch(f"REGRESSED: {figures}: {effect}", line)
@@ -79,7 +79,7 @@ def test_what_one_night_can_not_tell_passes_with_a_remark(recorded_suite: Suite)
     strict = recorded_suite.run(*command, "--specreg-inconclusive=fail")
 
     assert strict.returncode == 10
-    assert "INCONCLUSIVE: acceptance length " in blocks(strict)["vllm-eagle3-tiny-toy-c1"]
+    assert "INCONCLUSIVE: accepted drafts " in blocks(strict)["vllm-eagle3-tiny-toy-c1"]
 
 
 def test_what_no_number_of_nights_would_tell_is_red(recorded_suite: Suite) -> None:
