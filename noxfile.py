@@ -29,7 +29,7 @@ nox.options.sessions = ["tests"]
 _PROJECT = nox.project.load_toml("pyproject.toml")
 _EXTRAS = _PROJECT["project"]["optional-dependencies"]
 _LOCK = "constraints.txt"
-_LOCKED_EXTRAS = ("benchmark", "datasets", "ray", "xdist", "yaml")
+_LOCKED_EXTRAS = ("benchmark", "datasets", "png", "ray", "xdist", "yaml")
 """The extras that the lock covers beside all dependency groups.
 
 The extras of engines aren't among them: each engine has an environment of its own.

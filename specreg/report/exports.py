@@ -20,7 +20,7 @@ from specreg.report.document import Report, flat_fields, write_in
 from specreg.report.gauges import render_metrics
 from specreg.report.junit import render_junit
 from specreg.report.page import render_markdown, render_page
-from specreg.report.pictures import render_pictures
+from specreg.report.pictures import render_bitmaps, render_pictures
 from specreg.runs.ledger import LEDGER, read_ledger
 from specreg.verdicts.verdict import Outcome, Verdict
 
@@ -47,7 +47,7 @@ class Form:
 
     description: str
     path: str
-    render: Callable[[Report, _Measured], Mapping[str, str]]
+    render: Callable[[Report, _Measured], Mapping[str, str | bytes]]
     takes_ledger: bool = False
 
 
@@ -77,9 +77,10 @@ def write_outputs(
         if not files:
             lack = f"no case of run '{report.run.run}' has the measurements that it needs"
             raise ReportError(f"report as {name}: {lack}; name a run that has them")
-        for path, text in files.items():
+        for path, content in files.items():
             # The file is written as a whole, because the node exporter may be reading it.
-            written.append(write_in(folder, path, text.encode()))
+            encoded = content.encode() if isinstance(content, str) else content
+            written.append(write_in(folder, path, encoded))
     return written
 
 
@@ -148,6 +149,11 @@ FORMS: Mapping[str, Form] = {
         description="pictures for a pull request or a page of your own",
         path="pictures",
         render=lambda report, _: render_pictures(report),
+    ),
+    "png": Form(
+        description="the same pictures where SVG can't be shown",
+        path="pictures",
+        render=lambda report, _: render_bitmaps(report),
     ),
     "junit": _one_file("JUnit's XML, a test for each verdict", "junit.xml", render_junit),
     "csv": _one_file("verdicts, a row each", "verdicts.csv", render_verdict_rows),

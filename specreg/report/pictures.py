@@ -7,6 +7,8 @@ from importlib.resources import files
 
 from markupsafe import Markup
 
+from specreg.core.commands import install_command
+from specreg.core.errors import ReportError
 from specreg.core.redaction import known_secrets
 from specreg.core.values import readable_values
 from specreg.report.charts import (
@@ -32,6 +34,10 @@ _WIDTH_CHARS = 78
 _STYLE = files("specreg.report").joinpath("templates/style.css").read_text()
 _COLORS = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", _STYLE.partition("@media")[0]))
 """The colours of the page by day. Programs that draw SVG needn't know the variables of a page."""
+_LETTER = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
+    '<text y="16" font-family="sans-serif">M</text></svg>'
+)
 Picture = IntervalPicture | BarPicture | CurvePicture
 
 
@@ -55,6 +61,27 @@ def render_pictures(report: Report) -> Mapping[str, str]:
         note = "grey: before" if isinstance(picture, BarPicture) else picture.note
         drawn[f"pictures/{name}.svg"] = _draw(picture.title, [note], [picture])
     return drawn
+
+
+def render_bitmaps(report: Report) -> Mapping[str, bytes]:
+    """Return the pictures of a report as PNG, twice as large, by the paths of their files.
+
+    Raises:
+        ReportError: The package that draws them isn't installed, or the machine has no font.
+    """
+    try:
+        from resvg_py import svg_to_bytes  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        cure = f"{install_command('png')}, or take the SVG"
+        raise ReportError(f"report as png: the package resvg-py is missing; {cure}") from error
+    # Without a font all texts would be left out, silently.
+    if svg_to_bytes(svg_string=_LETTER) == svg_to_bytes(svg_string=_LETTER.replace(">M<", "> <")):
+        cure = "install one (fonts-dejavu-core), or take the SVG"
+        raise ReportError(f"report as png: this machine has no font for the texts; {cure}")
+    return {
+        path.replace(".svg", ".png"): svg_to_bytes(svg_string=text, zoom=2)
+        for path, text in render_pictures(report).items()
+    }
 
 
 def _pictures(report: Report) -> Iterator[tuple[str, Picture]]:
