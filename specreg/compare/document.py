@@ -9,6 +9,7 @@ import msgspec
 
 from specreg.baselines.comparison import difference_of_arms
 from specreg.baselines.packages import render_differences
+from specreg.baselines.record import commit_of
 from specreg.compare.gate import Gate
 from specreg.compare.judging import Decision
 from specreg.compare.options import MOST_WORTH_ASKING, TOLERANCE
@@ -84,7 +85,7 @@ def record_gate(
     report = Report(
         run=run,
         machine=gate.environment,
-        origin=origin_of(options.root, command),
+        origin=origin_of(commit_of(options.root), command),
         cases=tuple(cases),
         tier_cases=tuple(case.id for case in gate.tier.cases),
         remarks=tuple(_remarks(gate)),

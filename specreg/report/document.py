@@ -19,7 +19,6 @@ from typing import Literal
 import msgspec
 
 import specreg
-from specreg.baselines.record import commit_of
 from specreg.baselines.schema import schema_of
 from specreg.core.commands import portable_options, run_command, without_recording
 from specreg.core.errors import ReportError
@@ -143,13 +142,13 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def origin_of(
-    root: Path, command: str, driver_version: str = "", options: tuple[str, ...] = ()
+    commit: str, command: str, driver_version: str = "", options: tuple[str, ...] = ()
 ) -> RunOrigin:
-    """Describe the origin of a run that this specreg starts in the repository at `root`."""
+    """Describe the origin of a run that this specreg measured at a commit of the repository."""
     return RunOrigin(
         command=command,
         specreg_version=specreg.__version__,
-        commit=commit_of(root),
+        commit=commit,
         python_version=platform.python_version(),
         driver_version=driver_version,
         options=options,

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
+from specreg.baselines.record import commit_of
 from specreg.core.commands import run_command
 from specreg.core.errors import SpecregError, check_name
 from specreg.core.files import cause_of, check_can_write
@@ -185,6 +186,7 @@ def open_context(
         provision=provision,
         store=store_of(options, root, environment, options.tier),
         clock=clock,
+        commit=commit_of(root),
         is_worker=worker_folder is not None,
         processor_load=load,
         machine="" if options.attach else machine_identity(gpus),

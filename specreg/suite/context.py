@@ -68,6 +68,7 @@ class RunContext:
         provision: Where the engines come from.
         store: The baselines that apply to this machine.
         clock: The time of day.
+        commit: The commit of the repository when the run was measured; empty without one.
         is_worker: True if this process is a worker of pytest-xdist, which measures a part of the
             run.
         nights_left_out: The names of earlier runs that aren't judged with.
@@ -85,6 +86,7 @@ class RunContext:
     provision: Provision
     store: BaselineStore
     clock: RunClock
+    commit: str = ""
     is_worker: bool = False
     nights_left_out: AbstractSet[str] = frozenset()
     processor_load: ProcessorLoad | None = None

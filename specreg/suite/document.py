@@ -77,7 +77,7 @@ def report_of(
     return Report(
         run=run,
         machine=context.environment,
-        origin=origin_of(context.root, command, result.driver_version, options),
+        origin=origin_of(context.commit, command, result.driver_version, options),
         cases=tuple(case_reports),
         tier_cases=tuple(case.id for case in context.tier.cases),
         remarks=remarks,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from specreg.baselines.record import commit_of
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.matrix.case import Case
@@ -103,7 +102,6 @@ def add_to_history(result: RunResult) -> None:
     if not context.has_history:
         return
     history = context.load_history()
-    commit = commit_of(context.root)
     records: list[RunRecord] = []
     for case in result.cases:
         # A run that is resumed, or whose shards are merged again, isn't added a second time.
@@ -119,7 +117,7 @@ def add_to_history(result: RunResult) -> None:
                 run=context.name,
                 machine=result.machine_of(case.id),
                 driver_version=result.driver_version,
-                commit=commit,
+                commit=context.commit,
             )
             records.append(run_record(origin, measurements, verdicts, settings, baseline))
     record_history(context.history_path, records)

@@ -58,6 +58,7 @@ def judge_again(
         provision=provision_of(options, on_gpu=tier.needs_gpus > 0, show=print),
         store=store_of(options, root, plan.environment, tier.name),
         clock=RunClock(began_at=plan.began_at, began_ns=time.monotonic_ns()),
+        commit=plan.commit,
         nights_left_out=nights_left_out,
     )
     # The run is judged as on its own night.

@@ -280,6 +280,7 @@ def open_merged(root: Path, options: Options, shards: Sequence[ShardRun], into: 
         provision=provision_of(options, on_gpu=tier.needs_gpus > 0, show=print),
         store=store_of(options, root, plan.environment, tier.name),
         clock=RunClock(began_at=began_at, began_ns=time.monotonic_ns()),
+        commit=plan.commit,
     )
 
 

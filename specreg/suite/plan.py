@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from specreg.baselines.record import commit_of
 from specreg.core.names import CaseId, Name
 from specreg.core.readable import Label
 from specreg.matrix.case import Tier
@@ -131,7 +130,7 @@ def plan_of(
         run=context.run_folder.name,
         began_at=context.clock.began_at.replace(microsecond=0),
         machine=context.machine,
-        commit=commit_of(context.root),
+        commit=context.commit,
         tier=context.tier.name,
         matrix_sha256=matrix_sha256(context.tier),
         environment=context.environment,

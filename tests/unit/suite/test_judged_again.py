@@ -47,6 +47,7 @@ def test_a_run_is_judged_by_the_baseline_of_now_and_stays_as_it_is(machine: Merg
 
     assert lost.exit_code in {1, 10}, lost.output
     assert LENGTH in lost.output
+    assert "commit of another d" in lost.output
     assert contents(run) == before
     assert not (machine.root / ".specreg").exists()
 
