@@ -6,6 +6,7 @@ words, the first error of the log is quoted, because the errors after it are oft
 
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specreg.core.commands import specreg_command
@@ -33,6 +34,9 @@ _MORE_SHARED_MEMORY = (
     "a container gets 64 MB of /dev/shm unless it is started with --ipc=host or --shm-size=16g"
 )
 _DOCTOR = f"run {specreg_command('doctor')}, which says what the driver shows"
+_LOADS = r"^(?!.*Ignore import).*"
+"""The beginning of any line but those that SGLang logs for each model that it can't load, after
+which it starts anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +44,17 @@ class KnownCause:
     r"""A cause of failed starts, and the words by which a log shows it.
 
     Attributes:
-        says: What is wrong; `\1` stands for the text of the first group in `pattern` that has
+        says: What is wrong; `\1` stands for the text of the first group in `words` that has
             matched.
-        pattern: A regular expression for words that a log has for this cause only.
+        words: Regular expressions for words that a log has for this cause only, each with its
+            source: an issue or a pull request on GitHub that shows the words, the program from
+            which they were recorded, or the file that writes them.
         advice: What to do.
         error: The class of the error that is raised for this cause.
     """
 
     says: str
-    pattern: str
+    words: Mapping[str, str]
     advice: str
     error: type[ServerStartError] = ServerStartError
 
@@ -70,153 +76,158 @@ class StartFailure:
     is_known: bool = True
 
 
-_CAUSES = (
+KNOWN_CAUSES = (
     KnownCause(
         says="out of memory, no room is left for the KV cache",
-        # The words of older and newer versions of vLLM, and of SGLang.
-        pattern=(
-            r"No available memory for the cache|the available KV cache memory"
-            r"|can be stored in (?:the )?KV cache|Not enough memory\. Please try to increase"
-        ),
+        words={
+            r"No available memory for the cache": "vllm-project/vllm#2248",
+            r"can be stored in (?:the )?KV cache": "vllm-project/vllm#2418",
+            r"the available KV cache memory": "vllm-project/vllm#34076",
+            r"Not enough memory\. Please try to increase": "sgl-project/sglang#4330",
+        },
         advice=(
             "raise gpu_memory_frac, or lower max_model_len_tokens or max_sequences in the tier"
         ),
     ),
     KnownCause(
         says="out of memory",
-        pattern=(
-            r"out of memory|annot allocate|can't allocate memory|OutOfMemoryError|MemoryError"
-            r"|No available memory|is less than desired GPU memory|std::bad_alloc"
-        ),
+        words={
+            r"out of memory": "vllm-project/vllm#14095",
+            r"Cannot allocate memory": "vllm-project/vllm#16142",
+            r"is less than desired GPU memory": "ovg-project/kvcached#29",
+        },
         advice="free memory, or lower gpu_memory_frac or max_model_len_tokens in the tier",
     ),
     KnownCause(
         says="too little shared memory, /dev/shm",
-        # The words of NCCL, of PyTorch, and of Python's shared memory, which vLLM uses.
-        pattern=(
-            r"shared memory segment /dev/shm|extend /dev/shm/nccl|insufficient shared memory"
-            r"|[Bb]us error"
-        ),
+        words={
+            r"shared memory segment /dev/shm": "llm-d/llm-d#352",
+            # Python's shared memory, which vLLM uses.
+            r"Bus error": "vllm-project/vllm#1771",
+        },
         advice=_MORE_SHARED_MEMORY,
     ),
     KnownCause(
         says="a disk is full",
-        pattern=r"No space left on device|Errno 28\b",
+        words={r"No space left on device": "bentoml/OpenLLM#754"},
         advice="make room in the caches, in the temporary folder and in /dev/shm",
     ),
     KnownCause(
         says="a model brings code of its own",
-        pattern=r"the argument `trust_remote_code=True`|requires you to execute the",
+        words={
+            r"the argument `trust_remote_code=True`": "recorded: vLLM 0.32.0",
+            r"requires you to execute the": "vllm-project/vllm#6215",
+        },
         advice=(
             "name another model, or read that code and set trust_remote_code = true in the tier"
         ),
     ),
     KnownCause(
-        says=r"the model's type '\1' is newer than the engine's Transformers",
-        pattern=(
-            r"model type `([^`\n]+)` but Transformers does not recognize"
-            # An older Transformers looks the type up in a table.
-            r"|configuration_auto\.py\", line \d+, in \w+\nKeyError: '([^'\n]+)'"
-        ),
+        says=r"the model is newer than the engine's Transformers, which lacks \1",
+        words={
+            r"model type `([^`\n]+)` but Transformers does not recognize": (
+                "vllm-project/vllm#19793"
+            ),
+            r"Tokenizer class (\w+) does not exist": "hiyouga/LlamaFactory#10310",
+        },
         advice=_NEWER_ENGINE,
-    ),
-    KnownCause(
-        says=r"the model's tokenizer \1 is newer than the engine's Transformers",
-        pattern=r"Tokenizer class (\w+) does not exist",
-        advice=_NEWER_ENGINE,
-    ),
-    KnownCause(
-        says="the model's config.json names no type that the engine's Transformers has",
-        pattern=r"Should have a `model_type` key",
-        advice=f"check the model's name or folder, or {_NEWER_ENGINE}",
     ),
     KnownCause(
         says=r"the engine doesn't support the architecture \1",
-        # The words of vLLM and SGLang; their words for a model that they leave to Transformers; and
-        # the words of TensorRT-LLM.
-        pattern=(
-            r"Model architectures (\[[^\]\n]*\]) are not supported"
-            r"|\b(\w{1,200}) has no (?:vLLM|SG[Ll]ang) implementation and"
-            r"|Unknown architecture for \w+: (\w+)"
-        ),
+        words={
+            r"Model architectures (\[[^\]\n]*\]) are not supported": "vllm-project/vllm#10481",
+            # Models that the engine leaves to Transformers.
+            r"\b(\w{1,200}) has no vLLM implementation and": "vllm-project/vllm#15006",
+            r"\b(\w{1,200}) has no SGlang implementation and": "sglang/srt/model_loader/utils.py",
+            r"Unknown architecture for \w+: (\w+)": "NVIDIA/TensorRT-LLM#4937",
+        },
         advice="use a version of the engine that has it, or another model",
     ),
     KnownCause(
         says="max_model_len_tokens is more than the model's context",
-        # The pattern begins with "error", because SGLang also writes the words after it in a mere
-        # warning, and goes on.
-        pattern=r"rror[:,] (?:Warning: )?User-specified (?:max_model_len|context_length)",
+        words={
+            r"rror[:,] User-specified max_model_len": "vllm-project/vllm#3676",
+            # It begins with "error", because SGLang also writes the words after it in a mere
+            # warning, and goes on.
+            r"rror: Warning: User-specified context_length": "sglang/srt/configs/model_config.py",
+        },
         advice="lower max_model_len_tokens in the tier",
     ),
     KnownCause(
         says="the GPU's compute capability is too low for the model's data type or the settings",
-        pattern=(
-            r"[Cc]ompute capability of at least|for the current GPU\. Min"
-            r"|[Qq]uantization scheme is not supported|not supported for the current GPU"
-            r"|requires? (?:a GPU with )?(?:CUDA )?compute capability"
-        ),
+        words={
+            r"compute capability of at least": "vllm-project/vllm#1157",
+            r"Quantization scheme is not supported": "vllm-project/vllm#14040",
+            r"not supported for the current GPU": "vllm-project/vllm#14154",
+        },
         advice="look at dtype and engine_args in the tier, or use another model or GPU",
     ),
     KnownCause(
         says="the model's quantization doesn't fit the settings",
-        pattern=(
-            r"Unknown quantization method|is not supported for quantization method"
-            r"|does not match the quantization method"
-        ),
+        words={
+            r"Unknown quantization method": "vllm-project/vllm#1919",
+            r"is not supported for quantization method": "vllm-project/vllm#28857",
+            r"does not match the quantization method": "vllm-project/vllm#5842",
+        },
         advice="look at dtype and engine_args in the tier, or use another model",
     ),
     KnownCause(
         says="the driver and its libraries are of different versions",
-        pattern=(
-            r"[Dd]river/library version mismatch|NVML/RM version mismatch"
-            r"|unsupported display driver / cuda driver"
-        ),
+        words={
+            r"NVML/RM version mismatch": "vllm-project/vllm#29737",
+            r"unsupported display driver / cuda driver": "gpustack/gpustack#4678",
+        },
         advice="reload the driver or reboot",
     ),
     KnownCause(
         says="the driver is older than the engine's CUDA",
-        pattern=(
-            r"driver on your system is too old|driver version is insufficient"
-            r"|with an unsupported toolchain|forward compatibility was attempted"
-        ),
+        words={
+            r"driver on your system is too old": "modelscope/FunASR#2973",
+            r"driver version is insufficient": "ovg-project/kvcached#74",
+            r"with an unsupported toolchain": "vllm-project/vllm#31700",
+            r"forward compatibility was attempted": "gpustack/gpustack#1540",
+        },
         advice="install a newer driver, or use a version of the engine for an older CUDA",
     ),
     KnownCause(
         says="it sees no GPU",
-        pattern=(
-            r"Found no NVIDIA driver|No CUDA GPUs are available|Failed to infer device type"
-            r"|no CUDA-capable device|CUDA driver initialization failed|libcuda\.so\S*: cannot open"
-        ),
+        words={
+            r"Found no NVIDIA driver": "bentoml/OpenLLM#746",
+            r"No CUDA GPUs are available": "vllm-project/vllm#14413",
+            r"Failed to infer device type": "vllm-project/vllm#12847",
+            r"No accelerator \(CUDA": "sgl-project/sglang#27487",
+            r"libcuda\.so\S*: cannot open": "MeetKai/functionary#182",
+        },
         advice=_DOCTOR,
     ),
     KnownCause(
         says="it was built for other GPUs",
-        pattern=r"no kernel image is available|CUDA capability sm_\d+ is not compatible",
+        words={r"no kernel image is available": "vllm-project/vllm#16901"},
         advice="use a version of the engine that has kernels for this GPU",
     ),
     KnownCause(
-        says="the GPU is lost or broken",
-        pattern=r"uncorrectable ECC|GPU is lost|fallen off the bus",
+        says="the GPU's memory is broken",
+        words={r"uncorrectable ECC": "vllm-project/vllm#5222"},
         advice="look at the kernel's log (dmesg) for Xid",
     ),
     KnownCause(
         says="another process uses the GPU exclusively",
-        pattern=r"device\(s\) is/are busy",
+        words={r"device\(s\) is/are busy": "hiyouga/LlamaFactory#10240"},
         advice="end that process, or choose another GPU with CUDA_VISIBLE_DEVICES",
     ),
     KnownCause(
         says="unknown or refused argument",
-        # The words of argparse, of the classes that hold the arguments, and of pydantic about a
-        # field of such a class. pydantic's "value error" is left out, because the engine's own
-        # checks raise it for any reason.
-        pattern=(
-            r"error: unrecognized arg|error: arg|invalid choice:|error: ambiguous option"
-            r"|error: the following arguments are required"
-            r"|(?:EngineArgs|ServerArgs|SpeculativeConfig)\.__init__\(\) got an unexpected keyword"
-            r"|validation errors? for (?:\w*LlmArgs|(?:Speculative|Model|Cache|Parallel|Scheduler"
-            r"|Load|Compilation|Vllm|\w*Decoding)Config)\n"
-            r".+\n.*\[type=(?!value_error|assertion_error)"
-        ),
+        words={
+            r"error: unrecognized arguments": "vllm-project/vllm#27389",
+            r"error: argument ": "vllm-project/vllm#9312",
+            r"error: the following arguments are required": "vllm-project/vllm#13150",
+            # Triton hands the arguments to vLLM's class.
+            r"EngineArgs\.__init__\(\) got an unexpected keyword": "vllm-project/vllm#23283",
+            # A "value error" is left out, because the engine's own checks raise it for any reason.
+            r"validation errors? for SpeculativeConfig\n.+\n.*\[type=(?!value_error|assertion)": (
+                "recorded: vLLM 0.32.0"
+            ),
+        },
         advice=(
             "look at engine_args and the method's settings; another version may have other names"
             " for them"
@@ -224,18 +235,21 @@ _CAUSES = (
     ),
     KnownCause(
         says="port in use",
-        pattern=(
-            r"[Aa]ddress already in use|Errno 98\b|[Pp]ort (?:\d+ )?is (?:already )?in use"
-            r"|ADDRINUSE|Socket '[^'\n]*' already in use|Failed to bind to address"
-            # SGLang writes this about each of its ports.
-            r"|\bat \d+ is not available in \d+ seconds"
-        ),
+        words={
+            r"[Aa]ddress already in use": "vllm-project/vllm#7514",
+            r"Socket '[^'\n]*' already in use": "triton-inference-server/tensorrtllm_backend#524",
+            r"[Pp]ort is already in use": "sglang/srt/server_args.py",
+            r"\bat \d+ is not available in \d+ seconds": "sglang/srt/utils/network.py",
+        },
         advice="end the program that has it, or run again: another port is chosen",
         error=PortInUseError,
     ),
     KnownCause(
         says="its kernels are missing, or are of another version",
-        pattern=r"No module named 'sgl_kernel'|ImportError: sgl_kernel: the stand-in",
+        words={
+            r"No module named 'sgl_kernel'": "sgl-project/sglang#3687",
+            r"ImportError: sgl_kernel: the stand-in": "tests/sglang_cpu/sgl_kernel/__init__.py",
+        },
         advice=(
             "SGLang's kernels need a GPU; on a machine without one, set engine_env as"
             " fixtures/matrix/sglang_cpu.toml does"
@@ -243,90 +257,96 @@ _CAUSES = (
     ),
     KnownCause(
         says="CUDA's compiler, nvcc, is missing",
-        pattern=(
-            r"Could not find nvcc|CUDA_HOME (?:environment variable )?is not set"
-            r"|\bnvcc: (?:command )?not found|No such file or directory: '(?:[^'\n]*/)?nvcc'"
-        ),
+        words={
+            r"Could not find nvcc": "flashinfer-ai/flashinfer#1919",
+            r"CUDA_HOME environment variable is not set": "sgl-project/sglang#3553",
+            r"\bnvcc: not found": "vllm-project/vllm#21960",
+            r"No such file or directory: '(?:[^'\n]*/)?nvcc'": "flashinfer-ai/flashinfer#1781",
+        },
         advice=f"unset CUDA_HOME, or set it to the folder of a CUDA toolkit; {_COMPILERS}",
     ),
     KnownCause(
         says="CUDA's compiler and its headers are of different releases",
-        pattern=r"CUDA compiler and CUDA toolkit headers are incompatible",
+        words={
+            r"CUDA compiler and CUDA toolkit headers are incompatible": (
+                "flashinfer-ai/flashinfer#3493"
+            )
+        },
         advice=f"use a toolkit whose nvcc and headers are of one release; {_COMPILERS}",
     ),
     KnownCause(
         says="ninja is missing",
-        pattern=(
-            r"Ninja is required|\bninja: (?:command )?not found"
-            r"|No such file or directory: '(?:[^'\n]*/)?ninja'"
-        ),
+        words={
+            r"Ninja is required": "sgl-project/sglang#2514",
+            r"No such file or directory: 'ninja'": "transformerlab/transformerlab-api#381",
+        },
         advice=f"install ninja, or {_NEW_ENVIRONMENT}",
     ),
     KnownCause(
         says="a C or C++ compiler is missing",
-        pattern=(
-            r"Failed to find C compiler|No working C\+\+ compiler|InvalidCxxCompiler"
-            r"|(?:gcc|g\+\+|c\+\+|clang\+*): (?:command )?not found"
-            r"|No such file or directory: '(?:[^'\n]*/)?(?:gcc|g\+\+|c\+\+|cc|clang\+*)'"
-        ),
+        words={
+            r"Failed to find C compiler": "vllm-project/vllm#15329",
+            r"InvalidCxxCompiler": "pytorch/pytorch#92745",
+        },
         advice="install gcc and g++, or name a compiler in CC and CXX",
     ),
     KnownCause(
         says="Python's headers are missing",
-        pattern=r"Python\.h: No such file",
+        words={r"Python\.h: No such file": "vllm-project/vllm#27890"},
         advice="install them (python3-dev), or use an interpreter that has them",
     ),
     KnownCause(
         says=r"needs a newer system library, one with \1",
-        pattern=r"version `(\S+)' not found \(required by",
+        words={r"version `(\S+)' not found \(required by": "vllm-project/vllm#15592"},
         advice="run it on a newer system, or use another version of the engine",
     ),
     KnownCause(
         says="MPI's library, libmpi, is missing",
-        pattern=r"libmpi\S*: cannot open shared|cannot load MPI library",
+        words={r"libmpi\S*: cannot open shared": "NVIDIA/TensorRT-LLM#167"},
         advice="install it for the whole system (libopenmpi3, openmpi), as TensorRT-LLM needs it",
     ),
     KnownCause(
         says=r"lacks the package \1",
-        # Transformers writes this if a model's code or a file format needs another package.
-        pattern=(
-            r"packages that were not found in your environment: ([\w.-]+)"
-            r"|requires the (\S+) library but it was not found"
+        words={
+            rf"{_LOADS}NotFoundError: No module named '([\w.]+)": "sgl-project/sglang#13276",
+            r"python[\d.]*: No module named ([\w.]+)": "recorded: Python 3.11",
+            # Transformers writes these if a model's code or a file format needs a package.
+            r"packages that were not found in your environment: ([\w-]+)": (
+                "OpenCSGs/llm-inference#87"
+            ),
+            r"requires the (\S+) library but it was not found": "vllm-project/vllm#7182",
+        },
+        advice=(
+            f"install it in an environment of your own and name its Python ({PYTHON_CHOICE}), or"
+            f" {_NEW_ENVIRONMENT}"
         ),
-        advice=f"install it in an environment of your own, and name its Python ({PYTHON_CHOICE})",
-    ),
-    KnownCause(
-        says=r"lacks the module '\1'",
-        # SGLang logs "Ignore import error" for each model that it can't load, and starts anyway.
-        pattern=(
-            r"(?m)^(?!.*Ignore import).*"
-            r"(?:NotFoundError|python[\d.]*): No module named '?([\w.]+)"
-        ),
-        advice=f"install its package in the engine's environment, or {_NEW_ENVIRONMENT}",
     ),
     KnownCause(
         says="broken engine environment",
-        pattern=(
-            r"(?m)^(?!.*Ignore import).*"
-            r"(?:No module named|ModuleNotFound|ImportError|undefined symbol|cannot open shared)"
-        ),
+        words={
+            rf"{_LOADS}ImportError": "vllm-project/vllm#16995",
+            rf"{_LOADS}undefined symbol": "vllm-project/vllm#20361",
+            rf"{_LOADS}cannot open shared object": "vllm-project/vllm#1738",
+        },
         advice=_NEW_ENVIRONMENT,
     ),
     KnownCause(
         says="model can't be fetched",
-        # The words of huggingface_hub and transformers, and those of vLLM 0.32.0 for any problem
-        # with the hub.
-        pattern=(
-            r"(?:Repository|Entry)NotFound|[Gg]ated ?[Rr]epo|offline mode|not a valid model"
-            r"|(?:connect to|reach) .?https?://|Invalid repository ID|host='huggingface\.co'"
-            r"|Access to model \S+ is restricted|\b40[13] Client Error"
-        ),
+        words={
+            r"RepositoryNotFoundError": "vast-ai/base-image#128",
+            r"gated repo|\b40[13] Client Error": "sgl-project/sglang#14644",
+            r"offline mode": "huggingface_hub/utils/_http.py",
+            r"not a valid model identifier": "transformers/utils/hub.py",
+            # vLLM writes this for any problem with the hub.
+            r"Invalid repository ID": "vllm-project/vllm#13510",
+            r"host='huggingface\.co'": "vllm-project/vllm#1432",
+        },
         advice="check the model's name, the network, and HF_TOKEN if it is gated or private",
         error=ModelNotFetchedError,
     ),
     KnownCause(
         says="a file of the model's weights is broken",
-        pattern=r"Error while deserializing header|SafetensorError|HeaderTooLarge",
+        words={r"Error while deserializing header": "QwenLM/Qwen3-VL#264"},
         advice=(
             "fetch it again; a repository that was cloned without git-lfs holds only pointers to"
             " its files"
@@ -334,16 +354,18 @@ _CAUSES = (
     ),
     KnownCause(
         says="model not found",
-        pattern=(
-            r"does not appear to have|Cannot find any model weights|Incorrect path_or_model_id"
-            r"|Can't load the configuration of"
-        ),
+        words={
+            r"does not appear to have": "vllm-project/vllm#4416",
+            r"Cannot find any model weights": "vllm-project/vllm#3329",
+            r"Should have a `model_type` key": "vllm-project/vllm#15120",
+            r"Can't load the configuration of": "transformers/configuration_utils.py",
+        },
         advice="check the model's name or folder",
     ),
     KnownCause(
         says="NCCL, which connects the GPUs, failed",
         # Without NCCL_DEBUG, this is all that it writes.
-        pattern=r"NCCL error|ncclSystemError|ncclUnhandledCudaError|ncclInternalError",
+        words={r"NCCL error": "vllm-project/vllm#7800"},
         advice=f"{_MORE_SHARED_MEMORY}; else set NCCL_DEBUG=INFO in engine_env and read the log",
     ),
 )
@@ -519,8 +541,8 @@ def why_not_started(problem: str, log: str, *, status: int | None = None) -> Sta
 
 def _known_failure(text: str) -> StartFailure | None:
     """Return the failure with the first known cause that a text shows; None if it shows none."""
-    for cause in _CAUSES:
-        matches = [*re.finditer(cause.pattern, text)]
+    for cause in KNOWN_CAUSES:
+        matches = [*re.finditer("|".join(cause.words), text, re.MULTILINE)]
         if matches:
             # The last match is quoted, because an earlier one didn't stop the server.
             groups = [group for group in matches[-1].groups() if group is not None]
