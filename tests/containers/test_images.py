@@ -58,13 +58,13 @@ def test_a_gate_of_two_images_of_vllm(
     runtime_with_vllm: RealRuntime, tmp_path: Path, *, is_slower: bool
 ) -> None:
     planted = builders.ROOT / "tests/faults/planted"
-    # A busy machine needs eight launches to show a step that takes twice as long.
+    # A busy machine needs eight launches to show a step that takes several times as long.
     changes = ["--launches", "2"]
     if is_slower:
         changes = [
             *("--launches", "8"),
             *("--b", f"engine_env.PYTHONPATH={planted}", "--b", "engine_env.PLANTED_FAULT=sleep"),
-            *("--b", "engine_env.PLANTED_SLEEP_S=0.02"),
+            *("--b", "engine_env.PLANTED_SLEEP_S=0.05"),
         ]
     command = (
         *(sys.executable, "-m", "specreg", "gate", *SIDES),
