@@ -29,7 +29,10 @@ from specreg.baselines.schema import (
     StoredPrompt,
 )
 from specreg.cli import app
+from specreg.core import catalogue
+from specreg.core.catalogue import Entry
 from specreg.core.errors import UnsupportedError
+from specreg.core.families import ALL, Family
 from specreg.correctness.checks import LOSSLESS, ORACLE, SAMPLING
 from specreg.datasets.table import SETS, PromptSet, dataset_named
 from specreg.engines.engine import Engine
@@ -39,7 +42,7 @@ from specreg.engines.server_spec import Parallel
 from specreg.matrix.case import CaseSettings
 from specreg.matrix.tables import CASE_PARTS, NO_KEYS, CasesTable, ModelsTable, TierFile
 from specreg.matrix.tier import load_tier, tier_names
-from specreg.measurement.metrics import GATE_METRICS, METRICS, SPOILS, Family, Metric
+from specreg.measurement.metrics import GATE_METRICS, METRICS, Metric
 from specreg.report.tables import axis_of
 from specreg.suite.options import Options, flag_of
 from specreg.telemetry.identity import Environment
@@ -398,13 +401,23 @@ turns every code but 0 into 1. The original is `exit_status` in `verdict.json`.
 
 [Options and commands](options.md) has the exit codes of `specreg gate`, `bisect` and `soak`.
 
-## What a reason of INVALID spoils
+## Reasons
 
-A reason spoils only the metrics that it says something against. Reasons that aren't listed spoil
-all of them.
+The reason of a verdict says what is the matter and what to do. Here `…` stands for what differs
+from case to case. Codes in capitals stand before the reason. `report.json` has the others too.
 
 {reasons}
 """
+_FACT = re.compile(r"\{.*?\}")
+_REASONS: Mapping[str, Mapping[str, Entry]] = {
+    "INVALID": catalogue.INVALID,
+    "REGRESSED and WRONG": catalogue.LOST,
+    "INCONCLUSIVE": catalogue.UNDECIDED,
+    "NO_BASELINE": catalogue.NO_BASELINE,
+    "NOT_COMPARABLE": catalogue.NOT_COMPARABLE,
+    "IMPROVED": catalogue.IMPROVED,
+    "Not measured or not judged": catalogue.UNMEASURED,
+}
 
 
 def outcomes_page() -> str:
@@ -421,14 +434,35 @@ def outcomes_page() -> str:
     ]
     statuses.append(["0", "every test passed or was skipped"])
     reasons = []
-    for reason, families in sorted(SPOILS.items()):
-        spoiled = [family for family in Family if family in families]
-        reasons.append([code(reason), ", ".join(spoiled)])
+    for title, entries in _REASONS.items():
+        rows = [_reason_row(name, entry) for name, entry in entries.items()]
+        head = ["code", "the reason says", "what it means, and what to do"]
+        if title == "INVALID":
+            head.append("spoils")
+            rows = [
+                [*row, _spoiled_by(entry)]
+                for row, entry in zip(rows, entries.values(), strict=True)
+            ]
+        reasons.append(f"### {title}\n\n{table(head, rows)}")
     return _OUTCOMES.format(
         outcomes=table(["outcome", "its test", "meaning"], outcomes),
         statuses=table(["exit code", "when"], statuses),
-        reasons=table(["reason", "spoils"], reasons),
+        reasons="\n\n".join(reasons),
     )
+
+
+def _reason_row(name: str, entry: Entry) -> list[str]:
+    says = _FACT.sub("…", entry.sentence)
+    remedy = _FACT.sub("…", entry.remedy)
+    parts = [sentence(part) for part in (entry.meaning, remedy) if part.strip("…")]
+    return [code(name), "" if says == "…" else says.replace("\n", " "), " ".join(parts)]
+
+
+def _spoiled_by(entry: Entry) -> str:
+    """Return which families a reason spoils. One of a check spoils that check only."""
+    if entry.spoils == ALL:
+        return "all"
+    return ", ".join(family for family in Family if family in entry.spoils) or "itself"
 
 
 def _verdict_of(outcome: Outcome) -> Verdict:

@@ -13,7 +13,6 @@ from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Counters, Sour
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import InvalidMeasurementError
 
-_TRY_VERSION = "try the version of the engine that specreg is tested with"
 _ALLOWED_PINNED_ERROR_TOKENS = 0.02
 """How far an acceptance length may be from the pinned one, apart from chance."""
 _STANDARD_ERRORS = 3
@@ -24,36 +23,35 @@ def check_requests(traces: Sequence[RequestTrace]) -> None:
     """Check that every request finished, and that its chunks carried as many tokens as its usage.
 
     Raises:
-        InvalidMeasurementError: `REQUEST_FAILED`, `USAGE_MISSING` or `TOKENS_DISAGREE`.
+        InvalidMeasurementError: `REQUEST_FAILED`, `USAGE_MISSING`, `TOKEN_IDS_MISSING` or
+            `TOKENS_DISAGREE`.
     """
     failed_traces = [
         trace for trace in traces if trace.error is not None or trace.finish_reason is None
     ]
     if failed_traces:
         first_failed = failed_traces[0]
-        reason = first_failed.error or "the stream ended without a finish reason"
-        message = (
-            f"{len(failed_traces)} of {len(traces)} requests failed, the first on prompt"
-            f" '{first_failed.prompt_id}': {reason}; look at the server's log"
+        raise InvalidMeasurementError(
+            "REQUEST_FAILED",
+            failed=len(failed_traces),
+            requests=len(traces),
+            prompt=first_failed.prompt_id,
+            error=first_failed.error or "the stream ended without a finish reason",
         )
-        raise InvalidMeasurementError("REQUEST_FAILED", message)
     for trace in traces:
         if trace.usage_tokens is None:
-            message = f"prompt '{trace.prompt_id}': the server sent no usage; {_TRY_VERSION}"
-            raise InvalidMeasurementError("USAGE_MISSING", message)
+            raise InvalidMeasurementError("USAGE_MISSING", prompt=trace.prompt_id)
         if trace.usage_tokens and not trace.tokens:
-            message = (
-                f"prompt '{trace.prompt_id}': the server counted {trace.usage_tokens} tokens, and"
-                " its chunks carried none of their ids, which a gateway strips; attach to the"
-                " engine itself"
+            raise InvalidMeasurementError(
+                "TOKEN_IDS_MISSING", prompt=trace.prompt_id, usage_tokens=trace.usage_tokens
             )
-            raise InvalidMeasurementError("TOKENS_DISAGREE", message)
         if trace.tokens != trace.usage_tokens:
-            message = (
-                f"prompt '{trace.prompt_id}': its chunks carried {trace.tokens} tokens, the server"
-                f" counted {trace.usage_tokens}; {_TRY_VERSION}"
+            raise InvalidMeasurementError(
+                "TOKENS_DISAGREE",
+                prompt=trace.prompt_id,
+                tokens=trace.tokens,
+                usage_tokens=trace.usage_tokens,
             )
-            raise InvalidMeasurementError("TOKENS_DISAGREE", message)
 
 
 def check_acceptance(
@@ -67,8 +65,9 @@ def check_acceptance(
         drafted_tokens: all tokens that a step drafts, more than k where drafts branch; None for k.
 
     Raises:
-        InvalidMeasurementError: `SPEC_DISABLED` if nothing was drafted, `SETTINGS_DIFFER` if the
-            server drafts another number of tokens, or a code of `check_counts`.
+        InvalidMeasurementError: `SPEC_DISABLED` or `CHUNKS_OF_ONE` if nothing was drafted,
+            `SETTINGS_DIFFER` if the server drafts another number of tokens, or a code of
+            `check_counts`.
     """
     _check_drafting(record)
     expected_drafts = drafted_tokens or draft_tokens
@@ -84,12 +83,13 @@ def check_acceptance(
     if _drafts_vary(record):
         drafts_differ = drafts > expected_drafts
     if drafts_differ or depth > draft_tokens:
-        message = (
-            f"the server drafts up to {drafts} tokens per step, up to {depth} of them accepted;"
-            f" the case asks for {expected_drafts}, up to {draft_tokens} of them accepted; look at"
-            " the engine's arguments"
+        raise InvalidMeasurementError(
+            "SETTINGS_DIFFER",
+            drafted=drafts,
+            accepted=depth,
+            expected=expected_drafts,
+            expected_accepted=draft_tokens,
         )
-        raise InvalidMeasurementError("SETTINGS_DIFFER", message)
     check_counts(total, "all requests", drafted_tokens=expected_drafts)
     for prompt in record.prompts:
         subject = f"prompt '{prompt.prompt_id}'"
@@ -97,7 +97,7 @@ def check_acceptance(
 
 
 def _check_drafting(record: AcceptanceRecord) -> None:
-    """Check that the server drafted at all; else raise `SPEC_DISABLED`."""
+    """Check that the server drafted at all; else raise `SPEC_DISABLED` or `CHUNKS_OF_ONE`."""
     counts = record.total
     if record.source is Source.STREAM_CHUNKS:
         # D is assumed to be k per step here, whether the server drafts or not. A drafter that is
@@ -107,17 +107,9 @@ def _check_drafting(record: AcceptanceRecord) -> None:
     if drafts is None:
         drafts = counts.accepted
     if counts.steps <= 0 or drafts <= 0:
-        message = (
-            f"speculation is configured, yet steps, accepted, drafted = {_listed(counts)}; look"
-            " in the server's log for the reason why the drafter is off"
-        )
         if record.source is Source.STREAM_CHUNKS:
-            message = (
-                "no chunk holds more than one token, and this server reports nothing but chunks:"
-                " the drafter is off, as the server's log would say, or a front end sends each"
-                " token in a chunk of its own; attach to the engine itself"
-            )
-        raise InvalidMeasurementError("SPEC_DISABLED", message)
+            raise InvalidMeasurementError("CHUNKS_OF_ONE")
+        raise InvalidMeasurementError("SPEC_DISABLED", counts=_listed(counts))
 
 
 def _drafts_vary(record: AcceptanceRecord) -> bool:
@@ -162,12 +154,12 @@ def check_pinned(record: AcceptanceRecord, length_tokens: float, in_flight: int)
     standard_error = math.sqrt(variance)
     allowed_tokens = _ALLOWED_PINNED_ERROR_TOKENS + _STANDARD_ERRORS * standard_error
     if abs(measured_tokens - length_tokens) > allowed_tokens:
-        message = (
-            f"the acceptance length is {measured_tokens:.3f}, but the case pins it to"
-            f" {length_tokens:g} ± {allowed_tokens:.2g}, which the engine doesn't do; use another"
-            ' version or case, or acceptance = "real"'
+        raise InvalidMeasurementError(
+            "NOT_PINNED",
+            length_tokens=measured_tokens,
+            pinned_tokens=length_tokens,
+            allowed_tokens=allowed_tokens,
         )
-        raise InvalidMeasurementError("NOT_PINNED", message)
 
 
 def check_emitted(
@@ -209,13 +201,14 @@ def _check_emitted(
     # The prefill emits the first token of each request.
     most_tokens = len(traces) + counts.accepted + steps
     if tokens > most_tokens:
-        message = (
-            f"{subject}: {tokens} tokens were delivered, but the prefill and {steps} steps emit"
-            f" {most_tokens} at most, of which {counts.accepted} are accepted drafts; the server"
-            " counts fewer drafts than it accepts, or steps without a draft came in merged chunks:"
-            f" lower the load, or {_TRY_VERSION}"
+        raise InvalidMeasurementError(
+            "TOKENS_IMPOSSIBLE",
+            subject=subject,
+            tokens=tokens,
+            steps=steps,
+            most_tokens=most_tokens,
+            accepted=counts.accepted,
         )
-        raise InvalidMeasurementError("TOKENS_IMPOSSIBLE", message)
 
 
 def check_delivered(
@@ -232,18 +225,15 @@ def check_delivered(
         draft_tokens: the most drafts that a step can accept, k.
 
     Raises:
-        InvalidMeasurementError: `COUNTS_DISAGREE`.
+        InvalidMeasurementError: `STEPS_UNDELIVERED`.
     """
     emitted = counts.accepted + counts.steps
     later_tokens = sum(max(trace.tokens - 1, 0) for trace in traces)
     most_lost_tokens = len(traces) * (2 * draft_tokens + 1)
     if emitted > later_tokens + most_lost_tokens:
-        message = (
-            f"the server counted steps that emit {emitted} tokens, and {later_tokens} came after"
-            " the first ones: it counts each step several times, or those of another client;"
-            f" keep the server for this run alone, or {_TRY_VERSION}"
+        raise InvalidMeasurementError(
+            "STEPS_UNDELIVERED", emitted_tokens=emitted, later_tokens=later_tokens
         )
-        raise InvalidMeasurementError("COUNTS_DISAGREE", message)
 
 
 def check_counters(before: Counters, after: Counters) -> Counters:
@@ -275,8 +265,7 @@ def check_counters(before: Counters, after: Counters) -> Counters:
     for name, rise in further.items():
         changes_text += f", {name} by {rise:g}"
     if min(differences) < 0:
-        message = f"{changes_text}: the server was restarted meanwhile; look at its log"
-        raise InvalidMeasurementError("COUNTERS_FELL", message)
+        raise InvalidMeasurementError("COUNTERS_FELL", changes=changes_text)
     # A request that runs at either end may be one that somebody else sent.
     at_ends = (before.running_requests, after.running_requests)
     known = [running for running in at_ends if running is not None]
@@ -315,26 +304,24 @@ def check_reconciled(requests: StepCounts, rise: Counters, *, ended: int | None 
         ended: the number of requests of the run; None if it isn't known.
 
     Raises:
-        InvalidMeasurementError: `FOREIGN_TRAFFIC` if the server counted more steps, and nothing
-            shows that they belong to the run's own requests, else `COUNTS_DISAGREE`.
+        InvalidMeasurementError: `STEPS_REPEATED` or `STEPS_UNREPORTED` if the server counted more
+            steps of the run's own requests, `FOREIGN_TRAFFIC` if it counted others, else
+            `COUNTS_DISAGREE`.
     """
     if rise.steps == requests.steps and rise.counts in {None, requests}:
         return
-    rise_text = f"steps {rise.steps}"
+    ours = f"steps, accepted, drafted {_listed(requests)}"
+    counted = f"steps {rise.steps}"
     if rise.counts:
-        rise_text = f"steps, accepted, drafted {_listed(rise.counts)}"
-    message = (
-        f"our requests: steps, accepted, drafted {_listed(requests)}; the server's counters:"
-        f" {rise_text}"
-    )
+        counted = f"steps, accepted, drafted {_listed(rise.counts)}"
     times = rise.steps // max(requests.steps, 1)
     if times > 1 and rise.counts == sum([requests] * times, NO_STEPS):
-        problem = f"the server counts each of our steps {times} times"
-        raise InvalidMeasurementError("COUNTS_DISAGREE", f"{message}; {problem}; {_TRY_VERSION}")
+        raise InvalidMeasurementError("STEPS_REPEATED", ours=ours, counted=counted, times=times)
     if rise.steps > requests.steps and rise.requests is not None and rise.requests == ended:
-        problem = "only our requests ended, so some answers lack steps that the server took"
-        raise InvalidMeasurementError("COUNTS_DISAGREE", f"{message}; {problem}; look at its log")
-    raise _disagreement(message, is_foreign=rise.steps > requests.steps)
+        raise InvalidMeasurementError("STEPS_UNREPORTED", ours=ours, counted=counted)
+    if rise.steps > requests.steps:
+        raise InvalidMeasurementError("FOREIGN_TRAFFIC", ours=ours, counted=counted)
+    raise InvalidMeasurementError("COUNTS_DISAGREE", ours=ours, counted=counted)
 
 
 def check_ended(requests: int, rise: Counters) -> None:
@@ -349,22 +336,15 @@ def check_ended(requests: int, rise: Counters) -> None:
             `COUNTS_DISAGREE`.
     """
     if rise.running_requests:
-        message = f"running requests that aren't ours: {rise.running_requests}"
-        raise _disagreement(message, is_foreign=True)
-    if rise.requests is not None and rise.requests != requests:
-        message = f"our requests: {requests}; requests that ended on the server: {rise.requests}"
-        raise _disagreement(message, is_foreign=rise.requests > requests)
-
-
-def _disagreement(message: str, *, is_foreign: bool) -> InvalidMeasurementError:
-    if is_foreign:
-        remedy = "another client is using the server; keep the server for this run alone"
-        return InvalidMeasurementError("FOREIGN_TRAFFIC", f"{message}; {remedy}")
-    remedy = (
-        "if a balancer spreads the requests over replicas, name the counters of all of them with"
-        f" --specreg-metrics-url; else {_TRY_VERSION}"
-    )
-    return InvalidMeasurementError("COUNTS_DISAGREE", f"{message}; {remedy}")
+        counted = f"{rise.running_requests} running"
+        raise InvalidMeasurementError("FOREIGN_TRAFFIC", ours="none running", counted=counted)
+    if rise.requests is None or rise.requests == requests:
+        return
+    ours = f"{requests} ended"
+    counted = f"{rise.requests} ended"
+    if rise.requests > requests:
+        raise InvalidMeasurementError("FOREIGN_TRAFFIC", ours=ours, counted=counted)
+    raise InvalidMeasurementError("COUNTS_DISAGREE", ours=ours, counted=counted)
 
 
 def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None = None) -> None:
@@ -384,15 +364,16 @@ def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None
             anything else is wrong.
     """
     most_accepted = counts.steps * len(counts.position_counts)
-    description = (
-        f"{subject}: steps, accepted, drafted = {_listed(counts)} and accepted by position"
-        f" {list(counts.position_counts)}"
-    )
+    positions = list(counts.position_counts)
     if counts.accepted > most_accepted:
-        message = (
-            f"{description}; {counts.steps} steps accept {most_accepted} at most; {_TRY_VERSION}"
+        raise InvalidMeasurementError(
+            "LENGTH_IMPOSSIBLE",
+            subject=subject,
+            counts=_listed(counts),
+            positions=positions,
+            steps=counts.steps,
+            most=most_accepted,
         )
-        raise InvalidMeasurementError("LENGTH_IMPOSSIBLE", message)
     most_drafts = most_accepted
     if drafted_tokens is not None:
         most_drafts = counts.steps * drafted_tokens
@@ -407,8 +388,9 @@ def check_counts(counts: StepCounts, subject: str, *, drafted_tokens: int | None
     adds_up = sum(counts.position_counts) == counts.accepted
     drafts_fit = counts.accepted <= drafts <= most_drafts
     if min(steps_by_depth) < 0 or not (never_rises and adds_up and drafts_fit):
-        message = f"{description} contradict one another; {_TRY_VERSION}"
-        raise InvalidMeasurementError("COUNTS_INCONSISTENT", message)
+        raise InvalidMeasurementError(
+            "COUNTS_INCONSISTENT", subject=subject, counts=_listed(counts), positions=positions
+        )
 
 
 def _listed(counts: StepCounts) -> str:

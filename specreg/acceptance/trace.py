@@ -140,13 +140,13 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
         """
         largest_tokens = max(len(self.chunk_sizes) - 1, 0)
         if self.first_chunk_tokens > 1 or largest_tokens > draft_tokens + 1:
-            message = (
-                f"prompt '{self.prompt_id}': the first chunk holds {self.first_chunk_tokens} tokens"
-                f" and a later one {largest_tokens}, but the prefill emits one token, and a step"
-                f" emits {draft_tokens + 1} at most: the server merged chunks, so they don't show"
-                " its steps; lower the load"
+            raise InvalidMeasurementError(
+                "CHUNKS_MERGED",
+                prompt=self.prompt_id,
+                first_tokens=self.first_chunk_tokens,
+                later_tokens=largest_tokens,
+                step_tokens=draft_tokens + 1,
             )
-            raise InvalidMeasurementError("CHUNKS_MERGED", message)
         # A step emits one token more than it accepts, so the sizes from 1 on are the histogram.
         steps_by_accepted = self.chunk_sizes[1:]
         padding = (0,) * (draft_tokens + 1 - len(steps_by_accepted))

@@ -23,10 +23,11 @@ from specreg.baselines.schema import (
     load_acceptance,
 )
 from specreg.core.counted import counted
-from specreg.core.reasons import Invalidity, Reason
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.matrix.case import CaseSettings
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import Family, Metric, ratio_parts
+from specreg.measurement.metrics import Metric, ratio_parts
 from specreg.stats.intervals import (
     FEWEST_PROMPTS,
     Column,
@@ -39,16 +40,11 @@ from specreg.stats.variance import NOTHING_KNOWN, Variance, shrunk, variance_of
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import DeviceRecord
 
-NOTHING_ACCEPTED_ADVICE = "choose prompts or settings with which drafts are accepted"
 _LEAST_CLOCK_FRAC = 0.95
 """If a GPU runs below this share of its recorded clock, heat or a power limit slows it down."""
 _MAX_SHARE_OF_PROMPT = 0.99
 """The largest share of all steps that one prompt may have. Beyond it, the other prompts are too few
 to estimate how prompts vary."""
-_FEW_PROMPTS = Reason(
-    text=f"fewer than {FEWEST_PROMPTS} prompts have a step, or one has nearly all steps",
-    remedy="give more prompts, whose answers are of similar length",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +83,7 @@ class CaseBaselines:
         """Where the user sets the number of prompts, for advice to raise it."""
         if self.settings.num_prompts is not None:
             return "--num-prompts"
-        return "prompts in the tier"
+        return "'prompts' in the tier's file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,25 +256,20 @@ class BaselineComparison:
         """Return how an acceptance metric changed, or the reason why that is unknown."""
         # With only a total, there is no estimate of the error.
         if self.measured is None:
-            return Reason(
-                text="the source reports only the sum of all requests, so how they vary is unknown",
-                remedy="use an engine whose answers carry their own counts",
-            )
+            return Reason.of("sum_only")
         prompts = len(self.measured.prompt_ids)
         if prompts < FEWEST_PROMPTS:
-            return Reason(
-                text=f"{prompts} shared prompts, {FEWEST_PROMPTS} are needed",
-                remedy=f"raise {self.baselines.prompts_setting}",
+            remedy = f"raise {self.baselines.prompts_setting}"
+            return Reason.of(
+                "few_shared_prompts", prompts=prompts, needed=FEWEST_PROMPTS, remedy=remedy
             )
         parts = ratio_parts(metric, self.measured)
         ratio = _quotient(parts)
         expected = self.expected_ratio(metric)
         if parts is None or ratio is None or expected is None:
-            return Reason(text=f"the shared prompts have no {metric.name}")
+            return Reason.of("no_shared_value", metric=metric.name)
         if not expected:
-            return Reason(
-                text="the baseline accepted no draft on the shared prompts, so no loss could show"
-            )
+            return Reason.of("nothing_shared_accepted")
 
         # Neither side may depend on a few prompts.
         recorded_parts = ratio_parts(metric, self.recorded) if self.recorded else None
@@ -287,7 +278,7 @@ class BaselineComparison:
                 continue
             _, denominators = side_parts
             if _depends_on_few_prompts(denominators):
-                return _FEW_PROMPTS
+                return Reason.of("few_stepping_prompts", needed=FEWEST_PROMPTS)
         effect = change_of_ratio(parts, recorded_parts, expected)
         # The ratio of AL is AL - 1, so the values are shown with the origin added again.
         return RatioChange(metric.origin + ratio, metric.origin + expected, effect)
@@ -492,10 +483,7 @@ def paired_counts(
         first = all_records[0]
         if not record.counts_as(first.source, first.view):
             tags = sorted({f"{record.source} {record.view}" for record in all_records})
-            return Reason(
-                text=f"the sides report their acceptance in different ways ({', '.join(tags)}), so"
-                " they can't be compared"
-            )
+            return Reason.of("sources_differ", ways=", ".join(tags))
     answers = answers_in_common(measured_records, reference_records)
     measured_table, reference_table = common_tables(*answers)
     return PairedCounts(measured_table, reference_table)
@@ -505,16 +493,13 @@ def paired_ratio_change(metric: Metric, counts: PairedCounts) -> Effect | Reason
     """Return the change of an acceptance metric between two arms, or why it is unknown."""
     prompts = len(counts.measured.prompt_ids)
     if prompts < FEWEST_PROMPTS:
-        return Reason(
-            text=f"{prompts} shared prompts, {FEWEST_PROMPTS} are needed",
-            remedy="give more prompts, and an engine whose answers carry their own counts",
+        remedy = "give more prompts, and an engine whose answers carry their own counts"
+        return Reason.of(
+            "few_shared_prompts", prompts=prompts, needed=FEWEST_PROMPTS, remedy=remedy
         )
     effect = _change_of_tables(metric, counts.measured, counts.reference)
     if effect is None:
-        return Reason(
-            text="side A accepted nothing, B took no step, or a few prompts have nearly all steps:"
-            " no ratio can be compared"
-        )
+        return Reason.of("no_ratio")
     return effect
 
 
@@ -654,9 +639,7 @@ def without_num_prompts(settings: CaseSettings) -> CaseSettings:
     return dataclasses.replace(settings, num_prompts=None)
 
 
-def clock_invalidity(
-    launches: Iterable[Measurement], baseline: Baseline | None
-) -> Invalidity | None:
+def clock_invalidity(launches: Iterable[Measurement], baseline: Baseline | None) -> Reason | None:
     """Return why the speeds of launches are invalid if a GPU ran far below its recorded clock.
 
     Returns:
@@ -669,11 +652,11 @@ def clock_invalidity(
             if device.sm_clock_mhz is None or recorded.sm_clock_mhz is None:
                 continue
             if device.sm_clock_mhz < _LEAST_CLOCK_FRAC * recorded.sm_clock_mhz:
-                return Invalidity(
+                return Reason.of(
                     "CLOCK_LOW",
-                    f"{device.name} ran at {device.sm_clock_mhz:.0f} MHz, it was recorded at"
-                    f" {recorded.sm_clock_mhz:.0f}; reset its clocks (nvidia-smi -rgc or"
-                    " amd-smi reset --clocks), cool it, or find out what limits its power",
+                    device=device.name,
+                    clock_mhz=device.sm_clock_mhz,
+                    recorded_mhz=recorded.sm_clock_mhz,
                 )
     return None
 

@@ -13,7 +13,6 @@ import specreg
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord
 from specreg.baselines import schema
 from specreg.baselines.comparison import (
-    NOTHING_ACCEPTED_ADVICE,
     change_of_acceptance,
     clock_invalidity,
     describe_nothing_accepted,
@@ -22,14 +21,16 @@ from specreg.baselines.comparison import (
 from specreg.baselines.packages import record_packages
 from specreg.baselines.schema import Baseline, load_baseline
 from specreg.baselines.store import BaselineStore
+from specreg.core.catalogue import CATALOGUE
 from specreg.core.errors import BaselineError, InvalidMeasurementError
+from specreg.core.families import Family
 from specreg.core.files import MIB, replace_file
-from specreg.core.reasons import Invalidity
+from specreg.core.reasons import Reason
 from specreg.core.values import readable_values
 from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, metrics_of, render_invalid
+from specreg.measurement.metrics import METRICS, Invalid, metrics_of, render_invalid
 from specreg.servers.installer import packages_sha256
 from specreg.stats.intervals import LEVELS, Look
 from specreg.telemetry.identity import Environment
@@ -236,12 +237,10 @@ def record_baseline(path: Path, baseline: Baseline) -> None:
 
 def _invalid_of(measurements: Sequence[Measurement], old: Baseline | None) -> Invalid:
     """Return, for each family that was invalid in any launch, why it isn't recorded."""
-    invalid: dict[Family, Invalidity] = {}
+    invalid: dict[Family, Reason] = {}
     low_clock = clock_invalidity(measurements, old)
     if low_clock is not None:
-        advice = "if the clock is to stay low, remove the baseline first"
-        invalidity = Invalidity(low_clock.code, f"{low_clock.text}; {advice}")
-        invalid.update(dict.fromkeys(SPOILS[low_clock.code], invalidity))
+        invalid.update(dict.fromkeys(CATALOGUE[low_clock.code].spoils, low_clock))
     for measurement in measurements:
         power = measurement.replay.power if measurement.replay else None
         if power is not None and power.invalid is not None:
@@ -371,8 +370,8 @@ def _check_accepted(measurements: Sequence[Measurement]) -> None:
     names = ", ".join(metric.name for metric in judged)
     raise _refusal(
         case,
-        f"{problem}, so no loss of acceptance could ever show; {NOTHING_ACCEPTED_ADVICE}, or add"
-        f" {names} to 'shown' in the tier",
+        f"{problem}, so no loss of acceptance could ever show;"
+        f" {CATALOGUE['nothing_accepted'].remedy}, or add {names} to 'shown' in the tier",
     )
 
 

@@ -531,12 +531,11 @@ def check_figures(baseline: Baseline) -> None:
     for launch in baseline.launches:
         for name, value in launch.items():
             if not 0 < value < math.inf:
-                message = f"{name} is {value}, needed a positive and finite number"
-                raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
+                raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", figure=name, value=value)
     for name, noise in baseline.noise.items():
         if not 0 <= noise.between_frac < math.inf or noise.runs < _FEWEST_RUNS:
-            message = f"noise of {name} is {noise}"
-            raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", message)
+            figure = f"noise of {name}"
+            raise InvalidMeasurementError("FIGURE_IMPOSSIBLE", figure=figure, value=noise)
 
     # Check the counts of each prompt, of each round, and of all prompts.
     record = load_acceptance(baseline.acceptance)

@@ -131,7 +131,7 @@ class AnswerComparison:
         if saved is not None:
             outcome = Outcome(saved.outcome)
             return _verdict_on(pair, outcome, value=saved.value, reason=saved.reason)
-        not_yet = Reason(text="the answers weren't compared", remedy="resume the gate")
+        not_yet = Reason.of("answers_not_compared")
         return _verdict_on(pair, Outcome.INVALID, reason=self._failures.get(pair.id, not_yet))
 
     def wants(self, pairs: Collection[Pair]) -> bool:
@@ -230,7 +230,7 @@ def _checked_verdict(pair: Pair, line: Checked) -> _SavedVerdict:
     if verdict.outcome == "PASS" and verdict.value is None:
         raise msgspec.ValidationError("its verdict has no value")
     reason = verdict.reason
-    if reason is not None and (reason.code or len(str(reason)) > _MAX_REASON_CHARACTERS):
+    if reason is not None and (reason.shown_code or len(str(reason)) > _MAX_REASON_CHARACTERS):
         raise msgspec.ValidationError("its verdict has an impossible reason")
     return verdict
 
@@ -361,10 +361,7 @@ def compare_answers(
     if tokenized_otherwise:
         examples = ", ".join(tokenized_otherwise[:_MAX_NAMED])
         amount = counted(len(tokenized_otherwise), "prompt")
-        reason = Reason(
-            text=f"B has other tokens than A in {amount}: {examples}",
-            remedy="look at the tokenizer and the chat template",
-        )
+        reason = Reason.of("tokens_differ", prompts=amount, examples=examples)
         return _verdict_on(pair, Outcome.WRONG, reason=reason)
 
     # Compare the answers. `check_lossless` expects the probabilities from the server of the plain
@@ -395,7 +392,8 @@ def compare_answers(
     outcome = Outcome.PASS
     if losslessness.failures:
         outcome = Outcome.WRONG
-    reason = Reason(text=losslessness.describe("of B", "of A"))
+    differences = losslessness.describe("of B", "of A")
+    reason = Reason.of("answers_compared", differences=differences)
     return _verdict_on(pair, outcome, value=losslessness.equal_frac, reason=reason)
 
 

@@ -35,7 +35,6 @@ from specreg.compare.progress import render_progress
 from specreg.core.errors import (
     DatasetError,
     EnvironmentSetupError,
-    HungError,
     MemoryHeldError,
     ServerDiedError,
     SpecregError,
@@ -360,12 +359,11 @@ class Gate:
             if measurement.replay is not None:
                 measured.append((side, measurement, arm_requests))
                 continue
-            invalidities = [Reason.of(invalidity) for invalidity in measurement.invalid.values()]
-            reason = next(iter(invalidities), Reason(text="nothing was measured"))
+            reason = next(iter(measurement.invalid.values()), Reason.of("nothing_measured"))
             options.show(f"launch {number}, side {side}, {pair.id}: {reason}")
             self._note_failed(pair.id, side, number, reason)
             # A server that hangs would hang on the pairs that are still to come.
-            if reason.code == HungError.code:
+            if reason.code == "HUNG":
                 raise SideError(side, str(reason))
 
         # Compare the answers first: if a server dies meanwhile, the launch must not be recorded.

@@ -36,10 +36,8 @@ from specreg.verdicts.changed_lengths import weigh_changed_lengths
 from specreg.verdicts.detection import to_frac
 from specreg.verdicts.judge import Reference, judge_effect
 from specreg.verdicts.status import REGRESSED_STATUS, UNDECIDED_STATUS, exit_status
-from specreg.verdicts.verdict import MACHINE_MOVED, Cause, Comparison, Outcome, Verdict
+from specreg.verdicts.verdict import Cause, Comparison, Outcome, Verdict
 
-UNCHECKED = "UNCHECKED"
-"""The code of a loss of speed while side A hasn't been measured against itself."""
 _FEWEST_LAUNCHES = 4
 """With fewer launches of each side, a single case doesn't show how much its speed varies."""
 _FAILED_LAUNCHES_TO_GIVE_UP = 2
@@ -69,10 +67,7 @@ def why_invalid(launch: ArmLaunch, metric: Metric) -> Reason | None:
     """Return why a launch has no valid value of a metric; None if it has one."""
     if isinstance(launch, FailedLaunch):
         return launch.reason
-    invalidity = launch.measurement.invalid.get(metric.family)
-    if invalidity is None:
-        return None
-    return Reason.of(invalidity)
+    return launch.measurement.invalid.get(metric.family)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +290,7 @@ def _against_control(
     change = _change(figure, launches)
     control_change = _change(figure._replace(sides=CONTROL), launches)
     if change is None or control_change is None:
-        reason = Reason(code=UNCHECKED, text="side A is still to be measured against itself")
+        reason = Reason.of("UNCHECKED")
         outcome = Outcome.INCONCLUSIVE
         if is_worse_anyway:
             outcome = Outcome.REGRESSED
@@ -312,11 +307,8 @@ def _against_control(
         return verdict
     # The estimate is a difference of logarithms, and shown as a ratio.
     control_change_frac = math.expm1(control_change.estimate_frac)
-    reason = Reason(
-        code=MACHINE_MOVED,
-        text=f"side A differs from itself by {control_change_frac:+.1%}",
-        remedy="quieten the machine, and run again",
-    )
+    finding = f"side A differs from itself by {control_change_frac:+.1%}"
+    reason = Reason.of("MACHINE_MOVED", finding=finding)
     return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
 
@@ -545,13 +537,10 @@ class _Sides:
         if needed_count is None:
             return None
         if self.figure.metric.by_launch and needed_count > MOST_WORTH_ASKING:
-            return Reason(text="isn't decidable at this tolerance: its launches differ too much")
+            return Reason.of("undecidable")
         if self.figure.metric.by_launch:
-            return Reason(text=f"needs about {needed_count} launches instead of {self.launches}")
-        return Reason(
-            text=f"needs about {needed_count} prompts: start anew with --prompts {needed_count} and"
-            " another --out"
-        )
+            return Reason.of("more_launches", needed=needed_count, launches=self.launches)
+        return Reason.of("more_prompts", needed=needed_count)
 
 
 def _look(figure: _Figure, launches: Sequence[ArmLaunch], rules: Rules, look: int) -> Verdict:
@@ -608,14 +597,14 @@ def _judge_speed(sides: _Sides, launches: Sequence[ArmLaunch]) -> Verdict:
     metric = figure.metric
     # A version may lack a counter that the metric needs, and became no worse by that.
     if metric.counters and None in (_value(metric, sides.first), _value(metric, sides.second)):
-        reason = Reason(text="a side's page of counters lacks what this metric is made of")
+        reason = Reason.of("not_counted", whose="a side's")
         return sides.unjudged(Outcome.NOT_COMPARABLE, reason)
 
     # A speed is judged with the spread of all pairs. The pair's own launches must then confirm the
     # verdict.
     change = _change(figure, launches)
     if change is None:
-        reason = Reason(text="there are too few launches to estimate how much they vary")
+        reason = Reason.of("few_launches")
         needed_launches = max(_FEWEST_LAUNCHES, 2 * (sides.launches + 1))
         return sides.unjudged(Outcome.INCONCLUSIVE, reason, needed_launches=needed_launches)
     cause: Cause | None = None
@@ -625,7 +614,7 @@ def _judge_speed(sides: _Sides, launches: Sequence[ArmLaunch]) -> Verdict:
     own_change = change_of_pairs(_differences(figure, launches))
     if verdict.outcome is Outcome.INCONCLUSIVE or _own_launches_confirm(verdict, own_change, sides):
         return verdict
-    reason = Reason(text="the launches of this case are too few, or vary too much, to confirm it")
+    reason = Reason.of("launches_vary")
     needed_launches = max(_FEWEST_LAUNCHES, 2 * sides.launches)
     return dataclasses.replace(
         verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, needed_launches=needed_launches
@@ -634,12 +623,12 @@ def _judge_speed(sides: _Sides, launches: Sequence[ArmLaunch]) -> Verdict:
 
 def _why_missing(launches: Iterable[ArmLaunch], side: Side, metric: Metric) -> Reason:
     """Return why a side has no valid value of a metric yet, by its last launch."""
-    text = f"side {side} has no launch yet"
+    reason = Reason.of("not_launched", side=side)
     for launch in launches:
         invalid = why_invalid(launch, metric)
         if launch.arm == side and invalid is not None:
-            text = f"side {side} has no valid launch yet: {invalid}"
-    return Reason(text=text)
+            reason = Reason.of("no_valid_launch", side=side, invalid=invalid)
+    return reason
 
 
 def _own_launches_confirm(verdict: Verdict, own_change: Effect | None, sides: _Sides) -> bool:

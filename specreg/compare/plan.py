@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specreg.compare.judging import UNCHECKED, Decision, Rules, is_lost, is_settled
+from specreg.compare.judging import Decision, Rules, is_lost, is_settled
 from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
 from specreg.runs.ledger import ArmLaunch, Ledger, MeasuredLaunch
-from specreg.verdicts.verdict import MACHINE_MOVED, Outcome
+from specreg.verdicts.verdict import Outcome
 
 
 class Step(NamedTuple):
@@ -161,7 +161,7 @@ def _missing_control(
 def _is_doubtful(pair: Pair, decision: Decision) -> bool:
     """Return whether B seems slower on a pair, but side A may differ from itself as much."""
     return any(
-        verdict.has_code(UNCHECKED, MACHINE_MOVED) and verdict.outcome is not Outcome.REGRESSED
+        verdict.has_code("UNCHECKED", "MACHINE_MOVED") and verdict.outcome is not Outcome.REGRESSED
         for verdict in decision.verdicts
         if verdict.case_id == pair.id
     )

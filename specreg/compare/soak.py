@@ -17,13 +17,14 @@ from specreg.compare.drift import (
 from specreg.compare.options import SoakOptions
 from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
+from specreg.core.families import Family
 from specreg.core.reasons import Reason
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
 from specreg.measurement.arm import Arm
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Plan, Workload, batch_size_of, measure
-from specreg.measurement.metrics import METRICS, Family, Invalid, Replay
+from specreg.measurement.metrics import METRICS, Invalid, Replay
 from specreg.report.document import Tone
 from specreg.report.parts import Output, Text, VerdictLine, View
 from specreg.report.remarks import workload_remarks
@@ -200,11 +201,9 @@ class Soak:
             # Invalid acceptance ends the soak, with the reason why it is invalid.
             invalidity = measurement.invalid.get(Family.ACCEPTANCE)
             if invalidity is not None:
-                raise InvalidMeasurementError(invalidity.code, invalidity.text)
+                raise InvalidMeasurementError(invalidity)
             if measurement.replay is None:
-                raise InvalidMeasurementError(
-                    "ACCEPTANCE_MISSING", "the server answered nothing; look at its log"
-                )
+                raise InvalidMeasurementError("NOTHING_ANSWERED")
             if not self.segments:
                 for remark in workload_remarks(figures_of(measurement, launch=1)):
                     self.options.show(remark)
@@ -358,20 +357,14 @@ class Soak:
         points = self._points(figure, from_s=LEAD_IN_FRAC * 60 * self.options.minutes)
         if len(points) < SEGMENT_PARTS:
             segments = counted(len(points), "segment")
-            reason = Reason(
-                text=f"{segments} can be judged, and {SEGMENT_PARTS} are needed",
-                remedy="soak longer, or with fewer --prompts",
-            )
+            reason = Reason.of("few_segments", segments=segments, needed=SEGMENT_PARTS)
             return self._undecided(figure, reason)
         hours, values = zip(*points, strict=True)
         means = part_means(values)
         # AL is judged as AL - 1, because even a drafter without any use has an AL of 1.
         above_origin = float(means[0]) - figure.origin
         if above_origin <= 0:
-            reason = Reason(
-                text=f"its value is {means[0]:g} at first, so there is nothing to lose",
-                remedy="soak a case that accepts drafts",
-            )
+            reason = Reason.of("nothing_to_lose", value=means[0])
             return self._undecided(figure, reason)
 
         tolerance_frac = self._tolerance_frac(figure)
@@ -381,20 +374,18 @@ class Soak:
         drift_reason: Reason | None = None
         sensitivity: Sensitivity | None = None
         if outcome is Outcome.REGRESSED:
-            drift_reason = Reason(
-                text=f"worse by {-change.estimate_frac:.1%} in an hour",
-                remedy="look at the server's log for what grows or fills",
-            )
+            drift_reason = Reason.of("soak_drifts", loss_frac=-change.estimate_frac)
         elif outcome is Outcome.INCONCLUSIVE:
-            drift_reason = Reason(text="the interval doesn't decide yet", remedy="soak longer")
+            drift_reason = Reason.of("soak_undecided")
             sensitivity = self._sensitivity_of(figure, points, level)
         # A soak that is too short to find a loss as small as the tolerance could never pass, so it
         # doesn't fail either.
         is_too_short = False
         if sensitivity is not None and not sensitivity.is_enough:
             is_too_short = True
-            most_loss = f"the figure is no more than {-low:.1%} worse in an hour"
-            drift_reason = Reason(text=f"{sensitivity}; {most_loss}", remedy=sensitivity.remedy)
+            drift_reason = Reason.of(
+                "soak_too_short", sensitivity=sensitivity, loss_frac=-low, remedy=sensitivity.remedy
+            )
         return Verdict(
             case_id=self.case.id,
             metric=figure.name,

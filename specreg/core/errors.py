@@ -7,29 +7,25 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-from specreg.core.readable import readable_block
-from specreg.core.reasons import Invalidity, Reason
-
-_LINE_CHARACTERS = 4_000
-"""The length at which a line of a message is cut in the middle. Some messages quote a whole log,
-and the advice at their end must stay."""
+from specreg.core.readable import LINE_CHARACTERS, readable_block
+from specreg.core.reasons import Reason
 
 
 class SpecregError(Exception):
-    """Any error that specreg raises on purpose. Its message can be shown to the user as it is."""
+    """Any error that specreg raises on purpose. Its message can be shown to the user as it is.
+
+    Attributes:
+        reason: The reason of a verdict on a case that couldn't be judged because of this error.
+    """
 
     def __init__(self, message: str) -> None:
-        super().__init__(readable_block(message, line_characters=_LINE_CHARACTERS))
+        super().__init__(readable_block(message, line_characters=LINE_CHARACTERS))
+        self.reason = Reason(text=self.head)
 
     @property
     def head(self) -> str:
         """The first line, without the log that may follow it."""
         return str(self).partition("\n")[0]
-
-    @property
-    def reason(self) -> Reason:
-        """The reason of a verdict on a case that couldn't be judged because of this error."""
-        return Reason(text=self.head)
 
 
 def leaves(error: BaseException) -> tuple[BaseException, ...]:
@@ -173,18 +169,12 @@ class UnkillableError(MemoryHeldError):
 
 
 class InvalidMeasurementError(SpecregError):
-    """A measurement that broke a check."""
+    """A measurement that broke a check, with the code and the facts of its reason."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.invalidity = Invalidity(
-            code, readable_block(message, line_characters=_LINE_CHARACTERS)
-        )
-
-    @property
-    def reason(self) -> Reason:
-        """The reason of the verdict on the invalid measurement."""
-        return Reason.of(self.invalidity)
+    def __init__(self, code: str | Reason, /, **facts: object) -> None:
+        reason = code if isinstance(code, Reason) else Reason.of(code, **facts)
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class ServerAnswerError(InvalidMeasurementError):
@@ -194,17 +184,15 @@ class ServerAnswerError(InvalidMeasurementError):
     """
 
     def __init__(self, words: str, status: int | None = None) -> None:
-        super().__init__("SERVER_ERROR", f"the server says '{words}'")
+        super().__init__("SERVER_ERROR", words=words)
         self.status = status
 
 
 class HungError(InvalidMeasurementError):
     """A server that accepts requests and generates nothing for some time, and so is stopped."""
 
-    code = "HUNG"
-
     def __init__(self, silent_s: float) -> None:
-        super().__init__(self.code, f"no token came for {silent_s:g} s; look at the server's log")
+        super().__init__("HUNG", silent_s=silent_s)
         self.silent_s = silent_s
 
 

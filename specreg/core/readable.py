@@ -48,6 +48,9 @@ Label = Annotated[str, msgspec.Meta(pattern=_PLAIN_PATTERN)]
 _UNUSUAL = re.compile(r"[^\t\n\x20-\x7e]")
 _CI_COMMAND = re.compile(r"(?<!\S):{2,}")
 _AZURE_COMMAND = re.compile(r"##(?=\w*\[)")
+LINE_CHARACTERS = 4_000
+"""The length at which a line of a message is cut in the middle. Some messages quote a whole log,
+and the advice at their end must stay."""
 
 
 def readable_block(

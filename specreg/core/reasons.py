@@ -2,32 +2,18 @@
 
 from dataclasses import dataclass
 
-from specreg.core.readable import Label
-
-
-@dataclass(frozen=True, slots=True)
-class Invalidity:
-    """Why the figures of a measurement mean nothing.
-
-    Attributes:
-        code: the name of the check that failed, such as "SPEC_DISABLED".
-        text: what is wrong and what to do.
-    """
-
-    code: Label
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.text}"
+from specreg.core.catalogue import CATALOGUE
+from specreg.core.readable import LINE_CHARACTERS, Label, readable_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why a verdict has its outcome, or why there is nothing to judge.
+    """Why a verdict has its outcome, or why the figures of a measurement mean nothing.
 
     Attributes:
-        code: identifies the kind of reason for programs, such as "MACHINE_MOVED"; empty if the
-            outcome alone identifies it.
+        code: identifies the kind of reason, see `CATALOGUE`. Codes in capitals are shown, for
+            people to look them up; the others are for programs. Empty if only the words of another
+            program, or of an error, say what is the matter.
         text: what is the matter, as a clause without a full stop.
         remedy: what to do about it; empty if there is nothing to do.
     """
@@ -37,17 +23,24 @@ class Reason:
     remedy: str = ""
 
     def __str__(self) -> str:
-        sentence = f"{self.code}: {self.text}" if self.code else self.text
+        sentence = f"{self.shown_code}: {self.text}" if self.shown_code else self.text
         return f"{sentence}; {self.remedy}" if self.remedy else sentence
+
+    @property
+    def shown_code(self) -> str:
+        """The code if people are to look it up; else empty."""
+        return self.code if self.code.isupper() else ""
 
     @property
     def headline(self) -> str:
         """What is the matter, in a few words that fit where there is little room."""
         first_line, _, _ = self.text.partition("\n")
         clause, _, _ = first_line.partition("; ")
-        return f"{self.code}: {clause}" if self.code else clause
+        return f"{self.shown_code}: {clause}" if self.shown_code else clause
 
     @classmethod
-    def of(cls, invalidity: Invalidity) -> "Reason":
-        """Return the reason that invalid figures give their verdict."""
-        return cls(code=invalidity.code, text=invalidity.text)
+    def of(cls, code: str, /, **facts: object) -> "Reason":
+        """Return a reason of the catalogue, whose sentence and remedy contain these facts."""
+        entry = CATALOGUE[code]
+        text = readable_block(entry.sentence.format_map(facts), line_characters=LINE_CHARACTERS)
+        return cls(code=code, text=text, remedy=entry.remedy.format_map(facts))

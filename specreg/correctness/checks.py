@@ -168,7 +168,7 @@ def check_answers(running: RunningCase) -> Verdict:
     reason = None
     if losslessness.partings or losslessness.compared_by_token < losslessness.prompts:
         text = losslessness.describe("without speculation", "with speculation")
-        reason = Reason(text=text)
+        reason = Reason.of("answers_compared", differences=text)
     return Verdict(
         case_id=case.id,
         metric=LOSSLESS,
@@ -234,11 +234,7 @@ def check_sampling(running: RunningCase) -> Verdict:
     chance = min(1.0, bound)
     if chance >= LEVEL:
         return Verdict(case_id=case.id, metric=SAMPLING, outcome=Outcome.PASS, value=chance)
-    reason = Reason(
-        text=f"{_DRAWS} answers drawn to each of {len(texts)} prompts begin differently with"
-        f" speculation than without, which has a probability of {chance:.2g} by chance: the"
-        " verifier draws from another distribution than the target's"
-    )
+    reason = Reason.of("draws_differ", draws=_DRAWS, prompts=len(texts), chance=chance)
     return Verdict(
         case_id=case.id, metric=SAMPLING, outcome=Outcome.WRONG, value=chance, reason=reason
     )
@@ -288,8 +284,7 @@ def check_steps(running: RunningCase) -> Verdict:
         _as_run(case, server), answers, endpoint, running.models, running.predict_drafts
     )
     if not any(answer.counts for answer in answers):
-        message = "no answer reports its steps, so there is nothing to compare with the oracle"
-        raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
+        raise InvalidMeasurementError("ACCEPTANCE_MISSING", sources="the answers")
     # Count the steps of the engine, and the expected ones. SGLang's histograms end with the largest
     # number of drafts that a step accepted, so they are extended to the case's number of drafts.
     depth = case.server.draft_tokens
@@ -297,8 +292,7 @@ def check_steps(running: RunningCase) -> Verdict:
     total = sum(counted, NO_STEPS)
     expected_total = sum(expected, NO_STEPS)
     if not total.steps and not expected_total.steps:
-        message = "neither the engine nor its models drafted; replay prompts that give drafts"
-        raise InvalidMeasurementError("NOTHING_DRAFTED", message)
+        raise InvalidMeasurementError("NOTHING_DRAFTED")
     # Compare the counts of each answer, and of all answers together.
     other_steps = _other_steps(running.prompts, counted, expected)
     unlikely_tokens = _unlikely_tokens(case, running.prompts, gaps_nats)
@@ -317,7 +311,7 @@ def check_steps(running: RunningCase) -> Verdict:
         reasons.append("the engine's drafter or verifier is wrong")
     reason = None
     if reasons:
-        reason = Reason(text="; ".join(reasons))
+        reason = Reason.of("steps_differ", differences="; ".join(reasons))
     # Without a step there are no shares, so one of the two sequences may be shorter.
     shares = zip(total.marginal_acceptance, expected_total.marginal_acceptance, strict=False)
     return Verdict(

@@ -186,14 +186,11 @@ def check_lossless(
         plain_partings=plain_partings,
         rounding_nats=rounding_nats,
     )
-    if losslessness.bound_nats > max(MAX_NOISE_NATS, rounding_nats):
-        message = (
-            "the server whose answers are the reference gives other answers at another batch size:"
-            f" their tokens are {losslessness.bound_nats:.2f} nats apart, and rounding explains"
-            f" {max(MAX_NOISE_NATS, rounding_nats):g} nats at most; use another version, or set"
-            " VLLM_BATCH_INVARIANT in engine_env for vLLM on a GPU"
+    most_nats = max(MAX_NOISE_NATS, rounding_nats)
+    if losslessness.bound_nats > most_nats:
+        raise InvalidMeasurementError(
+            "CONTROL_UNSTEADY", bound_nats=losslessness.bound_nats, most_nats=most_nats
         )
-        raise InvalidMeasurementError("CONTROL_UNSTEADY", message)
     return losslessness
 
 

@@ -142,12 +142,13 @@ def walk_answers(
     spec = case.server
     longest = max(len(answer.prompt) + len(answer.output) for answer in answers)
     if longest + spec.draft_tokens > spec.max_model_len_tokens:
-        message = (
-            f"'{case.id}': a prompt and its answer have {longest} tokens and the last step drafts"
-            f" {spec.draft_tokens} more, but the context has {spec.max_model_len_tokens}; lower"
-            " output_cap_tokens or raise max_model_len_tokens in the tier"
+        raise InvalidMeasurementError(
+            "CONTEXT_FULL",
+            case=case.id,
+            tokens=longest,
+            drafts=spec.draft_tokens,
+            context_tokens=spec.max_model_len_tokens,
         )
-        raise InvalidMeasurementError("CONTEXT_FULL", message)
     answered_texts = [(*answer.prompt, *answer.output) for answer in answers]
     # The drafter doesn't stop at the end of the text, so neither does the continuation.
     request = AnswerSettings(output_cap_tokens=spec.draft_tokens, ignore_eos=True)

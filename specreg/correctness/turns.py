@@ -93,10 +93,7 @@ def _reply(case: Case, name: str, answer: Transcript) -> str:
         InvalidMeasurementError: `ANSWER_UNREADABLE`, the server sent ids and no text.
     """
     if answer.text is None:
-        message = (
-            f"the answer to prompt '{name}' has no text, so the next turn can't be sent; look"
-            " at the server's log"
-        )
-        raise InvalidMeasurementError("ANSWER_UNREADABLE", message)
+        fault = f"the answer to prompt '{name}' has no text, so the next turn can't be sent"
+        raise InvalidMeasurementError("ANSWER_UNREADABLE", fault=fault)
     without_thoughts = REPLIES[_WITHOUT_THINKING](answer.text)
     return REPLIES[case.request.history_reply](without_thoughts)

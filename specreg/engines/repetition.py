@@ -172,8 +172,5 @@ class RepeatingStream:
 
 
 def _unrecognised(fault: str, text: str) -> InvalidMeasurementError:
-    message = (
-        f"{fault}, in: {text[-_QUOTED_CHARACTERS:]!r}; events must hold either all text and token"
-        " ids so far or only the new ones; use a version of the engine that specreg is tested with"
-    )
-    return InvalidMeasurementError("STREAM_UNRECOGNISED", message)
+    quoted = f"{fault}, in: {text[-_QUOTED_CHARACTERS:]!r}"
+    return InvalidMeasurementError("STREAM_UNRECOGNISED", fault=quoted)

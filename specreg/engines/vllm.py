@@ -79,8 +79,8 @@ class VllmWireFormat(WireFormat, TokenApi):
         """Return the counters since the server's start, summed over its copies of the model.
 
         Raises:
-            InvalidMeasurementError: `SPEC_DISABLED`, the page has counters of tokens and none of
-                speculation; `METRICS_MISSING`, the page lacks a counter; `METRICS_UNREADABLE`, a
+            InvalidMeasurementError: `DRAFTS_UNCOUNTED`, the page has counters of tokens and none
+                of speculation; `COUNTER_MISSING`, the page lacks a counter; `METRICS_UNREADABLE`, a
                 counter isn't a count.
         """
         # Check that the page has the counters. A server that counts its tokens has log stats, so
@@ -209,11 +209,7 @@ def _no_speculation(page: MetricsPage) -> InvalidMeasurementError:
         name for name in page.names if "spec" in name and not name.endswith("_created")
     ]
     shown = ", ".join(similar_names[:4]) or "no similar ones"
-    message = (
-        "the server counts tokens, and has no speculation counters: it doesn't speculate,"
-        f" or its version has other names for them than {_FAMILY}…; /metrics has {shown}"
-    )
-    return InvalidMeasurementError("SPEC_DISABLED", message)
+    return InvalidMeasurementError("DRAFTS_UNCOUNTED", names=_FAMILY, similar=shown)
 
 
 _VERSION = "0.33.0"

@@ -174,7 +174,8 @@ def decode_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
         decoded = decoder.decode(event)
     except UNREADABLE as error:
         check_no_error(event)
-        raise InvalidMeasurementError("EVENT_UNREADABLE", f"{error}, in: {quote(event)}") from error
+        fault = f"{error}, in: {quote(event)}"
+        raise InvalidMeasurementError("EVENT_UNREADABLE", fault=fault) from error
     if decoded.error is not None and is_error(decoded.error):
         words = describe_error_value(decoded.error)
         raise ServerAnswerError(words.text, words.status)
@@ -329,11 +330,12 @@ class SpecTokensDetails(msgspec.Struct, frozen=True):
         counts = StepCounts.from_histogram(histogram, proposed)
         accepted = self.spec_num_correct_drafts
         if accepted != counts.accepted or proposed is None:
-            message = (
-                f"an answer has the histogram {list(histogram)}, but {accepted} accepted and"
-                f" {proposed} proposed drafts; use a version of SGLang that specreg is tested with"
+            raise InvalidMeasurementError(
+                "HISTOGRAM_DISAGREES",
+                histogram=list(histogram),
+                accepted=accepted,
+                proposed=proposed,
             )
-            raise InvalidMeasurementError("COUNTS_DISAGREE", message)
         return counts
 
 
@@ -415,8 +417,8 @@ class MetricsPage:
         # The library documents no errors, and doesn't catch those of its own parsing, such as an
         # OverflowError for a time of 400 digits.
         except Exception as error:
-            message = f"{path} is not a Prometheus page ({error}); look at it in a browser"
-            raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+            fault = f"{path} is not a Prometheus page ({error})"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", fault=fault, path=path) from error
         self.samples: list[Sample] = []
         for family in families:
             self.samples += family.samples
@@ -438,8 +440,8 @@ class MetricsPage:
 
     def _check_most(self, size: int, limit: int, unit: str) -> None:
         if size > limit:
-            message = f"{self._path} has {size:,} {unit}, and {limit:,} are read at most"
-            raise InvalidMeasurementError("METRICS_UNREADABLE", f"{message}; look at what fills it")
+            fault = f"{self._path} has {size:,} {unit}, and {limit:,} are read at most"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", fault=fault, path=self._path)
 
     def require(self, *names: str, advice: str) -> None:
         """Check that the page has samples of all these names.
@@ -449,14 +451,18 @@ class MetricsPage:
             advice: what the user has to do if samples of a name are missing.
 
         Raises:
-            InvalidMeasurementError: `METRICS_MISSING`.
+            InvalidMeasurementError: `COUNTER_MISSING`.
         """
         missing = [name for name in names if name not in self.names]
         if missing:
             there = [name for name in names if name in self.names]
-            shown = ", ".join(there) or "none of them"
-            message = f"looked for {', '.join(missing)}; {self._path} has {shown}; {advice}"
-            raise InvalidMeasurementError("METRICS_MISSING", message)
+            raise InvalidMeasurementError(
+                "COUNTER_MISSING",
+                missing=", ".join(missing),
+                path=self._path,
+                there=", ".join(there) or "none of them",
+                advice=advice,
+            )
 
     def total(self, name: str) -> int:
         """Sum up all samples of a name; 0 if there are none.
@@ -515,8 +521,8 @@ class MetricsPage:
         # This refuses NaN and infinity too.
         is_in_range = 0 <= sample.value <= _MAX_COUNT
         if not (is_in_range and float(sample.value).is_integer()):
-            message = f"{sample.name} is {sample.value}, which is no count; look at {self._path}"
-            raise InvalidMeasurementError("METRICS_UNREADABLE", message)
+            fault = f"{sample.name} is {sample.value}, which is no count"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", fault=fault, path=self._path)
         return int(sample.value)
 
 
@@ -715,11 +721,13 @@ class WireFormat:
         Raises:
             InvalidMeasurementError: The page has no such counters, or one of them isn't a count.
         """
-        message = (
-            f"{type(self).__name__}: has no counters of steps, so its page of {len(page.samples)}"
-            " samples wasn't used; judge this engine by its requests"
+        raise InvalidMeasurementError(
+            "COUNTER_MISSING",
+            missing=f"counters of steps of {type(self).__name__}",
+            path=self.counters_path,
+            there=f"{len(page.samples)} samples and none of them",
+            advice="judge this engine by its requests",
         )
-        raise InvalidMeasurementError("METRICS_MISSING", message)
 
     def _count_requests(self, page: MetricsPage) -> Counters:
         """Return the counters of a server that doesn't speculate, without the further ones."""
@@ -807,7 +815,7 @@ def decode_answer(answer: bytes, form: type[FormT]) -> FormT:
 
 def unreadable(fault: str, answer: bytes) -> InvalidMeasurementError:
     """Return the error of an answer that can't be used, with the fault and a quotation."""
-    return InvalidMeasurementError("ANSWER_UNREADABLE", f"{fault}, in: {quote(answer)}")
+    return InvalidMeasurementError("ANSWER_UNREADABLE", fault=f"{fault}, in: {quote(answer)}")
 
 
 DONE = b"[DONE]"
@@ -855,8 +863,8 @@ class EventSplitter:
         if b"\n" in piece:
             *lines, self._begun = self._begun.split(b"\n")
         if len(self._begun) + len(self._held) > MAX_BYTES:
-            message = f"a line has no end after {MAX_BYTES} bytes; is this a stream of events?"
-            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
+            fault = f"a line has no end after {MAX_BYTES} bytes; is this a stream of events?"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", fault=fault)
         for line in lines:
             if line.startswith(_PREFIX):
                 data = bytes(line[len(_PREFIX) :].strip())
@@ -963,11 +971,11 @@ class EventSplitter:
         if is_finished:
             return
         if stray.strip():
-            message = f"the answer is no stream of events: {quote(stray)}"
-            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
+            fault = f"the answer is no stream of events: {quote(stray)}"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", fault=fault)
         if comments.strip():
-            message = f"{end}, after the comment: {quote(comments)}"
-            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
+            fault = f"{end}, after the comment: {quote(comments)}"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", fault=fault)
 
 
 def _error_event(data: bytes) -> ServerAnswerError:

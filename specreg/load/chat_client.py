@@ -143,14 +143,14 @@ class _StreamState:
         """Add the text and the tokens of an event. A total in it replaces an earlier total.
 
         Raises:
-            InvalidMeasurementError: `ANSWER_ENDLESS` or `TOKENS_IMPOSSIBLE`.
+            InvalidMeasurementError: `ANSWER_ENDLESS`.
         """
         # A server that ignores its cap would fill the memory, so its answer is refused on the way.
         self.characters += len(event.text)
         if event.thought or event.extra_json:
             self.characters += len(event.thought) + len(event.extra_json)
         if self.characters > self.most_tokens * _TOKEN_CHARACTERS:
-            self._refuse("ANSWER_ENDLESS", f"{self.characters} characters")
+            self._refuse(f"{self.characters} characters")
         self.answer.take(event)
         if event.tokens:
             self._take_tokens(event.tokens, at_ns)
@@ -171,24 +171,23 @@ class _StreamState:
         """Add a chunk with tokens.
 
         Raises:
-            InvalidMeasurementError: `TOKENS_IMPOSSIBLE`.
+            InvalidMeasurementError: `ANSWER_ENDLESS`.
         """
         self.tokens += tokens
         if tokens < 0:
-            self._refuse("TOKENS_IMPOSSIBLE", f"a chunk of {tokens} tokens")
+            self._refuse(f"a chunk of {tokens} tokens")
         if self.tokens > self.most_tokens:
-            self._refuse("TOKENS_IMPOSSIBLE", f"{self.tokens} tokens")
+            self._refuse(f"{self.tokens} tokens")
         chunk = Chunk(at_ns=at_ns, tokens=tokens)
         if self.chunks and self.answer.in_thought:
             self.thought_chunks.append(chunk)
         self.chunks.append(chunk)
         self.answer.end_chunk(len(self.chunks))
 
-    def _refuse(self, code: str, amount: str) -> NoReturn:
+    def _refuse(self, amount: str) -> NoReturn:
         """Refuse an answer, because it has an impossible amount of something."""
         cap_tokens = self.most_tokens - _MORE_TOKENS
-        message = f"{amount} in an answer that was limited to {cap_tokens} tokens"
-        raise InvalidMeasurementError(code, message)
+        raise InvalidMeasurementError("ANSWER_ENDLESS", amount=amount, cap_tokens=cap_tokens)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -376,7 +375,7 @@ class ChatClient:
             if response.status_code != HTTPStatus.OK:
                 answer = quote_answer(await _beginning(response))
                 message = f"HTTP {response.status_code} from {path}: {answer}"
-                raise InvalidMeasurementError("HTTP_ERROR", message)
+                raise InvalidMeasurementError("HTTP_ERROR", answer=message)
             try:
                 # `aiter_raw` would count the bytes too, at two microseconds a chunk.
                 async for piece in cast("httpx.AsyncByteStream", response.stream):
@@ -394,8 +393,8 @@ class ChatClient:
                 raise
         splitter.check_rest(is_finished=stream.finish_reason is not None)
         if stream.finish_reason is None and parsed == _EMPTY_EVENT:
-            message = f"the stream ended without a finish reason, its last event is {quote(event)}"
-            raise InvalidMeasurementError("EVENT_UNREADABLE", message)
+            fault = f"the stream ended without a finish reason, its last event is {quote(event)}"
+            raise InvalidMeasurementError("EVENT_UNREADABLE", fault=fault)
         _check_stream(stream)
 
 
@@ -408,21 +407,12 @@ def _check_stream(stream: _StreamState) -> None:
     """Check that tokens were counted as they came, and that each event brought only new text.
 
     Raises:
-        InvalidMeasurementError: `USAGE_LATE` or `STREAM_UNRECOGNISED`.
+        InvalidMeasurementError: `USAGE_LATE` or `TEXT_REPEATED`.
     """
     if stream.has_uncounted_text and stream.tokens:
-        message = (
-            "text came before any of its tokens was counted, so the server counts tokens only at"
-            " the end, and neither times nor steps can be measured; use a version of the engine"
-            " that counts with each chunk"
-        )
-        raise InvalidMeasurementError("USAGE_LATE", message)
+        raise InvalidMeasurementError("USAGE_LATE")
     if stream.answer.repeats_events:
-        message = (
-            "each event of the stream repeats the text before it, and specreg expects only new"
-            " text; switch that off, or use a version of the engine that sends only new text"
-        )
-        raise InvalidMeasurementError("STREAM_UNRECOGNISED", message)
+        raise InvalidMeasurementError("TEXT_REPEATED")
 
 
 def _trace_of(stream: _StreamState, prompt: Prompt, turn: int, planned_ns: int) -> RequestTrace:

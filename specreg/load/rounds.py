@@ -344,9 +344,8 @@ class _Worker(NamedTuple):
                 builder.lags.merge(reply.lags)
                 return
         status = self.child.popen.wait()
-        message = f"a client process ended with status {status}; see why in its last lines:\n"
-        message += self.child.last_lines()
-        raise InvalidMeasurementError("CLIENT_DIED", message)
+        lines = self.child.last_lines()
+        raise InvalidMeasurementError("CLIENT_DIED", status=status, lines=lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,8 +423,7 @@ class Clients:
             page = await read(self.client, "GET", path, within_s=_SCRAPE_S)
             page.good()
         except AnswerError as error:
-            message = f"the server's counters can't be read, {error}; look at the server's log"
-            raise InvalidMeasurementError("METRICS_MISSING", message) from error
+            raise InvalidMeasurementError("METRICS_MISSING", error=error) from error
         return page.text
 
     async def _replay_slices(self, prompts: tuple[Prompt, ...], builder: RoundBuilder) -> None:

@@ -175,13 +175,12 @@ def _post_all(
                         # If other answers came meanwhile, the server doesn't hang.
                         if error.late and heard_s <= sent_s:
                             raise HungError(within_s) from error
-                        message = f"{error}; look at the server's log"
-                        raise InvalidMeasurementError("HTTP_ERROR", message) from error
+                        raise InvalidMeasurementError("HTTP_ERROR", answer=error) from error
                     heard_s = time.monotonic()
                     if answer.status != HTTPStatus.OK:
                         quoted = quote_answer(answer.content)
                         message = f"HTTP {answer.status} from {call.path}: {quoted}"
-                        raise InvalidMeasurementError("HTTP_ERROR", message)
+                        raise InvalidMeasurementError("HTTP_ERROR", answer=message)
                     return call.parse(answer.content)
 
             return await asyncio.gather(*map(post, calls))

@@ -26,7 +26,8 @@ from specreg.acceptance.record import (
 )
 from specreg.acceptance.trace import RequestTrace, have_split_steps
 from specreg.core.errors import InvalidMeasurementError
-from specreg.core.reasons import Invalidity
+from specreg.core.families import ALL, Family
+from specreg.core.reasons import Reason
 from specreg.datasets.prompts import Prompt, cut_evenly
 from specreg.engines.methods import METHODS
 from specreg.engines.registry import engine_named
@@ -35,11 +36,10 @@ from specreg.engines.wire_format import WireFormat
 from specreg.load.chat_client import Record
 from specreg.load.rounds import Clients, Round
 from specreg.matrix.case import Case, Load
-from specreg.measurement.metrics import ALL, Family, note_invalidity
+from specreg.measurement.metrics import note_invalidity
 from specreg.servers.server import Server
 from specreg.stats.intervals import FEWEST_PROMPTS, Look
 from specreg.telemetry.power_record import (
-    POWER_INVALID,
     PowerRecord,
     check_alone,
     check_not_throttled,
@@ -117,7 +117,7 @@ class ArmReplay:
     acceptance: AcceptanceRecord | None = None
     look: Look = Look.FULL
     block: Round | None = None
-    invalid: dict[Family, Invalidity] = field(default_factory=dict)
+    invalid: dict[Family, Reason] = field(default_factory=dict)
     parsed_within_s: float = _PARSED_WITHIN_S
     _counted: list[RoundAcceptance] = field(default_factory=list)
     _counted_until: Counters | None = None
@@ -231,14 +231,14 @@ class ArmReplay:
             load = dataclasses.replace(self.arm.case.load, duration_s=least_s)
             self.block = await self.clients.replay_under(load, prompts)
 
-    def discard_block(self, invalidity: Invalidity) -> None:
+    def discard_block(self, reason: Reason) -> None:
         """Make the power invalid, because the load for it failed on this or another arm."""
         self.block = None
-        self.invalid.setdefault(Family.POWER, invalidity)
+        self.invalid.setdefault(Family.POWER, reason)
 
-    def discard(self, invalidity: Invalidity) -> None:
+    def discard(self, reason: Reason) -> None:
         """Make the figures of all families invalid for one reason, which replaces earlier ones."""
-        self.invalid.update(dict.fromkeys(Family, invalidity))
+        self.invalid.update(dict.fromkeys(Family, reason))
 
     @property
     def rounds_ns(self) -> int:
@@ -351,15 +351,15 @@ class ArmReplay:
             traces, span, tokens=tokens, accepted_frac=self._accepted_frac(), idle=idle
         )
 
-    def _power_invalidity(self, sampling_error: str) -> Invalidity | None:
+    def _power_invalidity(self, sampling_error: str) -> Reason | None:
         """Return why the power is invalid: the sampler failed, or a request during the load."""
         if sampling_error:
-            return Invalidity(POWER_INVALID, sampling_error)
+            return Reason.of("POWER_INVALID", fault=sampling_error)
         if self.block is not None:
             try:
                 checks.check_requests(self.block.traces)
             except InvalidMeasurementError as error:
-                return Invalidity(POWER_INVALID, str(error))
+                return Reason.of("POWER_INVALID", fault=error)
         return None
 
     def _check_devices(
@@ -426,8 +426,8 @@ class ArmReplay:
         try:
             return await asyncio.wait_for(parsing, self.parsed_within_s)
         except TimeoutError as error:
-            message = f"{page} takes more than {self.parsed_within_s:g} s to parse; look at it"
-            raise InvalidMeasurementError("METRICS_UNREADABLE", message) from error
+            fault = f"{page} takes more than {self.parsed_within_s:g} s to parse"
+            raise InvalidMeasurementError("METRICS_UNREADABLE", fault=fault, path=page) from error
 
 
 def _round_acceptance(replayed: Round, counts: StepCounts) -> RoundAcceptance:
@@ -497,11 +497,8 @@ def read_acceptance(
             later_tokens=_later_tokens(traces),
         )
     elif wire_format.request_source is not None:
-        message = (
-            "neither the answers nor the counters report steps; check the server's version, and"
-            " switch its statistics on"
-        )
-        raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
+        sources = "the answers and the counters"
+        raise InvalidMeasurementError("ACCEPTANCE_MISSING", sources=sources)
     else:
         counts = [
             trace.counts_of_chunks(
@@ -560,11 +557,7 @@ def _own_counts(traces: Sequence[RequestTrace]) -> list[StepCounts]:
     for trace in traces:
         drafted_nothing = trace.tokens <= 1 or trace.later_chunks == trace.tokens - 1
         if trace.acceptance is None and not drafted_nothing:
-            problem = (
-                f"prompt '{trace.prompt_id}': the server sent no acceptance, but for others it did"
-            )
-            message = f"{problem}; look at its log"
-            raise InvalidMeasurementError("ACCEPTANCE_MISSING", message)
+            raise InvalidMeasurementError("ACCEPTANCE_PARTIAL", prompt=trace.prompt_id)
         counts.append(trace.acceptance or NO_STEPS)
     return counts
 

@@ -10,15 +10,16 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts, View
 from specreg.acceptance.trace import Reply, RequestTrace
+from specreg.core.families import Family
 from specreg.core.names import ReportedCase
 from specreg.core.readable import Label
-from specreg.core.reasons import Invalidity
+from specreg.core.reasons import Reason
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
 from specreg.engines.methods import METHODS
 from specreg.matrix.case import Case
 from specreg.measurement import metrics
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.metrics import Replay
 from specreg.stats.percentiles import Summary, TimeHistogram, summarize
 from specreg.telemetry.power_record import PowerRecord
 
@@ -231,7 +232,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     case_id: ReportedCase
     launch: int
     engine_version: str
-    invalid: dict[Family, Invalidity] | None
+    invalid: dict[Family, Reason] | None
     judged: dict[Label, float]
     acceptance: AcceptanceFigures | None
     timing: ArmFigures | None

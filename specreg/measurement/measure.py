@@ -18,9 +18,10 @@ from specreg.acceptance.checks import check_requests
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.families import ALL, Family
 from specreg.core.interrupts import run_in_loop
 from specreg.core.processes import our_ids
-from specreg.core.reasons import Invalidity
+from specreg.core.reasons import Reason
 from specreg.core.timeline import Phase
 from specreg.datasets.prompts import Prompt, cut_evenly
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts, changes_runner
@@ -29,7 +30,7 @@ from specreg.load.chat_client import Clock, Record
 from specreg.load.rounds import BEAT_NS, Round, open_clients
 from specreg.matrix.case import Case, Load
 from specreg.measurement.arm import Arm, ArmReplay
-from specreg.measurement.metrics import ALL, METRICS, Family, Invalid, Replay, note_invalidity
+from specreg.measurement.metrics import METRICS, Invalid, Replay, note_invalidity
 from specreg.stats.intervals import Look
 from specreg.stats.percentiles import TimeHistogram
 from specreg.telemetry.power_record import PowerRecord
@@ -219,14 +220,13 @@ def combine_with_control(measurement: Measurement, control: Measurement) -> Meas
     return dataclasses.replace(measurement, replay=replay, values=values, invalid=invalid)
 
 
-def _runners_differ(measurement: Measurement, control: Measurement) -> Invalidity:
+def _runners_differ(measurement: Measurement, control: Measurement) -> Reason:
     """Return why the speedup is invalid: part of it would come from different model runners."""
-    runner = measurement.facts.model_runner
-    return Invalidity(
+    return Reason.of(
         "RUNNERS_DIFFER",
-        f"the server of '{measurement.case.id}' has model runner {runner}, and its control"
-        f" {control.facts.model_runner}, so a speedup would include their difference; set"
-        f' model_runner = "{runner}" in the tier for both',
+        case=measurement.case.id,
+        runner=measurement.facts.model_runner,
+        control_runner=control.facts.model_runner,
     )
 
 
@@ -532,7 +532,7 @@ class _ArmRotation:
                 await arm_replay.replay_block(self.workload.prompts, least_s)
         except InvalidMeasurementError as error:
             for arm_replay in loaded:
-                arm_replay.discard_block(error.invalidity)
+                arm_replay.discard_block(error.reason)
 
     async def _attempt(self, arm_replay: ArmReplay, action: Awaitable[None]) -> None:
         """Await an action on an arm, and leave the arm out if it fails.
@@ -545,7 +545,7 @@ class _ArmRotation:
         try:
             await action
         except InvalidMeasurementError as error:
-            arm_replay.discard(error.invalidity)
+            arm_replay.discard(error.reason)
             remaining = [replay for replay in self.active if replay is not arm_replay]
             has_cases = any(replay not in self.controls for replay in remaining)
             if not self.controls or not has_cases:
@@ -736,21 +736,13 @@ def check_client(rounds: Sequence[Round]) -> None:
 def _check_chunks_apart(step_ns: float) -> None:
     """Check that the median time between chunks is long enough for a step of a model."""
     if step_ns < _LEAST_STEP_NS:
-        message = (
-            f"half of the answers came at once, their chunks {step_ns / 1e6:.3f} ms apart or less,"
-            " so the client or the server's front end was kept from running; end what else runs on"
-            " their cores"
-        )
-        raise InvalidMeasurementError("CLIENT_BEHIND", message)
+        raise InvalidMeasurementError("ANSWERS_AT_ONCE", apart_ms=step_ns / 1e6)
 
 
 def _check_lateness(action: str, late_ns: float, tolerated_ns: float) -> None:
     """Check that the client's median lateness is at most 5 ms, or at most the tolerated time."""
     limit_ns = max(_LATE_NS, tolerated_ns)
     if late_ns > limit_ns:
-        message = (
-            f"the client {action} {late_ns / 1e6:.1f} ms late or later half of the time, more"
-            f" than the {limit_ns / 1e6:.1f} ms that the figures bear; raise"
-            " client_processes in the tier, or give the client a core of its own"
+        raise InvalidMeasurementError(
+            "CLIENT_BEHIND", action=action, late_ms=late_ns / 1e6, limit_ms=limit_ns / 1e6
         )
-        raise InvalidMeasurementError("CLIENT_BEHIND", message)

@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from enum import StrEnum
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -20,13 +19,15 @@ import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord, Counts
 from specreg.acceptance.trace import RequestTrace
+from specreg.core.catalogue import CATALOGUE
 from specreg.core.errors import InvalidMeasurementError, MatrixError, check_name
-from specreg.core.reasons import Invalidity
+from specreg.core.families import ALL, Family
+from specreg.core.reasons import Reason
 from specreg.engines.registry import engine_named
 from specreg.load.rounds import Round
 from specreg.matrix.case import NO_LIMITS, Case, Limits
 from specreg.stats.percentiles import TimeHistogram
-from specreg.telemetry.power_record import POWER_INVALID, PowerRecord
+from specreg.telemetry.power_record import PowerRecord
 
 _CountT = TypeVar("_CountT")
 
@@ -39,53 +40,13 @@ _POSITIONS = 16
 """How many draft positions, from the first one, have a metric of their own."""
 
 
-class Family(StrEnum):
-    """The kind of a metric. Each family has a test file of its own."""
-
-    ACCEPTANCE = "acceptance"
-    THROUGHPUT = "throughput"
-    LATENCY = "latency"
-    SPEEDUP = "speedup"
-    POWER = "power"
-
-
-Invalid = Mapping[Family, Invalidity]
+Invalid = Mapping[Family, Reason]
 """For each invalid family, the reason why its figures can't be used."""
-
-ALL: AbstractSet[Family] = frozenset(Family)
-# Acceptance is counted and not timed, so neither a throttled GPU nor a late client affects it.
-# Speed is timed by the client, so a server that counts its steps wrongly doesn't affect it.
-_COUNTED: AbstractSet[Family] = frozenset({Family.ACCEPTANCE})
-_TIMED = ALL - _COUNTED
-
-SPOILS: Mapping[str, AbstractSet[Family]] = MappingProxyType(
-    {
-        # These concern how acceptance is counted.
-        "ACCEPTANCE_MISSING": _COUNTED,
-        "CHUNKS_MERGED": _COUNTED,
-        "COUNTS_DISAGREE": _COUNTED,
-        "COUNTS_INCONSISTENT": _COUNTED,
-        "LENGTH_IMPOSSIBLE": _COUNTED,
-        "METRICS_MISSING": _COUNTED,
-        "METRICS_UNREADABLE": _COUNTED,
-        # These concern the machine and the client, which affect everything that is timed.
-        "CLIENT_BEHIND": _TIMED,
-        "CLOCK_LOW": _TIMED,
-        "DEVICE_SHARED": _TIMED,
-        "THROTTLED": _TIMED,
-        # These concern a part of what is timed. A slower machine slows the control as well, so the
-        # speedup stays valid.
-        "MACHINE_MOVED": _TIMED - {Family.SPEEDUP},
-        "RUNNERS_DIFFER": frozenset({Family.SPEEDUP}),
-        POWER_INVALID: frozenset({Family.POWER}),
-    }
-)
-"""The families that each code makes invalid. Any other code makes all families invalid."""
 
 
 @contextlib.contextmanager
 def note_invalidity(
-    invalid: MutableMapping[Family, Invalidity], checked_families: AbstractSet[Family] = ALL
+    invalid: MutableMapping[Family, Reason], checked_families: AbstractSet[Family] = ALL
 ) -> Iterator[None]:
     """Record which families a failed check makes invalid, and continue.
 
@@ -99,25 +60,25 @@ def note_invalidity(
     try:
         yield
     except InvalidMeasurementError as error:
-        spoiled_families = SPOILS.get(error.invalidity.code, ALL) & checked_families
+        spoiled_families = CATALOGUE[error.reason.code].spoils & checked_families
         if spoiled_families == ALL:
             raise
         for family in spoiled_families:
-            invalid.setdefault(family, error.invalidity)
+            invalid.setdefault(family, error.reason)
 
 
 def render_invalid(invalid: Invalid) -> str:
-    """Render each invalidity with the families that it affects: `latency, power: THROTTLED: …`."""
-    families_by_invalidity: dict[Invalidity, list[Family]] = {}
+    """Render each reason with the families that it affects: `latency, power: THROTTLED: …`."""
+    families_by_reason: dict[Reason, list[Family]] = {}
     for family in Family:
         if family in invalid:
-            families_by_invalidity.setdefault(invalid[family], []).append(family)
+            families_by_reason.setdefault(invalid[family], []).append(family)
     sentences = []
-    for invalidity, families in families_by_invalidity.items():
+    for reason, families in families_by_reason.items():
         if len(families) == len(Family):
-            sentences.append(str(invalidity))
+            sentences.append(str(reason))
         else:
-            sentences.append(f"{', '.join(families)}: {invalidity}")
+            sentences.append(f"{', '.join(families)}: {reason}")
     return "; ".join(sentences)
 
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from specreg.core.families import Family
 from specreg.core.values import readable_values
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS, Family, Replay
+from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS, Replay
 from specreg.report.document import Report, last_verdicts
 from specreg.report.summary import OUTCOMES
 from specreg.telemetry.identity import Environment

@@ -151,7 +151,7 @@ def _kind_of_reason(verdict: Verdict) -> str:
     """Return a key that is equal for reasons which differ only in their numbers."""
     if verdict.reason is None:
         return ""
-    return verdict.reason.code or verdict.reason.text
+    return verdict.reason.shown_code or verdict.reason.text
 
 
 def _sentences(verdicts: Sequence[Verdict], expectation: str) -> list[str]:

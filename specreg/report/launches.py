@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Iterable
 
+from specreg.core.families import Family
 from specreg.measurement.figures import Figures, SpeedupFigures
-from specreg.measurement.metrics import Family
 from specreg.stats.percentiles import Summary
 
 

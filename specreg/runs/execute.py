@@ -245,8 +245,8 @@ class Executor:
 
         # Stop the servers that hung, and note which of the others are warm.
         for handle, measurement in zip(handles, measurements, strict=True):
-            codes = {invalidity.code for invalidity in measurement.invalid.values()}
-            if HungError.code in codes:
+            codes = {reason.code for reason in measurement.invalid.values()}
+            if "HUNG" in codes:
                 handle.stop()
             elif not codes:
                 # A warm-up takes as long as a measurement, and many cases share a control.

@@ -23,10 +23,11 @@ import msgspec
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.core.errors import SpecregError
+from specreg.core.families import Family
 from specreg.core.files import UNREADABLE, append_lines
 from specreg.core.locks import new_lock
 from specreg.core.readable import Label
-from specreg.core.reasons import Invalidity, Reason
+from specreg.core.reasons import Reason
 from specreg.core.received import open_received, received_files
 from specreg.core.values import hide_values
 from specreg.engines.launch_facts import NOTHING_KNOWN, LaunchFacts
@@ -38,7 +39,7 @@ from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Case
 from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.measure import Measurement, values_of
-from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.metrics import Replay
 from specreg.measurement.plausible import (
     check_lags,
     check_numbers,
@@ -155,7 +156,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     acceptance: AcceptanceRecord | None
     look: Label = Look.FULL.name
     power: PowerRecord | None = None
-    invalid: dict[Family, Invalidity] = {}
+    invalid: dict[Family, Reason] = {}
     packages: Annotated[tuple[_PackageLine, ...], msgspec.Meta(max_length=_MAX_PACKAGES)] = ()
     facts: LaunchFacts = NOTHING_KNOWN
 

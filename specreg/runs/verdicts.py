@@ -27,10 +27,6 @@ from specreg.verdicts.run_verdicts import acceptance_on_launch, confirmed, wants
 from specreg.verdicts.speeds import Speed, SpeedJudge, compare_speed
 from specreg.verdicts.verdict import Outcome, Verdict
 
-JUDGED_LATER = "JUDGED_LATER"
-"""The code of a speed that a part of a run has measured, and that the joined run judges."""
-_JUDGED_LATER = Reason(code=JUDGED_LATER, text="speeds are judged when the run's parts are joined")
-
 
 class Asked(NamedTuple):
     """A metric of a case on a launch, or a check of it, of which a verdict is asked."""
@@ -167,7 +163,7 @@ class LedgerJudge:
             compared = self._compare_speed(asked, launch)
             if isinstance(compared, Verdict):
                 return compared
-            return _measured(asked, value, _JUDGED_LATER)
+            return _measured(asked, value, Reason.of("JUDGED_LATER"))
         return self._speed_verdicts()[asked] if is_over else None
 
     def _acceptance(self, asked: Asked, launch: MeasuredLaunch) -> Verdict:
@@ -321,10 +317,8 @@ def _bug(asked: Asked, launch: MeasuredLaunch, error: Exception) -> Verdict:
     """
     if launch.read_from is None:
         raise error
-    reason = Reason(
-        text=f"ledger '{launch.read_from}': a bug in specreg, {type(error).__name__}: {error}",
-        remedy="measure the case anew, and report the bug with this file",
-    )
+    described = f"{type(error).__name__}: {error}"
+    reason = Reason.of("bug", ledger=launch.read_from, error=described)
     return _invalid(asked, reason)
 
 

@@ -33,14 +33,7 @@ from specreg.suite.context import RunContext
 from specreg.suite.result import RunResult
 from specreg.verdicts.history import settings_sha256
 from specreg.verdicts.multiple_testing import draw_of
-from specreg.verdicts.verdict import (
-    ENGINE_SLOWER,
-    GOOD,
-    MACHINE_MOVED,
-    Outcome,
-    Verdict,
-    with_remark,
-)
+from specreg.verdicts.verdict import GOOD, Outcome, Verdict, with_remark
 
 FOLDER = "engines"
 """The folder, below the run's, for gates between two versions. Each case has a folder in it."""
@@ -116,7 +109,7 @@ def is_doubtful(verdict: Verdict) -> bool:
     """
     common_frac = verdict.comparison.common_frac
     tolerance_frac = verdict.comparison.tolerance_frac
-    if verdict.has_code(MACHINE_MOVED):
+    if verdict.has_code("MACHINE_MOVED"):
         return True
     # A proven loss beyond that of all cases is the case's own.
     is_own_loss = verdict.outcome is Outcome.REGRESSED
@@ -273,27 +266,26 @@ class EngineAnswer:
             bisect = specreg_command(
                 "bisect", self.check.case.id, f"--good={before}", f"--bad={tonight}"
             )
-            reason = Reason(
-                code=ENGINE_SLOWER,
-                text=f"{self._cause(verdict, compared)}: {self._measured(verdict, compared)}",
-                remedy=f"to find the release, type {bisect}",
+            reason = Reason.of(
+                "ENGINE_SLOWER",
+                cause=self._cause(verdict, compared),
+                measured=self._measured(verdict, compared),
+                bisect=bisect,
             )
             return dataclasses.replace(verdict, outcome=Outcome.REGRESSED, reason=reason)
         # The gate has decided nothing.
         if compared.outcome not in GOOD:
-            text = (
-                "measuring both versions side by side decided nothing:"
-                f" {self._measured(verdict, compared)}"
-            )
-            return with_remark(verdict, text)
+            measured = self._measured(verdict, compared)
+            return with_remark(verdict, Reason.of("engine_undecided", measured=measured))
         # The engine isn't worse. Without the code MACHINE_MOVED, a verdict keeps its outcome.
-        text = (
-            f"the engine lost no more than {compared.comparison.tolerated}, so it is the machine:"
-            f" {self._measured(verdict, compared)}"
+        kept = Reason.of(
+            "engine_kept",
+            tolerated=compared.comparison.tolerated,
+            measured=self._measured(verdict, compared),
         )
-        if not verdict.has_code(MACHINE_MOVED):
-            return with_remark(verdict, text)
-        reason = Reason(code=MACHINE_MOVED, text=text, remedy="quieten the machine and run again")
+        if not verdict.has_code("MACHINE_MOVED"):
+            return with_remark(verdict, kept)
+        reason = Reason.of("MACHINE_MOVED", finding=kept.text)
         return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
 
     def _cause(self, verdict: Verdict, compared: Verdict) -> str:

@@ -16,8 +16,6 @@ from specreg.suite.plan import RunPlan
 from specreg.suite.shard_runs import ShardRun
 from specreg.verdicts.verdict import Verdict
 
-SHARD_MISSING = "SHARD_MISSING"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedShards:
@@ -99,17 +97,16 @@ class MergedShards:
         if not planned:
             # No plan names the case, so it is one of a missing shard.
             numbers = [shard for shard, ids in self.missing.items() if case.id in ids]
-            return Reason(code=SHARD_MISSING, text=self._how_to_get(numbers[0]))
+            return self._not_there(numbers[0])
         shard = planned[-1]
         reason = shard.why_failed(case.id, check, number)
         if reason is None and shard.report is not None:
             reason = _reason_of(shard.report.run.verdicts, case.id, check)
         if reason is not None:
             return reason
-        text = f"{shard.plan.name} ended without having measured it"
         if shard.report is None:
-            text = f"{shard.plan.name} died before it was done, see '{shard.folder}'"
-        return Reason(code=SHARD_MISSING, text=text)
+            return Reason.of("SHARD_DIED", shard=shard.plan.name, folder=shard.folder)
+        return Reason.of("SHARD_INCOMPLETE", shard=shard.plan.name)
 
     @property
     def missing(self) -> Mapping[int, Sequence[str]]:
@@ -121,9 +118,8 @@ class MergedShards:
             if case_ids and number not in merged
         }
 
-    def _how_to_get(self, number: int) -> str:
-        shard = f"{number}/{self.plan.shards_in_all}"
-        return f"shard {shard} isn't there: run it with --specreg-shard={shard}, and merge again"
+    def _not_there(self, number: int) -> Reason:
+        return Reason.of("SHARD_MISSING", shard=f"{number}/{self.plan.shards_in_all}")
 
     @property
     def is_whole(self) -> bool:
@@ -137,7 +133,7 @@ class MergedShards:
         verdicts, and for each case that several shards measured.
         """
         for number in self.missing:
-            yield f"{SHARD_MISSING}: {self._how_to_get(number)}"
+            yield str(self._not_there(number))
         for shard in self.shards:
             if shard.report is None:
                 yield f"{shard.plan.name} died before it was done: '{shard.folder}'"

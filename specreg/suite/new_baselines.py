@@ -9,10 +9,11 @@ from specreg.baselines.record import RecordedBaseline, RecordingNotes, record_me
 from specreg.baselines.schema import Baseline
 from specreg.core.commands import record_command
 from specreg.core.errors import BaselineError, SpecregError
+from specreg.core.families import Family
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.measurement.metrics import METRICS, Metric
 from specreg.report import terminal
 from specreg.report.screen import LOG, Screen
 from specreg.suite.recording import speed_spreads

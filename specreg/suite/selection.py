@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from specreg.core.errors import BaselineError
+from specreg.core.families import Family
 from specreg.correctness.checks import CorrectnessCheck, checks_of
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import why_no_models
-from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS, Family, Metric, metrics_of
+from specreg.measurement.metrics import BENCHMARK_METRIC, METRICS, Metric, metrics_of
 from specreg.runs.goals import CaseLaunch
 from specreg.suite.configure import why_unfit
 from specreg.suite.context import RunContext

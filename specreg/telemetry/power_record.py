@@ -21,15 +21,13 @@ import numpy as np
 
 from specreg.core.errors import InvalidMeasurementError, SensorError
 from specreg.core.processes import describe
-from specreg.core.reasons import Invalidity
+from specreg.core.reasons import Reason
 from specreg.telemetry.devices import throttle_reasons, throttling_of
 from specreg.telemetry.sampler import EVERY_NS, PowerTrace, Sample, Span
 from specreg.telemetry.sensor import Device, State
 
 SHORTEST_S = 10.0
 """The shortest block that is judged. In a shorter one, the error of the ends may exceed 1 %."""
-POWER_INVALID = "POWER_INVALID"
-"""The code of an invalidity: the readings of a device's power can't be right."""
 _MAX_MISSING_FRAC = 0.1
 """The share of the samples of a span that may be missing."""
 _MAX_DISAGREEMENT_FRAC = 0.03
@@ -388,10 +386,11 @@ def check_not_throttled(traces: Sequence[PowerTrace], spans: Sequence[Span]) -> 
         states: list[State] = []
         for span in spans:
             states += trace.states(span)
-        frac, reasons = throttling_of(states)
+        frac, causes = throttling_of(states)
         if frac:
-            message = f"{trace.device.name} was held back in {frac:.0%} of the samples: {reasons}"
-            raise InvalidMeasurementError("THROTTLED", f"{message}; cool it, or give it more power")
+            raise InvalidMeasurementError(
+                "THROTTLED", device=trace.device.name, share_frac=frac, causes=causes
+            )
 
 
 def check_alone(
@@ -423,9 +422,7 @@ def check_alone(
         if foreign_pids:
             processes = ", ".join(map(describe, sorted(foreign_pids)))
             raise InvalidMeasurementError(
-                "DEVICE_SHARED",
-                f"{trace.device.name}: used by {processes} while it was measured; measure again"
-                " when it is free",
+                "DEVICE_SHARED", device=trace.device.name, processes=processes
             )
 
 
@@ -540,7 +537,7 @@ class PowerRecord(msgspec.Struct, frozen=True, kw_only=True):
     case: ArmPower | None = None
     control: ArmPower | None = None
     energy_ratio: float | None = None
-    invalid: Invalidity | None = None
+    invalid: Reason | None = None
     too_short: str = ""
 
 
@@ -567,9 +564,9 @@ def record_power(
             " are needed; raise power_s in the tier"
         )
         return PowerRecord(case=arm, too_short=too_short)
-    reasons = [device.invalid for device in devices if device.invalid]
-    if reasons:
-        return PowerRecord(case=arm, invalid=Invalidity(POWER_INVALID, reasons[0]))
+    faults = [device.invalid for device in devices if device.invalid]
+    if faults:
+        return PowerRecord(case=arm, invalid=Reason.of("POWER_INVALID", fault=faults[0]))
     return PowerRecord(case=arm)
 
 

@@ -7,8 +7,6 @@ from specreg.baselines.answer_lengths import LengthChange
 from specreg.core.reasons import Reason
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
-LENGTHS_CHANGED = "LENGTHS_CHANGED"
-"""The code of a reason that names prompts whose answers changed in length."""
 _MAX_NAMED = 3
 """The most prompts that a reason names."""
 
@@ -28,7 +26,6 @@ def weigh_changed_lengths(
         prompts: the number of all prompts.
     """
     examples = "; ".join(str(change) for change in changes[:_MAX_NAMED])
-    subject = f"{len(changes)} of {prompts} prompts gave answers of another length ({examples})"
     shown = verdict
     if unchanged.comparison.change_frac is None:
         # The unchanged prompts can't be judged, so nothing supports a PASS.
@@ -45,13 +42,15 @@ def weigh_changed_lengths(
             # Show the figures that the outcome comes from.
             shown = unchanged
             comment = f"with them the change is {verdict.comparison.change_frac or 0.0:+.1%}"
-    shown_reason = shown.reason or Reason(text="")
-    clauses = (subject, comment, shown_reason.text)
-    reason = Reason(
-        code=LENGTHS_CHANGED,
-        text="; ".join(clause for clause in clauses if clause),
-        remedy=shown_reason.remedy or "read the answers to these prompts",
+    reason = Reason.of(
+        "LENGTHS_CHANGED",
+        changed=len(changes),
+        prompts=prompts,
+        examples=examples,
+        effect=f"{comment}; {shown.reason.text}" if shown.reason else comment,
     )
+    if shown.reason and shown.reason.remedy:
+        reason = dataclasses.replace(reason, remedy=shown.reason.remedy)
     return dataclasses.replace(shown, outcome=outcome, reason=reason)
 
 

@@ -13,10 +13,11 @@ import numpy as np
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.comparison import change_of_acceptance
 from specreg.baselines.schema import Baseline, Detectable
+from specreg.core.families import Family
 from specreg.judging.nights import CPU, GPU
 from specreg.judging.spread import nights_to_keep
 from specreg.matrix.case import Case
-from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import (
     LEVELS,
     MORE_LAUNCHES,

@@ -19,6 +19,7 @@ import msgspec
 from specreg.baselines.comparison import without_extension
 from specreg.baselines.schema import Baseline, Noise
 from specreg.core.errors import ReportError
+from specreg.core.families import Family
 from specreg.core.files import MIB, UNREADABLE, append_lines, read_regular
 from specreg.core.names import ReportedCase
 from specreg.core.readable import Label
@@ -26,10 +27,10 @@ from specreg.core.values import readable_values
 from specreg.matrix.case import CaseSettings
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Metric, acceptance_value
+from specreg.measurement.metrics import METRICS, Metric, acceptance_value
 from specreg.stats.intervals import Spread
 from specreg.verdicts.software import software_of_launch
-from specreg.verdicts.verdict import GOOD, JUDGED, LASTING, MACHINE_MOVED, Outcome, Verdict
+from specreg.verdicts.verdict import GOOD, JUDGED, Outcome, Verdict
 
 _FEWEST_RUNS = 5
 """The fewest identical runs from which their noise is estimated."""
@@ -269,7 +270,7 @@ def _is_lost(verdict: Verdict) -> bool:
         return False
     # If all cases or the control moved, the machine may be the cause. And a loss that only several
     # nights together prove changes just one of the differences from which the spread is estimated.
-    return not verdict.has_code(MACHINE_MOVED, LASTING)
+    return not verdict.has_code("MACHINE_MOVED", "LASTING")
 
 
 def night_values(metric: Metric, launches: Iterable[Measurement]) -> list[float]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.baselines.comparison import (
-    NOTHING_ACCEPTED_ADVICE,
     BaselineComparison,
     CaseBaselines,
     clock_invalidity,
@@ -14,20 +13,22 @@ from specreg.baselines.comparison import (
     without_num_prompts,
 )
 from specreg.baselines.schema import load_acceptance
+from specreg.core.catalogue import CATALOGUE
 from specreg.core.commands import ATTACH_OPTION, is_attached, record_command
 from specreg.core.counted import counted
 from specreg.core.errors import BaselineError
-from specreg.core.reasons import Invalidity, Reason
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.judging.spread import MOST_NIGHTS
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, SPOILS, Family, Metric, acceptance_value
+from specreg.measurement.metrics import METRICS, Metric, acceptance_value
 from specreg.stats.intervals import LEVELS, Effect, Look
 from specreg.verdicts.acceptance_nights import AcceptanceNights, LastingLoss
 from specreg.verdicts.changed_lengths import weigh_changed_lengths
 from specreg.verdicts.detection import mde_frac, to_frac
 from specreg.verdicts.software import Software, describe_changes
-from specreg.verdicts.verdict import LASTING, Comparison, Lack, Outcome, Verdict
+from specreg.verdicts.verdict import Comparison, Lack, Outcome, Verdict
 
 PUBLISHED = "published"
 """The origin of the expected value if a case is compared with a published figure."""
@@ -216,17 +217,12 @@ def tolerance_of(metric: Metric, case: Case, baselines: CaseBaselines) -> float:
     return max(wider_frac, converted_frac)
 
 
-_ABSENT_TIME = (
-    "no value, because no answer had two chunks or more, or the control has no value; raise"
-    " output_cap_tokens"
-)
 _ABSENT = {
-    **dict.fromkeys(Family, _ABSENT_TIME),
-    Family.ACCEPTANCE: "no value, because this source doesn't report it; add it to 'shown'"
-    " in the tier",
-    Family.POWER: "no value, because no device's counter moved; look at power/ in the run's folder",
+    **dict.fromkeys(Family, Reason.of("METRIC_ABSENT")),
+    Family.ACCEPTANCE: Reason.of("ACCEPTANCE_ABSENT"),
+    Family.POWER: Reason.of("POWER_ABSENT"),
 }
-"""For each family, why a metric that a case should have may have no value, and what to do."""
+"""For each family, why a metric that a case should have may have no value."""
 
 
 def not_compared(metric: Metric, evidence: BaselineComparison, obstacle: Obstacle) -> Verdict:
@@ -243,7 +239,7 @@ def not_compared(metric: Metric, evidence: BaselineComparison, obstacle: Obstacl
             remedy = f"leave out {ATTACH_OPTION} to record one"
         else:
             remedy = f"record one with\n  {record_command((measurement.case.id,), options)}"
-        reason = Reason(code=reason.code, text=reason.text, remedy=remedy)
+        reason = dataclasses.replace(reason, remedy=remedy)
     return Verdict(
         case_id=measurement.case.id,
         metric=metric.name,
@@ -276,32 +272,30 @@ def _obstacle_of_figure(metric: Metric, evidence: BaselineComparison) -> Obstacl
     """Return why the measured figure can't be compared with anything; None if it can."""
     invalidity = _invalidity_of(metric, evidence)
     if invalidity is not None:
-        return Obstacle(Outcome.INVALID, Reason.of(invalidity))
+        return Obstacle(Outcome.INVALID, invalidity)
     if metric.family is Family.POWER:
         replay = evidence.measurement.replay
         power = replay.power if replay else None
         if power is None:
-            reason = Reason(text="the power of this launch wasn't sampled")
-            return Obstacle(Outcome.NOT_COMPARABLE, reason)
+            return Obstacle(Outcome.NOT_COMPARABLE, Reason.of("power_not_sampled"))
         if power.too_short:
             return Obstacle(Outcome.NOT_COMPARABLE, Reason(text=power.too_short))
     is_absent = metric.name not in evidence.measurement.values
     if is_absent and metric.counters:
         # Servers of other versions may lack a counter, by which they became no worse.
-        reason = Reason(text="the server's page of counters lacks what this metric is made of")
+        reason = Reason.of("not_counted", whose="the server's")
         return Obstacle(Outcome.NOT_COMPARABLE, reason)
     if is_absent:
-        absent = Invalidity("METRIC_ABSENT", _ABSENT[metric.family])
-        return Obstacle(Outcome.INVALID, Reason.of(absent))
+        return Obstacle(Outcome.INVALID, _ABSENT[metric.family])
     return None
 
 
-def _invalidity_of(metric: Metric, evidence: BaselineComparison) -> Invalidity | None:
+def _invalidity_of(metric: Metric, evidence: BaselineComparison) -> Reason | None:
     """Return why the figure of a metric is invalid; None if it is valid."""
     measurement = evidence.measurement
     if metric.family in measurement.invalid:
         return measurement.invalid[metric.family]
-    if metric.family in SPOILS["CLOCK_LOW"]:
+    if metric.family in CATALOGUE["CLOCK_LOW"].spoils:
         low_clock = clock_invalidity(evidence.launches, evidence.baselines.exact)
         if low_clock is not None:
             return low_clock
@@ -321,13 +315,17 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
     published = baselines.published
     has_published_acceptance = published is not None and published.has_acceptance
     if baselines.baseline is None and not has_published_acceptance:
-        reason = Reason(text=_nothing_recorded(metric, baselines))
+        reason = Reason.of(
+            "nothing_recorded",
+            environment=baselines.environment.name,
+            published=_published(metric, baselines),
+        )
         return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
     if baselines.baseline is not None:
         settings = without_num_prompts(baselines.settings)
         differing = differing_settings(baselines.baseline.case, settings)
         if differing:
-            reason = Reason(text=f"it was recorded with other settings: {differing}")
+            reason = Reason.of("settings_changed", differing=differing)
             return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
     # Acceptance is compared prompt by prompt, so fewer prompts are enough for it. A speed or power
     # is a figure of the whole load, and a method that learns on a fresh server depends on every
@@ -336,23 +334,17 @@ def _obstacle_of_baseline(metric: Metric, evidence: BaselineComparison) -> Obsta
     if baselines.settings.num_prompts is not None and takes_all_prompts:
         figure = metric.quantity if metric.by_launch else "what a drafter learns"
         replayed = counted(baselines.settings.num_prompts, "prompt")
-        reason = Reason(
-            text=f"the run replayed {replayed}, and {figure} depends on all prompts of the case",
-            remedy="leave out --num-prompts to judge it",
-        )
+        reason = Reason.of("fewer_prompts", prompts=replayed, figure=figure)
         return Obstacle(Outcome.NOT_COMPARABLE, reason)
     return None
 
 
-def _nothing_recorded(metric: Metric, baselines: CaseBaselines) -> str:
-    """Say that nothing was recorded, and add the published value with its conditions if any."""
-    sentence = f"nothing recorded in '{baselines.environment.name}'"
+def _published(metric: Metric, baselines: CaseBaselines) -> str:
+    """Return a clause with the published value and its conditions; empty without one."""
     value = baselines.published.value(metric.name) if baselines.published else None
     if baselines.published is None or not value:
-        return sentence
-    return (
-        f"{sentence}, published is {metric.render_ratio(value)} ({baselines.published.conditions})"
-    )
+        return ""
+    return f", published is {metric.render_ratio(value)} ({baselines.published.conditions})"
 
 
 def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obstacle | None:
@@ -360,16 +352,15 @@ def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obs
     # Runs that count different steps have only the tokens per step of all steps in common.
     other_counting = _describe_other_counting(evidence)
     if other_counting and (metric.of_proposed or metric.position is not None):
-        reason = Reason(text=other_counting)
-        return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
+        return Obstacle(Outcome.NOT_COMPARABLE, other_counting, Lack.SOURCE)
     if evidence.expected_ratio(metric) is None:
         leader = METRICS.get(metric.follows)
         if leader is not None and evidence.expected_ratio(leader) is not None:
             # The acceptance of the case is judged all the same.
             source = "baseline" if evidence.baselines.baseline else "publication"
-            reason = Reason(text=f"not recorded yet: the {source} holds no {metric.name}")
+            reason = Reason.of("not_recorded_yet", metric=metric.name, source=source)
             return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
-        reason = Reason(text=f"the baseline holds no {metric.name}")
+        reason = Reason.of("not_in_baseline", metric=metric.name)
         return Obstacle(Outcome.NO_BASELINE, reason, Lack.BASELINE)
     measured = evidence.measurement.acceptance
     baseline = evidence.baselines.baseline
@@ -382,9 +373,10 @@ def _obstacle_of_acceptance(metric: Metric, evidence: BaselineComparison) -> Obs
     is_same_source = measured.source is recorded.source
     counts_equally = measured.counts_as(recorded.source, recorded.view)
     if not counts_equally or not (is_same_source or has_parts):
-        reason = Reason(
-            text=f"measured as {measured.source} ({measured.view}), recorded as"
-            f" {recorded.source} ({recorded.view})"
+        reason = Reason.of(
+            "source_changed",
+            measured=f"{measured.source} ({measured.view})",
+            recorded=f"{recorded.source} ({recorded.view})",
         )
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     return _obstacle_of_nothing_accepted(metric, evidence)
@@ -401,16 +393,13 @@ def _obstacle_of_nothing_accepted(metric: Metric, evidence: BaselineComparison) 
         return None
     nothing = describe_nothing_accepted(acceptance.total)
     if nothing:
-        text = f"the baseline accepted {nothing}, so no loss could ever show"
         measured = evidence.measurement.acceptance
-        if measured is not None and measured.total.accepted:
-            # This run accepts drafts, so recording it helps.
-            return Obstacle(Outcome.NO_BASELINE, Reason(text=text), Lack.BASELINE)
-        reason = Reason(text=text, remedy=NOTHING_ACCEPTED_ADVICE)
-        return Obstacle(Outcome.NO_BASELINE, reason)
+        # If this run accepts drafts, recording it helps.
+        lacks = Lack.BASELINE if measured is not None and measured.total.accepted else None
+        return Obstacle(Outcome.NO_BASELINE, Reason.of("nothing_accepted", nothing=nothing), lacks)
     if metric.position and acceptance_value(metric, acceptance) == 0:
-        text = f"the baseline never accepted a draft at position {metric.position}: nothing to lose"
-        return Obstacle(Outcome.NOT_COMPARABLE, Reason(text=text))
+        reason = Reason.of("position_unused", position=metric.position)
+        return Obstacle(Outcome.NOT_COMPARABLE, reason)
     return None
 
 
@@ -421,23 +410,25 @@ def _obstacle_of_speed(metric: Metric, evidence: BaselineComparison) -> Obstacle
         source = "a published figure"
         if baselines.baseline is not None:
             source = f"'{baselines.baseline.environment.name}'"
-        missing = _nothing_recorded(metric, baselines)
-        reason = Reason(text=f"{missing}, and {metric.quantity} doesn't carry over from {source}")
+        reason = Reason.of(
+            "machine_differs",
+            environment=baselines.environment.name,
+            published=_published(metric, baselines),
+            quantity=metric.quantity,
+            source=source,
+        )
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if not baselines.exact.launches:
-        reason = Reason(text=f"the baseline holds acceptance alone, and no {metric.quantity}")
+        reason = Reason.of("acceptance_recorded_alone", quantity=metric.quantity)
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if not baselines.exact.launch_values(metric):
         # The metric is newer than the baseline, so its case has lost nothing by it.
-        reason = Reason(text=f"not recorded yet: the baseline holds no {metric.name}")
+        reason = Reason.of("not_recorded_yet", metric=metric.name, source="baseline")
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
     if metric.family is not Family.SPEEDUP and is_attached(baselines.options):
-        reason = Reason(
-            text="the server was attached to, and the way to it and its other work are in its times"
-        )
-        return Obstacle(Outcome.NOT_COMPARABLE, reason)
+        return Obstacle(Outcome.NOT_COMPARABLE, Reason.of("attached"))
     if metric.family is Family.POWER and evidence.device_difference:
-        reason = Reason(text=evidence.device_difference)
+        reason = Reason.of("devices_differ", difference=evidence.device_difference)
         return Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.SOURCE)
     return None
 
@@ -505,7 +496,7 @@ def _judge_ratio(
     if outcome is Outcome.INCONCLUSIVE:
         verdict = _undecided_acceptance(verdict, evidence)
     elif other_counting := _describe_other_counting(evidence):
-        verdict = dataclasses.replace(verdict, reason=Reason(text=other_counting))
+        verdict = dataclasses.replace(verdict, reason=other_counting)
     elif outcome is Outcome.REGRESSED:
         recorded = load_acceptance(baselines.baseline.acceptance) if baselines.baseline else None
         measured = evidence.measurement.acceptance
@@ -524,10 +515,8 @@ def _undecided_acceptance(verdict: Verdict, evidence: BaselineComparison) -> Ver
     # The error falls with the square root of the number of prompts. The advice is to double them
     # at least, because a smaller change would hardly help.
     needed_prompts = max(2.0, ratio**2) * prompts
-    reason = Reason(
-        text=describe_resolution(comparison, counted(prompts, "prompt")),
-        remedy=f"raise {evidence.baselines.prompts_setting} to about {needed_prompts:.0f}",
-    )
+    remedy = f"raise {evidence.baselines.prompts_setting} to about {needed_prompts:.0f}"
+    reason = undecided(comparison, counted(prompts, "prompt"), remedy)
     # Further launches replay the same prompts, so no number of them would decide.
     return dataclasses.replace(verdict, reason=reason, needed_launches=0, needed_nights=0)
 
@@ -574,7 +563,7 @@ def with_outlook(reason: Reason, effort: str, needed_nights: int, night: int) ->
     else:
         clause = f"not even {MOST_NIGHTS} nights would tell"
         remedy = f"raise its tolerance in the tier, add it to 'shown' there, or {effort}"
-    return Reason(code=reason.code, text=f"{reason.text}; {clause}", remedy=remedy)
+    return dataclasses.replace(reason, text=f"{reason.text}; {clause}", remedy=remedy)
 
 
 def _ordinal(number: int) -> str:
@@ -586,17 +575,23 @@ def _ordinal(number: int) -> str:
 
 def lasting_reason(metric: Metric, lasting: LastingLoss) -> Reason:
     """Describe a lasting loss: `-6.1% since the night of 2026-11-21, over 4 nights`."""
-    changed_frac = metric.sign * to_frac(metric, lasting.change_frac)
-    since = date_of(lasting.since)
-    nights = counted(lasting.nights, "night")
-    text = f"{changed_frac:+.1%} since the night of {since}, over {nights}"
-    return Reason(code=LASTING, text=with_changes(text, lasting.software))
+    return Reason.of(
+        "LASTING",
+        change_frac=metric.sign * to_frac(metric, lasting.change_frac),
+        since=date_of(lasting.since),
+        nights=counted(lasting.nights, "night"),
+        changes=changes_on_that_night(lasting.software),
+    )
 
 
-def with_changes(text: str, software: tuple[Software, Software]) -> str:
-    """Add what changed on the first night of a loss, given the software before it and on it."""
+def changes_on_that_night(software: tuple[Software, Software]) -> str:
+    """Return a clause on what changed on the first night of a loss; empty if nothing did.
+
+    Args:
+        software: the software before that night and on it.
+    """
     changes = describe_changes(*software)
-    return f"{text}; {changes} on that night" if changes else text
+    return f"; {changes} on that night" if changes else ""
 
 
 def date_of(run: str) -> str:
@@ -607,14 +602,14 @@ def date_of(run: str) -> str:
     return f"{digits[:4]}-{digits[4:6]}-{digits[6:]}"
 
 
-def _describe_other_counting(evidence: BaselineComparison) -> str:
+def _describe_other_counting(evidence: BaselineComparison) -> Reason | None:
     """Say how run and baseline count differently, and what is compared in spite of that.
 
     Returns:
-        An empty text if they count alike.
+        None if they count alike.
     """
     if evidence.counting_difference is None:
-        return ""
+        return None
     runner = evidence.measurement.facts.model_runner
     version = evidence.measurement.engine_version
     baseline = evidence.baselines.baseline
@@ -625,19 +620,24 @@ def _describe_other_counting(evidence: BaselineComparison) -> str:
         changes = f"model runner {recorded_runner or 'unknown'} -> {runner or 'unknown'}: "
     elif version != recorded_version:
         changes = f"engine {recorded_version} -> {version}: "
-    return f"{changes}{evidence.counting_difference.description}"
+    difference = evidence.counting_difference.description
+    return Reason.of("counted_differently", versions=changes, difference=difference)
 
 
-def describe_resolution(comparison: Comparison, amount: str) -> str:
+def undecided(comparison: Comparison, amount: str, remedy: str = "") -> Reason:
     """Say how small a loss tonight can detect, next to the tolerance.
 
     Args:
         comparison: the comparison of tonight.
         amount: how much was measured tonight, such as `2 launches`.
+        remedy: what would decide it.
     """
-    return (
-        f"this run detects {comparison.mde_frac:.1%} with {amount}, and the tolerance is"
-        f" {comparison.tolerance_frac:.1%}"
+    return Reason.of(
+        "undecided",
+        detects_frac=comparison.mde_frac,
+        amount=amount,
+        tolerance_frac=comparison.tolerance_frac,
+        remedy=remedy,
     )
 
 
@@ -677,7 +677,7 @@ def _where_lost(
             parts.append(f"by draft, where those before it were accepted: {listed}")
     if not parts:
         return None
-    return Reason(text="; ".join(parts))
+    return Reason.of("where_lost", places="; ".join(parts))
 
 
 def unreadable_baseline(metric: Metric, launch: Measurement, error: BaselineError) -> Verdict:
@@ -688,7 +688,7 @@ def unreadable_baseline(metric: Metric, launch: Measurement, error: BaselineErro
     lacks: Lack | None = Lack.FILE
     if invalidity is not None:
         outcome = Outcome.INVALID
-        reason = Reason.of(invalidity)
+        reason = invalidity
         lacks = None
     return Verdict(
         case_id=launch.case.id,

@@ -31,10 +31,10 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
     if first.value is not None:
         seen_first = f"a first launch had {METRICS[first.metric].render_ratio(first.value)}"
     if second.outcome is Outcome.REGRESSED:
-        return with_remark(second, f"seen on two launches, {seen_first}")
+        return with_remark(second, Reason.of("loss_confirmed", first=seen_first))
     if not second.fails:
         second = dataclasses.replace(second, outcome=Outcome.INCONCLUSIVE)
-    return with_remark(second, f"{seen_first}, which a fresh one didn't confirm")
+    return with_remark(second, Reason.of("fresh_launch_differs", first=seen_first))
 
 
 def draw_of(metric: Metric) -> str:
@@ -102,10 +102,9 @@ def _follow_leader(
         return verdict
     reason = verdict.reason or leader.reason
     if leader.outcome is not verdict.outcome:
-        decided = f"decided by {leader.metric}"
-        reason = Reason(text=decided)
+        reason = Reason.of("decided_by", metric=leader.metric)
         if leader.reason is not None:
-            text = f"{decided}: {leader.reason.text}"
+            text = f"{reason.text}: {leader.reason.text}"
             reason = dataclasses.replace(leader.reason, text=text)
     return dataclasses.replace(
         verdict,

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from specreg.baselines.schema import Baseline
+from specreg.core.families import Family
 from specreg.judging.samples import Sample, level_of
-from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.measurement.metrics import METRICS, Metric
 from specreg.verdicts.history import RunRecord, baseline_sha256, settings_sha256
 from specreg.verdicts.software import software_of_baseline, whole_software
 from specreg.verdicts.verdict import Outcome

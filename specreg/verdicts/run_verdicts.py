@@ -62,8 +62,7 @@ def confirmed(verdict: Verdict, fresh: Fresh, references: References) -> Verdict
     if not wants_fresh_launch(verdict):
         return verdict
     if fresh is None:
-        text = f"{verdict.outcome} so far, and the run ended before a further launch"
-        reason = Reason(text=text)
+        reason = Reason.of("not_confirmed", outcome=verdict.outcome)
         return dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
     if isinstance(fresh, Reason):
         text = f"{verdict.outcome} so far, and a further launch failed: {fresh.text}"

@@ -15,6 +15,7 @@ from specreg.baselines.comparison import BaselineComparison, compare
 from specreg.core.commands import is_attached, record_command
 from specreg.core.counted import counted
 from specreg.core.errors import BaselineError
+from specreg.core.families import Family
 from specreg.core.reasons import Reason
 from specreg.engines.methods import METHODS
 from specreg.judging.nights import CPU, GPU, PASS_LEVEL
@@ -24,7 +25,7 @@ from specreg.judging.verdicts import NightJudge, SpeedVerdict
 from specreg.matrix.case import Case
 from specreg.matrix.models import model_sha256
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Metric
+from specreg.measurement.metrics import METRICS, Metric
 from specreg.stats.intervals import Effect
 from specreg.verdicts.acceptance_nights import LastingLoss
 from specreg.verdicts.detection import mde_frac, speed_loss, to_frac
@@ -32,28 +33,19 @@ from specreg.verdicts.history import night_control_values
 from specreg.verdicts.judge import (
     Obstacle,
     against_of,
+    changes_on_that_night,
     date_of,
-    describe_resolution,
     find_obstacle,
     lasting_reason,
     not_compared,
+    undecided,
     unreadable_baseline,
-    with_changes,
     with_outlook,
 )
 from specreg.verdicts.night_samples import RUN_TIME, began_s, sample_of, samples_of
 from specreg.verdicts.references import References
 from specreg.verdicts.software import software_of_launch, whole_software
-from specreg.verdicts.verdict import (
-    ENGINE_SLOWER,
-    MACHINE_MOVED,
-    Cause,
-    Comparison,
-    Lack,
-    Outcome,
-    Verdict,
-    with_remark,
-)
+from specreg.verdicts.verdict import Cause, Comparison, Lack, Outcome, Verdict, with_remark
 
 _OTHER_CARD_FRAC = 0.2
 """How far the energy and power of two cards of one kind may be apart. Each sensor may be 5 % off,
@@ -215,7 +207,7 @@ class SpeedJudge:
         if by_nights is None:
             verdict = _judge_standstill(speed)
         elif by_nights.finding is Finding.NOT_RECORDED:
-            reason = Reason(text="not recorded yet: the nights have no level of it")
+            reason = Reason.of("not_recorded_yet", metric=speed.metric.name, source="nights")
             obstacle = Obstacle(Outcome.NOT_COMPARABLE, reason, Lack.BASELINE)
             return not_compared(speed.metric, speed.comparison, obstacle)
         else:
@@ -313,9 +305,8 @@ def _render(speed: Speed, by_nights: SpeedVerdict) -> Verdict:
     )
     is_other_card = metric.family is Family.POWER and comparison.card_difference
     if is_other_card and outcome is not Outcome.PASS:
-        reason = Reason(
-            text=f"{comparison.card_difference}, and cards of one kind may differ by"
-            f" {_OTHER_CARD_FRAC:.0%}"
+        reason = Reason.of(
+            "other_card", difference=comparison.card_difference, allowed_frac=_OTHER_CARD_FRAC
         )
         return dataclasses.replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
     if outcome is Outcome.INCONCLUSIVE:
@@ -334,22 +325,19 @@ def _outcome_and_reason(
         case Finding.LOST:
             return Outcome.REGRESSED, _reason_of_loss(metric, by_nights)
         case Finding.ENGINE_LOST:
-            engine = by_nights.figure.engine
             slower = _describe_change(metric, evidence.shared)
-            text = (
-                f"all cases of {engine} together {slower}{_duration(by_nights)}, and those of the"
-                " other engines didn't"
+            reason = Reason.of(
+                "ENGINE_ALONE_SLOWER",
+                engine=by_nights.figure.engine,
+                change=f"{slower}{_duration(by_nights)}",
             )
-            return Outcome.REGRESSED, Reason(code=ENGINE_SLOWER, text=text)
+            return Outcome.REGRESSED, reason
         case Finding.MACHINE_SLOW:
             slower = _describe_change(metric, evidence.shared)
             before, after = by_nights.software
-            text = with_changes(
-                f"all that ran on the machine {slower}{_duration(by_nights)}",
-                (dict(before), dict(after)),
-            )
-            remedy = "quieten the machine and run again, or compare two engines side by side"
-            return Outcome.INVALID, Reason(code=MACHINE_MOVED, text=text, remedy=remedy)
+            changes = changes_on_that_night((dict(before), dict(after)))
+            finding = f"all that ran on the machine {slower}{_duration(by_nights)}{changes}"
+            return Outcome.INVALID, Reason.of("MACHINE_MOVED", finding=finding)
         case Finding.KEPT:
             return Outcome.PASS, None
         case Finding.GAINED:
@@ -358,8 +346,9 @@ def _outcome_and_reason(
             if not is_attached(options):
                 command = record_command((comparison.measurement.case.id,), options)
                 remedy = f"record it with\n  {command}"
-            text = f"the gain{_duration(by_nights)} isn't recorded, so it may be lost unnoticed"
-            return Outcome.IMPROVED, Reason(text=text, remedy=remedy)
+            duration = _duration(by_nights)
+            reason = Reason.of("gain_not_recorded", duration=duration, remedy=remedy)
+            return Outcome.IMPROVED, reason
         case _:
             return Outcome.INCONCLUSIVE, None
 
@@ -401,9 +390,8 @@ def _describe_change(metric: Metric, change: float) -> str:
 
 def _undecided(verdict: Verdict, evidence: Evidence) -> Verdict:
     """Add to an undecided verdict how many nights would decide it."""
-    resolution = describe_resolution(verdict.comparison, counted(verdict.launches, "launch"))
     reason = with_outlook(
-        Reason(text=resolution),
+        undecided(verdict.comparison, counted(verdict.launches, "launch")),
         "measure on a quieter machine",
         evidence.needed_nights,
         evidence.nights + 1,
@@ -421,9 +409,7 @@ def _mention_common_change(metric: Metric, verdict: Verdict) -> Verdict:
     if abs(common_frac) < tolerance_frac / 2:
         return verdict
     shown = f"{metric.sign * common_frac:+.1%}"
-    return with_remark(
-        verdict, f"all that ran tonight changed by {shown} together, which is subtracted"
-    )
+    return with_remark(verdict, Reason.of("common_change", change=shown))
 
 
 def _stands_still_once(speed: Speed) -> bool:
@@ -443,9 +429,9 @@ def _judge_standstill(speed: Speed) -> Verdict:
     exact = comparison.baselines.exact
     recorded = exact.launch_values(speed.metric) if exact else ()
     outcome = Outcome.INCONCLUSIVE
-    reason: Reason | None = Reason(text="it is 0 in one launch, and isn't in another")
+    reason: Reason | None = Reason.of("zero_once")
     if max(values) <= 0:
-        reason = Reason(text="it is 0, and another launch has to confirm it")
+        reason = Reason.of("zero_unconfirmed")
         if len(values) >= _FEWEST_LAUNCHES:
             outcome = Outcome.REGRESSED if speed.metric.sign > 0 else Outcome.IMPROVED
             reason = None

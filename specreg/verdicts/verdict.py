@@ -40,15 +40,6 @@ SKIPPED = frozenset({Outcome.NOT_COMPARABLE})
 """Outcomes with which the test is skipped, with the reason of the verdict."""
 
 
-LASTING = "LASTING"
-"""The code of a loss that the nights prove, with the night on which it began."""
-MACHINE_MOVED = "MACHINE_MOVED"
-"""The code of a loss that all cases share, or the control too. It may come from the machine."""
-ENGINE_SLOWER = "ENGINE_SLOWER"
-"""The code of a loss that the engine causes: a gate in the same hour found it against the engine's
-earlier version."""
-
-
 class Lack(StrEnum):
     """What a metric lacks to be compared. Recording a baseline supplies the first two."""
 
@@ -190,9 +181,10 @@ class Verdict:
         return not self.holds and self.outcome not in SKIPPED
 
 
-def with_remark(verdict: Verdict, remark: str) -> Verdict:
-    """Append a remark to the reason of a verdict."""
-    if verdict.reason is None:
-        return dataclasses.replace(verdict, reason=Reason(text=remark))
-    reason = dataclasses.replace(verdict.reason, text=f"{verdict.reason.text}; {remark}")
+def with_remark(verdict: Verdict, remark: Reason) -> Verdict:
+    """Append a remark to the reason of a verdict, or make it the reason."""
+    reason = remark
+    if verdict.reason is not None:
+        text = f"{verdict.reason.text}; {remark.text}"
+        reason = dataclasses.replace(verdict.reason, text=text)
     return dataclasses.replace(verdict, reason=reason)

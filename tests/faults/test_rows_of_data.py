@@ -73,7 +73,7 @@ def test_row_10_a_request_that_fails(run: Hurt, fault: Fault, words: str) -> Non
         ),
         (
             Fault.COUNTERS_RENAMED,
-            "SPEC_DISABLED: the server counts tokens, and has no speculation counters: ",
+            "DRAFTS_UNCOUNTED: the server counts tokens, and has no speculation counters: ",
             "than vllm:spec_decode_num_…; /metrics has vllm:speculation_num_drafts_total, ",
         ),
         (

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from specreg.core.families import Family
 from specreg.matrix.tier import load_tier
-from specreg.measurement.metrics import METRICS, Family
+from specreg.measurement.metrics import METRICS
 from tests.doubles.nvml.device import ScriptedGpu, Throttle
 from tests.doubles.vllm.script import Script
 from tests.faults.running import CASES, Hurt, wait_until

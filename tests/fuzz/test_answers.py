@@ -188,7 +188,7 @@ def test_what_is_sound_is_read(tmp_path: Path) -> None:
         try:
             sound.read(tmp_path, sound.content)
         except InvalidMeasurementError as error:
-            reason = error.invalidity.code
+            reason = error.reason.code
         assert reason in SILENT, sound.content
 
 

@@ -357,18 +357,21 @@ def test_counters_that_disagree_with_the_requests_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("counters", "words"),
+    ("counters", "code", "words"),
     [
-        (page(COUNTS + COUNTS), "counts each of our steps 2 times"),
-        (page(COUNTS + COUNTS + COUNTS), "counts each of our steps 3 times"),
+        (page(COUNTS + COUNTS), "STEPS_REPEATED", "each of our steps 2 times"),
+        (page(COUNTS + COUNTS + COUNTS), "STEPS_REPEATED", "each of our steps 3 times"),
         (
             dataclasses.replace(page(COUNTS + builders.counts(1, 0, 0, 0)), requests=3),
-            "some answers lack steps",
+            "STEPS_UNREPORTED",
+            "",
         ),
     ],
 )
-def test_steps_of_our_own_requests_are_nobody_elses(counters: Counters, words: str) -> None:
-    with builders.invalid("COUNTS_DISAGREE", words):
+def test_steps_of_our_own_requests_are_nobody_elses(
+    counters: Counters, code: str, words: str
+) -> None:
+    with builders.invalid(code, words):
         checks.check_reconciled(COUNTS, counters, ended=3)
 
 
@@ -379,7 +382,7 @@ def test_steps_that_emit_far_more_than_was_delivered_are_refused() -> None:
 
     # A server that counts each step twice, and its accepted drafts once.
     doubled = dataclasses.replace(counts, steps=40)
-    with builders.invalid("COUNTS_DISAGREE", "emit 80 tokens, and 60 came"):
+    with builders.invalid("STEPS_UNDELIVERED", emitted_tokens=80, later_tokens=60):
         checks.check_delivered(doubled, [request], draft_tokens=2)
 
 

@@ -19,11 +19,12 @@ from specreg.baselines.schema import Baseline, load_acceptance, load_baseline, s
 from specreg.baselines.store import BaselineStore
 from specreg.compare.judging import Rules, judge_pair
 from specreg.compare.pairs import Pair, Side
+from specreg.core.families import Family
 from specreg.engines.launch_facts import LaunchFacts
 from specreg.engines.registry import ENGINES
 from specreg.measurement.arm import counted_steps
 from specreg.measurement.measure import Measurement, combine_with_control
-from specreg.measurement.metrics import METRICS, Family, Replay
+from specreg.measurement.metrics import METRICS, Replay
 from specreg.runs.ledger import MeasuredLaunch
 from specreg.stats.intervals import Look
 from specreg.verdicts.judge import judge_acceptance

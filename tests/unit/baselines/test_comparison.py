@@ -20,9 +20,10 @@ from specreg.baselines.comparison import (
 )
 from specreg.baselines.prompt_counts import common_tables
 from specreg.baselines.schema import Baseline, Noise, stored_acceptance
-from specreg.core.reasons import Invalidity, Reason
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Metric, Replay
+from specreg.measurement.metrics import METRICS, Metric, Replay
 from specreg.stats.intervals import Effect
 from tests.unit import builders
 
@@ -273,7 +274,7 @@ def test_the_control_is_held_against_its_own_baseline() -> None:
 
 def test_a_control_says_nothing_without_a_baseline_rounds_or_a_spread() -> None:
     with_control, of_control = beside_control(80), recorded(None, {THROUGHPUT.name: 100.0})
-    invalid = {Family.SPEEDUP: Invalidity("CLIENT_BEHIND", "in the control's rounds")}
+    invalid = {Family.SPEEDUP: Reason(code="CLIENT_BEHIND", text="in the control's rounds")}
     here = known(control=of_control)
     for launch, baselines in (
         (with_control, known(of_control)),

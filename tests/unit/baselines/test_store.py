@@ -14,7 +14,8 @@ from specreg.baselines.record import RecordedBaseline, RecordingNotes, record_me
 from specreg.baselines.schema import Baseline, Noise, load_baseline
 from specreg.baselines.store import BaselineStore, settings_of
 from specreg.core.errors import BaselineError, DatasetError
-from specreg.core.reasons import Invalidity
+from specreg.core.families import TIMED, Family
+from specreg.core.reasons import Reason
 from specreg.datasets.prompts import Prompt
 from specreg.engines.methods import Tree
 from specreg.engines.server_spec import Parallel
@@ -22,7 +23,7 @@ from specreg.engines.wire_format import Form
 from specreg.matrix.case import Case, CaseSettings
 from specreg.matrix.prompts import check_form, load_case_prompts
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, SPOILS, Family, Invalid, Replay
+from specreg.measurement.metrics import METRICS, Invalid, Replay
 from specreg.telemetry.identity import Environment
 from specreg.telemetry.power_record import PowerRecord
 from tests.unit import builders
@@ -190,7 +191,7 @@ def test_a_recorded_baseline_holds_its_launches_and_where_it_comes_from(tmp_path
     ("second", "words"),
     [
         (
-            launch(invalid=dict.fromkeys(Family, Invalidity("SPEC_DISABLED", "nothing"))),
+            launch(invalid=dict.fromkeys(Family, Reason(code="SPEC_DISABLED", text="nothing"))),
             "SPEC_DISABLED: nothing",
         ),
         (
@@ -219,17 +220,17 @@ def test_a_refusal_names_what_has_to_be_mended_and_not_the_power(
 ) -> None:
     """Power is recorded separately, so it forbids no recording."""
     measurement = builders.measurement({"speedup_ratio": 1.5}, of=of)
-    power = PowerRecord(invalid=Invalidity("POWER_INVALID", "the sensor was too slow"))
+    power = PowerRecord(invalid=Reason(code="POWER_INVALID", text="the sensor was too slow"))
     measurement = dataclasses.replace(
         measurement,
         replay=Replay(acceptance=measurement.acceptance, power=power),
-        invalid={family: Invalidity("COUNTS_DISAGREE", "7 of 8 steps")},
+        invalid={family: Reason(code="COUNTS_DISAGREE", text="7 of 8 steps")},
     )
     with pytest.raises(BaselineError, match="not written, COUNTS_DISAGREE: 7 of 8 steps"):
         record(tmp_path, measurement, measurement)
 
 
-THROTTLED: Invalid = dict.fromkeys(SPOILS["THROTTLED"], Invalidity("THROTTLED", "92 °C"))
+THROTTLED: Invalid = dict.fromkeys(TIMED, Reason(code="THROTTLED", text="92 °C"))
 
 
 def test_of_a_throttled_launch_the_acceptance_alone_is_recorded(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_a_speed_that_means_nothing_leaves_what_was_recorded_of_it_before(tmp_pa
     later = dataclasses.replace(
         earlier,
         values={"tpot_p50_ms": 6.0},
-        invalid={Family.SPEEDUP: Invalidity("CLIENT_BEHIND", "x")},
+        invalid={Family.SPEEDUP: Reason(code="CLIENT_BEHIND", text="x")},
     )
     assert record(tmp_path, later, later).new.launches == (
         {"speedup_ratio": 1.5, "tpot_p50_ms": 6.0},
@@ -267,7 +268,7 @@ def test_power_that_means_nothing_is_left_out_in_words_and_the_speeds_are_record
 ) -> None:
     speeds = {"throughput_tokens_per_s": 100.0}
     measurement = builders.measurement(speeds, of=of)
-    power = PowerRecord(invalid=Invalidity("POWER_INVALID", "the sampler ended"))
+    power = PowerRecord(invalid=Reason(code="POWER_INVALID", text="the sampler ended"))
     measurement = dataclasses.replace(
         measurement, replay=Replay(acceptance=measurement.acceptance, power=power)
     )

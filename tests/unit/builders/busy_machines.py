@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 
-from specreg.core.reasons import Invalidity
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import Family
 
 
-def invalid_if_idle(measurement: Measurement) -> Mapping[Family, Invalidity]:
+def invalid_if_idle(measurement: Measurement) -> Mapping[Family, Reason]:
     """The invalid families, without those whose client a busy machine kept from running."""
     return {
         family: invalidity
         for family, invalidity in measurement.invalid.items()
-        if invalidity.code != "CLIENT_BEHIND"
+        if invalidity.code not in {"CLIENT_BEHIND", "ANSWERS_AT_ONCE"}
     }
 
 

@@ -1,11 +1,13 @@
 """Measurements of a case."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, StepCounts
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.reasons import Reason
 from specreg.datasets.prompts import Prompt
 from specreg.matrix.case import Case
 from specreg.measurement.arm import Arm
@@ -16,9 +18,14 @@ from tests.unit.builders.acceptance import PROMPTS_MEASURED, acceptance
 from tests.unit.builders.cases import CASE, PROMPTS
 
 
-def invalid(reason: str, words: str = "") -> pytest.RaisesExc[InvalidMeasurementError]:
-    """Expects an INVALID measurement of such a reason and words, of which some may lie between."""
-    return pytest.raises(InvalidMeasurementError, match=f"(?s)^{reason}: .*{words}")
+def invalid(
+    code: str, words: str = "", **facts: object
+) -> pytest.RaisesExc[InvalidMeasurementError]:
+    """Expects an INVALID measurement with the facts given, or with words, of any facts."""
+    pattern = f"(?s)^{code}: .*{words}"
+    if facts:
+        pattern = f"^{re.escape(str(Reason.of(code, **facts)))}$"
+    return pytest.raises(InvalidMeasurementError, match=pattern)
 
 
 def measurement(

@@ -11,8 +11,9 @@ import pytest
 from specreg.acceptance.record import RoundAcceptance, Source, StepCounts
 from specreg.compare.judging import Decision, GateAnswer, Rules, decide, is_settled, judge_pair
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
-from specreg.core.reasons import Invalidity, Reason
-from specreg.measurement.metrics import GATE_METRICS, Family, Metric
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
+from specreg.measurement.metrics import GATE_METRICS, Metric
 from specreg.runs.ledger import ArmLaunch
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Comparison, Outcome, Verdict
@@ -68,7 +69,7 @@ def test_the_outcome_looks_at_the_whole_interval(change_frac: float, outcome: Ou
 
 
 def test_a_side_without_a_valid_launch_says_what_spoilt_its_last_one() -> None:
-    behind = Invalidity("CLIENT_BEHIND", "the client woke 8.4 ms late")
+    behind = Reason(code="CLIENT_BEHIND", text="the client woke 8.4 ms late")
     measured = launch(Side.A, 1)
     assert measured.measurement is not None
     spoilt = dataclasses.replace(measured.measurement, invalid={Family.THROUGHPUT: behind})

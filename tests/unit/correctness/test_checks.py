@@ -350,7 +350,7 @@ UNDRAFTED = {
 @pytest.mark.parametrize(
     ("engine", "answer", "reason"),
     [
-        ("sglang", says([4, 5, 6]), "ACCEPTANCE_MISSING: no answer reports its steps"),
+        ("sglang", says([4, 5, 6]), "ACCEPTANCE_MISSING: the answers report no steps"),
         ("sglang", LONG, "CONTEXT_FULL: '.*': a prompt and its answer have 1022 tokens and"),
         ("vllm", lambda _, __: UNDRAFTED, "NOTHING_DRAFTED: "),
     ],

@@ -151,16 +151,16 @@ def test_only_a_label_with_a_number_is_a_position(position: str) -> None:
     ],
 )
 def test_a_missing_counter_is_named(engine: str, page: str, name: str, words: str) -> None:
-    with builders.invalid("METRICS_MISSING", f"looked for {name}.*{words}"):
+    with builders.invalid("COUNTER_MISSING", f"looked for {name}.*{words}"):
         read(engine, re.sub(rf"{name}\b", "vllm:else", page))
 
 
 def test_a_page_of_vllm_without_the_counters_means_no_speculation() -> None:
     page = VLLM_PAGE.replace(SPECULATION, "vllm:speculation_")
-    with builders.invalid("SPEC_DISABLED") as error:
+    with builders.invalid("DRAFTS_UNCOUNTED") as error:
         read("vllm", page)
     assert "than vllm:spec_decode_num_…; /metrics has vllm:speculation_" in str(error.value)
-    with builders.invalid("SPEC_DISABLED", "/metrics has no similar ones"):
+    with builders.invalid("DRAFTS_UNCOUNTED", "/metrics has no similar ones"):
         read("vllm", VLLM_PAGE.replace(SPECULATION, "vllm:other_"))
 
 
@@ -211,7 +211,7 @@ def test_a_page_of_sixty_four_engines_is_read() -> None:
 def test_a_page_without_metrics_is_unreadable(engine: str) -> None:
     with builders.invalid("METRICS_UNREADABLE", "not a Prometheus page"):
         read(engine, "<html> {not metrics} </html>\n")
-    with builders.invalid("METRICS_MISSING"):
+    with builders.invalid("COUNTER_MISSING"):
         read(engine, "")
 
 
@@ -252,5 +252,5 @@ def test_the_requests_that_ended_are_counted_whatever_for(version: str, requests
 
 def test_an_engine_without_counters_is_not_read_as_zero() -> None:
     assert ENGINES["triton"].wire_format.counters_path is None
-    with builders.invalid("METRICS_MISSING"):
+    with builders.invalid("COUNTER_MISSING"):
         read("triton", "")

@@ -197,7 +197,7 @@ def test_a_name_of_sglang_that_means_something_else_is_refused(fields: dict[str,
     assert counts_of(meta | {"spec_correct_drafts_histogram": []}) is None
     meta |= {"spec_correct_drafts_histogram": [1, 2, 1]}
     assert counts_of(meta) == builders.counts(1, 2, 1)
-    with builders.invalid("COUNTS_DISAGREE"):
+    with builders.invalid("HISTOGRAM_DISAGREES"):
         counts_of(meta | fields)
 
 

@@ -71,4 +71,4 @@ def test_a_chat_whose_events_repeat_is_no_measurement() -> None:
 
     server = HttpServer({("POST", "/v1/chat/completions"): answer})
     (finished,) = asked(server.listening(), builders.with_request(CASE, form=Form.CHAT))
-    assert (finished.trace.error or "").startswith("STREAM_UNRECOGNISED: each event of the stream")
+    assert (finished.trace.error or "").startswith("TEXT_REPEATED: each event of the stream")

@@ -62,7 +62,7 @@ def test_a_refusal_is_quoted_up_to_the_length_that_is_read() -> None:
     [
         ([b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n'], "EVENT_UNREADABLE", 1),
         ([b'data: {"error": {"message": "EngineDeadError"}}\n\n'], "SERVER_ERROR", 1),
-        ([event(", ".join(["1"] * 600))] * 2, "TOKENS_IMPOSSIBLE: 1201 tokens in", 601),
+        ([event(", ".join(["1"] * 600))] * 2, "ANSWER_ENDLESS: 1201 tokens in", 601),
         # Without ids nothing else would end it before its time.
         ([event("", text="x" * 2**19)] * 4, "ANSWER_ENDLESS: 1572865 characters in an answer", 1),
     ],

@@ -7,6 +7,7 @@ import pytest
 
 from specreg.core.address import Address
 from specreg.core.errors import HungError, InvalidMeasurementError, UnsupportedError
+from specreg.core.reasons import Reason
 from specreg.datasets.prompts import Prompt
 from specreg.engines.wire_format import AnswerSettings, Endpoint, Form, Transcript
 from specreg.load.token_client import complete, encode_prompts, score, token_api_of
@@ -120,7 +121,8 @@ def test_one_refusal_spoils_all_answers_and_is_quoted() -> None:
     with answering(answer) as url, pytest.raises(InvalidMeasurementError) as caught:
         complete(at(url), [(1,), (2,)], [TWO] * 2, in_flight=2)
     words = f'{{"refused":"{"x" * 287}…'
-    assert str(caught.value) == f"HTTP_ERROR: HTTP 503 from /generate: {words}"
+    answer_of_503 = f"HTTP 503 from /generate: {words}"
+    assert caught.value.reason == Reason.of("HTTP_ERROR", answer=answer_of_503)
 
 
 def test_a_server_that_is_gone_is_named_with_where_to_look() -> None:

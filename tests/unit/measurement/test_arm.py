@@ -6,11 +6,11 @@ import threading
 from typing import cast
 
 from specreg.acceptance.record import Counters
+from specreg.core.families import Family
 from specreg.engines.engine import Engine
 from specreg.engines.vllm import VllmWireFormat
 from specreg.load.rounds import Clients
 from specreg.measurement.arm import Arm, ArmReplay
-from specreg.measurement.metrics import Family
 from tests.unit import builders
 
 COUNTERS = Counters(steps=3)

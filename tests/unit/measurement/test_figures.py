@@ -8,7 +8,8 @@ import pytest
 
 from specreg.acceptance.record import NO_STEPS, AcceptanceRecord, Source, View
 from specreg.acceptance.trace import Reply
-from specreg.core.reasons import Invalidity
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, Limits
 from specreg.measurement.figures import (
@@ -22,7 +23,7 @@ from specreg.measurement.figures import (
     figures_of,
 )
 from specreg.measurement.measure import Measurement, values_of
-from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.metrics import Replay
 from specreg.stats.percentiles import TimeHistogram
 from tests.unit import builders
 
@@ -333,14 +334,16 @@ def test_figures_of_nothing_are_null_and_neither_zero_nor_nan() -> None:
 
 def test_invalid_figures_have_only_their_reason() -> None:
     broken = dataclasses.replace(
-        builders.measurement({}), replay=None, invalid=dict.fromkeys(Family, Invalidity("X", "y"))
+        builders.measurement({}),
+        replay=None,
+        invalid=dict.fromkeys(Family, Reason(code="X", text="y")),
     )
     figures = as_json(broken)
     assert {name: value for name, value in figures.items() if value} == {
         "case_id": builders.CASE.id,
         "launch": 2,
         "engine_version": "0.32.0",
-        "invalid": {family: {"code": "X", "text": "y"} for family in Family},
+        "invalid": {family: {"code": "X", "text": "y", "remedy": ""} for family in Family},
     }
 
 
@@ -355,8 +358,8 @@ def test_invalid_figures_have_only_their_reason() -> None:
 def test_figures_of_an_invalid_family_alone_are_not_there(family: Family, gone: set[str]) -> None:
     measurement = measured(record())
     figures = as_json(measurement)
-    part = as_json(dataclasses.replace(measurement, invalid={family: Invalidity("X", "y")}))
-    assert part["invalid"] == {family: {"code": "X", "text": "y"}}
+    part = as_json(dataclasses.replace(measurement, invalid={family: Reason(code="X", text="y")}))
+    assert part["invalid"] == {family: {"code": "X", "text": "y", "remedy": ""}}
     assert {name for name in part if figures[name] and not part[name]} == gone
 
 

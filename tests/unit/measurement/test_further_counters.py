@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import pytest
 
+from specreg.core.families import Family
 from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
 from specreg.measurement.measure import Measurement, Plan, measure, workload_of
-from specreg.measurement.metrics import Family, Metric, Replay
+from specreg.measurement.metrics import Metric, Replay
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
 from tests.doubles.vllm.script import Fault, Script

@@ -22,6 +22,7 @@ import pytest
 from specreg.acceptance.record import AcceptanceRecord, Source, StepCounts
 from specreg.core.address import Address
 from specreg.core.errors import HungError, InvalidMeasurementError, ServerDiedError
+from specreg.core.families import Family
 from specreg.datasets.prompts import Prompt, cut_evenly
 from specreg.engines.vllm import Vllm, VllmWireFormat
 from specreg.load.chat_client import Record
@@ -37,7 +38,7 @@ from specreg.measurement.measure import (
     warm_up,
     workload_of,
 )
-from specreg.measurement.metrics import Family, metrics_of
+from specreg.measurement.metrics import metrics_of
 from specreg.runs.ledger import Ledger, read_ledger
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
@@ -123,7 +124,7 @@ def test_a_scheduled_drafter_sees_all_answers_before_any_is_measured(tmp_path: P
 @pytest.mark.parametrize(
     ("fault", "after", "words"),
     [
-        (Fault.COUNTERS_RENAMED, 0, "SPEC_DISABLED: the server counts tokens, and has no spec"),
+        (Fault.COUNTERS_RENAMED, 0, "DRAFTS_UNCOUNTED: the server counts tokens, and has no spec"),
         (Fault.HTTP_500, BEFORE_ROUNDS + 1, f"{FAILED}, the first on prompt 'chat-1': HTTP_ERROR"),
         (Fault.NO_USAGE, BEFORE_ROUNDS, "USAGE_MISSING: prompt 'chat-0'"),
         *(
@@ -246,7 +247,7 @@ def test_the_power_of_each_server_is_of_one_uninterrupted_stretch_of_load(
 
 @pytest.mark.parametrize(
     ("arm_number", "error"),
-    [(0, HungError(60.0)), (1, InvalidMeasurementError("CLIENT_DIED", "x"))],
+    [(0, HungError(60.0)), (1, InvalidMeasurementError("CLIENT_DIED", status=1, lines="x"))],
     ids=["server-hangs", "client-of-control-dies"],
 )
 def test_a_failure_in_the_load_for_power_spoils_only_the_power(
@@ -265,9 +266,9 @@ def test_a_failure_in_the_load_for_power_spoils_only_the_power(
     monkeypatch.setattr(Clients, "replay_under", failing)
     plan = dataclasses.replace(QUIET, power_s=1.0, watching=cast("Watch", Meter()))
     measurement = measured(*servers, BESIDE_CONTROL, plan)
-    assert invalid_if_idle(measurement) == {Family.POWER: error.invalidity}
+    assert invalid_if_idle(measurement) == {Family.POWER: error.reason}
     assert measurement.replay is not None
-    assert measurement.replay.power == PowerRecord(invalid=error.invalidity)
+    assert measurement.replay.power == PowerRecord(invalid=error.reason)
     assert set(measurement.values) == metrics_in(*set(Family) - measurement.invalid.keys())
 
 
@@ -620,7 +621,7 @@ def test_chunks_that_waited_for_a_stalled_loop_give_no_tpot(servers: tuple[Serve
     plan = dataclasses.replace(QUIET, parts=1, record=record)
     measurement = measured(servers[0], None, ONE_AT_A_TIME, plan)
     reason = str(measurement.invalid.get(Family.LATENCY))
-    assert reason.startswith("CLIENT_BEHIND: half of the answers came at once, their chunks 0.0")
+    assert reason.startswith("ANSWERS_AT_ONCE: half of the answers came at once, their chunks 0.0")
     assert measurement.acceptance is not None
     assert not any(name.startswith("tpot") for name in measurement.values)
 

@@ -135,7 +135,7 @@ def test_a_request_that_runs_through_the_whole_window_is_foreign() -> None:
     """It ends neither before nor within it, so that no count of those that ended shows it."""
     before = dataclasses.replace(NOTHING, requests=4, running_requests=1)
     after = dataclasses.replace(AGREEING, requests=6, running_requests=1)
-    with builders.invalid("FOREIGN_TRAFFIC", "running requests that aren't ours: 1"):
+    with builders.invalid("FOREIGN_TRAFFIC", ours="none running", counted="1 running"):
         read_acceptance(builders.SPEC, VLLM, MUTE, before, after)
     idle = [dataclasses.replace(state, running_requests=0) for state in (before, after)]
     assert read_acceptance(builders.SPEC, VLLM, MUTE, *idle)
@@ -152,20 +152,18 @@ def test_a_drafter_that_is_off_is_recognised_by_chunks_alone(wire_format: str) -
     """Nine chunks of one token: the 27 drafts that they would stand for, nobody has seen."""
     spec = dataclasses.replace(builders.SPEC, method="eagle3")
     traces = (request(None, *(1,) * 10),)
-    with builders.invalid("SPEC_DISABLED", "a front end sends each token in a chunk of its own"):
+    with builders.invalid("CHUNKS_OF_ONE"):
         read_acceptance(spec, ENGINES[wire_format].wire_format, traces, None, None)
 
 
 def test_chunks_do_not_replace_counts_that_answers_should_have() -> None:
     """An older SGLang, say: its figures would look like those of a newer one."""
-    with builders.invalid(
-        "ACCEPTANCE_MISSING", "neither the answers nor the counters report steps"
-    ):
+    with builders.invalid("ACCEPTANCE_MISSING", sources="the answers and the counters"):
         read(MUTE, Counters(steps=4), VLLM)
 
 
 def test_one_answer_without_its_counts_makes_acceptance_invalid() -> None:
-    with builders.invalid("ACCEPTANCE_MISSING", "sent no acceptance, but for others it did"):
+    with builders.invalid("ACCEPTANCE_PARTIAL"):
         read((SPOKEN[0], MUTE[1]), AGREEING)
 
 

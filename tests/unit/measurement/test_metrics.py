@@ -8,10 +8,11 @@ import pytest
 
 from specreg.acceptance.trace import RequestTrace
 from specreg.core.errors import MatrixError, UnknownNameError
+from specreg.core.families import Family
 from specreg.load.rounds import Round
 from specreg.matrix.case import Case, Limits
 from specreg.measurement import metrics
-from specreg.measurement.metrics import METRICS, Family, Replay, check_allowed, metrics_of
+from specreg.measurement.metrics import METRICS, Replay, check_allowed, metrics_of
 from tests.unit import builders
 
 MS = 10**6

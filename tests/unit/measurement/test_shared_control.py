@@ -11,6 +11,7 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord
 from specreg.core.errors import ServerDiedError
+from specreg.core.families import Family
 from specreg.load.chat_client import Record
 from specreg.matrix.case import Load
 from specreg.measurement.arm import Arm, StoppingRule, has_all_prompts
@@ -22,7 +23,6 @@ from specreg.measurement.measure import (
     measure,
     workload_of,
 )
-from specreg.measurement.metrics import Family
 from specreg.servers.server import Server
 from specreg.stats.intervals import Look
 from tests.doubles.vllm.script import BEFORE_ROUNDS, DEFAULTS, SLOWING, Fault, Script

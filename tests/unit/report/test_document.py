@@ -11,10 +11,11 @@ import pytest
 
 from specreg.baselines.record import RecordingNotes, record_measurements
 from specreg.core.errors import ReportError
-from specreg.core.reasons import Invalidity, Reason
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.measurement.figures import Figures, figures_of
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.metrics import Replay
 from specreg.report.charts import change_pictures
 from specreg.report.document import (
     Expected,
@@ -131,10 +132,10 @@ def test_the_speed_of_another_machine_is_no_baseline(tmp_path: Path, *, elsewher
 
 def test_the_last_launch_of_each_case_that_is_valid_in_most_is_shown() -> None:
     broken = dataclasses.replace(
-        measured(), replay=None, invalid=dict.fromkeys(Family, Invalidity("X", "y"))
+        measured(), replay=None, invalid=dict.fromkeys(Family, Reason(code="X", text="y"))
     )
     slow = dataclasses.replace(
-        measured(), invalid={Family.LATENCY: Invalidity("THROTTLED", "92 °C")}
+        measured(), invalid={Family.LATENCY: Reason(code="THROTTLED", text="92 °C")}
     )
     first, second, throttled = (
         figures_of(measurement, n)

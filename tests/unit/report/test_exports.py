@@ -19,9 +19,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from specreg.core.errors import ReportError, SpecregError
-from specreg.core.reasons import Invalidity, Reason
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.load.rounds import Round
-from specreg.measurement.metrics import Family
 from specreg.report.aiperf import render_aiperf
 from specreg.report.benchmarks import benchmark_of, render_benchmarks
 from specreg.report.document import Report, load_report
@@ -256,7 +256,9 @@ def test_the_outcome_of_a_benchmark_is_the_worst_last_word_on_its_case() -> None
 
 @pytest.mark.parametrize("family", [Family.THROUGHPUT, Family.LATENCY])
 def test_a_case_whose_speeds_mean_nothing_is_no_benchmark(family: Family) -> None:
-    invalid = dataclasses.replace(measured(), invalid={family: Invalidity("CLIENT_BEHIND", "late")})
+    invalid = dataclasses.replace(
+        measured(), invalid={family: Reason(code="CLIENT_BEHIND", text="late")}
+    )
     assert render_benchmarks(reports.REPORT, {CASE.id: invalid}) == {}
 
 

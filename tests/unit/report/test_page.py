@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.core.reasons import Invalidity, Reason
+from specreg.core.reasons import Reason
 from specreg.engines.launch_facts import LaunchFacts
 from specreg.report.charts import (
     CaseNights,
@@ -549,7 +549,9 @@ def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
     case = with_power(reports.CASE_REPORT, power)
     page = Page(render_page(reports.with_case(figures=case.figures)))
     assert "3 J per token (±0.1 %), 300 W on average" in page.text
-    invalid_power = msgspec.structs.replace(power, invalid=Invalidity("POWER_INVALID", "shared"))
+    invalid_power = msgspec.structs.replace(
+        power, invalid=Reason(code="POWER_INVALID", text="shared")
+    )
     invalid_case = with_power(reports.CASE_REPORT, invalid_power)
     page = Page(render_page(reports.with_case(figures=invalid_case.figures)))
     assert "POWER_INVALID: shared" in page.text

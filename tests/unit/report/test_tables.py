@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from specreg.core.readable import readable_line
-from specreg.core.reasons import Invalidity
+from specreg.core.reasons import Reason
 from specreg.measurement.figures import Figures, figures_of
 from specreg.report.screen import LOG, Screen
 from specreg.report.tables import NOTHING, Layout, render_figures, render_rows
@@ -52,7 +52,9 @@ def test_an_invalid_power_has_its_reason_and_no_figures() -> None:
     power = builders.power(energy_j=3000, window_s=10.0, tokens=1000)
     alone = builders.power(energy_j=4000, window_s=10.0, tokens=1000)
     both = msgspec.structs.replace(power, control=alone.case, energy_ratio=4 / 3)
-    invalid = msgspec.structs.replace(both, invalid=Invalidity("POWER_INVALID", "it was shared"))
+    invalid = msgspec.structs.replace(
+        both, invalid=Reason(code="POWER_INVALID", text="it was shared")
+    )
     assert alone.case is not None
     devices = tuple(
         msgspec.structs.replace(device, idle_w=None, idle_invalid="the counter disagrees")

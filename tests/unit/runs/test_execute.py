@@ -361,7 +361,7 @@ CHECKED_ONLY = CaseGoal(case=EAGLE, is_measured=False, checks=(LOSSLESS,))
 
 def test_a_check_whose_server_died_is_made_once_more_on_a_fresh_one(tmp_path: Path) -> None:
     """The scripted server's process has ended, which explains an invalid answer."""
-    gone = InvalidMeasurementError("HTTP_ERROR", "connection refused")
+    gone = InvalidMeasurementError("HTTP_ERROR", answer="connection refused")
     here = machine(tmp_path, checks=checks_with(gone, EQUAL))
 
     here.run(night([CHECKED_ONLY]))
@@ -374,7 +374,7 @@ def test_a_check_whose_server_died_is_made_once_more_on_a_fresh_one(tmp_path: Pa
     assert line.verdict["outcome"] == "PASS"
 
 
-@pytest.mark.parametrize("error", [HungError(120.0), InvalidMeasurementError("UNSTEADY", "x")])
+@pytest.mark.parametrize("error", [HungError(120.0), InvalidMeasurementError("NOTHING_DRAFTED")])
 def test_a_server_that_hangs_in_a_check_is_stopped_and_no_other(
     tmp_path: Path, error: InvalidMeasurementError
 ) -> None:

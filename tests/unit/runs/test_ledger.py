@@ -17,13 +17,14 @@ import pytest
 
 from specreg.acceptance.record import AcceptanceRecord, Source, View
 from specreg.core.errors import SpecregError
-from specreg.core.reasons import Invalidity
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.engines.methods import Tree
 from specreg.load.chat_client import FinishedRequest
 from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Arrivals, Case, Limits, Load
 from specreg.measurement.measure import Measurement, values_of
-from specreg.measurement.metrics import Family, Replay
+from specreg.measurement.metrics import Replay
 from specreg.runs.ledger import Checked, Key, Ledger, last_run, read_ledger
 from tests.unit import builders
 from tests.unit.builders.ledgers import ACCEPTANCE, CASE, COUNTS, KEY, finished, key_of, recorded
@@ -312,7 +313,7 @@ def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
     ledger = Ledger(path)
     ledger.begin(KEY)
     ledger.record_round(arm=0, number=0)(finished("one"))
-    invalid = dict.fromkeys(Family, Invalidity("X", "y"))
+    invalid = dict.fromkeys(Family, Reason(code="X", text="y"))
     ledger.end(dataclasses.replace(builders.measurement({}), replay=None, invalid=invalid))
     ledger.close()
     assert dict(read_ledger(path).measured) == {}
@@ -322,7 +323,7 @@ def test_an_invalid_measurement_is_never_complete(path: Path) -> None:
 def test_invalid_families_and_an_empty_round_are_read_back_unchanged(path: Path) -> None:
     measured = recorded(path)
     assert measured.replay is not None
-    invalid = dict.fromkeys((Family.LATENCY, Family.POWER), Invalidity("THROTTLED", "92 °C"))
+    invalid = dict.fromkeys((Family.LATENCY, Family.POWER), Reason(code="THROTTLED", text="92 °C"))
     rounds = (*measured.replay.rounds, RoundBuilder().as_round())
     replay = dataclasses.replace(measured.replay, rounds=rounds)
     values = values_of(CASE, replay, invalid)

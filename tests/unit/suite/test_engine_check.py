@@ -17,7 +17,7 @@ from specreg.suite.context import RunContext
 from specreg.suite.engine_check import EngineCheck, Measure, possible_checks
 from specreg.suite.run import Run
 from specreg.verdicts.history import RunRecord, record_history, settings_sha256
-from specreg.verdicts.verdict import ENGINE_SLOWER, MACHINE_MOVED, Comparison, Outcome, Verdict
+from specreg.verdicts.verdict import Comparison, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders import runs
 from tests.unit.builders.runs import LENGTH, SPEED
@@ -25,7 +25,7 @@ from tests.unit.builders.runs import LENGTH, SPEED
 LATENCY = "ttft_p50_ms"
 TPOT = "tpot_p50_ms"
 """A metric that throughput decides."""
-MOVED = Reason(code=MACHINE_MOVED, text="all 8 cases together changed by -25.0% tonight")
+MOVED = Reason(code="MACHINE_MOVED", text="all 8 cases together changed by -25.0% tonight")
 
 
 def launch(engine_version: str, case: Case = builders.CASE) -> Measurement:
@@ -123,7 +123,7 @@ class Gate:
             Outcome.REGRESSED,
             -0.24,
             Outcome.REGRESSED,
-            ENGINE_SLOWER,
+            "ENGINE_SLOWER",
             "it is the engine, not the machine: ",
             id="the engine",
         ),
@@ -131,7 +131,7 @@ class Gate:
             Outcome.REGRESSED,
             -0.11,
             Outcome.REGRESSED,
-            ENGINE_SLOWER,
+            "ENGINE_SLOWER",
             "the engine is slower, and so is the machine: ",
             id="both",
         ),
@@ -139,7 +139,7 @@ class Gate:
             Outcome.PASS,
             -0.01,
             Outcome.INVALID,
-            MACHINE_MOVED,
+            "MACHINE_MOVED",
             "the engine lost no more than 10 %, so it is the machine: ",
             id="the machine",
         ),
@@ -147,7 +147,7 @@ class Gate:
             Outcome.INCONCLUSIVE,
             -0.09,
             None,
-            MACHINE_MOVED,
+            "MACHINE_MOVED",
             "measuring both versions side by side decided nothing: ",
             id="undecided",
         ),
@@ -226,9 +226,9 @@ def test_a_metric_is_told_by_the_one_that_decides_it_and_others_stay_as_they_are
     assert check.tolerances == {SPEED.name: 0.1, LATENCY: 0.1}
     codes = {verdict.metric: verdict.reason and verdict.reason.code for verdict in run.verdicts}
     assert codes == {
-        SPEED.name: ENGINE_SLOWER,
-        TPOT: ENGINE_SLOWER,
-        LATENCY: MACHINE_MOVED,
+        SPEED.name: "ENGINE_SLOWER",
+        TPOT: "ENGINE_SLOWER",
+        LATENCY: "MACHINE_MOVED",
         "speedup_ratio": "",
     }
 

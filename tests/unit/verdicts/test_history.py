@@ -24,7 +24,7 @@ from specreg.verdicts.history import (
     run_record,
     settings_sha256,
 )
-from specreg.verdicts.verdict import ENGINE_SLOWER, LASTING, MACHINE_MOVED, Outcome, Verdict
+from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders.histories import LATER
 
@@ -198,9 +198,9 @@ def test_a_run_is_what_its_launches_did_on_average() -> None:
 
 
 ALONE = Reason(text="worse on 2 of 2 launches")
-OF_ALL = Reason(code=MACHINE_MOVED, text="all 8 cases together changed by -25.0% tonight")
-OF_NIGHTS = Reason(code=LASTING, text="-6.1% since the night of 2026-11-21, over 4 nights")
-OF_ENGINE = Reason(code=ENGINE_SLOWER, text="it is the engine, not the machine")
+OF_ALL = Reason(code="MACHINE_MOVED", text="all 8 cases together changed by -25.0% tonight")
+OF_NIGHTS = Reason(code="LASTING", text="-6.1% since the night of 2026-11-21, over 4 nights")
+OF_ENGINE = Reason(code="ENGINE_SLOWER", text="it is the engine, not the machine")
 
 
 @pytest.mark.parametrize(

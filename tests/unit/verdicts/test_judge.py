@@ -9,15 +9,16 @@ import pytest
 from specreg.acceptance.record import AcceptanceRecord, RoundAcceptance, Source, StepCounts, View
 from specreg.baselines.comparison import CaseBaselines, compare
 from specreg.baselines.schema import Baseline, stored_acceptance
-from specreg.core.reasons import Invalidity
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Metric, Replay, acceptance_value
+from specreg.measurement.metrics import METRICS, Metric, Replay, acceptance_value
 from specreg.stats.intervals import Effect, Look, Spread
 from specreg.stats.variance import Variance
 from specreg.verdicts.acceptance_nights import AcceptanceNights, LastingLoss
 from specreg.verdicts.detection import detectable, detects_against, nights_to_hold
 from specreg.verdicts.judge import Reference, judge_acceptance, judge_effect, outcome_of
-from specreg.verdicts.verdict import LASTING, Lack, Outcome, Verdict
+from specreg.verdicts.verdict import Lack, Outcome, Verdict
 from tests.unit import builders
 from tests.unit.builders.nights import judge_speed, references, without_noise
 
@@ -296,7 +297,8 @@ FEWER = dataclasses.replace(
 )
 LEARNS = dataclasses.replace(MEASURED, case=builders.on_server(method="suffix"))
 BROKEN = dataclasses.replace(
-    MEASURED, invalid=dict.fromkeys(Family, Invalidity("SPEC_DISABLED", "nothing was drafted"))
+    MEASURED,
+    invalid=dict.fromkeys(Family, Reason(code="SPEC_DISABLED", text="nothing was drafted")),
 )
 
 
@@ -374,7 +376,7 @@ def test_what_cannot_be_compared_says_why_and_is_never_green(
 def test_what_spoils_speed_leaves_acceptance_to_be_judged() -> None:
     assert judged(LENGTH, MEASURED, FEWER).outcome is PASS
     slow = dataclasses.replace(
-        MEASURED, invalid={Family.THROUGHPUT: Invalidity("THROTTLED", "92 °C")}
+        MEASURED, invalid={Family.THROUGHPUT: Reason(code="THROTTLED", text="92 °C")}
     )
     assert judged(LENGTH, slow, known(RECORDED)).outcome is PASS
     verdict = judged(THROUGHPUT, slow, known(RECORDED))
@@ -447,7 +449,7 @@ def test_a_loss_that_lasts_is_named_with_its_first_night_whatever_one_night_tell
     )
     verdict = undecided(AcceptanceNights(nights=9, needed_nights=8, lasting=lasting))
     assert (verdict.outcome, verdict.since) == (REGRESSED, "20261121T030000")
-    assert verdict.has_code(LASTING)
+    assert verdict.has_code("LASTING")
     assert verdict.explanation == (
         "LASTING: -6.1% since the night of 2026-11-21, over 4 nights; the engine went from"
         " 0.32.0 to 0.33.0 on that night"

@@ -10,12 +10,13 @@ import pytest
 
 from specreg.acceptance.record import StepCounts
 from specreg.baselines.schema import RecordedDevice
-from specreg.core.reasons import Invalidity
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.load.rounds import Clients
 from specreg.measurement.arm import Arm, ArmReplay
 from specreg.measurement.figures import figures_of
 from specreg.measurement.measure import Measurement, values_of
-from specreg.measurement.metrics import METRICS, Family, Replay
+from specreg.measurement.metrics import METRICS, Replay
 from specreg.report.failures import sentence_of
 from specreg.report.tables import render_figures
 from specreg.telemetry.power_record import PowerRecord
@@ -77,7 +78,7 @@ def test_a_token_shall_not_cost_more_and_watts_shall_stay_as_they_are(
 
 CARDS = "GPU-other, recorded on GPU-NVIDIA H200, and cards of one kind may differ by 20%"
 OTHER_CARD = msgspec.structs.replace(CARD, id="GPU-other")
-BROKEN = PowerRecord(invalid=Invalidity("POWER_INVALID", "the sampler ended"))
+BROKEN = PowerRecord(invalid=Reason(code="POWER_INVALID", text="the sampler ended"))
 SHORT = msgspec.structs.replace(builders.power(), too_short="7 s, and 10 s are needed")
 MODULE = builders.power(of=msgspec.structs.replace(CARD, scope=Scope.MODULE))
 
@@ -176,9 +177,7 @@ class Sampler:
         return (PowerTrace(device=CARD, samples=self.samples),), self.why
 
 
-def power_under(
-    sampler: Sampler, error: str | None, invalid: dict[Family, Invalidity]
-) -> PowerRecord:
+def power_under(sampler: Sampler, error: str | None, invalid: dict[Family, Reason]) -> PowerRecord:
     """The power of a replay under a load whose one request failed, or didn't."""
     replay = measured(None).replay
     assert replay is not None
@@ -191,7 +190,7 @@ def power_under(
 
 
 def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -> None:
-    invalid: dict[Family, Invalidity] = {}
+    invalid: dict[Family, Reason] = {}
     power = power_under(Sampler([], ""), "HTTP 500", invalid)
     assert str(power.invalid).startswith("POWER_INVALID: REQUEST_FAILED: 1 of 1 requests failed")
     assert invalid == {}
@@ -203,7 +202,7 @@ def test_a_request_that_fails_under_load_for_power_makes_power_alone_invalid() -
 def test_what_a_dead_sampler_had_seen_counts(mask: int, pid: int, reason: str) -> None:
     state = State(throttle_mask=mask, temperature_c=90)
     seen = Sample(device_index=0, at_ns=10**9, state=state, pids=(17, pid))
-    invalid: dict[Family, Invalidity] = {}
+    invalid: dict[Family, Reason] = {}
     power = power_under(Sampler([seen], "the sampler of power ended"), None, invalid)
     assert str(power.invalid).startswith("POWER_INVALID: the sampler of power ended")
     assert {invalidity.code for invalidity in invalid.values()} == ({reason} if reason else set())

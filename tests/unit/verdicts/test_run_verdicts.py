@@ -8,10 +8,11 @@ import pytest
 from specreg.acceptance.record import StepCounts
 from specreg.baselines.comparison import CaseBaselines
 from specreg.core.errors import BaselineError
-from specreg.core.reasons import Invalidity, Reason
+from specreg.core.families import Family
+from specreg.core.reasons import Reason
 from specreg.matrix.case import Case
 from specreg.measurement.measure import Measurement
-from specreg.measurement.metrics import METRICS, Family, Replay
+from specreg.measurement.metrics import METRICS, Replay
 from specreg.verdicts.references import References
 from specreg.verdicts.run_verdicts import Fresh, acceptance_on_launch, confirmed, wants_fresh_launch
 from specreg.verdicts.speeds import compare_speed
@@ -40,7 +41,7 @@ BROKEN = dataclasses.replace(
     launch(),
     replay=None,
     values={},
-    invalid=dict.fromkeys(Family, Invalidity("REQUEST_FAILED", "prompt 'a'")),
+    invalid=dict.fromkeys(Family, Reason(code="REQUEST_FAILED", text="prompt 'a'")),
 )
 DIED = Reason(text="the server died, see its log")
 
