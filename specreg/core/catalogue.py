@@ -566,6 +566,10 @@ NOT_COMPARABLE: Mapping[str, Entry] = {
     "power_not_sampled": Entry(
         "the power of this launch wasn't sampled", "", "There is no sensor."
     ),
+    "power_too_short": Entry(
+        "power was watched for {watched_s:.1f} s without a pause, and {needed_s:.0f} s are needed",
+        "raise power_s in the tier",
+    ),
     "other_card": Entry(
         "{difference}, and cards of one kind may differ by {allowed_frac:.0%}",
         "",

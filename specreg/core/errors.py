@@ -6,6 +6,7 @@ A message reads `<subject>: <what is wrong, got and needed>; <what to do>`.
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 from specreg.core.readable import LINE_CHARACTERS, readable_block
 from specreg.core.reasons import Reason
@@ -15,12 +16,17 @@ class SpecregError(Exception):
     """Any error that specreg raises on purpose. Its message can be shown to the user as it is.
 
     Attributes:
+        code: The code of the reason, if people are to look it up; the message begins with it.
         reason: The reason of a verdict on a case that couldn't be judged because of this error.
     """
 
+    code: ClassVar[str] = ""
+
     def __init__(self, message: str) -> None:
-        super().__init__(readable_block(message, line_characters=LINE_CHARACTERS))
-        self.reason = Reason(text=self.head)
+        message = readable_block(message, line_characters=LINE_CHARACTERS)
+        head, _, _ = message.partition("\n")
+        self.reason = Reason(code=self.code, text=head)
+        super().__init__(f"{self.code}: {message}" if self.code else message)
 
     @property
     def head(self) -> str:
@@ -83,7 +89,13 @@ class DatasetError(SpecregError):
 
 
 class ModelError(SpecregError):
-    """A model that is missing or incomplete, or can't be fetched, read, used or made larger."""
+    """A model that is missing or incomplete, or can't be read, used or made larger."""
+
+
+class UnfetchedModelError(ModelError):
+    """A model that can't be fetched from the hub."""
+
+    code = "MODEL_NOT_FETCHED"
 
 
 class EnvironmentSetupError(SpecregError):
@@ -103,6 +115,8 @@ class ServerStartError(ServerError):
     `log_tail` has the last 40 lines of its log.
     """
 
+    code = "SERVER_NOT_STARTED"
+
     def __init__(
         self, subject: str, failure: str, advice: str, log_path: Path, log_tail: str
     ) -> None:
@@ -118,6 +132,8 @@ class ServerStartError(ServerError):
 class ModelNotFetchedError(ServerStartError):
     """A server whose engine couldn't fetch a model from the hub."""
 
+    code = "MODEL_NOT_FETCHED"
+
 
 class PortInUseError(ServerStartError):
     """A server whose port another program took between its choice and the server's start."""
@@ -129,6 +145,8 @@ class ServerRefusedError(ServerError):
 
 class ServerDiedError(ServerError):
     """A server that died while it was measured."""
+
+    code = "SERVER_DIED"
 
 
 class AnswerError(ServerError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specreg.core.commands import install_command
-from specreg.core.errors import DatasetError, ModelError, SpecregError
+from specreg.core.errors import DatasetError, SpecregError, UnfetchedModelError
 from specreg.datasets.hub_fetch import code_of, has_all_weights, words_of
 
 DISK_REMEDY = "make room there or repair its rights, or name another folder with HF_HUB_CACHE"
@@ -37,9 +37,10 @@ def fetch_model_file(repo: str, file: str) -> Path:
     """Return a file of a model from the cache, however old it is, or fetch it.
 
     Raises:
-        ModelError: huggingface_hub is missing, or the hub can't be reached or refuses the file.
+        UnfetchedModelError: huggingface_hub is missing, or the hub can't be reached or refuses the
+            file.
     """
-    with _hub(ModelError, f"MODEL_NOT_FETCHED: hub model '{repo}': {file}", "name a folder") as hub:
+    with _hub(UnfetchedModelError, f"hub model '{repo}': {file}", "name a folder") as hub:
         cached = hub.try_to_load_from_cache(repo, file)
         if isinstance(cached, str):
             return Path(cached)
@@ -59,13 +60,13 @@ def why_unfetchable(repo: str) -> str:
         return ""
     try:
         with (
-            _hub(ModelError, f"MODEL_NOT_FETCHED: hub model '{repo}'", "name a folder") as hub,
+            _hub(UnfetchedModelError, f"hub model '{repo}'", "name a folder") as hub,
             # A model in another format than transformers' has no config.json. Its engine will
             # find out whether it can be used.
             contextlib.suppress(hub.errors.EntryNotFoundError),
         ):
             hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json"))
-    except ModelError as error:
+    except UnfetchedModelError as error:
         return str(error)
     return ""
 

@@ -241,9 +241,7 @@ def _mapped_errors(spec: ServerSpec, log_path: Path) -> Iterator[None]:
             of_file="make room there, repair its rights, or delete the engine's environment in"
             " specreg's cache",
         )
-        raise ServerStartError(
-            f"SERVER_NOT_STARTED: server '{spec.id}'", problem, advice, log_path, ""
-        ) from error
+        raise ServerStartError(f"server '{spec.id}'", problem, advice, log_path, "") from error
 
 
 def _keep_files(files: Mapping[str, str], log_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from specreg.core.errors import ModelError
+from specreg.core.errors import UnfetchedModelError
 from specreg.core.files import UNREADABLE
 from specreg.core.interrupts import check_signalled
 from specreg.core.probes import SAFE_PATH
@@ -156,8 +156,8 @@ def fetch_models(
         free_bytes: Returns the room on the disk of a folder, in bytes.
 
     Raises:
-        ModelError: The hub refuses a model or can't be reached, the disk is too small, or the
-            program that fetches the models fails.
+        UnfetchedModelError: The hub refuses a model or can't be reached, the disk is too small, or
+            the program that fetches the models fails.
     """
     variables = {**os.environ, **dict(spec.engine_env)}
     if fetches_elsewhere(spec, variables):
@@ -207,7 +207,7 @@ def _answer_of(process: SupervisedProcess, output: Output) -> Answer:
     """Wait for the next answer of the program, and show its progress meanwhile.
 
     Raises:
-        ModelError: A model can't be fetched, or the program ended without an answer.
+        UnfetchedModelError: A model can't be fetched, or the program ended without an answer.
     """
     while True:
         while not _has_answer(process):
@@ -241,11 +241,11 @@ def _last_progress(process: SupervisedProcess) -> str:
     return bars[-1] if bars else ""
 
 
-def _broken(process: SupervisedProcess) -> ModelError:
+def _broken(process: SupervisedProcess) -> UnfetchedModelError:
     """Return the error of a program that ended without an answer."""
     lines = process.last_lines().splitlines() or ["it printed nothing"]
-    return ModelError(
-        f"MODEL_NOT_FETCHED: the program that fetches models: ended early, {lines[-1]}; look at"
+    return UnfetchedModelError(
+        f"the program that fetches models: ended early, {lines[-1]}; look at"
         f" '{process.log_path}', and run again"
     )
 
@@ -274,27 +274,27 @@ def _check_room(plan: Plan, models: Sequence[HubModel], free_bytes: Callable[[st
     """Check that the disk has room for the missing files.
 
     Raises:
-        ModelError: It has too little.
+        UnfetchedModelError: It has too little.
     """
     room_bytes = free_bytes(plan.folder)
     if room_bytes >= plan.missing_bytes:
         return
-    raise ModelError(
-        f"MODEL_NOT_FETCHED: hub model {_named(models)}: {_size(plan.missing_bytes)} are missing,"
+    raise UnfetchedModelError(
+        f"hub model {_named(models)}: {_size(plan.missing_bytes)} are missing,"
         f" and the disk of '{plan.folder}' has {_size(room_bytes)} free; make room there, or name"
         " another folder with HF_HUB_CACHE"
     )
 
 
-def _error_of(failure: Failure) -> ModelError:
+def _error_of(failure: Failure) -> UnfetchedModelError:
     """Return the error of a model that can't be fetched, with what to do about it."""
-    subject = f"MODEL_NOT_FETCHED: hub model '{failure.model}'"
+    subject = f"hub model '{failure.model}'"
     if failure.code == "gated":
-        return ModelError(f"{subject}: {why_gated(has_token=failure.has_token)}")
+        return UnfetchedModelError(f"{subject}: {why_gated(has_token=failure.has_token)}")
     remedies = {
         "not_found": "check its name and revision, or set HF_TOKEN if it is private",
         "unreachable": "run again where the hub can be reached, or name a local folder",
         "disk": DISK_REMEDY,
         "other": "run again, or name a local folder",
     }
-    return ModelError(f"{subject}: {failure.words.rstrip('.')}; {remedies[failure.code]}")
+    return UnfetchedModelError(f"{subject}: {failure.words.rstrip('.')}; {remedies[failure.code]}")

@@ -17,7 +17,6 @@ from specreg.core.errors import (
     AnswerError,
     AttachError,
     InvalidMeasurementError,
-    ModelNotFetchedError,
     ServerAnswerError,
     ServerDiedError,
     ServerRefusedError,
@@ -162,8 +161,7 @@ class Server(ExpectedServer):
             ask(self.address, "GET", self.engine.health_path, within_s=_HEALTH_TIMEOUT_S)
         except AnswerError as error:
             raise ServerDiedError(
-                f"SERVER_DIED: server at {self.address.url}: answers no more, {error}; look at its"
-                " log"
+                f"server at {self.address.url}: answers no more, {error}; look at its log"
             ) from error
 
 
@@ -205,7 +203,7 @@ class StartedServer(Server):
                 problem = _wait_for_end(self.process, _ENDING_S) or f"answers {answer}"
         if problem:
             raise ServerDiedError(
-                f"SERVER_DIED: server '{self.spec.id}': {problem} while it was measured;"
+                f"server '{self.spec.id}': {problem} while it was measured;"
                 f" see why in the last lines of {self.log_path}:\n{self.process.last_lines()}"
             )
 
@@ -494,7 +492,5 @@ def start_error(server_id: str, process: SupervisedProcess, problem: str) -> Ser
     if not failure.is_known:
         command = shlex.join(process.popen.args)
         advice = f"{advice}, or run the server's command by hand:\n{command}"
-    is_unfetched = failure.error is ModelNotFetchedError
-    code = "MODEL_NOT_FETCHED" if is_unfetched else "SERVER_NOT_STARTED"
-    subject = f"{code}: server '{server_id}'"
-    return failure.error(subject, f"{problem}: {failure.says}", advice, process.log_path, tail)
+    says = f"{problem}: {failure.says}"
+    return failure.error(f"server '{server_id}'", says, advice, process.log_path, tail)

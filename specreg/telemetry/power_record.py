@@ -559,11 +559,8 @@ def record_power(
     devices = [_record_device(trace, span, idle) for trace in traces]
     arm = arm_power(devices, span, tokens=tokens, accepted_frac=accepted_frac)
     if arm.window_s < SHORTEST_S:
-        too_short = (
-            f"power was watched for {arm.window_s:.1f} s without a pause, and {SHORTEST_S:.0f} s"
-            " are needed; raise power_s in the tier"
-        )
-        return PowerRecord(case=arm, too_short=too_short)
+        too_short = Reason.of("power_too_short", watched_s=arm.window_s, needed_s=SHORTEST_S)
+        return PowerRecord(case=arm, too_short=str(too_short))
     faults = [device.invalid for device in devices if device.invalid]
     if faults:
         return PowerRecord(case=arm, invalid=Reason.of("POWER_INVALID", fault=faults[0]))

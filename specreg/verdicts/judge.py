@@ -279,7 +279,8 @@ def _obstacle_of_figure(metric: Metric, evidence: BaselineComparison) -> Obstacl
         if power is None:
             return Obstacle(Outcome.NOT_COMPARABLE, Reason.of("power_not_sampled"))
         if power.too_short:
-            return Obstacle(Outcome.NOT_COMPARABLE, Reason(text=power.too_short))
+            reason = Reason(code="power_too_short", text=power.too_short)
+            return Obstacle(Outcome.NOT_COMPARABLE, reason)
     is_absent = metric.name not in evidence.measurement.values
     if is_absent and metric.counters:
         # Servers of other versions may lack a counter, by which they became no worse.

@@ -176,12 +176,15 @@ def test_each_ratio_divides_what_it_is_of() -> None:
 def test_four_prompts_are_too_few_and_it_says_so() -> None:
     four = {name: RECORDED[name] for name in "abcd"}
     change = by_prompt(RECORDED, four).ratio_change(LENGTH)
-    assert str(change) == "4 shared prompts, 5 are needed; raise prompts in the tier"
+    setting = "'prompts' in the tier's file"
+    assert change == Reason.of("few_shared_prompts", prompts=4, needed=5, remedy=f"raise {setting}")
     comparison = by_prompt(RECORDED, four)
     settings = dataclasses.replace(comparison.baselines.settings, num_prompts=4)
     baselines = dataclasses.replace(comparison.baselines, settings=settings)
     of_four = dataclasses.replace(comparison, baselines=baselines).ratio_change(LENGTH)
-    assert str(of_four) == "4 shared prompts, 5 are needed; raise --num-prompts"
+    assert of_four == Reason.of(
+        "few_shared_prompts", prompts=4, needed=5, remedy="raise --num-prompts"
+    )
     five = {name: RECORDED[name] for name in "abcde"}
     assert ratio_change(by_prompt(RECORDED, five), LENGTH)
 
@@ -189,8 +192,7 @@ def test_four_prompts_are_too_few_and_it_says_so() -> None:
 def test_a_source_that_knows_the_sum_only_says_so() -> None:
     comparison = compare([measured(SUM)], known(recorded(record(RECORDED))))
     change = comparison.ratio_change(LENGTH)
-    assert isinstance(change, Reason)
-    assert change.text.startswith("the source reports only the sum of all requests")
+    assert change == Reason.of("sum_only")
     assert comparison.without_extension.measured is None
 
 
@@ -198,8 +200,7 @@ def test_a_published_figure_is_compared_beyond_the_one() -> None:
     comparison = compare([measured(record(RECORDED))], known(published=builders.published(2.0)))
     value, expected, change = ratio_change(comparison, LENGTH)
     assert (value, expected, change.estimate_frac) == pytest.approx((2.3, 2.0, math.log(1.3)))
-    missing = "the shared prompts have no acceptance_rate_frac"
-    assert comparison.ratio_change(RATE) == Reason(text=missing)
+    assert comparison.ratio_change(RATE) == Reason.of("no_shared_value", metric=RATE.name)
 
 
 def test_what_is_known_is_expected_and_nothing_else() -> None:
@@ -226,9 +227,7 @@ def test_nothing_is_compared_with_prompts_of_which_nothing_was_accepted(
 ) -> None:
     of_run = dict.fromkeys(RECORDED, measured_counts)
     change = by_prompt(of_run, dict.fromkeys(RECORDED, NONE)).ratio_change(LENGTH)
-    assert change == Reason(
-        text="the baseline accepted no draft on the shared prompts, so no loss could show"
-    )
+    assert change == Reason.of("nothing_shared_accepted")
 
 
 def test_without_its_extension_a_run_has_the_prompts_of_its_case() -> None:

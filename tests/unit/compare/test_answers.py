@@ -12,6 +12,7 @@ import pytest
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
 from specreg.compare.answers import AnswerComparison, compare_answers, judged_by_a, why_not_compared
 from specreg.compare.pairs import COMPARED, Pair, Side
+from specreg.core.reasons import Reason
 from specreg.correctness.checks import ask_greedy
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.engines.wire_format import Transcript
@@ -165,7 +166,7 @@ def test_a_line_that_cannot_be_read_is_as_if_it_were_not_there(
 ) -> None:
     verdict, said = taken_over(tmp_path, content)
     assert verdict.outcome is Outcome.INVALID
-    assert verdict.explanation == "the answers weren't compared; resume the gate"
+    assert verdict.reason == Reason.of("answers_not_compared")
     assert said == []
 
 
@@ -195,7 +196,7 @@ def test_answers_that_do_not_fit_are_generated_again(
 ) -> None:
     verdict, said = taken_over(tmp_path, line)
     assert verdict.outcome is Outcome.INVALID
-    assert verdict.explanation == "the answers weren't compared; resume the gate"
+    assert verdict.reason == Reason.of("answers_not_compared")
     (message,) = said
     assert problem in message
     assert message.endswith("; the answers are generated again")
@@ -345,7 +346,8 @@ def with_token(answers: Answers, position: int, token: int) -> Answers:
 def test_the_same_answers_are_equal(server: StartedServer, answers_of_a: Answers) -> None:
     verdict = compare(answers_of_a, B=server)
     assert (verdict.outcome, verdict.value) == (Outcome.PASS, 1.0)
-    assert verdict.explanation == "100.0% of 6 answers are equal"
+    equal = "100.0% of 6 answers are equal"
+    assert verdict.reason == Reason.of("answers_compared", differences=equal)
 
 
 def test_a_token_that_b_would_never_choose_is_wrong(
@@ -377,4 +379,4 @@ def test_a_prompt_that_b_tokenizes_otherwise_is_wrong(
     rendered = (dataclasses.replace(answers_of_a[0], prompt=(1, 2)), *answers_of_a[1:])
     verdict = compare(rendered, B=server)
     assert verdict.outcome is Outcome.WRONG
-    assert verdict.explanation.startswith("B has other tokens than A in 1 prompt: 'chat-0'")
+    assert verdict.reason == Reason.of("tokens_differ", prompts="1 prompt", examples="'chat-0'")

@@ -76,11 +76,10 @@ def test_a_side_without_a_valid_launch_says_what_spoilt_its_last_one() -> None:
     both = [dataclasses.replace(measured, measurement=spoilt), launch(Side.B, 1)]
     verdict = judge(both)
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert verdict.explanation == f"side A has no valid launch yet: {behind}"
-    assert judge([launch(Side.A, 1), failed(Side.B, 1)]).explanation == (
-        "side B has no valid launch yet: it died"
-    )
-    assert judge([launch(Side.A, 1)]).explanation == "side B has no launch yet"
+    assert verdict.reason == Reason.of("no_valid_launch", side=Side.A, invalid=behind)
+    died = Reason.of("no_valid_launch", side=Side.B, invalid="it died")
+    assert judge([launch(Side.A, 1), failed(Side.B, 1)]).reason == died
+    assert judge([launch(Side.A, 1)]).reason == Reason.of("not_launched", side=Side.B)
 
 
 def test_what_slows_both_sides_equally_is_neither_change_nor_noise() -> None:

@@ -18,7 +18,7 @@ from specreg.core.errors import HungError, ServerStartError, UnknownNameError
         (UnknownNameError("tier", "cpu", []), "unknown tier 'cpu'; known: none"),
         (
             ServerStartError("server 's'", "out of memory", "free some", Path("a.log"), "boom"),
-            "server 's': out of memory; free some\nlast lines of a.log:\nboom",
+            "SERVER_NOT_STARTED: server 's': out of memory; free some\nlast lines of a.log:\nboom",
         ),
         (HungError(60.0), "HUNG: no token came for 60 s; look at the server's log"),
     ],

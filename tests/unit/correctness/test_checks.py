@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError
+from specreg.core.reasons import Reason
 from specreg.correctness.checks import (
     LOSSLESS,
     ORACLE,
@@ -276,7 +277,7 @@ def test_draws_of_another_distribution_are_wrong(
     is_wrong = outcome is Outcome.WRONG
     chance = verdict.value or 0.0
     assert (chance < 0.001) == is_wrong
-    assert (f"a probability of {chance:.2g} by chance" in verdict.explanation) == is_wrong
+    assert verdict.has_code("draws_differ") == is_wrong
 
 
 ANSWERED = says([4, 5, 6, 7, 8], told(0, 2))
@@ -291,11 +292,12 @@ def test_steps_that_differ_from_the_models_steps_are_wrong_and_named() -> None:
         2.0,
         4.0,
     )
-    assert verdict.explanation == (
+    differences = (
         "1 of 1 answers took other steps than their text and models give:"
         " 'one' S 2, A 2 (2, 0, 0), D 6 instead of S 1, A 3 (1, 1, 1), D 3;"
         " the engine's drafter or verifier is wrong"
     )
+    assert verdict.reason == Reason.of("steps_differ", differences=differences)
     assert verdict.by_position_frac == ((1.0, 1.0), (0.0, 1.0), (0.0, 1.0))
     assert verdict.fails
 

@@ -75,7 +75,7 @@ class ScriptedServers(Servers):
     def _scripted(self, launch: Launch) -> AbstractContextManager[Server]:
         self.started.append(launch.id)
         if launch.spec.method in self.failing:
-            raise ServerStartError("SERVER_NOT_STARTED: x", "ended", "look", Path("log"), "")
+            raise ServerStartError("x", "ended", "look", Path("log"), "")
         if self.server is not None:
             return contextlib.nullcontext(self.server)
         return runs.ready([])
@@ -110,7 +110,7 @@ class ScriptedArms:
         if self.errors:
             raise self.errors.pop(0)
         if self.dying in methods and len(arms) > 2:
-            raise ServerDiedError(f"SERVER_DIED: server of '{self.dying}'")
+            raise ServerDiedError(f"server of '{self.dying}'")
         empty = builders.measurement({})
         return [dataclasses.replace(empty, case=arm.case) for arm in arms]
 
@@ -245,7 +245,7 @@ def test_a_server_that_does_not_start_is_left_out_and_tried_once_alone(tmp_path:
     assert here.servers.started.count(EAGLE.server.id) == 2
     beside, alone = here.failures
     assert (beside.is_beside_others, alone.is_beside_others) == (True, False)
-    assert alone.reason.text.startswith("SERVER_NOT_STARTED")
+    assert alone.reason.code == "SERVER_NOT_STARTED"
 
 
 def test_a_control_that_does_not_start_fails_every_case_and_starts_once(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_where_a_server_dies_each_case_is_measured_alone(tmp_path: Path) -> None
 
 
 def test_a_case_whose_server_dies_gets_one_fresh_server(tmp_path: Path) -> None:
-    dead = ServerDiedError("SERVER_DIED: x")
+    dead = ServerDiedError("x")
     here = machine(tmp_path, ScriptedArms(dead, dead, dead))
 
     here.run(night([CaseGoal(case=EAGLE)]))
@@ -398,7 +398,7 @@ def test_what_failed_stands_in_the_ledger(tmp_path: Path) -> None:
 
     (line,) = read_ledger(tmp_path / "ledger.jsonl").failed
     assert (line.case_id, line.launch, line.check) == (EAGLE.id, 1, "")
-    assert line.text.startswith("SERVER_NOT_STARTED")
+    assert line.code == "SERVER_NOT_STARTED"
 
 
 def test_a_resumed_night_takes_over_what_has_the_same_key(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The truth table of the outcomes: a verdict is green only where something was compared."""
 
 import dataclasses
+import math
 from typing import Any
 
 import msgspec
@@ -232,7 +233,7 @@ def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
     verdict = judge_records(builders.acceptance(of_length(1.5), prompts=6), extended, Look.FULL)
     by_draft = "no. 1 100.0% -> 50.0%, no. 2 0.0% -> 0.0%"
     where = f"by draft, where those before it were accepted: {by_draft}"
-    assert verdict.explanation == f"by category: chat 2 -> 1.5; {where}"
+    assert verdict.reason == Reason.of("where_lost", places=f"by category: chat 2 -> 1.5; {where}")
 
 
 @pytest.mark.parametrize(
@@ -296,10 +297,9 @@ FEWER = dataclasses.replace(
     known(RECORDED), settings=dataclasses.replace(builders.SETTINGS, num_prompts=20)
 )
 LEARNS = dataclasses.replace(MEASURED, case=builders.on_server(method="suffix"))
-BROKEN = dataclasses.replace(
-    MEASURED,
-    invalid=dict.fromkeys(Family, Reason(code="SPEC_DISABLED", text="nothing was drafted")),
-)
+HOT = Reason.of("THROTTLED", device="GPU 0", share_frac=0.5, causes="heat")
+DISABLED = Reason.of("SPEC_DISABLED", counts="20, 0, 0")
+BROKEN = dataclasses.replace(MEASURED, invalid=dict.fromkeys(Family, DISABLED))
 
 
 def tagged(**tags: Any) -> Baseline:  # noqa: ANN401 - of any field
@@ -320,67 +320,99 @@ WITHOUT_PROPOSED = [
 ]
 NEWER_RATE = known(tagged(prompts=tuple(WITHOUT_PROPOSED)))
 OF_TPOT = builders.baseline({TPOT.name: 8.0}, {TPOT.name: 8.0})
+HERE = builders.ENVIRONMENT.name
+TOLD_GAIN = ", published is 1.5 (80 prompts)"
+NOWHERE = Reason.of("nothing_recorded", environment=HERE, published="")
+PUBLISHED_ONLY = Reason.of("nothing_recorded", environment=HERE, published=TOLD_GAIN)
+PUBLISHED_ELSEWHERE = Reason.of(
+    "machine_differs",
+    environment=HERE,
+    published=TOLD_GAIN,
+    quantity="speed",
+    source="a published figure",
+)
+CHANGED = Reason.of("settings_changed", differing="concurrency: 4 -> 2, dtype: auto -> float32")
+
+
+def elsewhere(quantity: str) -> Reason:
+    source = f"'{ELSEWHERE.environment.name}'"
+    return Reason.of(
+        "machine_differs", environment=HERE, published="", quantity=quantity, source=source
+    )
+
+
+def newer_than_baseline(metric: Metric) -> Reason:
+    return Reason.of("not_recorded_yet", metric=metric.name, source="baseline")
+
+
+def recorded_alone(quantity: str) -> Reason:
+    return Reason.of("acceptance_recorded_alone", quantity=quantity)
+
+
+def lacking(metric: Metric) -> Reason:
+    return Reason.of("not_in_baseline", metric=metric.name)
+
+
+def of_twenty_prompts(figure: str) -> Reason:
+    return Reason.of("fewer_prompts", prompts="20 prompts", figure=figure)
+
+
+def of_source(recorded: str) -> Reason:
+    return Reason.of("source_changed", measured="vllm_request (verifier)", recorded=recorded)
 
 
 @pytest.mark.parametrize(
-    ("metric", "measurement", "of", "outcome", "words"),
+    ("metric", "measurement", "of", "outcome", "reason"),
     [
-        (LENGTH, MEASURED, known(), NO_BASELINE, "nothing recorded in 'cpu-intel-xeon"),
-        (THROUGHPUT, MEASURED, known(), NO_BASELINE, f"record one with\n  {HINT}"),
-        (LENGTH, MEASURED, known(OTHER), NO_BASELINE, "concurrency: 4 -> 2, dtype: auto ->"),
-        (THROUGHPUT, MEASURED, known(OTHER), NO_BASELINE, "other settings: concurrency: 4"),
-        (THROUGHPUT, MEASURED, known(nearest=ELSEWHERE), NOT_COMPARABLE, "doesn't carry over"),
-        (SPEEDUP, GAIN, TOLD, NOT_COMPARABLE, ", published is 1.5 (80 prompts), and speed doesn't"),
-        (SPEEDUP, GAIN, GAIN_TOLD, NO_BASELINE, ", published is 1.5 (80 prompts); record one"),
-        (THROUGHPUT, MEASURED, GAIN_TOLD, NO_BASELINE, "nothing recorded in 'cpu-intel-xeon"),
-        (LENGTH, MEASURED, GAIN_TOLD, NO_BASELINE, "nothing recorded in 'cpu-intel-xeon"),
-        (THROUGHPUT, MEASURED, known(OF_TPOT), NOT_COMPARABLE, "not recorded yet"),
+        (LENGTH, MEASURED, known(), NO_BASELINE, NOWHERE),
+        (THROUGHPUT, MEASURED, known(), NO_BASELINE, NOWHERE),
+        (LENGTH, MEASURED, known(OTHER), NO_BASELINE, CHANGED),
+        (THROUGHPUT, MEASURED, known(OTHER), NO_BASELINE, CHANGED),
+        (THROUGHPUT, MEASURED, known(nearest=ELSEWHERE), NOT_COMPARABLE, elsewhere("speed")),
+        (SPEEDUP, GAIN, TOLD, NOT_COMPARABLE, PUBLISHED_ELSEWHERE),
+        (SPEEDUP, GAIN, GAIN_TOLD, NO_BASELINE, PUBLISHED_ONLY),
+        (THROUGHPUT, MEASURED, GAIN_TOLD, NO_BASELINE, NOWHERE),
+        (LENGTH, MEASURED, GAIN_TOLD, NO_BASELINE, NOWHERE),
+        (THROUGHPUT, MEASURED, known(OF_TPOT), NOT_COMPARABLE, newer_than_baseline(THROUGHPUT)),
+        (THROUGHPUT, MEASURED, EMPTY, NOT_COMPARABLE, recorded_alone("speed")),
+        (LENGTH, MEASURED, EMPTY, NO_BASELINE, lacking(LENGTH)),
+        (RATE, MEASURED_RATE, EMPTY, NO_BASELINE, lacking(RATE)),
+        (RATE, MEASURED_RATE, NEWER_RATE, NOT_COMPARABLE, newer_than_baseline(RATE)),
+        (THROUGHPUT, MEASURED, FEWER, NOT_COMPARABLE, of_twenty_prompts("speed")),
+        (ENERGY, MEASURED_ENERGY, FEWER, NOT_COMPARABLE, of_twenty_prompts("power")),
+        (ENERGY, MEASURED_ENERGY, EMPTY, NOT_COMPARABLE, recorded_alone("power")),
+        (ENERGY, MEASURED_ENERGY, known(nearest=ELSEWHERE), NOT_COMPARABLE, elsewhere("power")),
+        (LENGTH, LEARNS, FEWER, NOT_COMPARABLE, of_twenty_prompts("what a drafter learns")),
+        (LENGTH, MEASURED, SGLANG, NOT_COMPARABLE, of_source("sglang_request (verifier)")),
         (
-            THROUGHPUT,
+            LENGTH,
             MEASURED,
-            EMPTY,
+            known(tagged(view=View.EMITTED)),
             NOT_COMPARABLE,
-            "the baseline holds acceptance alone, and no speed",
+            of_source("vllm_request (emitted)"),
         ),
-        (LENGTH, MEASURED, EMPTY, NO_BASELINE, "the baseline holds no acceptance_length"),
-        (RATE, MEASURED_RATE, EMPTY, NO_BASELINE, "the baseline holds no acceptance_rate"),
-        (
-            RATE,
-            MEASURED_RATE,
-            NEWER_RATE,
-            NOT_COMPARABLE,
-            "not recorded yet: the baseline holds no",
-        ),
-        (THROUGHPUT, MEASURED, FEWER, NOT_COMPARABLE, "replayed 20 prompts, and speed "),
-        (ENERGY, MEASURED_ENERGY, FEWER, NOT_COMPARABLE, "replayed 20 prompts, and power "),
-        (ENERGY, MEASURED_ENERGY, EMPTY, NOT_COMPARABLE, "holds acceptance alone, and no power"),
-        (ENERGY, MEASURED_ENERGY, known(nearest=ELSEWHERE), NOT_COMPARABLE, "and power doesn't"),
-        (LENGTH, LEARNS, FEWER, NOT_COMPARABLE, "replayed 20 prompts, and what a drafter learns"),
-        (LENGTH, MEASURED, SGLANG, NOT_COMPARABLE, "recorded as sglang_request (verifier)"),
-        (LENGTH, MEASURED, known(tagged(view=View.EMITTED)), NOT_COMPARABLE, "(emitted)"),
-        (LENGTH, BROKEN, known(), INVALID, "SPEC_DISABLED: nothing was drafted"),
-        (LENGTH, BROKEN, known(RECORDED), INVALID, "SPEC_DISABLED: nothing was drafted"),
-        (TPOT, MEASURED, known(RECORDED), INVALID, "METRIC_ABSENT"),
+        (LENGTH, BROKEN, known(), INVALID, DISABLED),
+        (LENGTH, BROKEN, known(RECORDED), INVALID, DISABLED),
+        (TPOT, MEASURED, known(RECORDED), INVALID, Reason.of("METRIC_ABSENT")),
     ],
 )
 def test_what_cannot_be_compared_says_why_and_is_never_green(
-    metric: Metric, measurement: Measurement, of: CaseBaselines, outcome: Outcome, words: str
+    metric: Metric, measurement: Measurement, of: CaseBaselines, outcome: Outcome, reason: Reason
 ) -> None:
     verdict = judged(metric, measurement, of)
     assert verdict.outcome is outcome
-    assert words in verdict.explanation
+    assert verdict.reason is not None
+    assert (verdict.reason.code, verdict.reason.text) == (reason.code, reason.text)
     assert (verdict.lacks is not None) == verdict.explanation.endswith(HINT)
-    assert (verdict.lacks is Lack.SOURCE) == verdict.explanation.startswith("measured as")
+    assert (verdict.lacks is Lack.SOURCE) == verdict.has_code("source_changed")
 
 
 def test_what_spoils_speed_leaves_acceptance_to_be_judged() -> None:
     assert judged(LENGTH, MEASURED, FEWER).outcome is PASS
-    slow = dataclasses.replace(
-        MEASURED, invalid={Family.THROUGHPUT: Reason(code="THROTTLED", text="92 °C")}
-    )
+    slow = dataclasses.replace(MEASURED, invalid={Family.THROUGHPUT: HOT})
     assert judged(LENGTH, slow, known(RECORDED)).outcome is PASS
     verdict = judged(THROUGHPUT, slow, known(RECORDED))
-    assert (verdict.outcome, verdict.explanation) == (INVALID, "THROTTLED: 92 °C")
+    assert (verdict.outcome, verdict.reason) == (INVALID, HOT)
 
 
 @pytest.mark.parametrize(
@@ -449,10 +481,12 @@ def test_a_loss_that_lasts_is_named_with_its_first_night_whatever_one_night_tell
     )
     verdict = undecided(AcceptanceNights(nights=9, needed_nights=8, lasting=lasting))
     assert (verdict.outcome, verdict.since) == (REGRESSED, "20261121T030000")
-    assert verdict.has_code("LASTING")
-    assert verdict.explanation == (
-        "LASTING: -6.1% since the night of 2026-11-21, over 4 nights; the engine went from"
-        " 0.32.0 to 0.33.0 on that night"
+    assert verdict.reason == Reason.of(
+        "LASTING",
+        change_frac=math.expm1(-0.063),
+        since="2026-11-21",
+        nights="4 nights",
+        changes="; the engine went from 0.32.0 to 0.33.0 on that night",
     )
 
 
@@ -482,7 +516,8 @@ def test_nights_that_would_have_told_by_then_are_not_still_to_come(
     """A change close to the tolerance stays undecided, however many nights there are."""
     verdict = undecided(AcceptanceNights(nights=earlier, needed_nights=8))
     assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 8)
-    assert f"; {words}; raise prompts" in verdict.explanation
+    assert verdict.has_code("undecided")
+    assert f"; {words}; raise 'prompts'" in verdict.explanation
 
 
 def test_an_acceptance_that_no_nights_would_tell_needs_prompts_and_no_quieter_machine() -> None:
@@ -491,12 +526,12 @@ def test_an_acceptance_that_no_nights_would_tell_needs_prompts_and_no_quieter_ma
     assert (verdict.outcome, verdict.needed_nights) == (INCONCLUSIVE, 0)
     assert verdict.reason is not None
     assert verdict.reason.remedy.startswith(
-        "raise its tolerance in the tier, add it to 'shown' there, or raise prompts in the tier to"
+        "raise its tolerance in the tier, add it to 'shown' there, or raise 'prompts' in the tier"
     )
 
 
 def test_undecided_acceptance_of_fewer_prompts_is_told_to_replay_more() -> None:
-    """The matrix has prompts enough, and `--num-prompts` takes only some of them."""
+    """The tier has prompts enough, and `--num-prompts` takes only some of them."""
     recorded = msgspec.structs.replace(builders.baseline(), acceptance=stored_acceptance(DOUBTED))
     measured = dataclasses.replace(MEASURED, replay=Replay(acceptance=DOUBT))
     fewer = dataclasses.replace(known(recorded), settings=FEWER.settings)
@@ -522,9 +557,8 @@ def test_a_baseline_in_which_nothing_was_accepted_never_passes(
     verdict = judged(LENGTH, length, known(baseline))
     assert verdict.outcome is NO_BASELINE
     assert verdict.reason is not None
-    assert verdict.reason.text == (
-        "the baseline accepted none of 18000 drafts, so no loss could ever show"
-    )
+    expected = Reason.of("nothing_accepted", nothing="none of 18000 drafts")
+    assert (verdict.reason.code, verdict.reason.text) == (expected.code, expected.text)
     assert (verdict.reason.remedy or "").startswith(remedy)
 
 
@@ -535,9 +569,7 @@ def test_a_position_that_the_baseline_never_accepted_is_not_compared() -> None:
     measured = builders.measurement({LENGTH.name: 1.5, position.name: 0.0}, of=of_length(1.5))
     verdict = judged(position, measured, known(baseline))
     assert verdict.outcome is NOT_COMPARABLE
-    assert (
-        verdict.explanation == "the baseline never accepted a draft at position 3: nothing to lose"
-    )
+    assert verdict.reason == Reason.of("position_unused", position=3)
     assert judged(LENGTH, measured, known(baseline)).outcome is PASS
 
 
@@ -612,7 +644,7 @@ def test_answers_of_another_length_do_not_carry_a_verdict_alone(
     verdict = judge_records(answers_with(*measured), answers_with(*recorded), Look.FULL)
     assert verdict.outcome is outcome
     assert words in verdict.explanation
-    assert ("another length" in verdict.explanation) == bool(words)
+    assert verdict.has_code("LENGTHS_CHANGED") == bool(words)
 
 
 def counted_in_rounds(record: AcceptanceRecord) -> AcceptanceRecord:

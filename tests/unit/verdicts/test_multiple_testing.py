@@ -119,21 +119,22 @@ def of_speed(outcome: Outcome, change_frac: float) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("second", "outcome", "words"),
+    ("second", "outcome", "code"),
     [
-        (REGRESSED, REGRESSED, "seen on two launches, a first launch had 100"),
-        (PASS, INCONCLUSIVE, "a first launch had 100, which a fresh one didn't confirm"),
-        (INCONCLUSIVE, INCONCLUSIVE, "which a fresh one didn't confirm"),
+        (REGRESSED, REGRESSED, "loss_confirmed"),
+        (PASS, INCONCLUSIVE, "fresh_launch_differs"),
+        (INCONCLUSIVE, INCONCLUSIVE, "fresh_launch_differs"),
     ],
 )
 def test_acceptance_is_lost_if_a_fresh_launch_loses_it_too(
-    second: Outcome, outcome: Outcome, words: str
+    second: Outcome, outcome: Outcome, code: str
 ) -> None:
     confirmed = confirm(verdict(LENGTH, REGRESSED, -0.2), verdict(LENGTH, second))
     assert confirmed.outcome is outcome
-    assert words in confirmed.explanation
+    assert confirmed.reason == Reason.of(code, first="a first launch had 100")
 
 
 def test_the_share_of_a_first_launch_is_shown_in_percent() -> None:
     shares = [dataclasses.replace(verdict(RATE, REGRESSED, -0.2), value=0.4261)] * 2
-    assert confirm(*shares).explanation == "seen on two launches, a first launch had 42.61%"
+    first = "a first launch had 42.61%"
+    assert confirm(*shares).reason == Reason.of("loss_confirmed", first=first)

@@ -261,7 +261,7 @@ def test_an_engine_whose_cases_lose_beside_those_of_another_one_is_named() -> No
     verdicts = judge_speeds([SPEED], launches, compared_with)
     by_case = {verdict.case_id: verdict for verdict in verdicts}
     assert by_case[CASES[0].id].outcome is REGRESSED
-    assert by_case[CASES[0].id].has_code("ENGINE_SLOWER")
+    assert by_case[CASES[0].id].has_code("ENGINE_ALONE_SLOWER")
     assert by_case[others[0].id].outcome is PASS
 
 
