@@ -1,4 +1,4 @@
-"""Build the pictures of a page: gains, changes, draft positions, energy and histories."""
+"""Build the pictures of a page: gains, changes, draft positions, power and histories."""
 
 import dataclasses
 import itertools
@@ -414,6 +414,38 @@ def energy_picture(power: PowerRecord) -> IntervalPicture | None:
         rest_note = "; the upright mark is the part that they use at rest"
     return draw_intervals(
         "Energy per token", f"In J, of all devices together{rest_note}.", rows, reference=0.0
+    )
+
+
+def power_picture(power: PowerRecord) -> CurvePicture | None:
+    """Draw the power of all devices over the time of the load, with and without speculation.
+
+    Returns:
+        None if the power is invalid, or wasn't recorded over time.
+    """
+    arms = {"without it": power.control, "with speculation": power.case}
+    lines = {name: arm for name, arm in arms.items() if arm is not None and arm.over_time_w}
+    if power.invalid or not lines:
+        return None
+    watts = [value for arm in lines.values() for value in arm.over_time_w]
+    x_axis = Axis.over([0.0, *(arm.window_s for arm in lines.values())])
+    plot = Plot(y=Axis.over([0.0, *watts]), x_low=x_axis.low, x_high=x_axis.high)
+    curves = []
+    for name, arm in lines.items():
+        color = "now" if arm is power.case else "muted"
+        part_s = arm.window_s / len(arm.over_time_w)
+        points = [((part + 0.5) * part_s, value) for part, value in enumerate(arm.over_time_w)]
+        peak_s, peak_w = max(points, key=lambda point: point[1])
+        text = f"most {name}: {format_number(peak_w)} W, after {peak_s:.0f} s"
+        dots = [Dot(plot.x(peak_s), plot.height(peak_w), color, text)]
+        curves.append(Curve(name=name, color=color, path=plot.path(points), dots=dots))
+    return CurvePicture(
+        title="Power over time, W",
+        note="All devices together, over the seconds of the load.",
+        x_ticks=plot.x_ticks(x_axis),
+        y_ticks=plot.y_ticks,
+        curves=curves,
+        legend=_line_legend(curves),
     )
 
 

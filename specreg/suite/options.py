@@ -110,8 +110,9 @@ class Options:
         choices=get_args(Inconclusive),
     )
     shard: str | None = _once(
-        "run part I, from 1 to N, of a run that is cut into N parts by expected time; specreg merge"
-        " joins them. list/N shows the parts, and list shows the server groups",
+        "run one part of the tier here, and others elsewhere: 2/4 is the second of four parts that"
+        " take about equally long, and specreg merge joins their reports. list/4 shows the four"
+        " parts; list shows which cases share a server and stay together",
         metavar="I/N|list",
     )
     oracle: bool = _option(

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -53,6 +53,10 @@ _LEAST_OF_USUAL = 1 / 50
 _MOST_OF_REST = 1.1
 """How many times the power at rest a sensor shows that stood still since then."""
 _CHECK_SENSOR = "check with the vendor's tool, such as nvidia-smi or amd-smi, that it shows power"
+_MOST_PARTS = 200
+"""The most parts of a block whose power is recorded one by one."""
+_SHORTEST_PART_NS = 5 * 10**8
+"""The shortest part, because a counter may change only every 100 ms."""
 _NS_PER_S = 10**9
 _MJ_PER_J = 1000
 _MW_PER_W = 1000
@@ -507,6 +511,8 @@ class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
         energy_j_per_accepted_token: the energy divided by the accepted draft tokens.
         tokens_per_kwh: the tokens divided by the energy.
         devices: the record of each device.
+        over_time_w: the mean power of all devices in each of at most 200 equal parts of the block;
+            empty if a device's energy isn't valid.
     """
 
     window_s: float
@@ -520,6 +526,7 @@ class ArmPower(msgspec.Struct, frozen=True, kw_only=True):
     energy_j_per_accepted_token: float | None
     tokens_per_kwh: float | None
     devices: tuple[DeviceRecord, ...]
+    over_time_w: Annotated[tuple[float, ...], msgspec.Meta(max_length=_MOST_PARTS)] = ()
 
 
 class PowerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -564,7 +571,40 @@ def record_power(
     faults = [device.invalid for device in devices if device.invalid]
     if faults:
         return PowerRecord(case=arm, invalid=Reason.of("POWER_INVALID", fault=faults[0]))
+    arm = msgspec.structs.replace(arm, over_time_w=power_over_time(traces, span))
     return PowerRecord(case=arm)
+
+
+def power_over_time(traces: Sequence[PowerTrace], span: Span) -> tuple[float, ...]:
+    """Return the mean power of all devices in W, in each of equal parts of a span.
+
+    Args:
+        traces: The trace of each device, whose energy in the span is valid.
+        span: The span.
+    """
+    start_ns, end_ns = span
+    parts = min(_MOST_PARTS, (end_ns - start_ns) // _SHORTEST_PART_NS)
+    edges_ns = np.linspace(start_ns, end_ns, parts + 1)
+    drawn_mj = np.zeros(parts)
+    for trace in traces:
+        drawn_mj += np.diff(np.interp(edges_ns, *_energy_curve(trace.samples)))
+    part_s = (end_ns - start_ns) / max(parts, 1) / _NS_PER_S
+    return tuple(round(energy_mj / _MJ_PER_J / part_s, 2) for energy_mj in drawn_mj)
+
+
+def _energy_curve(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray]:
+    """Return moments in ns and the energy in mJ up to each, by the counter or the sum of powers."""
+    reads = [(sample.at_ns, sample.energy_mj) for sample in samples if sample.energy_mj is not None]
+    if reads:
+        moments_ns, energies_mj = np.array(reads).T
+        return moments_ns, energies_mj
+    powers = [
+        (sample.at_ns, sample.state.instant_mw or sample.state.average_mw or 0)
+        for sample in samples
+    ]
+    moments_ns, powers_mw = np.array(powers).T
+    between_mj = np.diff(moments_ns) / _NS_PER_S * (powers_mw[1:] + powers_mw[:-1]) / 2
+    return moments_ns, np.concatenate(([0.0], np.cumsum(between_mj)))
 
 
 def arm_power(

@@ -22,6 +22,7 @@ from specreg.report.charts import (
     nights_needed,
     oracle_positions,
     positions_picture,
+    power_picture,
     speedup_picture,
     spread_pictures,
     throughput_over_latency,
@@ -570,6 +571,28 @@ def test_energy_is_drawn_for_both_servers_where_both_are_known() -> None:
         loads = [with_power(load, known) for load in at_loads]
         assert [chart.title.split()[0] for chart in gains_over_load(loads)] == expected
     assert energy_picture(own_power) is None
+
+
+def test_power_is_drawn_over_the_time_of_the_load_where_it_was_measured() -> None:
+    own, alone = (builders.power(window_s=20.0).case for _ in range(2))
+    assert own is not None
+    assert alone is not None
+    own = msgspec.structs.replace(own, over_time_w=(200.0, 400.0, 300.0, 0.0))
+    alone = msgspec.structs.replace(alone, window_s=10.0, over_time_w=(100.0, 100.0))
+    picture = power_picture(PowerRecord(case=own, control=alone))
+    assert picture is not None
+    assert [curve.name for curve in picture.curves] == ["without it", "with speculation"]
+    assert [dot.text for curve in picture.curves for dot in curve.dots] == [
+        "most without it: 100 W, after 2 s",
+        "most with speculation: 400 W, after 8 s",
+    ]
+    drawn = with_power(reports.CASE_REPORT, PowerRecord(case=own, control=alone))
+    assert "Power over time, W" in Page(render_page(reports.with_case(figures=drawn.figures))).text
+    still = msgspec.structs.replace(own, over_time_w=(0.0, 0.0))
+    assert power_picture(PowerRecord(case=still)) is not None
+    invalid = Reason.of("POWER_INVALID", fault="shared")
+    assert power_picture(PowerRecord(case=own, invalid=invalid)) is None
+    assert power_picture(builders.power()) is None
 
 
 def history_of(title: str, *runs: RunRecord) -> CurvePicture:

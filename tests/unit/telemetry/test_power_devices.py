@@ -7,7 +7,13 @@ import msgspec
 import pytest
 
 from specreg.core.errors import InvalidMeasurementError
-from specreg.telemetry.power_record import arm_power, check_alone, check_not_throttled, record_power
+from specreg.telemetry.power_record import (
+    arm_power,
+    check_alone,
+    check_not_throttled,
+    power_over_time,
+    record_power,
+)
 from specreg.telemetry.sampler import PowerTrace, Sample
 from specreg.telemetry.sensor import State
 from tests.doubles.nvml.device import Answer, Process, ScriptedGpu, Throttle, constant
@@ -170,6 +176,29 @@ def test_the_energy_of_two_gpus_is_that_of_both_or_of_none() -> None:
     assert both.energy_j_per_token == 15.0
     untold = msgspec.structs.replace(second, energy_j=None)
     assert arm_power([first, untold], span, tokens=100, accepted_frac=0.5).energy_j is None
+
+
+def test_the_power_over_time_is_that_of_all_devices_however_each_is_read() -> None:
+    """One has a counter, at 100 W and from 10 s on at 300 W; the other reads 50 W."""
+    counting = PowerTrace(
+        device=builders.device(),
+        samples=[
+            Sample(device_index=0, at_ns=at * 10**8, energy_mj=10**4 * (at + 2 * max(0, at - 100)))
+            for at in range(210)
+        ],
+    )
+    reading = PowerTrace(
+        device=builders.device(),
+        samples=[
+            Sample(device_index=1, at_ns=at * 10**8, state=State(average_mw=50_000))
+            for at in range(210)
+        ],
+    )
+    watts = power_over_time([counting, reading], (0, 20 * 10**9))
+    assert watts == pytest.approx([150.0] * 20 + [350.0] * 20)
+    assert sum(watts) / 2 == pytest.approx(100 * 10 + 300 * 10 + 50 * 20)
+    an_hour = power_over_time([reading], (0, 3600 * 10**9))
+    assert len(an_hour) == 200
 
 
 def test_a_round_between_two_samples_is_held_back_as_these_are() -> None:
