@@ -608,6 +608,7 @@ UNMEASURED: Mapping[str, Entry] = {
     ),
     "SHARD_DIED": Entry("{shard} died before it was done, see '{folder}'"),
     "SHARD_INCOMPLETE": Entry("{shard} ended without having measured it"),
+    "further_launch_failed": Entry("{outcome} so far, and a further launch failed: {failure}"),
     "JUDGED_LATER": Entry("speeds are judged when the run's parts are joined"),
     "nothing_measured": Entry("nothing was measured"),
     "answers_not_compared": Entry("the answers weren't compared", "resume the gate"),

@@ -65,8 +65,7 @@ def confirmed(verdict: Verdict, fresh: Fresh, references: References) -> Verdict
         reason = Reason.of("not_confirmed", outcome=verdict.outcome)
         return dataclasses.replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason)
     if isinstance(fresh, Reason):
-        text = f"{verdict.outcome} so far, and a further launch failed: {fresh.text}"
-        reason = dataclasses.replace(fresh, text=text)
+        reason = Reason.of("further_launch_failed", outcome=verdict.outcome, failure=fresh)
         return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
     metric = METRICS[verdict.metric]
     verdict_on_fresh = acceptance_on_launch(metric, fresh, references)

@@ -213,8 +213,9 @@ class SpeedJudge:
         else:
             verdict = _render(speed, by_nights)
         if speed.failure is not None and verdict.outcome is Outcome.INCONCLUSIVE:
-            text = f"{verdict.outcome} so far, and a further launch failed: {speed.failure.text}"
-            reason = dataclasses.replace(speed.failure, text=text)
+            reason = Reason.of(
+                "further_launch_failed", outcome=verdict.outcome, failure=speed.failure
+            )
             return dataclasses.replace(verdict, outcome=Outcome.INVALID, reason=reason)
         return soften(verdict, self._references)
 

@@ -74,7 +74,7 @@ def test_shards_that_are_merged_say_what_one_process_says(recorded: Suite) -> No
     half_merge = suite.merge(shards[0], into=suite.folder / "half")
     assert half_merge.returncode == 10, half_merge.stdout
     cure = "run it with --specreg-shard=2/2, and merge again"
-    assert f"SHARD_MISSING: shard 2/2 isn't there: {cure}" in half_merge.stdout
+    assert f"SHARD_MISSING: shard 2/2 isn't there; {cure}" in half_merge.stdout
     half = words(decided(suite.folder / "half"))
     assert half.keys() == expected.keys()
     assert {half[key][0] for key in parts[1]} == {"INVALID"}
