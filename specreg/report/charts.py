@@ -423,7 +423,7 @@ def power_picture(power: PowerRecord) -> CurvePicture | None:
     Returns:
         None if the power is invalid, or wasn't recorded over time.
     """
-    arms = {"without it": power.control, "with speculation": power.case}
+    arms = {"without speculation": power.control, "with speculation": power.case}
     lines = {name: arm for name, arm in arms.items() if arm is not None and arm.over_time_w}
     if power.invalid or not lines:
         return None

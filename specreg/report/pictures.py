@@ -17,6 +17,7 @@ from specreg.report.charts import (
     gains_over_load,
     histories,
     positions_picture,
+    power_picture,
     speedup_picture,
     throughput_over_latency,
 )
@@ -53,7 +54,7 @@ def render_pictures(report: Report) -> Mapping[str, str]:
     """Return the pictures of a report by the paths of their files.
 
     They are a card with the answer and the evidence of the worst case, the gains or changes, the
-    accepted positions of each case, the last nights, and the gains over the load.
+    accepted positions and the power of each case, the last nights, and the gains over the load.
     """
     report = readable_values(report)
     drawn = {"pictures/verdict.svg": _card(report)}
@@ -94,11 +95,15 @@ def _pictures(report: Report) -> Iterator[tuple[str, Picture]]:
         yield "speedup", speedups
     verdicts_by_case = by_case(report.run.verdicts)
     for case in report.cases:
+        # The id of a case may come from another machine.
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", case.case_id)
         bars = positions_picture(case, verdicts_by_case.get(case.case_id, ()))
         if bars is not None:
-            # The id of a case may come from another machine.
-            name = re.sub(r"[^A-Za-z0-9_.-]", "_", case.case_id)
             yield f"positions-{name}", bars
+        if case.figures is not None and case.figures.power is not None:
+            watts = power_picture(case.figures.power)
+            if watts is not None:
+                yield f"power-{name}", watts
     nights = list(map(CaseNights.of, report.cases))
     for number, curves in enumerate(histories(nights), start=1):
         yield f"nights-{number}", curves

@@ -20,7 +20,7 @@ def reasons_in(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not node.args:
             continue
-        is_reason = ast.unparse(node.func) in {"Reason.of", "cls.of", "InvalidMeasurementError"}
+        is_reason = ast.unparse(node.func) in {"Reason.of", "InvalidMeasurementError"}
         code = node.args[0]
         if is_reason and isinstance(code, ast.Constant):
             yield str(code.value), {keyword.arg or "" for keyword in node.keywords}
@@ -51,6 +51,18 @@ def test_each_entry_is_given_somewhere() -> None:
     }
     assert len(GIVEN) > 100
     assert [code for code in CATALOGUE if code not in said] == []
+
+
+def test_a_code_that_is_asked_for_has_an_entry() -> None:
+    asked = {
+        ast.literal_eval(code)
+        for _, tree in trees("has_code(")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".has_code")
+        for code in node.args
+    }
+    assert "MACHINE_MOVED" in asked
+    assert asked - set(CATALOGUE) == set()
 
 
 def test_what_a_measurement_raises_spoils_whole_families() -> None:

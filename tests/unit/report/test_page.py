@@ -581,9 +581,9 @@ def test_power_is_drawn_over_the_time_of_the_load_where_it_was_measured() -> Non
     alone = msgspec.structs.replace(alone, window_s=10.0, over_time_w=(100.0, 100.0))
     picture = power_picture(PowerRecord(case=own, control=alone))
     assert picture is not None
-    assert [curve.name for curve in picture.curves] == ["without it", "with speculation"]
+    assert [curve.name for curve in picture.curves] == ["without speculation", "with speculation"]
     assert [dot.text for curve in picture.curves for dot in curve.dots] == [
-        "most without it: 100 W, after 2 s",
+        "most without speculation: 100 W, after 2 s",
         "most with speculation: 400 W, after 8 s",
     ]
     drawn = with_power(reports.CASE_REPORT, PowerRecord(case=own, control=alone))

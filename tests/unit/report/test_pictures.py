@@ -18,6 +18,8 @@ from specreg.report.exports import write_outputs
 from specreg.report.pictures import render_pictures
 from specreg.report.sentence import answer_of
 from specreg.report.side_by_side import side_by_side
+from specreg.telemetry.power_record import PowerRecord
+from tests.unit import builders
 from tests.unit.builders import reports
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -52,6 +54,17 @@ def test_the_card_has_the_sentence_and_the_evidence_of_the_worst_case() -> None:
     assert sentence in card
     assert "by the cost of a step" in card
     assert "Accepted drafts by position" in card
+
+
+def test_the_power_over_time_is_a_file_where_a_case_has_it() -> None:
+    arm = builders.power().case
+    assert arm is not None
+    power = PowerRecord(case=msgspec.structs.replace(arm, over_time_w=(300.0, 350.0)))
+    assert reports.CASE_REPORT.figures is not None
+    figures = msgspec.structs.replace(reports.CASE_REPORT.figures, power=power)
+    drawn = render_pictures(reports.with_case(figures=figures))
+    assert f"pictures/power-{reports.CASE_REPORT.case_id}.svg" in drawn
+    assert not any("power-" in name for name in render_pictures(reports.REPORT))
 
 
 def test_a_hostile_name_is_neither_a_path_nor_markup(tmp_path: Path) -> None:
