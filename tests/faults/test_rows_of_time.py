@@ -53,7 +53,7 @@ def run_while_it_gets_hot(run: Hurt, *arguments: str) -> str:
         heating.start()
         done = run.run(*arguments)
         heating.join()
-        if "CLIENT_BEHIND" not in done.stdout:
+        if not any(code in done.stdout for code in ("CLIENT_BEHIND", "ANSWERS_AT_ONCE")):
             break
     assert done.returncode == 10, done.stdout
     return done.stdout
