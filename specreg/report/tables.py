@@ -77,6 +77,8 @@ _BETWEEN_COLUMNS = 2
 _POSITION = re.compile(r"\bpos(\d+)$")
 _PADDING = "\ue000"
 """Stands for a space at the end of a cell, which rich would strip. It is in no readable text."""
+_HEADING = "\ue001"
+"""Stands for a heading, until its line is rendered."""
 _PHASES_NAMED = 2
 """How many phases of a run are named where their times have no table."""
 _SHOWN_S = 0.05
@@ -132,7 +134,9 @@ def compared_cells(metric: str, expected: float | None, value: float | None) -> 
     if not origin or expected is None or value is None:
         return ComparedCells(metric, format_number(expected), format_number(value))
     return ComparedCells(
-        f"{metric}-{origin:g}", format_number(expected - origin), format_number(value - origin)
+        f"{metric.removesuffix(_suffix(metric))}-{origin:g}",
+        format_number(expected - origin),
+        format_number(value - origin),
     )
 
 
@@ -175,7 +179,9 @@ def render_rows(
         screen: where the table is shown.
         layout: which columns are aligned left, wrap, or may be left out.
     """
-    all_rows = [*rows]
+    left = {head[0], *layout.folded, *layout.left}
+    right_indices = [index for index, name in enumerate(head) if name not in left]
+    all_rows = _with_aligned_decimals([*rows], right_indices)
     shown_head = head
     width = _least_width(head, all_rows, layout)
     for name in reversed([name for name in layout.optional if name in head]):
@@ -183,30 +189,30 @@ def render_rows(
             break
         index = shown_head.index(name)
         shown_head = (*shown_head[:index], *shown_head[index + 1 :])
-        all_rows = [(*row[:index], *row[index + 1 :]) for row in all_rows]
+        all_rows = [[*row[:index], *row[index + 1 :]] for row in all_rows]
         width = _least_width(shown_head, all_rows, layout)
     head = shown_head
 
     # Declare the columns.
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
-        is_first = name == head[0]
-        wraps = name in layout.folded or (is_first and width > screen.columns)
-        justify: Literal["left", "right"] = "right"
-        if is_first or name in (*layout.folded, *layout.left):
-            justify = "left"
+        wraps = name in layout.folded or (name == head[0] and width > screen.columns)
+        justify: Literal["left", "right"] = "left" if name in left else "right"
         # No word of a head is broken.
         least = max(map(len, name.split()), default=None)
         table.add_column(name, justify=justify, no_wrap=not wraps, overflow="fold", min_width=least)
 
     # Add the rows.
-    left = {head[0], *layout.folded, *layout.left}
-    right_indices = [index for index, name in enumerate(head) if name not in left]
-    for row in _with_aligned_decimals(all_rows, right_indices):
+    headings = []
+    for row in all_rows:
+        if len(row) == 1:
+            # A heading may be longer than its column, so it gets its place in the end.
+            headings.append(str(row[0]))
+            table.add_row(_HEADING, style="bold")
+            continue
         # In a plain string, rich would interpret brackets as markup.
         cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
-        is_heading = len(row) == 1
-        table.add_row(*cells, style="bold" if is_heading else None)
+        table.add_row(*cells)
     if not table.row_count:
         return ""
 
@@ -220,17 +226,20 @@ def render_rows(
         highlight=False,
     )
     console.print(table)
-    lines = [line.replace(_PADDING, " ").rstrip() for line in text.getvalue().splitlines()]
+    rendered = text.getvalue().replace(_PADDING, " ")
+    for heading in headings:
+        rendered = rendered.replace(_HEADING, heading, 1)
+    lines = [line.rstrip() for line in rendered.splitlines()]
     # Wrapping a cell may move something to the start of a line where a CI system takes it for a
     # command.
     return without_ci_commands("\n".join(lines))
 
 
 def _least_width(head: Sequence[str], rows: Sequence[Sequence[str | Text]], layout: Layout) -> int:
-    """Return the width of a table in which only the folded columns wrap."""
+    """Return the width of a table in which only the folded columns wrap, without headings."""
     widths = []
     for index, name in enumerate(head):
-        cells = [name, *(str(row[index]) for row in rows if len(row) > index)]
+        cells = [name, *(str(row[index]) for row in rows if len(row) > max(index, 1))]
         if name in layout.folded:
             parts = [word for cell in cells for word in cell.split()]
         else:

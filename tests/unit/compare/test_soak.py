@@ -384,7 +384,7 @@ def test_the_table_compares_the_last_segments_with_the_first() -> None:
     assert answer.endswith(" in an hour")
     assert head.split()[:6] == ["case", "and", "metric", "first", "last", "change"]
     metric, first, last, *_ = row.split()
-    assert metric == "acceptance_length_tokens-1"
+    assert metric == "acceptance_length-1"
     assert float(first) > float(last)
 
 

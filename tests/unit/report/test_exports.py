@@ -59,7 +59,7 @@ def test_markdown_says_first_what_needs_a_look_and_what_to_type() -> None:
     assert "\npytest tests/perf --specreg-tier=cpu\n" in head
     assert "acceptance_length_tokens" not in head
     values = "1.65 | 1.64 | -0.6% | -1.0..+1.0%; 5 %"
-    assert f"| acceptance_length_tokens-1 | PASS | {values} |" in details
+    assert f"| acceptance_length-1 | PASS | {values} |" in details
 
 
 def test_what_a_server_said_is_no_markup_in_markdown() -> None:

@@ -120,3 +120,18 @@ def test_a_dash_stands_where_the_whole_part_of_a_number_ends() -> None:
     shown = render_rows(("case", "value"), [("a", NOTHING), ("b", "×2.47")])
     _, dash, number = shown.splitlines()
     assert dash.index(NOTHING) == number.index(".") - 1
+
+
+def test_no_cell_is_cut_because_decimals_are_aligned_or_a_heading_is_long() -> None:
+    head = ("case", "A", "outcome")
+    heading = "vllm-eagle3-a-long-name-of-models-toy-c1"
+    rows = [[heading], ["  ttft_p50_ms", "58.39", "INCONCLUSIVE"], ["  al", "1497", "PASS"]]
+
+    table = render_rows(head, rows, Screen(columns=36), Layout(left=("outcome",)))
+
+    assert table.splitlines() == [
+        "case                 A  outcome",
+        heading,
+        "  ttft_p50_ms    58.39  INCONCLUSIVE",
+        "  al           1497     PASS",
+    ]
