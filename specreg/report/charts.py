@@ -257,7 +257,7 @@ def waterfall(verdicts: Sequence[Verdict]) -> IntervalPicture | None:
         # The parts are factors of the output speed, to which a time is inversely proportional.
         level *= (1 + change_frac) ** metric.sign
         tone = str(Tone.BAD if change_frac < 0 else Tone.GOOD)
-        text = render_change(change_frac)
+        text = f"{render_change(change_frac)}, to {render_value(metric.name, level)}"
         rows.append(IntervalRow(label=f"by {name}", text=text, value=level, start=start, tone=tone))
     value = fall.value or 0.0
     interval = _value_interval(metric, fall)

@@ -40,14 +40,14 @@ FINDINGS: Mapping[str, str] = {
     " the batch.",
     SAMPLING: "Tokens are drawn from another distribution: look at the rejection sampler.",
     ORACLE: "The engine doesn't draft as its models do: look at the drafter, then at the verifier.",
-    "ONE_CATEGORY": "Only '{category}' lost acceptance ({before} → {now} tokens a step): look at"
+    "ONE_CATEGORY": "Only '{category}' lost acceptance ({before} → {now} drafts a step): look at"
     " its prompts.",
     "DRAFT_NOT_LOADED": "The first draft is accepted in {now} of the steps, before in {before}: the"
     " draft's weights weren't loaded.",
     "OTHER_MODEL": "Drafts are lost from the first position on ({before} → {now}): the draft or the"
     " target is another model.",
     "LATER_POSITIONS": "Only drafts from position {position} on are lost ({before} → {now}): the"
-    " drafter's own state is wrong.",
+    " drafter's own state is probably wrong.",
     "STEP_COSTS_MORE": "Acceptance is as before, and a step takes longer: look at the engine, its"
     " flags or the machine.",
     "STEP_TOO": "A step takes longer, too ({change} of the speed): look at the engine, its flags or"
@@ -89,7 +89,7 @@ def _lost_category(case: CaseReport) -> Finding | None:
     if len(lost) != 1 or len(case.figures.acceptance.by_category) == 1:
         return None
     [(name, before, now)] = lost
-    facts = {"category": name, "before": f"{before:.2f}", "now": f"{now:.2f}"}
+    facts = {"category": name, "before": f"{before - 1:.2f}", "now": f"{now - 1:.2f}"}
     return Finding(code="ONE_CATEGORY", facts=facts)
 
 
@@ -111,7 +111,7 @@ def _lost_position(case: CaseReport) -> Finding | None:
         # all later positions too. Only among the steps that reached its own position is it visible.
         if now / now_reached >= _LOST_FRAC * before / before_reached:
             continue
-        facts = {"position": str(position), "before": f"{before:.0%}", "now": f"{now:.0%}"}
+        facts = {"position": str(position), "before": f"{before:.1%}", "now": f"{now:.1%}"}
         if position > 1:
             return Finding(code="LATER_POSITIONS", facts=facts)
         if now < _NEVER_ACCEPTED_FRAC:

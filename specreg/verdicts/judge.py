@@ -34,8 +34,6 @@ PUBLISHED = "published"
 """The origin of the expected value if a case is compared with a published figure."""
 _DATE_DIGITS = 8
 """The digits of the date at the beginning of a run's name, such as `20261121`."""
-_NEAR_ONE = 1.1
-"""Below this acceptance length, three digits don't show how much of AL - 1 was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,8 @@ def judge_effect(
         tolerance_frac=reference.tolerance_frac,
         two_sided=metric.two_sided,
         change_frac=change_frac,
-        low_frac=low_frac,
+        # More than everything can't be lost.
+        low_frac=max(low_frac, -1.0) if metric.sign > 0 else low_frac,
         high_frac=high_frac,
         p_worse=p_worse,
         mde_frac=mde_frac(metric, effect, level),
@@ -645,7 +644,7 @@ def undecided(comparison: Comparison, amount: str, remedy: str = "") -> Reason:
 def _where_lost(
     metric: Metric, measured: AcceptanceRecord, recorded: AcceptanceRecord
 ) -> Reason | None:
-    """Say where acceptance was lost: `by category: coding 3.12 -> 1.85, math 2.74 -> 2.73`.
+    """Say where acceptance was lost: `by category: coding 41.2% -> 18.5%, math 37% -> 37%`.
 
     The verdict on the acceptance length also says which draft became worse.
     """
@@ -655,14 +654,13 @@ def _where_lost(
         old_value = acceptance_value(metric, recorded.by_category.get(category))
         new_value = acceptance_value(metric, record)
         if old_value is not None and new_value is not None:
-            digits = 3
-            if not metric.follows and old_value < _NEAR_ONE:
-                digits = 5
-            old_text = metric.render_ratio(old_value, digits)
-            new_text = metric.render_ratio(new_value, digits)
+            # The acceptance length is compared without the token that isn't a draft.
+            old_text = metric.render_ratio(old_value - metric.origin, digits=3)
+            new_text = metric.render_ratio(new_value - metric.origin, digits=3)
             by_category.append(f"{category} {old_text} -> {new_text}")
     if by_category:
-        parts.append(f"by category: {', '.join(by_category)}")
+        subject = "accepted drafts by category" if metric.origin else "by category"
+        parts.append(f"{subject}: {', '.join(by_category)}")
     if not metric.follows:
         # A draft is accepted only after all drafts before it, so a worse draft lowers the marginal
         # acceptance of all later positions too. Conditional acceptance falls only at the position

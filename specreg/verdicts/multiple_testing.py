@@ -29,7 +29,8 @@ def confirm(first: Verdict, second: Verdict) -> Verdict:
     """
     seen_first = "a first launch was worse"
     if first.value is not None:
-        seen_first = f"a first launch had {METRICS[first.metric].render_ratio(first.value)}"
+        metric = METRICS[first.metric]
+        seen_first = f"a first launch had {metric.render_ratio(first.value - metric.origin)}"
     if second.outcome is Outcome.REGRESSED:
         return with_remark(second, Reason.of("loss_confirmed", first=seen_first))
     if not second.fails:

@@ -39,7 +39,7 @@ def test_a_worse_drafter_turns_its_cases_red_and_names_them(recorded_suite: Suit
     for block in shown.values():
         (line, reason) = block.splitlines()
         assert re.fullmatch(f"REGRESSED: {figures}: {effect}", line)
-        assert reason.startswith("  by category: coding 2.")
+        assert reason.startswith("  accepted drafts by category: coding 1.")
     assert "Verdict(" not in done.stdout
     assert "AssertionError" not in done.stdout
     assert "-acceptance_length_tokens] - REGR" in done.stdout

@@ -233,16 +233,17 @@ def test_a_loss_is_told_by_category_of_the_prompts_that_both_have() -> None:
     verdict = judge_records(builders.acceptance(of_length(1.5), prompts=6), extended, Look.FULL)
     by_draft = "no. 1 100.0% -> 50.0%, no. 2 0.0% -> 0.0%"
     where = f"by draft, where those before it were accepted: {by_draft}"
-    assert verdict.reason == Reason.of("where_lost", places=f"by category: chat 2 -> 1.5; {where}")
+    assert verdict.reason == Reason.of(
+        "where_lost", places=f"accepted drafts by category: chat 1 -> 0.5; {where}"
+    )
 
 
 @pytest.mark.parametrize(
     ("metric", "lengths", "words"),
     [
         ("acceptance_pos1_frac", (1.67, 1.33), "by category: chat 67% -> 33%"),
-        ("acceptance_length_tokens", (1.67, 1.33), "by category: chat 1.67 -> 1.33; by draft"),
-        ("acceptance_length_tokens", (1.08, 1.02), "by category: chat 1.08 -> 1.02; by draft"),
-        ("acceptance_length_tokens", (1.012, 1.008), "by category: chat 1.012 -> 1.008; by dra"),
+        ("acceptance_length_tokens", (1.67, 1.33), "accepted drafts by category: chat 0.67 -> "),
+        ("acceptance_length_tokens", (1.012, 1.008), "accepted drafts by category: chat 0.012 -> "),
     ],
 )
 def test_a_loss_by_category_has_the_unit_of_its_metric(

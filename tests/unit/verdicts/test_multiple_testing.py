@@ -131,7 +131,7 @@ def test_acceptance_is_lost_if_a_fresh_launch_loses_it_too(
 ) -> None:
     confirmed = confirm(verdict(LENGTH, REGRESSED, -0.2), verdict(LENGTH, second))
     assert confirmed.outcome is outcome
-    assert confirmed.reason == Reason.of(code, first="a first launch had 100")
+    assert confirmed.reason == Reason.of(code, first="a first launch had 99")
 
 
 def test_the_share_of_a_first_launch_is_shown_in_percent() -> None:
