@@ -1,7 +1,8 @@
-"""Do what the plan of a night says: start servers, measure cases on them, and check the cases.
+"""Do what a plan says: start servers, measure cases on them, and check the cases.
 
-This is the only module of a night with side effects. What a step results in is data: a failure of
-a case is an entry of the ledger like a measurement.
+`Executor` has what the steps of a night, a gate and a soak have in common, and `NightExecutor` does
+those of a night. What a step results in is data: a failure of a case is an entry of the ledger like
+a measurement.
 """
 
 import contextlib
@@ -67,34 +68,77 @@ class Settings:
 
 @dataclass(slots=True, kw_only=True)
 class Executor:
-    """Executes the steps of a night on this machine.
+    """Starts servers on this machine, and measures on them.
 
     Attributes:
         root: The root of the repository.
-        run_folder: The folder of the run, which gets the record of the devices' power.
-        provision: Where the engines come from.
         servers: Starts and stops the servers.
         ledger: Gets each request when it ends.
+        measure_arms: Measures arms side by side.
+    """
+
+    root: Path
+    servers: Servers
+    ledger: Ledger
+    measure_arms: MeasureArms = measure
+
+    def stop(self) -> None:
+        """Stop all servers.
+
+        Raises:
+            SpecregError: A server couldn't be stopped; the others are stopped all the same.
+        """
+        self.servers.stop()
+
+    def _measure_arms(
+        self, keys: Sequence[Key], arms: Sequence[Arm], workload: Workload, plan: Plan
+    ) -> Sequence[Measurement]:
+        """Measure arms side by side, and record each request in the ledger when it ends.
+
+        Args:
+            keys: The keys of the arms. A control that isn't a case of the run has none.
+            arms: The arms.
+            workload: The prompts.
+            plan: How they are replayed.
+
+        Raises:
+            ServerDiedError: A server died.
+        """
+        self.ledger.begin(*keys)
+        return self.measure_arms(arms, workload, plan)
+
+    def _handle(self, launch: Launch) -> ServerHandle:
+        """Return the server of a launch, which may not be started."""
+        return self.servers.handle(launch)
+
+
+def hangs(measurement: Measurement) -> bool:
+    """Return whether a measurement is invalid because its server hangs."""
+    return any(reason.code == "HUNG" for reason in measurement.invalid.values())
+
+
+@dataclass(slots=True, kw_only=True)
+class NightExecutor(Executor):
+    """Executes the steps of a night on this machine.
+
+    Attributes:
+        run_folder: The folder of the run, which gets the record of the devices' power.
+        provision: Where the engines come from.
         settings: How the cases are measured.
         timeline: Records how long each phase takes.
         on_begin: Called with the name of a case on a launch before it is measured or checked.
         count: Returns recorders of requests that also count them, given the number of requests in
             flight.
-        measure_arms: Measures cases and their control side by side.
         checks: The correctness checks, by name.
         _control_answers: The answers of controls, which several checks need.
     """
 
-    root: Path
     run_folder: Path
     provision: Provision
-    servers: Servers
-    ledger: Ledger
     settings: Settings
     timeline: Timeline
     on_begin: Callable[[str], None] = lambda _: None
     count: Callable[[int, RecordRound], RecordRound] = lambda _, record: record
-    measure_arms: MeasureArms = measure
     checks: Mapping[str, CorrectnessCheck] = field(default_factory=lambda: CHECKS)
     _control_answers: ControlAnswers = field(default_factory=dict)
 
@@ -231,7 +275,6 @@ class Executor:
         # The key in the ledger has the packages of the engines' environments. In a first run these
         # exist only once the servers have been started, so the entry can't begin any earlier.
         keys = [self.settings.key_of(launch.case, launch.number) for launch in launches]
-        self.ledger.begin(*keys)
 
         # A server and its control are a pair, which has the id of the server's launch.
         pair_ids = [launch.server.id for launch in launches]
@@ -241,14 +284,14 @@ class Executor:
         ):
             plan = self._plan(goals[0], arms[0], watching)
             prompts = load_case_prompts(self.root, first.case)
-            measurements = self.measure_arms(arms, workload_of(first.case, prompts), plan)
+            workload = workload_of(first.case, prompts)
+            measurements = self._measure_arms(keys, arms, workload, plan)
 
         # Stop the servers that hung, and note which of the others are warm.
         for handle, measurement in zip(handles, measurements, strict=True):
-            codes = {reason.code for reason in measurement.invalid.values()}
-            if "HUNG" in codes:
+            if hangs(measurement):
                 handle.stop()
-            elif not codes:
+            elif not measurement.invalid:
                 # A warm-up takes as long as a measurement, and many cases share a control.
                 handle.warm_for.add((first.case.request.dataset, first.case.load))
         control_index = None if control is None else handles.index(control)
@@ -435,10 +478,6 @@ class Executor:
                 self._handle(name).stop()
             elif isinstance(error, ServerDiedError):
                 self._handle(name).stop_if_dead()
-
-    def _handle(self, launch: Launch) -> ServerHandle:
-        """Return the server of a launch, which may not be started."""
-        return self.servers.handle(launch)
 
 
 def _control_arm(case: Case, control: ServerHandle) -> Arm:

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -356,15 +356,19 @@ class Recorded:
     """What ledgers have.
 
     Attributes:
+        begun: the keys of the measurements that were begun, each once.
         measured: the complete measurements.
         checked: the newest line of each check, by the check's key and name. A check that used
             another rule for equal answers is left out, so that it is made again.
         failed: the measurements and checks that failed, in the order in which they did.
+        segments: the segments of a soak, in order.
     """
 
+    begun: Sequence[Key] = ()
     measured: Mapping[Key, Measurement] = field(default_factory=dict)
     checked: Mapping[tuple[Key, str], Checked] = field(default_factory=dict)
     failed: Sequence[Failed] = ()
+    segments: Sequence[Segment] = ()
 
     @property
     def keys(self) -> Sequence[Key]:
@@ -382,6 +386,7 @@ class Ledger:
     Attributes:
         path: the ledger's file.
         recorded: what an interrupted run had measured. It counts only for what has the same key.
+        spent_s: how long all steps of this process took together, in seconds.
         _launches: the launches of this run, in its order.
         _measured: those that measured something, by case, number and arm.
         _failures: those that failed.
@@ -390,6 +395,7 @@ class Ledger:
 
     path: Path
     recorded: Recorded = field(default_factory=Recorded)
+    spent_s: float = 0.0
     _launches: list[ArmLaunch] = field(default_factory=list)
     _measured: dict[tuple[str, int, ArmName], MeasuredLaunch] = field(default_factory=dict)
     _failures: list[FailedLaunch] = field(default_factory=list)
@@ -412,39 +418,49 @@ class Ledger:
         return tuple(self._failures)
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Add what steps of the run result in, each entry when it is there.
+        """Add what a step of the run results in, each entry when it is there.
 
         Raises:
             SpecregError: the ledger can't be written.
         """
+        began_s = time.monotonic()
         for entry in entries:
             if isinstance(entry, FailedLaunch):
                 self._write(entry.line)
             elif isinstance(entry, Checked):
                 self._write(entry)
             self.add(entry)
+        self.spent_s += time.monotonic() - began_s
 
     def add(self, entry: Entry) -> None:
         """Add what the ledger's file has already. A launch takes the place of an earlier one."""
         if isinstance(entry, Checked):
             self._checks[entry.key.case_id, entry.check] = entry
             return
-        self._launches.append(entry)
         if isinstance(entry, FailedLaunch):
             self._failures.append(entry)
+            if not entry.check:
+                self._launches.append(entry)
             return
+        self._launches.append(entry)
         place = (entry.case_id, entry.number, entry.arm)
         repeated = self._measured.pop(place, None)
         if repeated is not None:
             self._launches.remove(repeated)
         self._measured[place] = entry
 
-    def take_over(self, key: Key) -> None:
-        """Add what an interrupted run has measured and checked with a key."""
+    def take_over(self, key: Key, *, fits: Callable[[Checked], bool] = lambda _: True) -> None:
+        """Add what an interrupted run has measured and checked with a key.
+
+        Args:
+            key: the key.
+            fits: returns whether a check is taken over.
+        """
         measurement = self.recorded.measured.get(key)
         if measurement is not None:
             launch = MeasuredLaunch(
                 case_id=key.case_id,
+                arm=key.arm,
                 number=key.launch,
                 measurement=measurement,
                 is_resumed=True,
@@ -452,7 +468,7 @@ class Ledger:
             )
             self.add(launch)
         for (checked_key, _), line in self.recorded.checked.items():
-            if checked_key == key:
+            if checked_key == key and fits(line):
                 self.add(line)
 
     def check(self, case_id: str, check: str) -> Checked | None:
@@ -473,16 +489,14 @@ class Ledger:
         Raises:
             SpecregError: a ledger can't be read.
         """
-        measured: dict[Key, Measurement] = {}
-        checked: dict[tuple[Key, str], Checked] = {}
-        failed: list[Failed] = []
-        for path in paths:
-            if os.path.lexists(path):
-                recorded = read_ledger(path, last=last)
-                measured |= recorded.measured
-                checked |= recorded.checked
-                failed.extend(recorded.failed)
-        self.recorded = Recorded(measured=measured, checked=checked, failed=tuple(failed))
+        ledgers = [read_ledger(path, last=last) for path in paths if os.path.lexists(path)]
+        self.recorded = Recorded(
+            begun=tuple(dict.fromkeys(key for ledger in ledgers for key in ledger.begun)),
+            measured=dict(itertools.chain(*(ledger.measured.items() for ledger in ledgers))),
+            checked=dict(itertools.chain(*(ledger.checked.items() for ledger in ledgers))),
+            failed=tuple(line for ledger in ledgers for line in ledger.failed),
+            segments=tuple(line for ledger in ledgers for line in ledger.segments),
+        )
 
     def hold(self) -> None:
         """Lock the run against other processes, until the ledger is closed or this process ends.
@@ -624,7 +638,8 @@ def read_ledger(
     """
     measured: dict[Key, Measurement] = {}
     checked: dict[tuple[Key, str], Checked] = {}
-    failed: list[Failed] = []
+    further_lines: list[Failed | Segment] = []
+    begun: dict[Key, None] = {}
     # The cases that were launched and not measured yet, by their arms. An unreadable line clears
     # them, so that the lines after it are ignored until the next launch.
     keys: dict[int, Key] = {}
@@ -633,6 +648,7 @@ def read_ledger(
         try:
             if isinstance(line, Launched):
                 keys = dict(enumerate(line.keys))
+                begun |= dict.fromkeys(line.keys)
                 builders = {}
             elif isinstance(line, Replayed) and keys:
                 check_request(line.finished)
@@ -645,8 +661,8 @@ def read_ledger(
                 measured.setdefault(key, measurement)
             elif isinstance(line, Checked):
                 _take_check(checked, line)
-            elif isinstance(line, Failed):
-                failed.append(line)
+            elif isinstance(line, Failed | Segment):
+                further_lines.append(line)
             else:
                 keys = {}
         except Exception as error:
@@ -657,7 +673,13 @@ def read_ledger(
                 raise SpecregError(f"{message}; {_AGAIN}") from error
             # Another version of specreg may have written the case in another form.
             keys = {}
-    return Recorded(measured=measured, checked=checked, failed=tuple(failed))
+    return Recorded(
+        begun=tuple(begun),
+        measured=measured,
+        checked=checked,
+        failed=tuple(line for line in further_lines if isinstance(line, Failed)),
+        segments=tuple(line for line in further_lines if isinstance(line, Segment)),
+    )
 
 
 def _take_check(checked: dict[tuple[Key, str], Checked], line: Checked) -> None:

@@ -6,7 +6,7 @@ again when it is needed again.
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,6 +203,7 @@ class Servers:
     Attributes:
         launcher: Starts each of them.
         logs: The folder of the logs.
+        side_launchers: Starts those of some sides of a gate instead, by side.
         claim: The GPUs that this process shares with other processes of the run; None if no other
             process of the run measures at the same time.
         _handles: The servers that were asked for.
@@ -210,6 +211,7 @@ class Servers:
 
     launcher: ServerLauncher
     logs: Path
+    side_launchers: Mapping[str, ServerLauncher] = field(default_factory=dict)
     claim: GpuClaim | None = None
     _handles: dict[Launch, ServerHandle] = field(default_factory=dict)
 
@@ -222,7 +224,9 @@ class Servers:
         """Return the server of a launch, which starts when first needed; always the same one."""
         if launch not in self._handles:
             self._handles[launch] = ServerHandle(
-                launch=launch, launcher=self.launcher, log_path=self.logs / f"{launch.id}.log"
+                launch=launch,
+                launcher=self.side_launchers.get(launch.side, self.launcher),
+                log_path=self.logs / f"{launch.id}.log",
             )
         return self._handles[launch]
 

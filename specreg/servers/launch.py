@@ -17,15 +17,22 @@ class Launch:
         spec: The server.
         number: The number of the launch, from 1.
         only_for: The id of the only case that may use the server; empty if cases share it.
+        side: The side of a gate that the server belongs to; empty in a run.
     """
 
     spec: ServerSpec
     number: int
     only_for: str = ""
+    side: str = ""
 
     @property
     def id(self) -> str:
-        """The id of the server, or of its only case; the second launch adds `-launch2`."""
+        """The id of the server, or of its only case; the second launch adds `-launch2`.
+
+        The launches of a gate begin with their number and side, such as `001-B-vllm-eagle3-tiny`.
+        """
+        if self.side:
+            return f"{self.number:03}-{self.side}-{self.spec.id}"
         name = self.only_for or self.spec.id
         return name + self.suffix
 

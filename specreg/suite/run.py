@@ -11,7 +11,7 @@ from specreg.correctness.checks import CorrectnessCheck
 from specreg.matrix.case import Case, in_run_order
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Metric
-from specreg.runs.execute import Executor
+from specreg.runs.execute import NightExecutor
 from specreg.runs.goals import CaseLaunch, Night, Stage
 from specreg.runs.ledger import FailedLaunch, Ledger, MeasuredLaunch
 from specreg.runs.plan import failures_of, is_tried, next_step
@@ -90,7 +90,7 @@ class Run:
     ledger: Ledger
     judge: LedgerJudge
     night: Night
-    executor: Executor | None = None
+    executor: NightExecutor | None = None
     shards: MergedShards | None = None
     noted: TestNotes = field(default_factory=TestNotes)
     lines: list[str] = field(default_factory=list)
@@ -250,7 +250,7 @@ class Run:
             SpecregError: A server couldn't be stopped; the others are stopped all the same.
         """
         if self.executor is not None:
-            self.executor.servers.stop()
+            self.executor.stop()
 
     def result(self) -> RunResult:
         """Return the result of the run so far."""

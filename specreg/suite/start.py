@@ -8,7 +8,7 @@ from specreg.core.files import large_file_line
 from specreg.core.timeline import Timeline
 from specreg.report.document import record_document
 from specreg.report.progress import Progress
-from specreg.runs.execute import Executor
+from specreg.runs.execute import NightExecutor
 from specreg.runs.goals import CaseLaunch
 from specreg.runs.ledger import LEDGER, Ledger
 from specreg.servers.gpu_lease import GpuClaim
@@ -79,7 +79,7 @@ def start_run(
         ledger=ledger,
         judge=judge,
         night=night_of(context, selection, judge),
-        executor=Executor(
+        executor=NightExecutor(
             root=context.root,
             run_folder=context.run_folder,
             provision=context.provision,

@@ -16,7 +16,7 @@ from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case, Tier
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS, Metric
-from specreg.runs.execute import Executor
+from specreg.runs.execute import NightExecutor
 from specreg.runs.ledger import LEDGER, Key, Ledger, Recorded
 from specreg.runs.verdicts import Asked
 from specreg.servers.handle import ServerHandle, Servers
@@ -95,7 +95,7 @@ def run(
     *,
     resumed: Recorded | None = None,
     servers: Servers | None = None,
-    **executor: Any,  # noqa: ANN401 - any field of Executor
+    **executor: Any,  # noqa: ANN401 - any field of NightExecutor
 ) -> Run:
     """A run that has started; without a selection it judges everything."""
     chosen = selected or everything(run_context)
@@ -109,7 +109,7 @@ def run(
         ledger=ledger,
         judge=verdicts,
         night=night_of(run_context, chosen, verdicts),
-        executor=Executor(
+        executor=NightExecutor(
             root=run_context.root,
             run_folder=run_context.run_folder,
             provision=run_context.provision,

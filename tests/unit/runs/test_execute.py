@@ -25,7 +25,7 @@ from specreg.engines.server_spec import ServerSpec
 from specreg.matrix.case import Case
 from specreg.measurement.arm import Arm
 from specreg.measurement.measure import Measurement
-from specreg.runs.execute import Executor, Settings
+from specreg.runs.execute import NightExecutor, Settings
 from specreg.runs.goals import CaseGoal, CaseLaunch, Night
 from specreg.runs.ledger import FailedLaunch, Key, Ledger, read_ledger
 from specreg.runs.plan import next_step
@@ -134,7 +134,7 @@ class Machine:
 
     servers: ScriptedServers
     arms: ScriptedArms
-    executor: Executor
+    executor: NightExecutor
 
     @property
     def ledger(self) -> Ledger:
@@ -158,14 +158,14 @@ def machine(
     *,
     failing: Sequence[str] = (),
     key: Callable[[Case, int], Key] = key_of,
-    **fields: Any,  # noqa: ANN401 - any field of Executor
+    **fields: Any,  # noqa: ANN401 - any field of NightExecutor
 ) -> Machine:
     """A machine whose files are in a folder."""
     context = runs.context(folder)
     launcher = ServerLauncher(provision=context.provision, root=context.root, ready_within_s=1.0)
     servers = ScriptedServers(launcher=launcher, logs=folder / "logs", failing=frozenset(failing))
     measuring = arms or ScriptedArms()
-    executor = Executor(
+    executor = NightExecutor(
         root=context.root,
         run_folder=folder,
         provision=context.provision,
