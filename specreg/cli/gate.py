@@ -103,7 +103,7 @@ def gate(options: GateOptions) -> int:
         set_report_aside(options.out)
     running_gate = open_gate(options, tier_of(options.root / options.matrix, options.tier))
     options.show(
-        f"cases: {len(running_gate.pairs)}; servers of each side: {len(running_gate.groups)};"
+        f"cases: {len(running_gate.pairs)}; servers of each side: {len(running_gate.goal.groups)};"
         f" launches of each at most: {running_gate.rules.launches}"
     )
     cut_short_status: int | None = None

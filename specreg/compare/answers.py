@@ -11,14 +11,13 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import msgspec
 
-from specreg.compare.pairs import Pair, Side
+from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError
 from specreg.core.reasons import Reason
@@ -31,16 +30,15 @@ from specreg.engines.wire_format import Transcript
 from specreg.load.token_client import score
 from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.matrix.prompts import load_case_prompts
-from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
-from specreg.runs.ledger import Checked, Key, Ledger
+from specreg.runs.ledger import Checked, FailedLaunch, Ledger, MeasuredLaunch
 from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 
 _MAX_LAUNCHES = 2
 """After the answers of a pair couldn't be compared on this many launches, no further launch is made
 for the answers alone."""
-_ANSWERS = "answers"
+ANSWERS = "answers"
 """The name of the check whose lines have the answers of side A."""
 _MAX_NAMED = 3
 """The most prompts that a message names."""
@@ -53,7 +51,7 @@ _MAX_REASON_CHARACTERS = 20_000
 _Frac = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
-class _SavedVerdict(msgspec.Struct, frozen=True):
+class SavedVerdict(msgspec.Struct, frozen=True):
     """The part of a verdict on answers that differs between verdicts.
 
     Attributes:
@@ -67,164 +65,121 @@ class _SavedVerdict(msgspec.Struct, frozen=True):
     value: _Frac | None = None
     reason: Reason | None = None
 
-
-@dataclass(slots=True, kw_only=True)
-class AnswerComparison:
-    """Compares the answers of a gate's pairs, and records the answers and verdicts in its ledger.
-
-    Attributes:
-        pairs: the pairs that are compared.
-        root: the root of the repository.
-        ledger: the ledger of the gate.
-        key_of: returns the key of a pair's side on the launch with a number.
-        show: is called with a sentence about the progress.
-        _answers: the answers of side A so far, by the id of the pair.
-        _saved: the verdict on the answers of side B so far, by the id of the pair.
-        _failures: why the answers of a pair couldn't be compared, by the id of the pair.
-        _launches: the launches on which a comparison was tried, by the id of the pair.
-    """
-
-    pairs: Sequence[Pair]
-    root: Path
-    ledger: Ledger
-    key_of: Callable[[Pair, Side, int], Key]
-    show: Callable[[str], None]
-    _answers: dict[str, tuple[Transcript, ...]] = field(default_factory=dict)
-    _saved: dict[str, _SavedVerdict] = field(default_factory=dict)
-    _failures: dict[str, Reason] = field(default_factory=dict)
-    _launches: dict[str, set[int]] = field(default_factory=dict)
-
-    def take_over(self) -> None:
-        """Take over the answers and verdicts that the ledger has of an earlier command.
-
-        The ledger may come from another machine. Answers that don't fit a pair are reported and
-        left out, and are then generated again.
-        """
-        recorded = {
-            (msgspec.structs.replace(key, launch=0), check): line
-            for (key, check), line in self.ledger.recorded.checked.items()
-        }
-        for pair in self.pairs:
-            answers = recorded.get((self.key_of(pair, Side.A, 0), _ANSWERS))
-            verdict = recorded.get((self.key_of(pair, Side.B, 0), LOSSLESS))
-            try:
-                if verdict is not None:
-                    self._saved[pair.id] = _checked_verdict(pair, verdict)
-                if answers is not None:
-                    self._answers[pair.id] = _checked_answers(pair, self.root, answers)
-            except msgspec.ValidationError as error:
-                message = f"'{self.ledger.path}': {pair.id}: {error}"
-                self.show(f"{message}; the answers are generated again")
-                self._saved.pop(pair.id, None)
-
-    @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """For each pair the verdict on its answers, or one that says why they weren't compared."""
-        return tuple(self._verdict(pair) for pair in self.pairs)
-
-    def _verdict(self, pair: Pair) -> Verdict:
-        """Return the verdict on the answers of a pair; INVALID if they weren't compared yet."""
-        obstacle = why_not_compared(pair.a, pair.b)
-        if obstacle:
-            return _verdict_on(pair, Outcome.NOT_COMPARABLE, reason=Reason(text=obstacle))
-        saved = self._saved.get(pair.id)
-        if saved is not None:
-            outcome = Outcome(saved.outcome)
-            return _verdict_on(pair, outcome, value=saved.value, reason=saved.reason)
-        not_yet = Reason.of("answers_not_compared")
-        return _verdict_on(pair, Outcome.INVALID, reason=self._failures.get(pair.id, not_yet))
-
-    def wants(self, pairs: Collection[Pair]) -> bool:
-        """Return whether a further launch should try to compare the answers of these pairs."""
-        for pair in pairs:
-            tried_launches = self._launches.get(pair.id, ())
-            is_missing = self._verdict(pair).outcome is Outcome.INVALID
-            if is_missing and len(tried_launches) < _MAX_LAUNCHES:
-                return True
-        return False
-
-    def ask(
-        self,
-        pair: Pair,
-        servers: Mapping[Side, Server],
-        launch: int,
-        measured: Mapping[Side, Measurement],
-    ) -> None:
-        """Generate the answers of the sides whose servers are running, and compare them.
-
-        If both sides were measured at the same time and all of their timed answers were equal,
-        neither has to answer again.
-
-        Args:
-            pair: the case as both sides run it.
-            servers: the running servers.
-            launch: the number of the launch.
-            measured: the measurements of this launch, by side.
-
-        Raises:
-            ServerDiedError: a server died.
-            SpecregError: the answers can't be recorded.
-        """
-        if self._verdict(pair).outcome is not Outcome.INVALID:
-            return
-        self._launches.setdefault(pair.id, set()).add(launch)
-        prompts = load_case_prompts(self.root, pair.a)[: pair.a.request.prompts]
-        if _were_all_equal(measured, prompts):
-            self._save(pair, launch, _SavedVerdict("PASS", value=1.0))
-        side = Side.A
-        try:
-            self._ask_a(pair, servers, launch, prompts)
-            side = Side.B
-            self._compare_b(pair, servers, launch, prompts)
-        except InvalidMeasurementError as error:
-            self._failures[pair.id] = Reason(text=f"side {side}: {error}")
-            # If a server is dead, this is the cause of the failure, and the launch ends.
-            for server in servers.values():
-                server.check_alive()
-
-    def _save(self, pair: Pair, launch: int, verdict: _SavedVerdict) -> None:
-        self._saved[pair.id] = verdict
-        self.ledger.extend([Checked.of(self.key_of(pair, Side.B, launch), LOSSLESS, verdict)])
-
-    def _ask_a(
-        self, pair: Pair, servers: Mapping[Side, Server], launch: int, prompts: Sequence[Prompt]
-    ) -> None:
-        """Generate the answers of side A, if A's server is running and there are none yet."""
-        server = servers.get(Side.A)
-        if server is None or pair.id in self._saved or pair.id in self._answers:
-            return
-        ask = functools.partial(ask_greedy, pair.a, server)
-        turns = ask_each_turn(server.endpoint, pair.a, prompts, ask)
-        answers = tuple(turn.answer for turn in turns)
-        self._answers[pair.id] = answers
-        key = self.key_of(pair, Side.A, launch)
-        self.ledger.extend([Checked.of(key, _ANSWERS, answers=answers)])
-
-    def _compare_b(
-        self, pair: Pair, servers: Mapping[Side, Server], launch: int, prompts: Sequence[Prompt]
-    ) -> None:
-        """Compare the answers of side B with those of A, unless a verdict exists.
-
-        Nothing is done if B's server isn't running or the answers of A are missing.
-        """
-        can_compare = Side.B in servers and pair.id in self._answers
-        if not can_compare or pair.id in self._saved:
-            return
-        self.show(f"{pair.id}: comparing the answers")
-        verdict = compare_answers(pair, servers, prompts, self._answers[pair.id])
+    @classmethod
+    def of(cls, verdict: Verdict) -> Self:
+        """Return what a ledger keeps of a verdict on answers that were compared."""
         outcome: Literal["PASS", "WRONG"] = "PASS"
         if verdict.outcome is Outcome.WRONG:
             outcome = "WRONG"
-        self._save(pair, launch, _SavedVerdict(outcome, value=verdict.value, reason=verdict.reason))
+        return cls(outcome, value=verdict.value, reason=verdict.reason)
 
 
-def _checked_verdict(pair: Pair, line: Checked) -> _SavedVerdict:
-    """Return the verdict of a line on the answers of a pair.
+EQUAL_WHEN_TIMED = SavedVerdict("PASS", value=1.0)
+"""The verdict on answers that were equal when both sides were timed, so nobody is asked again."""
+
+
+def answer_verdict(pair: Pair, ledger: Ledger) -> Verdict:
+    """Return the verdict on the answers of a pair; INVALID if they weren't compared yet."""
+    obstacle = why_not_compared(pair.a, pair.b)
+    if obstacle:
+        return _verdict_on(pair, Outcome.NOT_COMPARABLE, reason=Reason(text=obstacle))
+    line = ledger.check(pair.id, LOSSLESS)
+    if line is not None:
+        saved = msgspec.convert(line.verdict, SavedVerdict)
+        outcome = Outcome(saved.outcome)
+        return _verdict_on(pair, outcome, value=saved.value, reason=saved.reason)
+    failures = failures_to_compare(pair, ledger)
+    not_yet = Reason.of("answers_not_compared")
+    return _verdict_on(pair, Outcome.INVALID, reason=failures[-1].reason if failures else not_yet)
+
+
+def failures_to_compare(pair: Pair, ledger: Ledger) -> Sequence[FailedLaunch]:
+    """Return how comparing the answers of a pair failed, in order."""
+    return [
+        failure
+        for failure in ledger.failures
+        if (failure.case_id, failure.check) == (pair.id, LOSSLESS)
+    ]
+
+
+def wants_answers(pair: Pair, ledger: Ledger) -> bool:
+    """Return whether a further launch should try to compare the answers of a pair."""
+    if answer_verdict(pair, ledger).outcome is not Outcome.INVALID:
+        return False
+    # A launch that was taken over from an interrupted gate tried nothing.
+    arms_by_launch: dict[int, set[str]] = {}
+    for launch in ledger.launches:
+        is_resumed = isinstance(launch, MeasuredLaunch) and launch.is_resumed
+        if launch.case_id == pair.id and not is_resumed:
+            arms_by_launch.setdefault(launch.number, set()).add(launch.arm)
+    tried = [number for number, arms in arms_by_launch.items() if arms >= {*COMPARED}]
+    return len(tried) < _MAX_LAUNCHES
+
+
+def can_ask(pair: Pair, number: int, sides: Collection[Side], ledger: Ledger) -> bool:
+    """Return whether the running servers of a launch have something to answer for a pair.
+
+    Args:
+        pair: the case as both sides run it.
+        number: the number of the launch, on which both the pair was measured.
+        sides: the sides whose servers run.
+        ledger: the ledger of the gate.
+    """
+    if answer_verdict(pair, ledger).outcome is not Outcome.INVALID:
+        return False
+    has_failed = any(
+        failure.number == number and failure.arm in sides
+        for failure in failures_to_compare(pair, ledger)
+    )
+    launches = [ledger.find(pair.id, number, side) for side in sides]
+    if has_failed or any(launch is None or launch.is_resumed for launch in launches):
+        return False
+    if {*sides} >= {*COMPARED}:
+        return True
+    # If the sides run in turn, A answers first, and B's answers are compared with A's.
+    knows_a = ledger.check(pair.id, ANSWERS) is not None
+    return knows_a if Side.B in sides else not knows_a
+
+
+def were_all_equal(pair: Pair, number: int, prompts: Sequence[Prompt], ledger: Ledger) -> bool:
+    """Return whether both sides were timed on a launch, with equal answers to every prompt."""
+    launches = [ledger.find(pair.id, number, side) for side in COMPARED]
+    rounds_of_a, rounds_of_b = (
+        launch.measurement.replay.rounds if launch and launch.measurement.replay else ()
+        for launch in launches
+    )
+    # `were_equal` compares a case with its control, and here side B with side A.
+    timed = Replay(rounds=rounds_of_b, control_rounds=rounds_of_a)
+    return all(were_equal(timed, prompt) for prompt in prompts)
+
+
+def ask_a(pair: Pair, server: Server, prompts: Sequence[Prompt]) -> tuple[Transcript, ...]:
+    """Return the answers that side A generates.
 
     Raises:
-        msgspec.ValidationError: it can't be a verdict on these answers.
+        InvalidMeasurementError: the server doesn't answer in token ids.
+        ServerDiedError: the server died.
     """
-    verdict = msgspec.convert(line.verdict, _SavedVerdict)
+    ask = functools.partial(ask_greedy, pair.a, server)
+    turns = ask_each_turn(server.endpoint, pair.a, prompts, ask)
+    return tuple(turn.answer for turn in turns)
+
+
+def check_saved(pair: Pair, root: Path, line: Checked) -> None:
+    """Check a line about the answers of a pair, which may come from another machine.
+
+    Raises:
+        msgspec.ValidationError: the line doesn't fit the pair.
+    """
+    if line.check == ANSWERS:
+        _check_answers(pair, root, line.answers)
+    else:
+        _check_verdict(pair, line)
+
+
+def _check_verdict(pair: Pair, line: Checked) -> None:
+    """Check that a line can have a verdict on the answers of a pair."""
+    verdict = msgspec.convert(line.verdict, SavedVerdict)
     if why_not_compared(pair.a, pair.b):
         raise msgspec.ValidationError("it has a verdict on answers that can't be compared")
     if verdict.outcome == "PASS" and verdict.value is None:
@@ -232,27 +187,21 @@ def _checked_verdict(pair: Pair, line: Checked) -> _SavedVerdict:
     reason = verdict.reason
     if reason is not None and (reason.shown_code or len(str(reason)) > _MAX_REASON_CHARACTERS):
         raise msgspec.ValidationError("its verdict has an impossible reason")
-    return verdict
 
 
-def _checked_answers(pair: Pair, root: Path, line: Checked) -> tuple[Transcript, ...]:
-    """Return the answers of a line, which side A gave to the prompts of a pair.
-
-    Raises:
-        msgspec.ValidationError: they can't be answers to these prompts.
-    """
+def _check_answers(pair: Pair, root: Path, answers: Sequence[Transcript]) -> None:
+    """Check that side A can have given these answers to the prompts of a pair."""
     case = pair.a
     prompts = load_case_prompts(root, case)[: case.request.prompts]
     turns = sum(turns_of(case, prompt) for prompt in prompts)
-    if len(line.answers) != turns:
-        problem = f"it has {counted(len(line.answers), 'answer')}, needed {turns}"
+    if len(answers) != turns:
+        problem = f"it has {counted(len(answers), 'answer')}, needed {turns}"
         raise msgspec.ValidationError(problem)
     has_later_turns = turns > len(prompts)
-    for answer in line.answers:
+    for answer in answers:
         problems = _answer_problems(case, answer, needs_text=has_later_turns)
         for problem in problems:
             raise msgspec.ValidationError(problem)
-    return line.answers
 
 
 def _answer_problems(case: Case, answer: Transcript, *, needs_text: bool) -> Iterator[str]:
@@ -283,21 +232,6 @@ def _verdict_on(
     return Verdict(
         case_id=pair.id, metric=LOSSLESS, outcome=outcome, value=value, reason=reason, launches=0
     )
-
-
-def _were_all_equal(measured: Mapping[Side, Measurement], prompts: Sequence[Prompt]) -> bool:
-    """Return whether both sides were timed on this launch, with equal answers to every prompt."""
-    measurement_of_a = measured.get(Side.A)
-    measurement_of_b = measured.get(Side.B)
-    if measurement_of_a is None or measurement_of_b is None:
-        return False
-    if measurement_of_a.replay is None or measurement_of_b.replay is None:
-        return False
-    # `were_equal` compares a case with its control, and here side B with side A.
-    timed = Replay(
-        rounds=measurement_of_b.replay.rounds, control_rounds=measurement_of_a.replay.rounds
-    )
-    return all(were_equal(timed, prompt) for prompt in prompts)
 
 
 def why_not_compared(a: Case, b: Case) -> str:

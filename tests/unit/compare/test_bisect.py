@@ -1,14 +1,13 @@
 """A search halves the releases that are left, and looks for what the bad release lost."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Never
 
 import pytest
 
-from specreg.compare.answers import AnswerComparison
 from specreg.compare.bisect import (
     VersionState,
     bisect_versions,
@@ -16,20 +15,21 @@ from specreg.compare.bisect import (
     state_of,
     versions_between,
 )
-from specreg.compare.gate import Gate, SideError, open_gate
+from specreg.compare.execute import SideError
+from specreg.compare.gate import Gate, open_gate
 from specreg.compare.judging import Decision, GateAnswer
 from specreg.compare.options import BisectOptions, GateOptions
-from specreg.compare.pairs import Pair, Side
-from specreg.compare.plan import Step
+from specreg.compare.pairs import Side
+from specreg.compare.plan import GateStep
 from specreg.core.errors import UnsupportedError
 from specreg.correctness.checks import LOSSLESS
 from specreg.matrix.case import Tier
 from specreg.matrix.tier import load_tier
 from specreg.report.document import load_report
-from specreg.runs.ledger import ArmLaunch
+from specreg.runs.ledger import ArmLaunch, Entry
 from specreg.verdicts.verdict import Outcome, Verdict
 from tests.unit import builders
-from tests.unit.builders.gates import failed, launch, scripted_sides
+from tests.unit.builders.gates import failed, launch, scripted, scripted_sides
 
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 [CASE] = [case for case in TIER.cases if case.id == "vllm-eagle3-tiny-toy-c1"]
@@ -99,14 +99,6 @@ LaunchOf = Callable[[str, Side, int], ArmLaunch]
 """Takes a version, a side and the number of a launch, and returns that launch."""
 
 
-class SkippedComparison(AnswerComparison):
-    """A comparison of answers that asks for none."""
-
-    def wants(self, pairs: Collection[Pair]) -> bool:
-        del pairs
-        return False
-
-
 @dataclass(slots=True)
 class ScriptedReleases:
     """Releases of the scripted server, whose launches a function makes.
@@ -124,22 +116,15 @@ class ScriptedReleases:
     def open_gate(self, options: GateOptions, tier: Tier) -> Gate:
         """Open the gate of a search, on the scripted server in place of the releases."""
         gate = open_gate(dataclasses.replace(options, **scripted_sides(self.folder)), tier)
-        answers = SkippedComparison(
-            pairs=gate.pairs,
-            root=options.root,
-            ledger=gate.ledger,
-            key_of=gate.key_of,
-            show=options.show,
-        )
-        return dataclasses.replace(gate, options=options, answers=answers, launcher=self.launch)
+        return scripted(dataclasses.replace(gate, options=options), self.launch)
 
-    def launch(self, gate: Gate, step: Step) -> None:
-        """Add the launches of some sides to a gate."""
+    def launch(self, gate: Gate, step: GateStep) -> Iterator[Entry]:
+        """Make the launches of some sides."""
         version = gate.options.b.removeprefix("vllm==")
         self.launched.append((version, step.number))
         for side in step.sides:
             launch_of_side = self.launch_of(version, side, step.number)
-            gate.ledger.add(dataclasses.replace(launch_of_side, case_id=gate.pairs[0].id))
+            yield dataclasses.replace(launch_of_side, case_id=step.pair.id)
 
 
 def test_each_loss_is_traced_to_its_own_version(options: BisectOptions, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
@@ -18,14 +18,14 @@ from specreg.compare.gate import Gate, open_gate
 from specreg.compare.judging import GateAnswer
 from specreg.compare.options import MOST_WORTH_ASKING, GateOptions
 from specreg.compare.pairs import COMPARED, CONTROL, Side
-from specreg.compare.plan import Step
+from specreg.compare.plan import GateStep
 from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_report
-from specreg.runs.ledger import FailedLaunch, MeasuredLaunch
+from specreg.runs.ledger import Entry, Failed, FailedLaunch, Key, MeasuredLaunch, Segment
 from tests.doubles.vllm import __version__ as scripted_version
 from tests.unit import builders
-from tests.unit.builders.gates import failed, launch, launches, scripted_sides
+from tests.unit.builders.gates import failed, launch, launches, scripted, scripted_sides
 
 MATRIX = builders.ROOT / "fixtures/matrix"
 CASE = "vllm-eagle3-tiny-toy-c1"
@@ -131,7 +131,7 @@ def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> No
     """Writes what a launch measured of the first pair, as a gate does."""
     pair = gate.pairs[0]
     measurement = launch(side, number, pair=pair, version=version).measurement
-    gate.ledger.begin(gate.key_of(pair, side, number))
+    gate.ledger.begin(gate.executor.key_of(pair, side, number))
     gate.ledger.end(measurement)
     gate.ledger.close()
 
@@ -164,6 +164,32 @@ def test_what_another_gate_left_is_not_continued(here: GateOptions) -> None:
         opened(dataclasses.replace(here, resume=True, prompts=4))
     with pytest.raises(UnsupportedError, match="is of another gate"):
         opened(dataclasses.replace(here, resume=True, least_s=1.0))
+
+
+SEGMENT = Segment(number=1, at_s=1.0, lasted_s=1.0, requests=4)
+OF_A_RUN = Failed(case_id=CASE, launch=1, text="it died")
+
+
+@pytest.mark.parametrize(
+    ("line", "owner"), [(SEGMENT, "a soak"), (OF_A_RUN, "a run")], ids=["soak", "run"]
+)
+def test_the_folder_of_a_soak_or_of_a_run_is_not_continued_as_a_gate(
+    here: GateOptions, line: Segment | Failed, owner: str
+) -> None:
+    assert here.out is not None
+    here.out.mkdir()
+    path = here.out / "ledger.jsonl"
+    path.write_bytes(msgspec.json.encode(line) + b"\n")
+    with pytest.raises(UnsupportedError, match=f"ledger.jsonl': is of {owner}, needed that of"):
+        opened(dataclasses.replace(here, resume=True))
+
+
+def test_a_measurement_that_another_gate_had_only_begun_is_not_continued(here: GateOptions) -> None:
+    gate = opened(here)
+    key: Key = gate.executor.key_of(gate.pairs[0], Side.A, 1)
+    gate.ledger.begin(msgspec.structs.replace(key, engine="another engine"))
+    with pytest.raises(UnsupportedError, match="is of another gate"):
+        opened(dataclasses.replace(here, resume=True))
 
 
 def planted_link(path: Path) -> None:
@@ -227,7 +253,7 @@ def test_a_gate_goes_on_with_what_is_left(here: GateOptions) -> None:
     gate = opened(dataclasses.replace(short, resume=True))
     gate.measure()
     gate.ledger.close()
-    assert gate.finished
+    assert gate.is_finished
     again = opened(dataclasses.replace(short, resume=True))
     for each_gate in (gate, again):
         launched = [(launch.arm, launch.number) for launch in each_gate.ledger.launches]
@@ -250,14 +276,12 @@ def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> N
     assert places == [(pair.id, side) for pair in gate.pairs for side in COMPARED]
 
 
-def slower(gate: Gate, step: Step, moved_frac: float = 0.0) -> None:
+def slower(gate: Gate, step: GateStep, moved_frac: float = 0.0) -> Iterator[Entry]:
     """A launch on which B is slower, and A2 as the machine moved."""
-    [pair] = step.group
+    del gate
     both = CONTROL if Side.A1 in step.sides else COMPARED
-    every = launches(-0.1 if both is COMPARED else moved_frac, sides=both, pair=pair)
-    for side_launch in every:
-        if side_launch.number == step.number:
-            gate.ledger.add(side_launch)
+    every = launches(-0.1 if both is COMPARED else moved_frac, sides=both, pair=step.pair)
+    yield from (side_launch for side_launch in every if side_launch.number == step.number)
 
 
 @pytest.mark.parametrize("has_time", [True, False], ids=["time", "no time"])
@@ -265,10 +289,10 @@ def test_after_a_loss_side_a_is_measured_against_itself_if_time_is_left(
     here: GateOptions, *, has_time: bool
 ) -> None:
     """A launch of A1 and A2 is enough for the loss to stand; without time there is one launch."""
-    gate = opened(dataclasses.replace(here, launches=8, minutes=20.0 if has_time else 0.0))
-    gate.launcher = slower
+    options = dataclasses.replace(here, launches=8, minutes=20.0 if has_time else 0.0)
+    gate = scripted(opened(options), slower)
     answer = gate.measure().answer
-    assert (answer, gate.finished) == (
+    assert (answer, gate.is_finished) == (
         GateAnswer.DONT if has_time else GateAnswer.UNDECIDED,
         has_time,
     )
@@ -283,15 +307,16 @@ def test_after_a_loss_side_a_is_measured_against_itself_if_time_is_left(
 def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(here: GateOptions) -> None:
     """The machine moved, so the second look launches the control again."""
 
-    def failing_once(gate: Gate, step: Step) -> None:
+    def failing_once(gate: Gate, step: GateStep) -> Iterator[Entry]:
         was_tried = any(launch.arm == Side.A2 for launch in gate.ledger.launches)
         if Side.A2 in step.sides and not was_tried:
-            gate.ledger.add(failed(Side.A2, step.number, pair=step.group[0]))
+            yield failed(Side.A2, step.number, pair=step.pair)
         else:
-            slower(gate, step, moved_frac=-0.1)
+            yield from slower(gate, step, moved_frac=-0.1)
 
-    gate = opened(dataclasses.replace(here, launches=8, minutes=20.0, together=True))
-    gate.launcher = failing_once
+    options = dataclasses.replace(here, launches=8, minutes=20.0, together=True)
+    gate = scripted(opened(options), failing_once)
+    gate = gate.until(lambda *_: False, goes_on_until_done=True)
     gate.measure()
     first = [
         launch for launch in gate.ledger.launches if (launch.arm, launch.number) == (Side.A2, 1)
@@ -329,7 +354,8 @@ def test_the_document_names_the_version_of_each_engine_of_a_side(here: GateOptio
         a=dataclasses.replace(pair.a, server=server),
         b=dataclasses.replace(pair.b, server=server),
     )
-    gate.groups = ((pair,), (other_pair,))
+    goal = dataclasses.replace(gate.goal, groups=((pair,), (other_pair,)))
+    gate = dataclasses.replace(gate, goal=goal)
     for side in COMPARED:
         gate.ledger.add(launch(side, 1, pair=pair, version="0.32.0"))
         gate.ledger.add(launch(side, 1, pair=other_pair, version="2.70.0"))
@@ -420,10 +446,9 @@ def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
         f"about 4 launches of each side would decide: type the same command with {resume_options};"
     )
     assert report.hints[0].startswith(needed)
-    gate.options = dataclasses.replace(gate.options, launches=1)
-    assert (
-        "the same command with --launches 4;" in record_gate(gate, command="").hints[0]
-    )  # of a bisect
+    one_launch = dataclasses.replace(gate.options, launches=1)
+    bisecting = dataclasses.replace(gate, options=one_launch)
+    assert "the same command with --launches 4;" in record_gate(bisecting, command="").hints[0]
     [case] = report.cases
     assert case.expected is not None
     assert case.expected.values["throughput_tokens_per_s"] == pytest.approx(100.0)

@@ -5,30 +5,40 @@ from pathlib import Path
 
 import pytest
 
-from specreg.compare.judging import Rules, decide
-from specreg.compare.pairs import COMPARED, CONTROL, Side
-from specreg.compare.plan import Goal, Step, next_step, slots_of
-from specreg.runs.ledger import ArmLaunch, Ledger
-from tests.unit.builders.gates import PAIR, failed, launch, launches
+from specreg.compare.judging import Rules
+from specreg.compare.pairs import COMPARED, CONTROL, Pair, Side
+from specreg.compare.plan import GateGoal, GateStep, final_rules, is_finished, next_step, slots_of
+from specreg.correctness.checks import LOSSLESS
+from specreg.runs.ledger import Checked, Entry, Ledger, MeasuredLaunch
+from tests.unit import builders
+from tests.unit.builders.gates import PAIR, equal_answers, failed, key_of, launch, launches
 
 RULES = Rules(launches=4, figures=3)
 
 
-def step_after(*made: ArmLaunch, together: bool = True, rules: Rules = RULES) -> Step | None:
-    """The next step of a gate of one pair that has made these launches."""
+EQUAL = equal_answers(PAIR)
+
+
+def gate_of(*pairs: Pair, together: bool = True, rules: Rules = RULES) -> GateGoal:
+    """A gate whose pairs share their servers."""
+    return GateGoal(groups=[pairs], rules=rules, together=together)
+
+
+def ledger_of(*made: Entry) -> Ledger:
+    """The ledger of a gate that has made these launches."""
     ledger = Ledger(Path("unused"))
-    for made_launch in made:
-        ledger.add(made_launch)
-    goal = Goal(
-        groups=[(PAIR,)],
-        rules=rules,
-        together=together,
-        decide=lambda some: decide([PAIR], some, rules),
-    )
-    return next_step(ledger, goal)
+    for entry in made:
+        ledger.add(entry)
+    return ledger
 
 
-def resumed(side: Side, number: int) -> ArmLaunch:
+def step_after(*made: Entry, together: bool = True, rules: Rules = RULES) -> GateStep | None:
+    """The next step of a gate of one pair, whose answers are equal."""
+    ledger = ledger_of(EQUAL, *made)
+    return next_step(ledger, gate_of(PAIR, together=together, rules=rules))
+
+
+def resumed(side: Side, number: int) -> MeasuredLaunch:
     """A launch that an interrupted gate had measured."""
     return dataclasses.replace(launch(side, number), is_resumed=True)
 
@@ -49,28 +59,28 @@ def test_the_sides_take_turns_at_being_first(
 
 
 def test_a_gate_begins_with_both_sides() -> None:
-    assert step_after() == Step((PAIR,), 1, (Side.A, Side.B))
-    assert step_after(together=False) == Step((PAIR,), 1, (Side.A,))
+    assert step_after() == GateStep((PAIR,), 1, (Side.A, Side.B))
+    assert step_after(together=False) == GateStep((PAIR,), 1, (Side.A,))
 
 
 def test_the_other_side_follows_in_turn() -> None:
-    assert step_after(launch(Side.A, 1), together=False) == Step((PAIR,), 1, (Side.B,))
+    assert step_after(launch(Side.A, 1), together=False) == GateStep((PAIR,), 1, (Side.B,))
 
 
 def test_a_side_that_failed_is_not_launched_again_at_once() -> None:
     step = step_after(failed(Side.A, 1), together=False)
-    assert step == Step((PAIR,), 1, (Side.B,))
-    assert step_after(failed(Side.A, 1)) == Step((PAIR,), 2, (Side.B, Side.A))
+    assert step == GateStep((PAIR,), 1, (Side.B,))
+    assert step_after(failed(Side.A, 1)) == GateStep((PAIR,), 2, (Side.B, Side.A))
 
 
 def test_a_side_that_was_measured_alone_at_another_hour_is_measured_again() -> None:
-    assert step_after(resumed(Side.A, 1), together=False) == Step((PAIR,), 1, (Side.A,))
-    assert step_after(resumed(Side.B, 1)) == Step((PAIR,), 1, (Side.A, Side.B))
+    assert step_after(resumed(Side.A, 1), together=False) == GateStep((PAIR,), 1, (Side.A,))
+    assert step_after(resumed(Side.B, 1)) == GateStep((PAIR,), 1, (Side.A, Side.B))
 
 
 def test_what_both_sides_had_measured_is_taken_over() -> None:
     made = [resumed(side, number) for number in (1, 2) for side in COMPARED]
-    assert step_after(*made) == Step((PAIR,), 3, (Side.A, Side.B))
+    assert step_after(*made) == GateStep((PAIR,), 3, (Side.A, Side.B))
 
 
 def test_after_the_last_launch_nothing_follows() -> None:
@@ -80,13 +90,106 @@ def test_after_the_last_launch_nothing_follows() -> None:
 def test_a_loss_is_checked_by_side_a_beside_itself_and_a_failed_check_at_the_next_look() -> None:
     rules = Rules(launches=8, figures=3)
     slow = launches(-0.1, count=4)
-    assert step_after(*slow, rules=rules) == Step((PAIR,), 1, (Side.A1, Side.A2))
+    assert step_after(*slow, rules=rules) == GateStep((PAIR,), 1, (Side.A1, Side.A2))
 
     failing = failed(Side.A2, 1)
-    assert step_after(*slow, failing, rules=rules) == Step((PAIR,), 2, (Side.A2, Side.A1))
+    assert step_after(*slow, failing, rules=rules) == GateStep((PAIR,), 2, (Side.A2, Side.A1))
 
     later = [made for made in launches(-0.1, count=8) if made.number > 4]
-    assert step_after(*slow, failing, *later, rules=rules) == Step((PAIR,), 1, (Side.A1, Side.A2))
+    assert step_after(*slow, failing, *later, rules=rules) == GateStep(
+        (PAIR,), 1, (Side.A1, Side.A2)
+    )
+
+
+def test_a_side_of_another_hour_is_not_compared_with_one_of_now() -> None:
+    made = (resumed(Side.B, 1), launch(Side.A, 1))
+    assert step_after(*made, together=False) == GateStep((PAIR,), 1, (Side.B,))
+
+
+def test_pairs_that_share_servers_are_measured_on_one_launch() -> None:
+    other = builders.with_concurrency(4)
+    second = Pair(a=other, b=other)
+    goal = gate_of(PAIR, second)
+    equal = (EQUAL, equal_answers(second))
+    first_launches = [launch(side, 1) for side in COMPARED]
+
+    assert next_step(ledger_of(*equal), goal) == GateStep((PAIR, second), 1, COMPARED)
+    after_first = next_step(ledger_of(*equal, *first_launches), goal)
+    assert after_first == GateStep((second,), 1, COMPARED)
+    dead = [failed(Side.B, 1, pair=pair) for pair in (PAIR, second)]
+    assert next_step(ledger_of(*equal, *dead), goal) == GateStep((PAIR, second), 2, COMPARED[::-1])
+
+
+def not_compared(side: Side, number: int) -> Entry:
+    """A launch on which the answers of a side couldn't be had."""
+    return dataclasses.replace(failed(side, number), check=LOSSLESS)
+
+
+def answers_of_a(number: int) -> Checked:
+    """The answers of side A, which a launch generated."""
+    return Checked.of(key_of(PAIR, Side.A, number), "answers")
+
+
+ASK_BOTH = GateStep((PAIR,), 1, COMPARED, LOSSLESS)
+
+
+@pytest.mark.parametrize(
+    ("made", "together", "step"),
+    [
+        pytest.param([], True, ASK_BOTH, id="not yet"),
+        pytest.param([answers_of_a(1)], True, ASK_BOTH, id="A before"),
+        pytest.param([EQUAL], True, GateStep((PAIR,), 2, COMPARED[::-1]), id="compared"),
+        pytest.param(
+            [not_compared(Side.A, 1)], True, GateStep((PAIR,), 2, COMPARED[::-1]), id="failed"
+        ),
+        pytest.param([], False, GateStep((PAIR,), 2, (Side.B,)), id="B, and A unknown"),
+        pytest.param(
+            [answers_of_a(1)], False, GateStep((PAIR,), 1, (Side.B,), LOSSLESS), id="B after A"
+        ),
+    ],
+)
+def test_answers_are_compared_on_the_servers_that_were_measured(
+    made: list[Entry], step: GateStep, *, together: bool
+) -> None:
+    ledger = ledger_of(*made, *(launch(side, 1) for side in COMPARED))
+    assert next_step(ledger, gate_of(PAIR, together=together)) == step
+
+
+def test_side_a_answers_first_if_the_sides_run_in_turn() -> None:
+    ledger = ledger_of(launch(Side.A, 1))
+    goal = gate_of(PAIR, together=False)
+    assert next_step(ledger, goal) == GateStep((PAIR,), 1, (Side.A,), LOSSLESS)
+    ledger.add(answers_of_a(1))
+    assert next_step(ledger, goal) == GateStep((PAIR,), 1, (Side.B,))
+
+
+def test_answers_are_not_asked_for_on_servers_that_an_earlier_command_had() -> None:
+    ledger = ledger_of(*(resumed(side, 1) for side in COMPARED))
+    assert next_step(ledger, gate_of(PAIR)) == GateStep((PAIR,), 2, COMPARED[::-1])
+
+
+def test_without_time_for_another_launch_what_there_is_is_judged_as_the_last_look() -> None:
+    made = [dataclasses.replace(launch(side, 1), lasted_s=40.0) for side in COMPARED]
+    goal = dataclasses.replace(gate_of(PAIR), within_s=150.0)
+    ledger = ledger_of(EQUAL, *made)
+
+    ledger.spent_s = 70.0
+    assert next_step(ledger, goal) == GateStep((PAIR,), 2, COMPARED[::-1])
+    assert final_rules(ledger, goal) == RULES
+
+    ledger.spent_s = 71.0
+    assert next_step(ledger, goal) is None
+    assert not is_finished(ledger, goal)
+    assert final_rules(ledger, goal) == dataclasses.replace(RULES, launches=1)
+
+
+def test_a_launch_that_has_begun_is_ended_whatever_the_time() -> None:
+    other = builders.with_concurrency(4)
+    second = Pair(a=other, b=other)
+    ledger = ledger_of(EQUAL, equal_answers(second), *(launch(side, 1) for side in COMPARED))
+    ledger.spent_s = 99.0
+    goal = dataclasses.replace(gate_of(PAIR, second), within_s=1.0)
+    assert next_step(ledger, goal) == GateStep((second,), 1, COMPARED)
 
 
 def test_a_gate_that_is_asked_again_gives_the_same_answer() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from specreg.compare.answers import AnswerComparison
+from specreg.compare.answers import ask_a, compare_answers, were_all_equal
 from specreg.compare.pairs import Pair, Side
 from specreg.correctness.checks import RunningCase, check_answers
 from specreg.matrix.case import Case
@@ -21,12 +21,11 @@ from specreg.measurement.measure import (
     measure,
     workload_of,
 )
-from specreg.runs.ledger import LEDGER, Ledger
+from specreg.runs.ledger import LEDGER, Ledger, MeasuredLaunch
 from specreg.servers.server import StartedServer
 from specreg.verdicts.verdict import Outcome
 from tests.doubles.vllm.script import Script
 from tests.unit import builders
-from tests.unit.builders.ledgers import key_of
 from tests.unit.builders.started_servers import start
 
 THINKING = Script(thought_tokens=20)
@@ -94,13 +93,12 @@ def test_a_thought_that_differs_between_the_sides_of_a_gate_is_wrong(
     sides = {Side.A: servers["same"], Side.B: servers[name]}
     arms = [Arm(case=alone, server=server) for server in sides.values()]
     measurement = measure(arms, workload_of(alone, PROMPTS), PLAN)
-    comparison = AnswerComparison(
-        pairs=[pair],
-        root=builders.ROOT,
-        ledger=Ledger(tmp_path / LEDGER),
-        key_of=lambda pair, *_: key_of(pair.a),
-        show=lambda _: None,
-    )
-    comparison.ask(pair, sides, 1, dict(zip(sides, measurement, strict=True)))
-    (verdict,) = comparison.verdicts
+    measurement_of_a, measurement_of_b = measurement
+    ledger = Ledger(tmp_path / LEDGER)
+    for side, measured_side in ((Side.A, measurement_of_a), (Side.B, measurement_of_b)):
+        ledger.add(MeasuredLaunch(case_id=pair.id, arm=side, number=1, measurement=measured_side))
+    were_equal = were_all_equal(pair, 1, PROMPTS, ledger)
+    assert were_equal == (outcome is Outcome.PASS)
+    answers_of_a = ask_a(pair, sides[Side.A], PROMPTS)
+    verdict = compare_answers(pair, sides, PROMPTS, answers_of_a)
     assert verdict.outcome is outcome, verdict.reason
