@@ -18,7 +18,7 @@ from specreg.compare.bisect import find_change
 from specreg.compare.document import record_gate, set_report_aside
 from specreg.compare.gate import open_gate
 from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, show_status
-from specreg.compare.soak import LAST_LEVEL, open_soak, view_of_soak
+from specreg.compare.soak import open_soak, view_of_soak
 from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.files import cause_of, real_path, remedy_of
@@ -169,8 +169,8 @@ def soak(options: SoakOptions) -> int:
             running_soak.run()
     finally:
         # What was measured is shown even if the soak was cut short.
-        if running_soak.segments:
-            verdicts = running_soak.look(LAST_LEVEL)
+        if running_soak.ledger.segments:
+            verdicts = running_soak.conclude()
             screen = screen_here()
             view = view_of_soak(running_soak, verdicts, screen)
             say(render_view(view, screen), styled=screen.color)

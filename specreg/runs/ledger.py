@@ -325,7 +325,7 @@ class FailedLaunch:
 
 
 ArmLaunch = MeasuredLaunch | FailedLaunch
-Entry = MeasuredLaunch | FailedLaunch | Checked
+Entry = MeasuredLaunch | FailedLaunch | Checked | Segment
 """What a step of a run results in."""
 
 LEDGER = "ledger.jsonl"
@@ -391,6 +391,7 @@ class Ledger:
         _measured: those that measured something, by case, number and arm.
         _failures: those that failed.
         _checks: the checks of this run, by case and check.
+        _segments: the segments of a soak, in order.
     """
 
     path: Path
@@ -400,6 +401,7 @@ class Ledger:
     _measured: dict[tuple[str, int, ArmName], MeasuredLaunch] = field(default_factory=dict)
     _failures: list[FailedLaunch] = field(default_factory=list)
     _checks: dict[tuple[str, str], Checked] = field(default_factory=dict)
+    _segments: list[Segment] = field(default_factory=list)
     _lock: filelock.BaseFileLock | None = None
 
     @property
@@ -417,6 +419,11 @@ class Ledger:
         """The measurements and checks that failed, in the order of the run."""
         return tuple(self._failures)
 
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of a soak, in order."""
+        return tuple(self._segments)
+
     def extend(self, entries: Iterable[Entry]) -> None:
         """Add what a step of the run results in, each entry when it is there.
 
@@ -427,7 +434,7 @@ class Ledger:
         for entry in entries:
             if isinstance(entry, FailedLaunch):
                 self._write(entry.line)
-            elif isinstance(entry, Checked):
+            elif isinstance(entry, Checked | Segment):
                 self._write(entry)
             self.add(entry)
         self.spent_s += time.monotonic() - began_s
@@ -436,6 +443,9 @@ class Ledger:
         """Add what the ledger's file has already. A launch takes the place of an earlier one."""
         if isinstance(entry, Checked):
             self._checks[entry.key.case_id, entry.check] = entry
+            return
+        if isinstance(entry, Segment):
+            self._segments.append(entry)
             return
         if isinstance(entry, FailedLaunch):
             self._failures.append(entry)
@@ -575,14 +585,6 @@ class Ledger:
             invalid=dict(measurement.invalid),
         )
         self._write(measured)
-
-    def note_segment(self, segment: Segment) -> None:
-        """Record a segment of a soak.
-
-        Raises:
-            SpecregError: the ledger can't be written.
-        """
-        self._write(segment)
 
     def take(self, part: Path) -> None:
         """Append the lines of another ledger, if it exists.

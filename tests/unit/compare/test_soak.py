@@ -1,8 +1,7 @@
 """A soak: what is said of segments whose drift is known."""
 
-import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,15 +17,19 @@ from specreg.compare.drift import (
     times_to_find,
 )
 from specreg.compare.options import SoakOptions
-from specreg.compare.soak import (
-    EARLY_LEVEL,
+from specreg.compare.soak import Soak, open_soak, view_of_soak
+from specreg.compare.steadiness import (
     LAST_LEVEL,
     LEVEL,
-    LOOKS,
     Sensitivity,
-    Soak,
-    open_soak,
-    view_of_soak,
+    SoakGoal,
+    forecast,
+    judge_segments,
+    last_news_of,
+    news_of,
+    next_segment,
+    passed_s,
+    verdicts_of,
 )
 from specreg.core.errors import UnsupportedError
 from specreg.matrix.case import Case
@@ -40,6 +43,7 @@ from tests.unit import builders
 TIER = load_tier(builders.ROOT / "fixtures/matrix", "cpu")
 BLOCKS = 100
 LENGTH_S = 3600.0
+CASE_ID = "vllm-eagle3-tiny-toy-c1"
 SOAKS = 1000
 
 Values = NDArray[np.float64]
@@ -66,18 +70,15 @@ def drift(
     values: Values, name: str = "acceptance_length_tokens", *, tolerance_frac: float = 0.05
 ) -> Verdict:
     """The drift of an hour with such values, of which 5 % are fine."""
-    soak = soak_of(tolerance_frac=tolerance_frac)
-    soak.segments = segments_of(values, values)
-    return {verdict.metric: verdict for verdict in soak.look(0.03)}[name]
+    verdicts = judge_segments(segments_of(values, values), goal(tolerance_frac), 0.03)
+    return {verdict.metric: verdict for verdict in verdicts}[name]
 
 
-def soak_of(
-    case: Case = builders.CASE, *, tolerance_frac: float | None = None, needs_gpus: int = 0
-) -> Soak:
-    """A soak of an hour that has no segment yet."""
-    options = SoakOptions(minutes=LENGTH_S / 60, tolerance_frac=tolerance_frac, show=lambda _: None)
-    tier = dataclasses.replace(TIER, needs_gpus=needs_gpus)
-    return Soak(options=options, tier=tier, case=case, ledger=Ledger(Path(LEDGER)))
+def goal(
+    tolerance_frac: float | None = None, case: Case = builders.CASE, *, on_gpu: bool = False
+) -> SoakGoal:
+    """What a soak of an hour wants to know."""
+    return SoakGoal(case=case, on_gpu=on_gpu, minutes=LENGTH_S / 60, tolerance_frac=tolerance_frac)
 
 
 def fallen(by_frac: float, segments: int = BLOCKS) -> Values:
@@ -115,21 +116,15 @@ def test_a_steady_server_raises_no_more_alarms_than_the_level_allows(
 ) -> None:
     """Whatever the noise, at all looks and figures together, with nothing for a tolerance."""
     rng = np.random.default_rng(20261122)
-    alarms = sum(bool(soaked(100 + noise(rng), 100 + noise(rng)).alarms) for _ in range(SOAKS))
+    alarms = sum(bool(alarms_of(100 + noise(rng), 100 + noise(rng))) for _ in range(SOAKS))
     # Of 1,000 soaks at 1 % each more than 20 are as rare as one time in a thousand.
     assert alarms <= 2 * LEVEL * SOAKS, alarms
 
 
-def soaked(lengths: Values, steps_ms: Values) -> Soak:
-    """A soak of such segments, looked at as often as a real one."""
-    soak = soak_of(tolerance_frac=0.0)
-    segments = segments_of(lengths, steps_ms)
-    for frac in LOOKS:
-        soak.segments = [segment for segment in segments if segment.at_s < frac * LENGTH_S]
-        soak.look(EARLY_LEVEL)
-    soak.segments = segments
-    soak.look(LAST_LEVEL)
-    return soak
+def alarms_of(lengths: Values, steps_ms: Values) -> list[str]:
+    """The figures that raised an alarm in a soak of such segments."""
+    verdicts = verdicts_of(segments_of(lengths, steps_ms), goal(0.0))
+    return [verdict.metric for verdict in verdicts if verdict.outcome is Outcome.REGRESSED]
 
 
 def test_a_fall_is_seen_with_its_slope_and_at_an_early_look() -> None:
@@ -148,8 +143,7 @@ def test_a_fall_is_seen_with_its_slope_and_at_an_early_look() -> None:
     )
     assert low <= change <= high < 0
     assert f"worse by {0.3 / first:.1%} in an hour" in verdict.explanation
-    soak = soaked(fallen(0.3), np.ones(BLOCKS))
-    assert list(soak.alarms) == ["acceptance_length_tokens"]
+    assert alarms_of(fallen(0.3), np.ones(BLOCKS)) == ["acceptance_length_tokens"]
 
 
 RNG = np.random.default_rng(1)
@@ -269,14 +263,13 @@ def test_ten_minutes_find_a_drift_of_a_third_in_an_hour() -> None:
 
 def test_a_soak_says_beforehand_what_it_can_find() -> None:
     rng = np.random.default_rng(2)
-    soak = soak_of(tolerance_frac=0.05)
     values = 3 + rng.normal(scale=0.03, size=20)
-    soak.segments = segments_of(values, np.full(20, 2.0))
-    soak.segments = [
+    segments = [
         msgspec.structs.replace(segment, at_s=segment.at_s / 3, lasted_s=segment.lasted_s / 3)
-        for segment in soak.segments
+        for segment in segments_of(values, np.full(20, 2.0))
     ]
-    [acceptance, *steady] = soak.forecast()
+    assert list(news_of(segments, goal(0.05))) == list(forecast(segments, goal(0.05)))
+    [acceptance, *steady] = forecast(segments, goal(0.05))
     assert acceptance == (
         "acceptance_length_tokens: a soak of 60 min finds a drift of 5.1% in an hour, and one of"
         " about 61 min finds 5.0%"
@@ -304,11 +297,10 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     case = builders.with_judging(
         builders.CASE, tolerances=(("acceptance_length_tokens", 0.01), ("tpot_p50_ms", 0.5))
     )
-    tolerances = [
-        verdict.comparison.tolerance_frac for verdict in soak_of(case, needs_gpus=1).look(LEVEL)
-    ]
+    verdicts = judge_segments([], goal(case=case, on_gpu=True), LEVEL)
+    tolerances = [verdict.comparison.tolerance_frac for verdict in verdicts]
     assert tolerances == [0.01, 0.5, 0.05, 0.05]
-    loose = soak_of(case, needs_gpus=1, tolerance_frac=0.2).look(LEVEL)
+    loose = judge_segments([], goal(0.2, case, on_gpu=True), LEVEL)
     assert {verdict.comparison.tolerance_frac for verdict in loose} == {0.2}
 
 
@@ -322,26 +314,58 @@ def test_the_tolerance_is_that_of_the_case_and_a_twentieth_of_memory() -> None:
     ids=["all", "no speed", "no speculation"],
 )
 def test_a_figure_without_meaning_is_not_judged(case: Case, metrics_left: set[str]) -> None:
-    assert {verdict.metric for verdict in soak_of(case).look(LEVEL)} == metrics_left
+    assert {figure.name for figure in goal(case=case).figures} == metrics_left
 
 
 def test_an_alarm_stays_whatever_comes_after_it() -> None:
     """A server that is itself again at the end has lost something all the same."""
     lengths = np.concatenate([fallen(0.8, 60), np.full(40, 3.0)])
-    soak = soaked(lengths, np.ones(BLOCKS))
-    outcomes = {verdict.metric: verdict.outcome for verdict in soak.look(LAST_LEVEL)}
-    assert outcomes["acceptance_length_tokens"] is Outcome.REGRESSED
-    assert outcomes["step_ms"] is not Outcome.REGRESSED
+    assert alarms_of(lengths, np.ones(BLOCKS)) == ["acceptance_length_tokens"]
+
+
+def test_an_alarm_is_said_once_when_it_is_first_raised() -> None:
+    segments = segments_of(fallen(0.3), np.ones(BLOCKS))
+    counts = range(1, BLOCKS + 1)
+    news = {count: list(news_of(segments[:count], goal(0.05))) for count in counts}
+    said = {count: lines for count, lines in news.items() if lines and count != 20}
+    # An alarm of the drift at a fifth of the hour, after 20 segments, stands behind the forecast.
+    assert said == {}
+    *_, alarm = news[20]
+    assert alarm.startswith("after 12.0 min: acceptance_length_tokens: worse by ")
+    assert list(last_news_of(segments, goal(0.05))) == []
+
+
+def test_an_alarm_of_the_last_look_is_said_at_the_end() -> None:
+    """The first look has too few segments to tell the fall from noise; the soak ends early."""
+    lengths = fallen(0.5) + np.random.default_rng(1).normal(scale=0.02, size=BLOCKS)
+    segments = segments_of(lengths, np.ones(BLOCKS))[:39]
+    (line,) = last_news_of(segments, goal(0.05))
+    assert line.startswith("after 23.4 min: acceptance_length_tokens: worse by ")
+
+
+def test_a_soak_goes_on_until_its_time_is_over() -> None:
+    ledger = Ledger(Path("unused"))
+    assert next_segment(ledger, goal()) == 1
+    for segment in segments_of(np.ones(3), np.ones(3)):
+        assert next_segment(ledger, goal()) == segment.number
+        ledger.add(segment)
+    assert next_segment(ledger, goal()) is None
+
+
+@pytest.fixture
+def scripted_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This interpreter has the scripted server as vLLM."""
+    for name, value in record_script(Script(thought_tokens=1000), tmp_path).items():
+        monkeypatch.setenv(name, value)
 
 
 def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, scripted_engine: None
 ) -> None:
+    del scripted_engine
     shown: list[str] = []
-    for name, value in record_script(Script(thought_tokens=1000), tmp_path).items():
-        monkeypatch.setenv(name, value)
     options = SoakOptions(
-        case="vllm-eagle3-tiny-toy-c1",
+        case=CASE_ID,
         engine=sys.executable,
         minutes=0.1,  # twice of what a quiet machine needs
         prompts=2,
@@ -351,36 +375,52 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     )
     soak = open_soak(options, TIER)
     soak.run()
-    assert soak.passed_s >= 60 * options.minutes
+    segments = soak.ledger.segments
+    assert passed_s(segments) >= 60 * options.minutes
     lines = soak.ledger.path.read_bytes().splitlines()
-    assert lines == [msgspec.json.encode(segment) for segment in soak.segments]
-    assert {segment.requests for segment in soak.segments} == {2}
-    assert len({segment.acceptance_length_tokens for segment in soak.segments}) == 1
-    outcomes = {verdict.metric: verdict.outcome for verdict in soak.look(LAST_LEVEL)}
+    assert lines == [msgspec.json.encode(segment) for segment in segments]
+    assert {segment.requests for segment in segments} == {2}
+    assert len({segment.acceptance_length_tokens for segment in segments}) == 1
+    outcomes = {verdict.metric: verdict.outcome for verdict in soak.conclude()}
     assert outcomes["acceptance_length_tokens"] is Outcome.PASS
     thoughts = [line for line in shown if "2 of 2 answers never left the thought" in line]
     assert len(thoughts) == 1, "of the first segment alone"
 
 
-def said_of(soak: Soak) -> list[str]:
-    return render_view(view_of_soak(soak, soak.look(LAST_LEVEL))).splitlines()
-
-
-def test_a_soak_without_a_drift_says_first_that_its_server_is_steady() -> None:
-    soak = soak_of(tolerance_frac=0.05)
-    soak.segments = segments_of(np.full(BLOCKS, 3.0), np.ones(BLOCKS))
-    assert said_of(soak)[0] == f"✓ {builders.CASE.id} is steady: no drift in 3 figures"
-    soak.segments = soak.segments[:2]
-    assert said_of(soak)[0].startswith(
-        f"? Can't tell yet whether {builders.CASE.id} is steady: 3 of 3"
+def said_of(folder: Path, segments: Sequence[Segment]) -> list[str]:
+    """The lines about a soak with these segments."""
+    options = SoakOptions(
+        case=CASE_ID,
+        engine=sys.executable,
+        minutes=LENGTH_S / 60,
+        tolerance_frac=0.05,
+        root=builders.ROOT,
+        out=folder,
+        show=lambda _: None,
     )
+    soak: Soak = open_soak(options, TIER)
+    for segment in segments:
+        soak.ledger.add(segment)
+    return render_view(view_of_soak(soak, soak.conclude())).splitlines()
 
 
-def test_the_table_compares_the_last_segments_with_the_first() -> None:
-    soak = soak_of(tolerance_frac=0.05)
-    soak.segments = segments_of(np.linspace(3.0, 2.0, BLOCKS), np.ones(BLOCKS))
-    answer, _, _, head, _, row, *_ = said_of(soak)
-    assert answer.startswith(f"✗ {builders.CASE.id} drifts: acceptance_length_tokens -")
+def test_a_soak_without_a_drift_says_first_that_its_server_is_steady(
+    tmp_path: Path, scripted_engine: None
+) -> None:
+    del scripted_engine
+    segments = segments_of(np.full(BLOCKS, 3.0), np.ones(BLOCKS))
+    assert said_of(tmp_path, segments)[0] == f"✓ {CASE_ID} is steady: no drift in 3 figures"
+    first_line = said_of(tmp_path, segments[:2])[0]
+    assert first_line.startswith(f"? Can't tell yet whether {CASE_ID} is steady: 3 of 3")
+
+
+def test_the_table_compares_the_last_segments_with_the_first(
+    tmp_path: Path, scripted_engine: None
+) -> None:
+    del scripted_engine
+    segments = segments_of(np.linspace(3.0, 2.0, BLOCKS), np.ones(BLOCKS))
+    answer, _, _, head, _, row, *_ = said_of(tmp_path, segments)
+    assert answer.startswith(f"✗ {CASE_ID} drifts: acceptance_length_tokens -")
     assert answer.endswith(" in an hour")
     assert head.split()[:6] == ["case", "and", "metric", "first", "last", "change"]
     metric, first, last, *_ = row.split()
