@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -102,8 +102,13 @@ def failures_to_compare(pair: Pair, ledger: Ledger) -> Sequence[FailedLaunch]:
     ]
 
 
-def wants_answers(pair: Pair, ledger: Ledger) -> bool:
-    """Return whether a further launch should try to compare the answers of a pair."""
+def wants_answers(pairs: Iterable[Pair], ledger: Ledger) -> bool:
+    """Return whether a further launch should try to compare the answers of these pairs."""
+    return any(_is_worth_asking(pair, ledger) for pair in pairs)
+
+
+def _is_worth_asking(pair: Pair, ledger: Ledger) -> bool:
+    """Return whether the answers of a pair are missing, and few launches tried to compare them."""
     if answer_verdict(pair, ledger).outcome is not Outcome.INVALID:
         return False
     # A launch that was taken over from an interrupted gate tried nothing.

@@ -8,31 +8,29 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from specreg.compare.answers import wants_answers
-from specreg.compare.document import record_gate, set_report_aside
+from specreg.compare.document import run_to_end, set_report_aside
 from specreg.compare.execute import SideError
 from specreg.compare.gate import Gate, open_gate
 from specreg.compare.judging import Decision, GateAnswer, why_broken
 from specreg.compare.options import TOLERANCE, BisectOptions, ComparisonOptions, GateOptions
-from specreg.compare.pairs import Pair, Side
+from specreg.compare.pairs import Side
 from specreg.core.commands import specreg_command
 from specreg.core.errors import UnsupportedError
 from specreg.engines.registry import engine_named
 from specreg.matrix.case import Case, Tier
-from specreg.runs.ledger import LEDGER, Ledger
-from specreg.servers.provision import parse_origin, released_versions
+from specreg.runs.ledger import LEDGER
+from specreg.servers.provision import Origin, parse_origin, released_versions
 from specreg.verdicts.verdict import GOOD, Outcome, Verdict
 
 _WORSE = frozenset({Outcome.REGRESSED, Outcome.WRONG})
 _UNCLEAR = frozenset({Outcome.INCONCLUSIVE, Outcome.INVALID})
-_CUT_SHORT_STATUS = 10
-"""The exit status in the report of a gate that was interrupted."""
 _MAX_NAMED = 10
 """The most versions that a message names."""
 
@@ -45,6 +43,21 @@ class VersionState(StrEnum):
     GOOD = "good"
     BAD = "bad"
     UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedVersion:
+    """What a gate of a version against the good one found.
+
+    Attributes:
+        state: how it compares.
+        reason: why it is bad or couldn't be judged; empty if it is good.
+        worse_metrics: the metrics in which it is worse.
+    """
+
+    state: VersionState
+    reason: str = ""
+    worse_metrics: frozenset[str] = frozenset()
 
 
 def find_change(
@@ -81,57 +94,58 @@ def find_change(
         released = released_versions(requirement.package)
     versions = versions_between(good.version, bad.version, released)
     options.show(f"between {', '.join(versions)}")
-    search = _Search(options, tier, case, good.engine, versions[0], open_gate)
-    return bisect_versions(versions, search.compare)
+
+    # Compare version after version, until none is left to try.
+    compared: dict[str, ComparedVersion] = {}
+    while version := next_version(versions, compared):
+        worst = compared.get(versions[-1])
+        searched = None if worst is None else worst.worse_metrics
+        found = _compare(version, Search(options, tier, case, good, searched), open_gate)
+        options.show(f"{version}: {found.state}{', ' * bool(found.reason)}{found.reason}")
+        compared[version] = found
+    return change_of(versions, compared)
 
 
-def bisect_versions(
-    versions: Sequence[str], compare: Callable[[str], tuple[VersionState, str]]
-) -> tuple[str, ...]:
-    """Bisect a range of versions, of which the first is good and the last bad.
+def next_version(versions: Sequence[str], compared: Mapping[str, ComparedVersion]) -> str | None:
+    """Return the version that halves what is left of a range; None if none is left to try.
 
     Args:
-        versions: the versions in order.
-        compare: compares a version with the good one, and returns its state and the reason.
-
-    Returns:
-        The last good version, the undecided ones, and the first bad one.
+        versions: the versions in order, of which the first is good. The last one is tried first.
+        compared: what comparing versions with the first one has found so far.
 
     Raises:
         UnsupportedError: the last version isn't bad, or can't be judged.
     """
-    # Check that the last version is bad.
-    good = versions[0]
-    last = versions[-1]
-    state, reason = compare(last)
-    if state is VersionState.UNKNOWN:
-        problem = f"it isn't known whether it is worse than {good}, {reason}"
+    good, *_, last = versions
+    if last not in compared:
+        return last
+    if compared[last].state is VersionState.UNKNOWN:
+        problem = f"it isn't known whether it is worse than {good}, {compared[last].reason}"
         raise UnsupportedError(f"{last}: {problem}; name another bad version")
-    if state is VersionState.GOOD:
+    if compared[last].state is VersionState.GOOD:
         message = f"{last}: isn't worse than {good}; name other versions, or a lower {TOLERANCE}"
         raise UnsupportedError(message)
 
-    # Halve the range until no version between its ends is left to try.
-    last_good = 0
-    first_bad = len(versions) - 1
-    unknown: set[int] = set()
+    change = change_of(versions, compared)
+    positions = {
+        version: position for position, version in enumerate(change) if version not in compared
+    }
+    # Twice the distance from the middle, so that it is whole. The good version isn't tried.
+    distances = {
+        version: abs(2 * position - len(change) + 1)
+        for version, position in positions.items()
+        if position
+    }
+    return min(distances, key=distances.__getitem__, default=None)
 
-    def distance_from_middle(index: int) -> int:
-        # Twice the distance, so that it is whole.
-        return abs(2 * index - last_good - first_bad)
 
-    while True:
-        candidates = [index for index in range(last_good + 1, first_bad) if index not in unknown]
-        if not candidates:
-            return tuple(versions[last_good : first_bad + 1])
-        middle = min(candidates, key=distance_from_middle)
-        state, _ = compare(versions[middle])
-        if state is VersionState.UNKNOWN:
-            unknown.add(middle)
-        elif state is VersionState.BAD:
-            first_bad = middle
-        else:
-            last_good = middle
+def change_of(versions: Sequence[str], compared: Mapping[str, ComparedVersion]) -> tuple[str, ...]:
+    """Return the last good version, those that aren't decided, and the first bad one."""
+    states = [compared[version].state if version in compared else None for version in versions]
+    first_bad = states.index(VersionState.BAD)
+    goods = [index for index, state in enumerate(states[:first_bad]) if state is VersionState.GOOD]
+    last_good = max(goods, default=0)
+    return tuple(versions[last_good : first_bad + 1])
 
 
 def versions_between(good: str, bad: str, released: Sequence[str]) -> tuple[str, ...]:
@@ -190,126 +204,105 @@ def _searched(decision: Decision, worse_metrics: frozenset[str] | None) -> list[
     ]
 
 
-@dataclass(slots=True)
-class _Search:
-    """A search for the release that became worse, by gates against the good release.
+class Search(NamedTuple):
+    """A search for the release that became worse.
 
     Attributes:
         options: the options of the command.
         tier: the tier of the case.
         case: the case that became worse.
-        engine: the engine of all releases.
-        good: the version of the good release.
-        open_gate: opens each gate of the search.
-        worse_metrics: the metrics in which the last version is worse; None before the first gate.
+        good: the good release.
+        worse_metrics: the metrics in which the last version is worse; None before its own gate.
     """
 
     options: BisectOptions
     tier: Tier
     case: Case
-    engine: str
-    good: str
-    open_gate: OpenGate
-    worse_metrics: frozenset[str] | None = None
+    good: Origin
+    worse_metrics: frozenset[str] | None
 
-    def compare(self, version: str) -> tuple[VersionState, str]:
-        """Compare a version with the good one.
 
-        Returns:
-            The state, and why the version is bad or couldn't be judged.
+def _compare(version: str, search: Search, open_gate: OpenGate) -> ComparedVersion:
+    """Compare a version with the good one by a gate.
 
-        Raises:
-            SideError: the good release can't be measured.
-        """
-        try:
-            decision = self._gate_against(version)
-        except SideError as error:
-            if error.side is not Side.B:
-                raise
-            state = VersionState.UNKNOWN
-            reason = error.head
-        else:
-            state = state_of(decision, self.worse_metrics)
-            reason = "; ".join(self._reasons(state, decision))
-            if state is VersionState.BAD and self.worse_metrics is None:
-                # The first gate judges the last version. Only the metrics in which it is worse
-                # matter.
-                losses = [verdict for verdict in decision.verdicts if verdict.outcome in _WORSE]
-                self.worse_metrics = frozenset(loss.metric for loss in losses)
-        line = f"{version}: {state}"
-        if reason:
-            line = f"{line}, {reason}"
-        self.options.show(line)
-        return state, reason
+    Raises:
+        SideError: the good release can't be measured.
+    """
+    try:
+        decision = _gate_against(version, search, open_gate)
+    except SideError as error:
+        if error.side is not Side.B:
+            raise
+        return ComparedVersion(state=VersionState.UNKNOWN, reason=error.head)
+    state = state_of(decision, search.worse_metrics)
+    # Only the metrics in which the last version is worse matter for the others.
+    losses = [verdict for verdict in decision.verdicts if verdict.outcome in _WORSE]
+    return ComparedVersion(
+        state=state,
+        reason="; ".join(_reasons(state, decision, search)),
+        worse_metrics=frozenset(loss.metric for loss in losses),
+    )
 
-    def _reasons(self, state: VersionState, decision: Decision) -> Sequence[str]:
-        """Return why a version is bad, or why it can't be judged; empty if it is good."""
-        if state is VersionState.BAD:
-            return decision.reasons
-        if state is VersionState.GOOD:
-            return ()
-        searched = _searched(decision, self.worse_metrics)
-        unclear = [verdict for verdict in searched if verdict.outcome in _UNCLEAR]
-        return [f"{verdict.metric}: {verdict.explanation}" for verdict in unclear]
 
-    def _gate_against(self, version: str) -> Decision:
-        """Run a gate of the good version against another one, and write its report.
+def _reasons(state: VersionState, decision: Decision, search: Search) -> Sequence[str]:
+    """Return why a version is bad, or why it can't be judged; empty if it is good."""
+    if state is VersionState.BAD:
+        return decision.reasons
+    if state is VersionState.GOOD:
+        return ()
+    return [
+        f"{verdict.metric}: {verdict.explanation}"
+        for verdict in _searched(decision, search.worse_metrics)
+        if verdict.outcome in _UNCLEAR
+    ]
 
-        Raises:
-            SideError: the good release can't be measured, or the other one can't start.
-        """
-        options = self.options
-        # A gate with other settings gets its own folder, so that it isn't continued by mistake.
-        settings = repr((self.case, options.prompts, options.least_s))
-        fingerprint = hashlib.sha256(settings.encode()).hexdigest()[:8]
-        folder = options.folder / f"{self.good}..{version}-{fingerprint}"
-        set_report_aside(folder)
-        shared_options = {
-            field.name: getattr(options, field.name)
-            for field in dataclasses.fields(ComparisonOptions)
-        }
-        shared_options["out"] = folder
-        gate_options = GateOptions(
-            **shared_options,
-            a=f"{self.engine}=={self.good}",
-            b=f"{self.engine}=={version}",
-            case_ids=[self.case.id],
-            # A gate that ends undecided would leave its version out of the search.
-            minutes=math.inf,
-            resume=os.path.lexists(folder / LEDGER),
+
+def _gate_against(version: str, search: Search, open_gate: OpenGate) -> Decision:
+    """Run a gate of the good version against another one, and write its report.
+
+    Raises:
+        SideError: the good release can't be measured, or the other one can't start.
+    """
+    options = search.options
+    # A gate with other settings gets its own folder, so that it isn't continued by mistake.
+    settings = repr((search.case, options.prompts, options.least_s))
+    fingerprint = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    folder = options.folder / f"{search.good.version}..{version}-{fingerprint}"
+    set_report_aside(folder)
+    shared_options = {
+        field.name: getattr(options, field.name) for field in dataclasses.fields(ComparisonOptions)
+    }
+    shared_options["out"] = folder
+    gate_options = GateOptions(
+        **shared_options,
+        a=f"{search.good.engine}=={search.good.version}",
+        b=f"{search.good.engine}=={version}",
+        case_ids=[search.case.id],
+        # A gate that ends undecided would leave its version out of the search.
+        minutes=math.inf,
+        resume=os.path.lexists(folder / LEDGER),
+    )
+    gate = open_gate(gate_options, search.tier)
+    gate = gate.until(functools.partial(_is_decided, worse_metrics=search.worse_metrics))
+    decision = run_to_end(gate, command=specreg_command("bisect", search.case.id))
+    broken = why_broken(gate.ledger.launches, Side.A)
+    if broken is not None and state_of(decision, search.worse_metrics) is VersionState.UNKNOWN:
+        message = (
+            f"the good release can't be measured, {broken}; see '{gate.folder / 'logs'}', and"
+            " type the same command again, or name another --good"
         )
-        gate = self.open_gate(gate_options, self.tier)
-        gate = gate.until(functools.partial(self._is_decided, gate.pairs))
-        try:
-            decision = gate.measure()
-        finally:
-            # A gate that was interrupted leaves a report of what it measured too.
-            status = None
-            if not gate.is_finished:
-                status = _CUT_SHORT_STATUS
-            command = specreg_command("bisect", self.case.id)
-            record_gate(gate, command=command, status=status)
-            gate.ledger.close()
-        broken = why_broken(gate.ledger.launches, Side.A)
-        if broken is not None and state_of(decision, self.worse_metrics) is VersionState.UNKNOWN:
-            message = (
-                f"the good release can't be measured, {broken}; see '{gate.folder / 'logs'}', and"
-                " type the same command again, or name another --good"
-            )
-            raise SideError(Side.A, message)
-        return decision
+        raise SideError(Side.A, message)
+    return decision
 
-    def _is_decided(self, pairs: Sequence[Pair], decision: Decision, ledger: Ledger) -> bool:
-        """Return whether a gate needs no further launch.
 
-        For all versions but the last, only the metrics in which the last version is worse must be
-        decided.
-        """
-        if (
-            self.worse_metrics is not None
-            and state_of(decision, self.worse_metrics) is not VersionState.UNKNOWN
-        ):
-            return True
-        searched = _searched(decision, self.worse_metrics)
-        is_unclear = any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in searched)
-        return not is_unclear and not any(wants_answers(pair, ledger) for pair in pairs)
+def _is_decided(decision: Decision, worse_metrics: frozenset[str] | None) -> bool:
+    """Return whether a gate needs no further launch.
+
+    For all versions but the last, only the metrics in which the last version is worse must be
+    decided.
+    """
+    if worse_metrics is not None and state_of(decision, worse_metrics) is not VersionState.UNKNOWN:
+        return True
+    searched = _searched(decision, worse_metrics)
+    is_unclear = any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in searched)
+    return not is_unclear and not decision.wants_answers

@@ -41,6 +41,8 @@ _HEADLINES = {
     "don't": (Tone.BAD, "worse"),
     "undecided": (Tone.DOUBT, "what was measured doesn't decide it"),
 }
+_CUT_SHORT_STATUS = 10
+"""The exit status in the report of a gate that was interrupted."""
 _LARGEST_TOLERANCE_FRAC = 0.5
 """A larger loss need not be looked for with a tolerance."""
 
@@ -49,6 +51,24 @@ def set_report_aside(folder: Path) -> None:
     """Rename the report of an earlier gate, so that nobody takes it for the report of this one."""
     for path in folder.glob("report.*"):
         path.replace(path.with_name(f"earlier-{path.name}"))
+
+
+def run_to_end(gate: Gate, *, command: str) -> Decision:
+    """Measure a gate, and write its report, also of what an interrupted gate has measured.
+
+    Args:
+        gate: the gate.
+        command: as for `record_gate`.
+
+    Raises:
+        SpecregError: as in `Gate.measure`.
+    """
+    try:
+        return gate.measure()
+    finally:
+        status = None if gate.is_finished else _CUT_SHORT_STATUS
+        record_gate(gate, command=command, status=status)
+        gate.ledger.close()
 
 
 def record_gate(

@@ -101,7 +101,7 @@ class Gate:
         return installed_on_b if side.is_b else installed_on_a
 
     def until(
-        self, is_done: Callable[[Decision, Ledger], bool], *, goes_on_until_done: bool = False
+        self, is_done: Callable[[Decision], bool], *, goes_on_until_done: bool = False
     ) -> Self:
         """Return this gate with another end; see `GateGoal`."""
         goal = dataclasses.replace(

@@ -181,6 +181,7 @@ class Decision:
         verdicts: the verdicts on the metrics of all pairs, and on the answers that both sides
             generated.
         control: the verdicts on side A compared with itself.
+        wants_answers: whether a further launch should try to compare answers.
     """
 
     answer: GateAnswer
@@ -189,6 +190,7 @@ class Decision:
     needed_launches: int = 0
     verdicts: tuple[Verdict, ...]
     control: tuple[Verdict, ...] = ()
+    wants_answers: bool = False
 
 
 def decide(

@@ -42,12 +42,6 @@ class GateStep(NamedTuple):
         return self.pairs[0]
 
 
-def _is_lost(decision: Decision, ledger: Ledger) -> bool:
-    """Return whether no further launch would turn a decision into an upgrade."""
-    del ledger
-    return is_lost(decision)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateGoal:
     """What a gate wants to know, and how long it may take.
@@ -66,7 +60,7 @@ class GateGoal:
     rules: Rules
     together: bool
     within_s: float = math.inf
-    is_done: Callable[[Decision, Ledger], bool] = _is_lost
+    is_done: Callable[[Decision], bool] = is_lost
     goes_on_until_done: bool = False
 
     @property
@@ -77,11 +71,8 @@ class GateGoal:
     def decide(self, launches: Sequence[ArmLaunch], ledger: Ledger) -> Decision:
         """Return the decision by some of the launches, and by the answers so far."""
         answer_verdicts = [answer_verdict(pair, ledger) for pair in self.pairs]
-        return decide(self.pairs, launches, self.rules, answer_verdicts)
-
-    def is_wanted(self, group: Group, ledger: Ledger) -> bool:
-        """Return whether a group is launched even if no launch would change the answer."""
-        return self.goes_on_until_done or any(wants_answers(pair, ledger) for pair in group)
+        decision = decide(self.pairs, launches, self.rules, answer_verdicts)
+        return dataclasses.replace(decision, wants_answers=wants_answers(self.pairs, ledger))
 
 
 def next_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
@@ -128,20 +119,21 @@ def _wanted_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
         if number < last_number:
             decision = goal.decide(_made_until(number, launches), ledger)
         else:
-            if goal.is_done(goal.decide(launches[: made.at_look], ledger), ledger):
+            if goal.is_done(goal.decide(launches[: made.at_look], ledger)):
                 return None
             decision = goal.decide(launches, ledger)
             step = _missing_control(open_groups, number, decision, made)
             if step is not None:
                 return step
-            if goal.is_done(decision, ledger):
+            if goal.is_done(decision):
                 return None
 
-        open_groups = [
-            group
-            for group in open_groups
-            if goal.is_wanted(group, ledger) or not is_settled(group, decision)
-        ]
+        if not goal.goes_on_until_done:
+            open_groups = [
+                group
+                for group in open_groups
+                if wants_answers(group, ledger) or not is_settled(group, decision)
+            ]
     return None
 
 

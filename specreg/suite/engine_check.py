@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from specreg.compare.document import record_gate, set_report_aside
+from specreg.compare.document import run_to_end, set_report_aside
 from specreg.compare.gate import open_gate
 from specreg.compare.judging import Decision
 from specreg.compare.options import TOLERANCE, GateOptions
@@ -28,7 +28,7 @@ from specreg.matrix.case import Case
 from specreg.measurement.metrics import GATE_METRICS, METRICS
 from specreg.report.tables import label_of
 from specreg.runs.goals import CaseLaunch
-from specreg.runs.ledger import LEDGER, Ledger
+from specreg.runs.ledger import LEDGER
 from specreg.suite.context import RunContext
 from specreg.suite.result import RunResult
 from specreg.verdicts.history import settings_sha256
@@ -394,7 +394,7 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
     """
     options = _gate_options(check, context)
 
-    def is_decided(decision: Decision, _: Ledger) -> bool:
+    def is_decided(decision: Decision) -> bool:
         return all(
             verdict.outcome in _DECIDED
             for verdict in decision.verdicts
@@ -403,12 +403,7 @@ def measure_by_gate(check: EngineCheck, context: RunContext) -> tuple[Verdict, .
 
     set_report_aside(_folder_of(check, context))
     gate = open_gate(options, context.tier).until(is_decided, goes_on_until_done=True)
-    with contextlib.closing(gate.ledger):
-        try:
-            decision = gate.measure()
-        finally:
-            record_gate(gate, command=_command_of(options))
-    return decision.verdicts
+    return run_to_end(gate, command=_command_of(options)).verdicts
 
 
 def _folder_of(check: EngineCheck, context: RunContext) -> Path:

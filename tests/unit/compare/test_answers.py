@@ -111,9 +111,9 @@ def test_answers_of_side_a_are_kept_until_side_b_is_up(
     assert of_a.outcome is Outcome.INVALID
 
     resumed = ledger_in(tmp_path)
-    assert wants_answers(CASE_PAIR, resumed)
+    assert wants_answers([CASE_PAIR], resumed)
     assert ask(resumed, {Side.B: server}).outcome is Outcome.PASS
-    assert not wants_answers(CASE_PAIR, resumed)
+    assert not wants_answers([CASE_PAIR], resumed)
 
 
 SOUND_VERDICT = {"outcome": "PASS", "value": 1.0}
@@ -284,12 +284,12 @@ def test_answers_that_two_launches_refused_are_not_requested_again(
 ) -> None:
     ledger = Ledger(tmp_path / LEDGER)
     for number in (1, 2):
-        assert wants_answers(CASE_PAIR, ledger)
+        assert wants_answers([CASE_PAIR], ledger)
         for side in COMPARED:
             ledger.add(failed(side, number, pair=CASE_PAIR))
         verdict = ask(ledger, {Side.A: refusing_server}, number)
 
-    assert not wants_answers(CASE_PAIR, ledger)
+    assert not wants_answers([CASE_PAIR], ledger)
     assert verdict.explanation.startswith("side A: ")
 
 

@@ -9,9 +9,11 @@ from typing import Never
 import pytest
 
 from specreg.compare.bisect import (
+    ComparedVersion,
     VersionState,
-    bisect_versions,
+    change_of,
     find_change,
+    next_version,
     state_of,
     versions_between,
 )
@@ -220,16 +222,14 @@ def search(first_bad: str, *unknown: str) -> tuple[tuple[str, ...], list[str]]:
     Returns:
         The change that is found, and the versions that were compared.
     """
-    compared: list[str] = []
-
-    def compare(version: str) -> tuple[VersionState, str]:
-        compared.append(version)
-        if version in unknown:
-            return VersionState.UNKNOWN, ""
+    compared: dict[str, ComparedVersion] = {}
+    while version := next_version(VERSIONS, compared):
         is_bad = VERSIONS.index(version) >= VERSIONS.index(first_bad)
-        return VersionState.BAD if is_bad else VersionState.GOOD, ""
-
-    return bisect_versions(VERSIONS, compare), compared
+        state = VersionState.BAD if is_bad else VersionState.GOOD
+        compared[version] = ComparedVersion(
+            state=VersionState.UNKNOWN if version in unknown else state
+        )
+    return change_of(VERSIONS, compared), list(compared)
 
 
 @pytest.mark.parametrize("first_bad", VERSIONS[1:])
@@ -257,7 +257,7 @@ def test_a_version_that_cannot_be_judged_is_left_in_between() -> None:
 )
 def test_a_last_version_that_isnt_bad_ends_it(state: VersionState, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        bisect_versions(VERSIONS, lambda _: (state, "why"))
+        next_version(VERSIONS, {VERSIONS[-1]: ComparedVersion(state=state, reason="why")})
 
 
 def test_releases_are_ordered_by_version_without_previews() -> None:
