@@ -31,7 +31,7 @@ from specreg.load.token_client import score
 from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.metrics import Replay
-from specreg.runs.ledger import Checked, FailedLaunch, Ledger, MeasuredLaunch
+from specreg.runs.ledger import Checked, FailedLaunch, Ledger
 from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 
@@ -112,13 +112,13 @@ def _is_worth_asking(pair: Pair, ledger: Ledger) -> bool:
     if answer_verdict(pair, ledger).outcome is not Outcome.INVALID:
         return False
     # A launch that was taken over from an interrupted gate tried nothing.
-    arms_by_launch: dict[int, set[str]] = {}
-    for launch in ledger.launches:
-        is_resumed = isinstance(launch, MeasuredLaunch) and launch.is_resumed
-        if launch.case_id == pair.id and not is_resumed:
-            arms_by_launch.setdefault(launch.number, set()).add(launch.arm)
-    tried = [number for number, arms in arms_by_launch.items() if arms >= {*COMPARED}]
-    return len(tried) < _MAX_LAUNCHES
+    made = [
+        launch for launch in ledger.launches if launch.case_id == pair.id and not launch.is_resumed
+    ]
+    numbers_of_a, numbers_of_b = (
+        {launch.number for launch in made if launch.arm == side} for side in COMPARED
+    )
+    return len(numbers_of_a & numbers_of_b) < _MAX_LAUNCHES
 
 
 def can_ask(pair: Pair, number: int, sides: Collection[Side], ledger: Ledger) -> bool:

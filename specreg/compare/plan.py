@@ -104,12 +104,11 @@ def final_rules(ledger: Ledger, goal: GateGoal) -> Rules:
 def _wanted_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
     """Return what a gate would do next if it had time for it."""
     launches = ledger.launches
-    made = _Made.of(ledger, goal)
-    last_number = max((launch.number for launch in launches if launch.arm in COMPARED), default=0)
+    last_number = _last_number(launches)
     open_groups = goal.groups
     for number in range(1, goal.rules.launches + 1):
         for group in open_groups:
-            step = made.next_on(group, number, COMPARED)
+            step = _step_on(group, number, COMPARED, ledger, goal)
             if step is not None:
                 return step
         if number not in goal.rules.looks:
@@ -119,10 +118,10 @@ def _wanted_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
         if number < last_number:
             decision = goal.decide(_made_until(number, launches), ledger)
         else:
-            if goal.is_done(goal.decide(launches[: made.at_look], ledger)):
+            if goal.is_done(goal.decide(launches[: _at_look(launches)], ledger)):
                 return None
             decision = goal.decide(launches, ledger)
-            step = _missing_control(open_groups, number, decision, made)
+            step = _missing_control(open_groups, decision, ledger, goal)
             if step is not None:
                 return step
             if goal.is_done(decision):
@@ -163,67 +162,55 @@ def _servers_run(group: Sequence[Pair], number: int, sides: Sequence[Side], ledg
     return last.number == number and last.arm in sides and last.case.server in servers
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """The launches of a gate so far.
+def _step_on(
+    group: Group, number: int, sides: tuple[Side, Side], ledger: Ledger, goal: GateGoal
+) -> GateStep | None:
+    """Return the next step on a launch of a group's servers; None if nothing is left to do."""
+    missing = [(pair, _missing_sides(pair, number, sides, ledger)) for pair in group]
+    for slot in slots_of(number, sides, together=goal.together):
+        # Answers are compared on the servers that have just been measured.
+        if sides == COMPARED and _servers_run(group, number, slot, ledger):
+            for pair in group:
+                if can_ask(pair, number, slot, ledger):
+                    return GateStep((pair,), number, slot, LOSSLESS)
+        # If one of two servers fails, the other one measures nothing either.
+        waiting = tuple(pair for pair, missing_sides in missing if missing_sides >= {*slot})
+        if waiting:
+            return GateStep(waiting, number, slot)
+    return None
 
-    Attributes:
-        ledger: the ledger that has them.
-        together: whether both sides run at the same time.
-        at_look: how many launches had been made at the last look. The ones after it are controls.
-        by_place: the launches with their indexes, by the pair's id and the number.
+
+def _missing_sides(pair: Pair, number: int, sides: tuple[Side, Side], ledger: Ledger) -> set[Side]:
+    """Return the sides on which a launch of a pair is missing.
+
+    A side that was measured alone at another hour is missing too, because it would be compared with
+    a launch of now. A launch that failed at this hour isn't missing.
     """
+    # A control that failed at an earlier look is launched again.
+    first_of_now = _at_look(ledger.launches) if sides == CONTROL else 0
+    made_now: set[str] = set()
+    measured_before: set[str] = set()
+    for index, launch in enumerate(ledger.launches):
+        if (launch.case_id, launch.number) != (pair.id, number):
+            continue
+        if index >= first_of_now and not launch.is_resumed:
+            made_now.add(launch.arm)
+        elif isinstance(launch, MeasuredLaunch):
+            measured_before.add(launch.arm)
+    if made_now >= {*sides} or measured_before >= {*sides}:
+        return set()
+    return {*sides} - made_now
 
-    ledger: Ledger
-    together: bool
-    at_look: int
-    by_place: dict[tuple[str, int], list[tuple[int, ArmLaunch]]]
 
-    @classmethod
-    def of(cls, ledger: Ledger, goal: GateGoal) -> "_Made":
-        """Return the launches that a ledger has."""
-        at_look = 0
-        by_place: dict[tuple[str, int], list[tuple[int, ArmLaunch]]] = defaultdict(list)
-        for index, launch in enumerate(ledger.launches):
-            by_place[launch.case_id, launch.number].append((index, launch))
-            if launch.arm in COMPARED:
-                at_look = index + 1
-        return cls(ledger, goal.together, at_look, by_place)
+def _at_look(launches: Sequence[ArmLaunch]) -> int:
+    """Return how many launches had been made at the last look. The ones after it are controls."""
+    indexes = [index for index, launch in enumerate(launches) if launch.arm in COMPARED]
+    return indexes[-1] + 1 if indexes else 0
 
-    def next_on(self, group: Group, number: int, sides: tuple[Side, Side]) -> GateStep | None:
-        """Return the next step on a launch of a group's servers; None if nothing is left to do."""
-        missing = [(pair, self._missing_sides(pair, number, sides)) for pair in group]
-        for slot in slots_of(number, sides, together=self.together):
-            # Answers are compared on the servers that have just been measured.
-            if sides == COMPARED and _servers_run(group, number, slot, self.ledger):
-                for pair in group:
-                    if can_ask(pair, number, slot, self.ledger):
-                        return GateStep((pair,), number, slot, LOSSLESS)
-            # If one of two servers fails, the other one measures nothing either.
-            waiting = tuple(pair for pair, missing_sides in missing if missing_sides >= {*slot})
-            if waiting:
-                return GateStep(waiting, number, slot)
-        return None
 
-    def _missing_sides(self, pair: Pair, number: int, sides: tuple[Side, Side]) -> set[Side]:
-        """Return the sides on which a launch of a pair is missing.
-
-        A side that was measured alone at another hour is missing too, because it would be compared
-        with a launch of now. A launch that failed at this hour isn't missing.
-        """
-        # A control that failed at an earlier look is launched again.
-        first_of_now = self.at_look if sides == CONTROL else 0
-        made_now: set[str] = set()
-        measured_before: set[str] = set()
-        for index, launch in self.by_place.get((pair.id, number), ()):
-            is_resumed = isinstance(launch, MeasuredLaunch) and launch.is_resumed
-            if index >= first_of_now and not is_resumed:
-                made_now.add(launch.arm)
-            elif isinstance(launch, MeasuredLaunch):
-                measured_before.add(launch.arm)
-        if made_now >= {*sides} or measured_before >= {*sides}:
-            return set()
-        return {*sides} - made_now
+def _last_number(launches: Sequence[ArmLaunch]) -> int:
+    """Return the number of the last launch of B; 0 without one."""
+    return max((launch.number for launch in launches if launch.arm in COMPARED), default=0)
 
 
 def _made_until(look: int, launches: Sequence[ArmLaunch]) -> Sequence[ArmLaunch]:
@@ -235,13 +222,13 @@ def _made_until(look: int, launches: Sequence[ArmLaunch]) -> Sequence[ArmLaunch]
 
 
 def _missing_control(
-    groups: Sequence[Group], look: int, decision: Decision, made: _Made
+    groups: Sequence[Group], decision: Decision, ledger: Ledger, goal: GateGoal
 ) -> GateStep | None:
     """Return the next launch of side A beside itself, as long as that may explain a loss of B."""
-    for number in range(1, look + 1):
+    for number in range(1, _last_number(ledger.launches) + 1):
         for group in groups:
             doubtful = tuple(pair for pair in group if _is_doubtful(pair, decision))
-            step = made.next_on(doubtful, number, CONTROL)
+            step = _step_on(doubtful, number, CONTROL, ledger, goal)
             if step is not None:
                 return step
     return None

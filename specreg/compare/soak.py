@@ -7,14 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specreg.compare.options import SoakOptions
-from specreg.compare.steadiness import (
-    SoakGoal,
-    last_news_of,
-    news_of,
-    next_segment,
-    passed_s,
-    verdicts_of,
-)
+from specreg.compare.steadiness import SoakGoal, news_of, next_segment, passed_s, verdicts_of
 from specreg.core.counted import counted
 from specreg.core.errors import InvalidMeasurementError, UnsupportedError
 from specreg.core.families import Family
@@ -174,7 +167,7 @@ class Soak:
 
     def conclude(self) -> tuple[Verdict, ...]:
         """Return the verdicts on the segments so far, and show what the last look finds."""
-        for line in last_news_of(self.ledger.segments, self.goal):
+        for line in news_of(self.ledger.segments, self.goal, is_over=True):
             self.executor.options.show(line)
         return verdicts_of(self.ledger.segments, self.goal)
 

@@ -4,7 +4,7 @@ A soak is judged several times. A figure that raises an alarm keeps the verdict 
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -166,6 +166,30 @@ def verdicts_of(segments: Sequence[Segment], goal: SoakGoal) -> tuple[Verdict, .
     return tuple(alarms.get(verdict.metric, verdict) for verdict in verdicts)
 
 
+def news_of(segments: Sequence[Segment], goal: SoakGoal, *, is_over: bool = False) -> Iterator[str]:
+    """Yield what the last segment shows: which drift the soak can find, and first alarms.
+
+    Args:
+        segments: the segments so far.
+        goal: what the soak wants to know.
+        is_over: whether the soak is judged for the last time.
+    """
+    if len(segments) == FORECAST_SEGMENTS and not is_over:
+        yield from forecast(segments, goal)
+    if is_over:
+        known_alarms = _early_alarms(segments, goal)
+        verdicts = verdicts_of(segments, goal)
+    elif len(segments) in _early_looks(segments, goal):
+        known_alarms = _early_alarms(segments[:-1], goal)
+        verdicts = tuple(_early_alarms(segments, goal).values())
+    else:
+        return
+    for verdict in verdicts:
+        if verdict.outcome is Outcome.REGRESSED and verdict.metric not in known_alarms:
+            after = f"after {passed_s(segments) / 60:.1f} min"
+            yield f"{after}: {verdict.metric}: {verdict.explanation}"
+
+
 def _early_alarms(segments: Sequence[Segment], goal: SoakGoal) -> dict[str, Verdict]:
     """Return the first verdict on each figure that raised an alarm before the end, by its name."""
     alarms: dict[str, Verdict] = {}
@@ -184,30 +208,6 @@ def _early_looks(segments: Sequence[Segment], goal: SoakGoal) -> Iterator[int]:
         if remaining_looks and remaining_looks[0] <= share_frac < 1:
             remaining_looks.pop(0)
             yield count
-
-
-def news_of(segments: Sequence[Segment], goal: SoakGoal) -> Iterator[str]:
-    """Yield what the last segment shows: which drift the soak can find, and figures that drift."""
-    if len(segments) == FORECAST_SEGMENTS:
-        yield from forecast(segments, goal)
-    if len(segments) in _early_looks(segments, goal):
-        yield from _new_alarms(segments, _early_alarms(segments, goal).values(), goal)
-
-
-def last_news_of(segments: Sequence[Segment], goal: SoakGoal) -> Iterator[str]:
-    """Yield a sentence for each figure that raises its first alarm at the end of a soak."""
-    yield from _new_alarms(segments, verdicts_of(segments, goal), goal)
-
-
-def _new_alarms(
-    segments: Sequence[Segment], verdicts: Iterable[Verdict], goal: SoakGoal
-) -> Iterator[str]:
-    """Yield a sentence for each figure that drifts by these verdicts, and didn't before."""
-    known_alarms = _early_alarms(segments[:-1], goal)
-    for verdict in verdicts:
-        if verdict.outcome is Outcome.REGRESSED and verdict.metric not in known_alarms:
-            after = f"after {passed_s(segments) / 60:.1f} min"
-            yield f"{after}: {verdict.metric}: {verdict.explanation}"
 
 
 def judge_segments(

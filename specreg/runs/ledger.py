@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import filelock
 import msgspec
@@ -298,6 +298,8 @@ class FailedLaunch:
         is_beside_others: whether other cases were to be measured at the same time.
         error: the error itself, with the last lines of a log; None if another process had it.
     """
+
+    is_resumed: ClassVar[bool] = False
 
     case_id: str
     arm: ArmName = "case"

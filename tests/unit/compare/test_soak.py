@@ -25,7 +25,6 @@ from specreg.compare.steadiness import (
     SoakGoal,
     forecast,
     judge_segments,
-    last_news_of,
     news_of,
     next_segment,
     passed_s,
@@ -332,14 +331,14 @@ def test_an_alarm_is_said_once_when_it_is_first_raised() -> None:
     assert said == {}
     *_, alarm = news[20]
     assert alarm.startswith("after 12.0 min: acceptance_length_tokens: worse by ")
-    assert list(last_news_of(segments, goal(0.05))) == []
+    assert list(news_of(segments, goal(0.05), is_over=True)) == []
 
 
 def test_an_alarm_of_the_last_look_is_said_at_the_end() -> None:
     """The first look has too few segments to tell the fall from noise; the soak ends early."""
     lengths = fallen(0.5) + np.random.default_rng(1).normal(scale=0.02, size=BLOCKS)
     segments = segments_of(lengths, np.ones(BLOCKS))[:39]
-    (line,) = last_news_of(segments, goal(0.05))
+    (line,) = news_of(segments, goal(0.05), is_over=True)
     assert line.startswith("after 23.4 min: acceptance_length_tokens: worse by ")
 
 
