@@ -102,8 +102,9 @@ def gate(options: GateOptions) -> int:
     if options.out is not None:
         set_report_aside(options.out)
     running_gate = open_gate(options, tier_of(options.root / options.matrix, options.tier))
+    goal = running_gate.goal
     options.show(
-        f"cases: {len(running_gate.pairs)}; servers of each side: {len(running_gate.goal.groups)};"
+        f"cases: {len(goal.pairs)}; servers of each side: {len(goal.groups)};"
         f" launches of each at most: {running_gate.rules.launches}"
     )
     cut_short_status: int | None = None

@@ -31,7 +31,7 @@ from specreg.load.token_client import score
 from specreg.matrix.case import ROUNDING_NATS, Case
 from specreg.matrix.prompts import load_case_prompts
 from specreg.measurement.metrics import Replay
-from specreg.runs.ledger import Checked, FailedLaunch, Ledger
+from specreg.runs.ledger import Checked, Ledger
 from specreg.servers.server import Server
 from specreg.verdicts.verdict import Outcome, Verdict
 
@@ -88,18 +88,13 @@ def answer_verdict(pair: Pair, ledger: Ledger) -> Verdict:
         saved = msgspec.convert(line.verdict, SavedVerdict)
         outcome = Outcome(saved.outcome)
         return _verdict_on(pair, outcome, value=saved.value, reason=saved.reason)
-    failures = failures_to_compare(pair, ledger)
-    not_yet = Reason.of("answers_not_compared")
-    return _verdict_on(pair, Outcome.INVALID, reason=failures[-1].reason if failures else not_yet)
-
-
-def failures_to_compare(pair: Pair, ledger: Ledger) -> Sequence[FailedLaunch]:
-    """Return how comparing the answers of a pair failed, in order."""
-    return [
+    failures = [
         failure
         for failure in ledger.failures
         if (failure.case_id, failure.check) == (pair.id, LOSSLESS)
     ]
+    not_yet = Reason.of("answers_not_compared")
+    return _verdict_on(pair, Outcome.INVALID, reason=failures[-1].reason if failures else not_yet)
 
 
 def wants_answers(pairs: Iterable[Pair], ledger: Ledger) -> bool:
@@ -132,10 +127,8 @@ def can_ask(pair: Pair, number: int, sides: Collection[Side], ledger: Ledger) ->
     """
     if answer_verdict(pair, ledger).outcome is not Outcome.INVALID:
         return False
-    has_failed = any(
-        failure.number == number and failure.arm in sides
-        for failure in failures_to_compare(pair, ledger)
-    )
+    failures = ledger.failures_of(pair.id, number, LOSSLESS)
+    has_failed = any(failure.arm in sides for failure in failures)
     launches = [ledger.find(pair.id, number, side) for side in sides]
     if has_failed or any(launch is None or launch.is_resumed for launch in launches):
         return False

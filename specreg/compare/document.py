@@ -99,7 +99,7 @@ def record_gate(
         outcomes=count_outcomes(decision.verdicts),
         verdicts=decision.verdicts,
     )
-    cases = [_case_report(gate, pair, decision, command) for pair in gate.pairs]
+    cases = [_case_report(gate, pair, decision, command) for pair in gate.goal.pairs]
     arms = tuple(_arm_report(gate, side) for side in COMPARED)
     ended_at = dt.datetime.now(tz=dt.UTC)
     report = Report(
@@ -183,7 +183,7 @@ def _expected_by_a(gate: Gate, pair: Pair, values: dict[str, float]) -> Expected
 
 def _differing_packages(gate: Gate) -> Iterator[str]:
     """Yield a remark for each pair whose sides have one engine version but different packages."""
-    for pair in gate.pairs:
+    for pair in gate.goal.pairs:
         last_launches = [_last_launch(gate, pair, side) for side in COMPARED]
         a, b = (launch.measurement if launch else None for launch in last_launches)
         # Two versions differ in their packages by design, which needs no remark.
@@ -197,7 +197,7 @@ def _differing_packages(gate: Gate) -> Iterator[str]:
 
 def _differing_facts(gate: Gate) -> Iterator[str]:
     """Yield a remark for each pair whose engines ran or counted differently."""
-    for pair in gate.pairs:
+    for pair in gate.goal.pairs:
         last_launches = [_last_launch(gate, pair, side) for side in COMPARED]
         a, b = (launch.measurement if launch else None for launch in last_launches)
         if a is None or b is None:
@@ -278,7 +278,7 @@ def _remarks(gate: Gate) -> Iterator[str]:
     )
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"
-    for pair in gate.pairs:
+    for pair in gate.goal.pairs:
         for side in COMPARED:
             last_launch = _last_launch(gate, pair, side)
             if last_launch is not None:

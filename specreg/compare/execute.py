@@ -1,5 +1,6 @@
 """Do what the plan of a gate says: start the servers of its sides, measure, and compare answers."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -104,13 +105,8 @@ class GateExecutor(Executor):
         self.servers.start_all((), list(handles.values()))
         servers = {}
         for side, handle in handles.items():
-            try:
+            with blaming(side, self.options):
                 servers[side] = handle.server
-            except MemoryHeldError:
-                # Another process holds the memory, so neither side is to blame.
-                raise
-            except SpecregError as error:
-                raise unstarted(side, self.options, error) from error
         return servers
 
     def _has_started(self, side: Side, pair: Pair) -> bool:
@@ -195,10 +191,19 @@ class GateExecutor(Executor):
                 self._handle(_launch_of(pair, each_side, step.number)).stop_if_dead()
 
 
-def unstarted(side: Side, options: GateOptions, error: SpecregError) -> SideError:
-    """Return the error of a side that can't start, which names what was typed for it."""
-    typed = options.b if side.is_b else options.a
-    return SideError(side, f"side {side} ('{typed}'): {error}", started=False)
+@contextlib.contextmanager
+def blaming(
+    side: Side, options: GateOptions, kinds: tuple[type[SpecregError], ...] = (SpecregError,)
+) -> Iterator[None]:
+    """Turn errors of these kinds into a SideError that names the side that can't start."""
+    try:
+        yield
+    except MemoryHeldError:
+        # Another process holds the memory, so neither side is to blame.
+        raise
+    except kinds as error:
+        typed = options.b if side.is_b else options.a
+        raise SideError(side, f"side {side} ('{typed}'): {error}", started=False) from error
 
 
 def _check_alive(servers: Mapping[Side, Server]) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 
 from specreg.compare.answers import check_saved
-from specreg.compare.execute import GateExecutor, KeyOf, unstarted
+from specreg.compare.execute import GateExecutor, KeyOf, blaming
 from specreg.compare.judging import Decision, Rules, rules_of
 from specreg.compare.options import MAX_LAUNCHES, GateOptions
 from specreg.compare.pairs import (
@@ -81,11 +81,6 @@ class Gate:
         return self.executor.ledger
 
     @property
-    def pairs(self) -> tuple[Pair, ...]:
-        """The cases that are compared, as both sides run them."""
-        return self.goal.pairs
-
-    @property
     def is_finished(self) -> bool:
         """Whether it has ended. False if it was interrupted, or if its time was up."""
         return is_finished(self.ledger, self.goal)
@@ -128,7 +123,9 @@ class Gate:
         if step.check or step.sides != last_sides:
             return
         launched_ids = {
-            launch.case_id for launch in self.ledger.launches if launch.number == step.number
+            launch.case_id
+            for launch in self.ledger.launches
+            if launch.number == step.number and launch.arm in step.sides
         }
         pairs = [pair for pair in step.pairs if pair.id in launched_ids]
         decision = self.goal.decide(self.ledger.launches, self.ledger)
@@ -398,11 +395,12 @@ def _sides(
         """Return what shows a line about a side."""
         return lambda text: options.show(f"side {side}: {text}")
 
-    sources: list[Provision] = []
+    sources = []
     installed = []
+    kinds = (UnsupportedError, EnvironmentSetupError)
     for side, origin in zip(COMPARED, origins, strict=True):
         cases = [pair.of(side) for pair in pairs]
-        with _blaming(side, options):
+        with blaming(side, options, kinds):
             source = provision_side(
                 origin, cases, on_gpu=on_gpu, show=show_of(side), waits=options.waits
             )
@@ -411,19 +409,10 @@ def _sides(
             check_contexts(options.root, cases)
     # Install only after both sides were checked, because an installation takes minutes.
     for side, source in zip(COMPARED, sources, strict=True):
-        with _blaming(side, options):
+        with blaming(side, options, kinds):
             packages = dict.fromkeys(source.install(pair.of(side)) for pair in pairs)
             installed.append(", ".join(packages))
     return sources, installed
-
-
-@contextlib.contextmanager
-def _blaming(side: Side, options: GateOptions) -> Iterator[None]:
-    """Turn the error of a side that can't be installed into one that names the side."""
-    try:
-        yield
-    except (UnsupportedError, EnvironmentSetupError) as error:
-        raise unstarted(side, options, error) from error
 
 
 def _chosen_cases(

@@ -137,8 +137,15 @@ def _wanted_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
 
 
 def _is_affordable(step: GateStep, ledger: Ledger, goal: GateGoal) -> bool:
-    """Return whether a launch as long as the longest one so far would end in time."""
-    if _servers_run(step.pairs, step.number, step.sides, ledger) or not ledger.spent_s:
+    """Return whether a launch has begun, or would end in time if it took as long as any so far."""
+    [group] = [group for group in goal.groups if step.pair in group]
+    group_ids = {pair.id for pair in group}
+    has_begun = any(
+        (launch.number, launch.is_resumed) == (step.number, False)
+        for launch in ledger.launches
+        if launch.case_id in group_ids and launch.arm in step.sides
+    )
+    if has_begun or not ledger.spent_s:
         return True
     return ledger.spent_s + _longest_launch_s(ledger, goal) <= goal.within_s
 
@@ -153,26 +160,16 @@ def _longest_launch_s(ledger: Ledger, goal: GateGoal) -> float:
     return max(launches_s.values(), default=0.0)
 
 
-def _servers_run(group: Sequence[Pair], number: int, sides: Sequence[Side], ledger: Ledger) -> bool:
-    """Return whether the last launch was of these servers, which run until the next one."""
-    last = ledger.launches[-1] if ledger.launches else None
-    if not isinstance(last, MeasuredLaunch) or last.is_resumed:
-        return False
-    servers = {pair.of(side).server for pair in group for side in sides}
-    return last.number == number and last.arm in sides and last.case.server in servers
-
-
 def _step_on(
     group: Group, number: int, sides: tuple[Side, Side], ledger: Ledger, goal: GateGoal
 ) -> GateStep | None:
     """Return the next step on a launch of a group's servers; None if nothing is left to do."""
     missing = [(pair, _missing_sides(pair, number, sides, ledger)) for pair in group]
     for slot in slots_of(number, sides, together=goal.together):
-        # Answers are compared on the servers that have just been measured.
-        if sides == COMPARED and _servers_run(group, number, slot, ledger):
-            for pair in group:
-                if can_ask(pair, number, slot, ledger):
-                    return GateStep((pair,), number, slot, LOSSLESS)
+        # Answers are compared on the servers that have just been measured, which still run.
+        for pair in group:
+            if sides == COMPARED and can_ask(pair, number, slot, ledger):
+                return GateStep((pair,), number, slot, LOSSLESS)
         # If one of two servers fails, the other one measures nothing either.
         waiting = tuple(pair for pair, missing_sides in missing if missing_sides >= {*slot})
         if waiting:

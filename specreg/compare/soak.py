@@ -40,8 +40,8 @@ _NS_PER_MS = 10**6
 
 
 @dataclass(slots=True, kw_only=True)
-class SoakExecutor(Executor):
-    """Measures the segments of a soak, on one server.
+class Soak(Executor):
+    """A soak, which measures segment after segment on one server.
 
     Attributes:
         goal: what the soak wants to know.
@@ -52,6 +52,25 @@ class SoakExecutor(Executor):
     goal: SoakGoal
     options: SoakOptions
     _started_ns: int = 0
+
+    def run(self) -> None:
+        """Start the server, and measure segment after segment until the time is over.
+
+        Raises:
+            SpecregError: the case can't be measured, or no longer. The segments so far remain.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.stop)
+            while number := next_segment(self.ledger, self.goal):
+                self.ledger.extend(self.execute(number))
+                for line in news_of(self.ledger.segments, self.goal):
+                    self.options.show(line)
+
+    def conclude(self) -> tuple[Verdict, ...]:
+        """Return the verdicts on the segments so far, and show what the last look finds."""
+        for line in news_of(self.ledger.segments, self.goal, is_over=True):
+            self.options.show(line)
+        return verdicts_of(self.ledger.segments, self.goal)
 
     def execute(self, number: int) -> Iterator[Segment]:
         """Measure a segment, and start the server before the first one.
@@ -135,43 +154,6 @@ def _valid_replay(measurement: Measurement) -> Replay:
     return measurement.replay
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Soak:
-    """A soak that is ready to start.
-
-    Attributes:
-        goal: what it wants to know.
-        executor: measures its segments.
-    """
-
-    goal: SoakGoal
-    executor: SoakExecutor
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger that has the segments."""
-        return self.executor.ledger
-
-    def run(self) -> None:
-        """Start the server, and measure segment after segment until the time is over.
-
-        Raises:
-            SpecregError: the case can't be measured, or no longer. The segments so far remain.
-        """
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.executor.stop)
-            while number := next_segment(self.ledger, self.goal):
-                self.ledger.extend(self.executor.execute(number))
-                for line in news_of(self.ledger.segments, self.goal):
-                    self.executor.options.show(line)
-
-    def conclude(self) -> tuple[Verdict, ...]:
-        """Return the verdicts on the segments so far, and show what the last look finds."""
-        for line in news_of(self.ledger.segments, self.goal, is_over=True):
-            self.executor.options.show(line)
-        return verdicts_of(self.ledger.segments, self.goal)
-
-
 def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     """Return a soak of the named case, or of the first case that speculates and fits the machine.
 
@@ -198,14 +180,13 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     launcher = ServerLauncher(
         provision=source, root=options.root, ready_within_s=options.ready_within_s
     )
-    executor = SoakExecutor(
+    return Soak(
         root=options.root,
         servers=Servers(launcher=launcher, logs=path.parent / "logs"),
         ledger=Ledger(path),
         goal=goal,
         options=options,
     )
-    return Soak(goal=goal, executor=executor)
 
 
 def _chosen_case(options: SoakOptions, tier: Tier) -> Case:

@@ -483,6 +483,14 @@ class Ledger:
             if checked_key == key and fits(line):
                 self.add(line)
 
+    def failures_of(self, case_id: str, number: int, check: str = "") -> Sequence[FailedLaunch]:
+        """Return how measuring a case on a launch, or checking it, failed, in order."""
+        return [
+            failure
+            for failure in self._failures
+            if (failure.case_id, failure.number, failure.check) == (case_id, number, check)
+        ]
+
     def check(self, case_id: str, check: str) -> Checked | None:
         """Return what a check of a case found; None if it wasn't made."""
         return self._checks.get((case_id, check))

@@ -89,7 +89,7 @@ def _is_pending(case: Case, number: int, ledger: Ledger, night: Night, check: st
         return False
     if not check and ledger.find(case.id, number) is not None:
         return False
-    return is_tried(failures_of(ledger, case.id, number, check), night.attempts)
+    return is_tried(ledger.failures_of(case.id, number, check), night.attempts)
 
 
 def is_tried(failures: Sequence[FailedLaunch], attempts: int) -> bool:
@@ -102,17 +102,6 @@ def is_tried(failures: Sequence[FailedLaunch], attempts: int) -> bool:
     # What failed beside other cases is tried again alone.
     alone = [failure for failure in failures if not failure.is_beside_others]
     return not alone or (alone[-1].server_died and len(alone) < attempts)
-
-
-def failures_of(
-    ledger: Ledger, case_id: str, number: int, check: str = ""
-) -> Sequence[FailedLaunch]:
-    """Return how measuring a case on a launch, or checking it, failed, in order."""
-    return [
-        failure
-        for failure in ledger.failures
-        if (failure.case_id, failure.number, failure.check) == (case_id, number, check)
-    ]
 
 
 def _companions(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> list[CaseGoal]:
@@ -129,7 +118,7 @@ def _companions(goal: CaseGoal, number: int, ledger: Ledger, night: Night) -> li
         later = later_goals[case.id]
         if not (later.is_measured and later.speed and later.power == goal.power):
             return False
-        failed = failures_of(ledger, case.id, number)
+        failed = ledger.failures_of(case.id, number)
         return not failed and _is_pending(case, number, ledger, night)
 
     later_cases = [later.case for later in later_goals.values()]
@@ -148,7 +137,7 @@ def _is_apart(case: Case, number: int, ledger: Ledger, night: Night) -> bool:
     control = CaseLaunch.of(case, number).control
     for goal in night.goals():
         has_same_control = CaseLaunch.of(goal.case, number).control == control
-        for failure in failures_of(ledger, goal.case.id, number):
+        for failure in ledger.failures_of(goal.case.id, number):
             concerns_case = goal.case == case or (has_same_control and failure.server_died)
             if failure.is_beside_others and concerns_case:
                 return True
@@ -208,7 +197,7 @@ def _next_number(case: Case, ledger: Ledger, night: Night) -> int:
 def _retried_number(case: Case, ledger: Ledger, night: Night) -> int:
     """Return the number of the further launch that is tried again; 0 if there is none."""
     number = _next_number(case, ledger, night)
-    return number if failures_of(ledger, case.id, number) else 0
+    return number if ledger.failures_of(case.id, number) else 0
 
 
 def _step_in_time(further: Further, within_s: float, ledger: Ledger, night: Night) -> Step | None:

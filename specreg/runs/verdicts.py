@@ -20,7 +20,7 @@ from specreg.measurement.measure import Measurement
 from specreg.measurement.metrics import METRICS
 from specreg.runs.goals import ATTEMPTS, CaseGoal, CaseLaunch
 from specreg.runs.ledger import Ledger, MeasuredLaunch
-from specreg.runs.plan import failures_of, is_tried
+from specreg.runs.plan import is_tried
 from specreg.stats.intervals import MORE_LAUNCHES
 from specreg.verdicts.references import References
 from specreg.verdicts.run_verdicts import acceptance_on_launch, confirmed, wants_fresh_launch
@@ -137,7 +137,7 @@ class LedgerJudge:
 
     def _failure(self, asked: Asked, check: str) -> Verdict | None:
         """Return the verdict on what couldn't be measured or checked; None if it is still tried."""
-        failures = failures_of(self.ledger, asked.case_id, asked.number, check)
+        failures = self.ledger.failures_of(asked.case_id, asked.number, check)
         if is_tried(failures, self.attempts):
             return None
         return _invalid(asked, failures[-1].reason)
@@ -188,7 +188,7 @@ class LedgerJudge:
         launch = self.ledger.find(case.id, number)
         if launch is not None:
             return launch.measurement
-        failures = failures_of(self.ledger, case.id, number)
+        failures = self.ledger.failures_of(case.id, number)
         return failures[-1].reason if failures else None
 
     def unconfirmed(self, ledger: Ledger, cases: Sequence[Case]) -> Sequence[Case]:

@@ -14,7 +14,7 @@ from specreg.measurement.metrics import Metric
 from specreg.runs.execute import NightExecutor
 from specreg.runs.goals import CaseLaunch, Night, Stage
 from specreg.runs.ledger import FailedLaunch, Ledger, MeasuredLaunch
-from specreg.runs.plan import failures_of, is_tried, next_step
+from specreg.runs.plan import is_tried, next_step
 from specreg.runs.verdicts import Asked, LedgerJudge
 from specreg.servers.handle import ServerHandle
 from specreg.suite.context import RunContext
@@ -225,7 +225,7 @@ class Run:
 
     def _error(self, case: Case, number: int, check: str = "") -> SpecregError:
         """Return why a case couldn't be measured or checked."""
-        failures = failures_of(self.ledger, case.id, number, check)
+        failures = self.ledger.failures_of(case.id, number, check)
         if not failures:
             return SpecregError(f"{case.id}: no test of the suite needs it, so it wasn't measured")
         return failures[-1].error or SpecregError(str(failures[-1].reason))
@@ -297,7 +297,7 @@ def _retried(ledger: Ledger, attempts: int) -> Iterator[str]:
             continue
         again = f"{failure.check} checked again" if failure.check else "measured again"
         if not _was_repeated(failure, failures[index + 1 :], ledger):
-            of_same = failures_of(ledger, failure.case_id, failure.number, failure.check)
+            of_same = ledger.failures_of(failure.case_id, failure.number, failure.check)
             if not is_tried(of_same, attempts):
                 continue
             # The run was interrupted before, or meanwhile.

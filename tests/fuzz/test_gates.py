@@ -53,7 +53,7 @@ def finished_gate(folder: Path) -> Gate:
         show=lambda _: None,
     )
     gate = open_gate(options, load_tier(folder, "cpu"))
-    (pair,) = gate.pairs
+    (pair,) = gate.goal.pairs
     for number, side in itertools.product((1, 2), COMPARED):
         key = gate.executor.key_of(pair, side, number)
         record_measurement(gate.ledger, pair.of(side), number, key)
@@ -71,7 +71,7 @@ def resumed(gate: Gate, folder: Path, content: bytes) -> tuple[Gate, list[str]]:
     ledger = Ledger(copy / LEDGER)
     options = dataclasses.replace(gate.options, out=copy, show=said.append)
     executor = dataclasses.replace(gate.executor, ledger=ledger, options=options)
-    take_over(ledger, gate.pairs, executor.key_of, options)
+    take_over(ledger, gate.goal.pairs, executor.key_of, options)
     again = dataclasses.replace(gate, options=options, folder=copy, executor=executor)
     return again, said
 
@@ -92,8 +92,8 @@ def read_gate(gate: Gate, folder: Path, content: bytes) -> None:
     again, said = resumed(gate, folder, content)
     launches = again.ledger.launches
     assert all(1 <= launched.number <= MAX_LAUNCHES for launched in launches)
-    assert {launched.case_id for launched in launches} <= {pair.id for pair in again.pairs}
-    (pair,) = again.pairs
+    assert {launched.case_id for launched in launches} <= {pair.id for pair in again.goal.pairs}
+    (pair,) = again.goal.pairs
     verdict = answer_verdict(pair, again.ledger)
     assert (verdict.case_id, verdict.metric) == (pair.id, "lossless_frac")
     assert verdict.outcome in {Outcome.PASS, Outcome.WRONG, Outcome.INVALID}
@@ -114,7 +114,7 @@ def turns_of_all(pair: Pair) -> int:
 
 def lines_of_answers(gate: Gate) -> Iterable[bytes]:
     """Lines with the answers of side A, and with a verdict."""
-    (pair,) = gate.pairs
+    (pair,) = gate.goal.pairs
     answer = Transcript(prompt=(1, 2, 3), output=(4, 5), text="so")
     reason = {"text": "1 of 2 answers of B isn't that of A: 'x'", "remedy": "look at it"}
     wrong = {"outcome": "WRONG", "value": 0.5, "reason": reason}
@@ -160,7 +160,7 @@ def test_all_of_a_sound_folder_is_taken_over(gate: Gate, tmp_path: Path) -> None
     again, said = resumed(gate, tmp_path, content)
     launched = [(launch.number, launch.arm) for launch in again.ledger.launches]
     assert launched == list(itertools.product((1, 2), COMPARED))
-    assert answer_verdict(again.pairs[0], again.ledger).outcome is Outcome.WRONG
+    assert answer_verdict(again.goal.pairs[0], again.ledger).outcome is Outcome.WRONG
     assert said == []
 
 

@@ -85,11 +85,11 @@ def test_two_drafts_are_compared_by_more_prompts_of_the_dataset(
     same = dataclasses.replace(options, **scripted_sides(tmp_path))
     overrides = [*same.b_overrides, f"draft={other_draft}"]
     other_options = dataclasses.replace(same, out=tmp_path / "other_gate", b_overrides=overrides)
-    (pair,) = opened(other_options).pairs
+    (pair,) = opened(other_options).goal.pairs
     assert (pair.a.request.prompts, pair.b.request.prompts) == (160, 160)
     named = dataclasses.replace(other_options, out=tmp_path / "named", prompts=30)
-    assert opened(named).pairs[0].a.request.prompts == 30
-    assert opened(same).pairs[0].a.request.prompts == 20
+    assert opened(named).goal.pairs[0].a.request.prompts == 30
+    assert opened(same).goal.pairs[0].a.request.prompts == 20
 
 
 def test_cases_of_a_tier_that_do_not_fit_are_left_out_unless_named(
@@ -101,7 +101,7 @@ def test_cases_of_a_tier_that_do_not_fit_are_left_out_unless_named(
     shown: list[str] = []
     sides = scripted_sides(tmp_path)
     request = dataclasses.replace(options, **sides, tier="gpu", case_ids=[], show=shown.append)
-    servers = [pair.a.server for pair in opened(request).pairs]
+    servers = [pair.a.server for pair in opened(request).goal.pairs]
     assert {(server.engine, server.models) for server in servers} == {
         ("vllm", "tiny"),
         ("vllm", "wide-1b"),
@@ -129,7 +129,7 @@ def here(options: GateOptions, tmp_path: Path) -> GateOptions:
 
 def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> None:
     """Writes what a launch measured of the first pair, as a gate does."""
-    pair = gate.pairs[0]
+    pair = gate.goal.pairs[0]
     measurement = launch(side, number, pair=pair, version=version).measurement
     gate.ledger.begin(gate.executor.key_of(pair, side, number))
     gate.ledger.end(measurement)
@@ -138,7 +138,7 @@ def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> No
 
 def test_a_pinned_case_is_compared_beside_the_real_one(here: GateOptions) -> None:
     pinning = dataclasses.replace(here, matrix=MATRIX, case_ids=[CASE], pin_length_tokens=2.5)
-    real, pinned = opened(pinning).pairs
+    real, pinned = opened(pinning).goal.pairs
     assert (real.id, pinned.id) == (CASE, CASE.replace("eagle3-tiny", "scheduled-tiny-al2.5"))
 
 
@@ -186,7 +186,7 @@ def test_the_folder_of_a_soak_or_of_a_run_is_not_continued_as_a_gate(
 
 def test_a_measurement_that_another_gate_had_only_begun_is_not_continued(here: GateOptions) -> None:
     gate = opened(here)
-    key: Key = gate.executor.key_of(gate.pairs[0], Side.A, 1)
+    key: Key = gate.executor.key_of(gate.goal.pairs[0], Side.A, 1)
     gate.ledger.begin(msgspec.structs.replace(key, engine="another engine"))
     with pytest.raises(UnsupportedError, match="is of another gate"):
         opened(dataclasses.replace(here, resume=True))
@@ -273,7 +273,7 @@ def test_a_repeated_launch_measures_only_what_is_missing(here: GateOptions) -> N
     gate.measure()
     gate.ledger.close()
     places = [(launch.case_id, launch.arm) for launch in gate.ledger.launches]
-    assert places == [(pair.id, side) for pair in gate.pairs for side in COMPARED]
+    assert places == [(pair.id, side) for pair in gate.goal.pairs for side in COMPARED]
 
 
 def slower(gate: Gate, step: GateStep, moved_frac: float = 0.0) -> Iterator[Entry]:
@@ -282,6 +282,23 @@ def slower(gate: Gate, step: GateStep, moved_frac: float = 0.0) -> Iterator[Entr
     both = CONTROL if Side.A1 in step.sides else COMPARED
     every = launches(-0.1 if both is COMPARED else moved_frac, sides=both, pair=step.pair)
     yield from (side_launch for side_launch in every if side_launch.number == step.number)
+
+
+def test_each_pair_shows_how_far_it_is_once_both_sides_were_launched(here: GateOptions) -> None:
+    tier = here.matrix / "cpu.toml"
+    tier.write_text(tier.read_text().replace("[1]", "[1, 2]"))
+    shown: list[str] = []
+    options = dataclasses.replace(here, launches=1, together=False, show=shown.append)
+
+    def first_of_all(gate: Gate, step: GateStep) -> Iterator[Entry]:
+        del gate
+        yield launch(step.sides[0], step.number, pair=step.pair)
+
+    gate = scripted(opened(options), first_of_all)
+    gate.measure()
+
+    first, second = (pair.id for pair in gate.goal.pairs)
+    assert [line.split(":")[0] for line in shown] == [f"launch 1, {first}", f"launch 1, {second}"]
 
 
 @pytest.mark.parametrize("has_time", [True, False], ids=["time", "no time"])
@@ -323,12 +340,12 @@ def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(here: GateO
     ]
     assert [type(launch) for launch in first] == [FailedLaunch, MeasuredLaunch]
     remarks = record_gate(gate, command="").remarks
-    assert f"side A2, launch 1, {gate.pairs[0].id}: it died" in remarks
+    assert f"side A2, launch 1, {gate.goal.pairs[0].id}: it died" in remarks
 
 
 def test_the_document_says_on_which_side_answers_never_left_the_thought(here: GateOptions) -> None:
     gate = opened(here)
-    (pair, *_) = gate.pairs
+    (pair, *_) = gate.goal.pairs
     launch_of_b = launch(Side.B, 1, pair=pair)
     of_b = launch_of_b.measurement
     assert of_b.replay is not None
@@ -347,7 +364,7 @@ def test_the_document_says_on_which_side_answers_never_left_the_thought(here: Ga
 
 def test_the_document_names_the_version_of_each_engine_of_a_side(here: GateOptions) -> None:
     gate = opened(here)
-    [pair] = gate.pairs
+    [pair] = gate.goal.pairs
     server = dataclasses.replace(pair.a.server, engine="triton")
     other_pair = dataclasses.replace(
         pair,
@@ -372,7 +389,7 @@ def test_a_gate_without_a_launch_needs_as_many_as_a_speed_does(here: GateOptions
 
 def test_no_hint_asks_for_more_launches_than_anybody_waits_for(here: GateOptions) -> None:
     gate = opened(here)
-    [pair] = gate.pairs
+    [pair] = gate.goal.pairs
     for side_launch in launches(0.0, noise=12, count=4, pair=pair):
         gate.ledger.add(side_launch)
     report = record_gate(gate, command="", resume_options="--resume")
@@ -390,7 +407,7 @@ def test_no_hint_asks_for_more_launches_than_anybody_waits_for(here: GateOptions
 
 def test_no_hint_names_a_tolerance_of_a_loss_that_nobody_overlooks(here: GateOptions) -> None:
     gate = opened(here)
-    [pair] = gate.pairs
+    [pair] = gate.goal.pairs
     for side_launch in launches(0.0, noise=80, count=4, pair=pair):
         gate.ledger.add(side_launch)
     hints = " ".join(record_gate(gate, command="", resume_options="--resume").hints)
@@ -401,7 +418,7 @@ def test_no_hint_names_a_tolerance_of_a_loss_that_nobody_overlooks(here: GateOpt
 
 def test_a_side_that_never_ran_is_not_called_measured(here: GateOptions) -> None:
     gate = opened(here)
-    [pair] = gate.pairs
+    [pair] = gate.goal.pairs
     gate.ledger.add(failed(Side.A, 1, pair=pair))
     gate.ledger.add(launch(Side.B, 1, pair=pair))
     [case] = record_gate(gate, command="").cases
@@ -413,7 +430,7 @@ def test_the_document_names_packages_that_differ_between_equal_versions(
     here: GateOptions, version: str
 ) -> None:
     gate = opened(here)
-    (pair, *_) = gate.pairs
+    (pair, *_) = gate.goal.pairs
     packages = {Side.A: ("numpy==2.4.5", "six==1.17.0"), Side.B: ("numpy==2.4.6", "six==1.17.0")}
     for side in COMPARED:
         launched = launch(side, 1, pair=pair, version=version if side.is_b else "0.32.0")
@@ -431,7 +448,7 @@ def test_the_document_names_packages_that_differ_between_equal_versions(
 def test_the_document_says_what_was_measured_and_how(here: GateOptions) -> None:
     shown: list[str] = []
     gate = opened(dataclasses.replace(here, tolerances=["step_p50_ms=0.1"], show=shown.append))
-    [pair] = gate.pairs
+    [pair] = gate.goal.pairs
     gate.ledger.add(failed(Side.A2, 1, pair=pair))
     for side in COMPARED:
         gate.ledger.add(launch(side, 1, pair=pair))

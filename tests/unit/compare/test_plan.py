@@ -142,7 +142,9 @@ ASK_BOTH = GateStep((PAIR,), 1, COMPARED, LOSSLESS)
         pytest.param(
             [not_compared(Side.A, 1)], True, GateStep((PAIR,), 2, COMPARED[::-1]), id="failed"
         ),
-        pytest.param([], False, GateStep((PAIR,), 2, (Side.B,)), id="B, and A unknown"),
+        pytest.param(
+            [not_compared(Side.A, 1)], False, GateStep((PAIR,), 2, (Side.B,)), id="A failed"
+        ),
         pytest.param(
             [answers_of_a(1)], False, GateStep((PAIR,), 1, (Side.B,), LOSSLESS), id="B after A"
         ),
