@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from specreg.core.errors import MemoryHeldError, PortInUseError, ServerDiedError, SpecregError
 from specreg.core.timeline import Phase
@@ -44,7 +43,7 @@ class Launcher(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServerHandle:
-    """A server that starts when it is first needed, and is stopped when the context ends.
+    """A server that starts when it is first needed.
 
     If it fails to start, each later use raises the same error, and it isn't started again until
     `forget_failure` is called.
@@ -73,19 +72,6 @@ class ServerHandle:
     _attempt: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _error: SpecregError | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._state = None
-        self.warm_for.clear()
-        self._running.__exit__(kind, error, traceback)
 
     @property
     def server(self) -> Server:
@@ -165,7 +151,9 @@ class ServerHandle:
             MemoryHeldError: The memory of its GPU isn't free afterwards.
             SensorError: Its GPU is gone.
         """
-        self.__exit__(None, None, None)
+        self._state = None
+        self.warm_for.clear()
+        self._running.close()
 
     def _start(self) -> None:
         """Lock the GPUs, and start the server on a first port."""

@@ -71,8 +71,10 @@ def start(case: Case, folder: Path) -> Iterator[Server]:
         launcher=ServerLauncher(provision=provision, root=builders.ROOT, ready_within_s=600),
         log_path=folder / f"{case.server.id}.log",
     )
-    with handle:
+    try:
         yield handle.server
+    finally:
+        handle.stop()
 
 
 def measure(case: Case, server: Server) -> tuple[Measurement, AcceptanceRecord]:

@@ -30,10 +30,12 @@ PROVISION = Provision(on_gpu=False, show=lambda _: None, python=sys.executable, 
 @contextmanager
 def running(handle: ServerHandle) -> Iterator[StartedServer]:
     """The ready server of a handle, which ends with the context."""
-    with handle:
+    try:
         server = handle.server
         assert isinstance(server, StartedServer)
         yield server
+    finally:
+        handle.stop()
 
 
 def start(

@@ -272,7 +272,7 @@ def test_nothing_starts_if_a_model_cannot_be_fetched(machine: Machine) -> None:
     launch = Launch(spec=machine.spec(), number=1)
     log_path = machine.folder / "logs/server.log"
     handle = ServerHandle(launch=launch, launcher=launcher, log_path=log_path)
-    with pytest.raises(ModelError, match="its terms must be accepted"), handle:
+    with pytest.raises(ModelError, match="its terms must be accepted"):
         handle.poll()
     assert [path.name for path in (machine.folder / "logs").iterdir()] == ["server~weights.log"]
 
