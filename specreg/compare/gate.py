@@ -5,7 +5,6 @@ The sides are two versions, builds or configurations of the engine.
 `open_gate` checks everything that can be checked before anything is measured.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -110,11 +109,12 @@ class Gate:
         Raises:
             SpecregError: a side can't start at all, or the ledger can't be written.
         """
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.executor.stop)
+        try:
             while step := next_step(self.ledger, self.goal):
                 self.ledger.extend(self.executor.execute(step))
                 self._show_progress(step)
+        finally:
+            self.executor.stop()
         return self.decide()
 
     def _show_progress(self, step: GateStep) -> None:

@@ -95,9 +95,10 @@ def final_rules(ledger: Ledger, goal: GateGoal) -> Rules:
     is then the last one, and gets the level of the looks that are left out. This is valid because
     the time runs out whatever the figures are.
     """
-    begun = max((launch.number for launch in ledger.launches), default=0)
-    if not begun or is_finished(ledger, goal) or next_step(ledger, goal) is not None:
+    step = _wanted_step(ledger, goal)
+    if step is None or _is_affordable(step, ledger, goal):
         return goal.rules
+    begun = max(launch.number for launch in ledger.launches)
     return dataclasses.replace(goal.rules, launches=begun)
 
 
@@ -140,12 +141,12 @@ def _is_affordable(step: GateStep, ledger: Ledger, goal: GateGoal) -> bool:
     """Return whether a launch has begun, or would end in time if it took as long as any so far."""
     [group] = [group for group in goal.groups if step.pair in group]
     group_ids = {pair.id for pair in group}
+    made_now = [launch for launch in ledger.launches if not launch.is_resumed]
     has_begun = any(
-        (launch.number, launch.is_resumed) == (step.number, False)
-        for launch in ledger.launches
-        if launch.case_id in group_ids and launch.arm in step.sides
+        launch.case_id in group_ids and launch.number == step.number and launch.arm in step.sides
+        for launch in made_now
     )
-    if has_begun or not ledger.spent_s:
+    if has_begun or not made_now:
         return True
     return ledger.spent_s + _longest_launch_s(ledger, goal) <= goal.within_s
 
@@ -206,7 +207,7 @@ def _at_look(launches: Sequence[ArmLaunch]) -> int:
 
 
 def _last_number(launches: Sequence[ArmLaunch]) -> int:
-    """Return the number of the last launch of B; 0 without one."""
+    """Return the number of the last launch of A or B; 0 without one."""
     return max((launch.number for launch in launches if launch.arm in COMPARED), default=0)
 
 

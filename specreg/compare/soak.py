@@ -1,6 +1,5 @@
 """A soak: keep one server under load for a long time, and judge how its figures drift."""
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
@@ -59,12 +58,13 @@ class Soak(Executor):
         Raises:
             SpecregError: the case can't be measured, or no longer. The segments so far remain.
         """
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.stop)
+        try:
             while number := next_segment(self.ledger, self.goal):
                 self.ledger.extend(self.execute(number))
                 for line in news_of(self.ledger.segments, self.goal):
                     self.options.show(line)
+        finally:
+            self.stop()
 
     def conclude(self) -> tuple[Verdict, ...]:
         """Return the verdicts on the segments so far, and show what the last look finds."""
