@@ -135,7 +135,7 @@ def _arm_report(gate: Gate, side: Side) -> ArmReport:
         name=side,
         text=text,
         overrides=tuple(overrides),
-        installed=gate.installed_on(side),
+        installed=gate.installed[side],
         engine_versions=gate.engines(side),
     )
 
@@ -176,7 +176,7 @@ def _expected_by_a(gate: Gate, pair: Pair, values: dict[str, float]) -> Expected
         environment="side A",
         recorded_on=today.isoformat(),
         # A page quotes the reason of a baseline. For side A it quotes what is installed there.
-        reason=gate.installed_on(Side.A),
+        reason=gate.installed[Side.A],
     )
     return msgspec.structs.replace(expected, values=values)
 
@@ -237,8 +237,8 @@ def _hints(gate: Gate, decision: Decision, resume_options: str) -> Iterator[str]
         if options:
             command = f"type the same command with {options}"
         yield (
-            f"about {_launches(needed)} of each side would decide: {command}; a quieter machine"
-            " needs fewer"
+            f"about {counted(needed, 'launch')} of each side would decide: {command}; a quieter"
+            " machine needs fewer"
         )
     yield from decision.unclear
 
@@ -262,19 +262,14 @@ def _lower_demands(decision: Decision, resume_options: str) -> Iterator[str]:
         yield f"{problem} too much on this machine: {advice}"
 
 
-def _launches(number: int) -> str:
-    """Return a number of launches in words."""
-    return counted(number, "launch")
-
-
 def _remarks(gate: Gate) -> Iterator[str]:
     """Yield remarks about how the gate measured and judged, and about launches that failed."""
     options = gate.options
     rules = gate.rules
     order = "at the same time" if gate.goal.together else "one after the other"
     yield (
-        f"the servers of both sides were up {order}, in {_launches(rules.launches)} each at most,"
-        f" and each launch was kept under load for at least {options.least_s:g} s"
+        f"the servers of both sides were up {order}, in {counted(rules.launches, 'launch')} each"
+        f" at most, and each launch was kept under load for at least {options.least_s:g} s"
     )
     if options.pin_length_tokens is not None:
         yield f"the acceptance length of the pinned cases is {options.pin_length_tokens:g}"

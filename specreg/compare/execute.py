@@ -83,8 +83,8 @@ class GateExecutor(Executor):
             for pair in step.pairs:
                 yield _failed(step, pair, error.side, Reason(text=str(error)))
             for launch in launches:
-                self._handle(launch).stop()
-                self._handle(launch).forget_failure()
+                self.servers.handle(launch).stop()
+                self.servers.handle(launch).forget_failure()
 
     def _start(self, step: GateStep) -> dict[Side, Server]:
         """Return the servers of a step, which are started if they don't run.
@@ -94,7 +94,8 @@ class GateExecutor(Executor):
             MemoryHeldError: another process holds the memory that it needs.
         """
         handles = {
-            side: self._handle(_launch_of(step.pair, side, step.number)) for side in step.sides
+            side: self.servers.handle(_launch_of(step.pair, side, step.number))
+            for side in step.sides
         }
         if not all(handle.is_ready for handle in handles.values()):
             # The two ids are equal if no setting differs.
@@ -188,7 +189,7 @@ class GateExecutor(Executor):
         except (InvalidMeasurementError, ServerDiedError) as error:
             yield _failed(step, pair, side, Reason(text=f"side {side}: {error}"))
             for each_side in servers:
-                self._handle(_launch_of(pair, each_side, step.number)).stop_if_dead()
+                self.servers.handle(_launch_of(pair, each_side, step.number)).stop_if_dead()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,8 +18,8 @@ import msgspec
 
 from specreg.compare.answers import check_saved
 from specreg.compare.execute import GateExecutor, KeyOf, blaming
-from specreg.compare.judging import Decision, Rules, rules_of
-from specreg.compare.options import MAX_LAUNCHES, GateOptions
+from specreg.compare.judging import Decision, Rules
+from specreg.compare.options import MAX_LAUNCHES, GateOptions, parse_tolerances
 from specreg.compare.pairs import (
     COMPARED,
     Pair,
@@ -38,6 +38,7 @@ from specreg.datasets.prompts import prompts_sha256
 from specreg.matrix.case import Case, Tier
 from specreg.matrix.models import model_sha256, resolve_model, served_models
 from specreg.matrix.prompts import check_contexts, check_drafts, load_case_prompts
+from specreg.measurement.metrics import GATE_METRICS
 from specreg.runs.ledger import LEDGER, Checked, Key, Ledger
 from specreg.servers.handle import Servers
 from specreg.servers.installer import packages_sha256
@@ -69,7 +70,7 @@ class Gate:
     options: GateOptions
     tier: Tier
     folder: Path
-    installed: Sequence[str]
+    installed: Mapping[Side, str]
     environment: Environment
     goal: GateGoal
     executor: GateExecutor
@@ -88,11 +89,6 @@ class Gate:
     def rules(self) -> Rules:
         """The rules by which the launches so far are judged."""
         return final_rules(self.ledger, self.goal)
-
-    def installed_on(self, side: Side) -> str:
-        """Return the package of a side, with its version and its origin; see `installed`."""
-        installed_on_a, installed_on_b = self.installed
-        return installed_on_b if side.is_b else installed_on_a
 
     def until(
         self, is_done: Callable[[Decision], bool], *, goes_on_until_done: bool = False
@@ -114,7 +110,7 @@ class Gate:
                 self.ledger.extend(self.executor.execute(step))
                 self._show_progress(step)
         finally:
-            self.executor.stop()
+            self.executor.servers.stop()
         return self.decide()
 
     def _show_progress(self, step: GateStep) -> None:
@@ -180,8 +176,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         pairs = tuple(_with_more_prompts(root, pair) for pair in pairs)
     if options.pin_length_tokens is not None:
         pairs += pinned_pairs(pairs, options.pin_length_tokens, on_gpu=on_gpu)
-    figures = sum(len(pair.deciding) for pair in pairs)
-    rules = rules_of(options, figures=figures)
+    tolerances = parse_tolerances(options.tolerances, GATE_METRICS)
 
     # Check that the models and prompts of the pairs are there, and install both sides.
     _check_models_and_prompts(root, pairs)
@@ -200,7 +195,7 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         models = [resolve_model(root, name) for name in (spec.target, spec.draft) if name]
         prompts = load_case_prompts(root, case)
         checksums = [prompts_sha256(prompts), *map(model_sha256, models)]
-        index = COMPARED.index(Side.B if side.is_b else Side.A)
+        own_side = Side.B if side.is_b else Side.A
         order = "together" if together else "in turn"
         return Key(
             case=case.key,
@@ -209,9 +204,9 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
             launch=number,
             purpose=f"{order}, {options.least_s:g} s",
             environment=environment.name,
-            engine=installed[index],
+            engine=installed[own_side],
             files_sha256=" ".join(checksums),
-            packages_sha256=packages_sha256(sources[index].packages(spec)),
+            packages_sha256=packages_sha256(sources[own_side].packages(spec)),
         )
 
     # Continue with what an interrupted gate has measured, which may be more launches than now.
@@ -223,10 +218,10 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
             f"--launches {options.launches}: launch {launches} was begun before, so all are judged"
             f" as with --launches {launches}"
         )
-    launcher_of_a, launcher_of_b = (
-        ServerLauncher(provision=source, root=root, ready_within_s=options.ready_within_s)
-        for source in sources
-    )
+    launchers: dict[str, ServerLauncher] = {
+        side: ServerLauncher(provision=source, root=root, ready_within_s=options.ready_within_s)
+        for side, source in sources.items()
+    }
     return Gate(
         options=options,
         tier=tier,
@@ -235,14 +230,18 @@ def open_gate(options: GateOptions, tier: Tier) -> Gate:
         environment=environment,
         goal=GateGoal(
             groups=groups_of(pairs),
-            rules=dataclasses.replace(rules, launches=launches),
+            rules=Rules(
+                launches=launches,
+                figures=sum(len(pair.deciding) for pair in pairs),
+                tolerances=tolerances,
+            ),
             together=together,
             within_s=_within_s(options, on_gpu=on_gpu),
         ),
         executor=GateExecutor(
             root=root,
             servers=Servers(
-                launcher=launcher_of_a, side_launchers={Side.B: launcher_of_b}, logs=folder / "logs"
+                launcher=launchers[Side.A], side_launchers=launchers, logs=folder / "logs"
             ),
             ledger=ledger,
             options=options,
@@ -388,15 +387,15 @@ def _with_more_prompts(root: Path, pair: Pair) -> Pair:
 
 def _sides(
     options: GateOptions, origins: Sequence[Origin], pairs: Sequence[Pair], *, on_gpu: bool
-) -> tuple[list[Provision], list[str]]:
+) -> tuple[dict[Side, Provision], dict[Side, str]]:
     """Return the environments of both sides, and what is installed in them."""
 
     def show_of(side: Side) -> Callable[[str], None]:
         """Return what shows a line about a side."""
         return lambda text: options.show(f"side {side}: {text}")
 
-    sources = []
-    installed = []
+    sources = {}
+    installed = {}
     kinds = (UnsupportedError, EnvironmentSetupError)
     for side, origin in zip(COMPARED, origins, strict=True):
         cases = [pair.of(side) for pair in pairs]
@@ -404,14 +403,14 @@ def _sides(
             source = provision_side(
                 origin, cases, on_gpu=on_gpu, show=show_of(side), waits=options.waits
             )
-            sources.append(source)
+            sources[side] = source
             check_drafts(options.root, cases)
             check_contexts(options.root, cases)
     # Install only after both sides were checked, because an installation takes minutes.
-    for side, source in zip(COMPARED, sources, strict=True):
+    for side, source in sources.items():
         with blaming(side, options, kinds):
             packages = dict.fromkeys(source.install(pair.of(side)) for pair in pairs)
-            installed.append(", ".join(packages))
+            installed[side] = ", ".join(packages)
     return sources, installed
 
 

@@ -24,7 +24,7 @@ from specreg.baselines.comparison import (
     paired_counts,
     paired_ratio_change,
 )
-from specreg.compare.options import MOST_WORTH_ASKING, ComparisonOptions, parse_tolerances
+from specreg.compare.options import MOST_WORTH_ASKING
 from specreg.compare.pairs import ACCEPTANCE, COMPARED, CONTROL, STEP, THROUGHPUT, Group, Pair, Side
 from specreg.core.reasons import Reason
 from specreg.measurement.measure import Measurement
@@ -126,21 +126,6 @@ class Rules:
         """Return the part of the level that all looks up to this number of launches spend."""
         share_frac = min(launches / self.launches, 1.0)
         return LEVEL * share_frac**_SPENT_EXPONENT
-
-
-def rules_of(options: ComparisonOptions, *, figures: int) -> Rules:
-    """Derive the rules from the options.
-
-    Args:
-        options: the options.
-        figures: how many metrics decide, over all pairs.
-
-    Raises:
-        UnsupportedError: a tolerance isn't a fraction between 0 and 1.
-        UnknownNameError: a tolerance names a metric that doesn't exist.
-    """
-    tolerances = parse_tolerances(options.tolerances, GATE_METRICS)
-    return Rules(launches=options.launches, figures=figures, tolerances=tolerances)
 
 
 class _Figure(NamedTuple):

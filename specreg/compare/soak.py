@@ -64,7 +64,7 @@ class Soak(Executor):
                 for line in news_of(self.ledger.segments, self.goal):
                     self.options.show(line)
         finally:
-            self.stop()
+            self.servers.stop()
 
     def conclude(self) -> tuple[Verdict, ...]:
         """Return the verdicts on the segments so far, and show what the last look finds."""
@@ -79,7 +79,7 @@ class Soak(Executor):
             SpecregError: the case can't be measured, or no longer.
         """
         case = self.goal.case
-        server = self._handle(Launch(spec=case.server, number=1)).server
+        server = self.servers.handle(Launch(spec=case.server, number=1)).server
         # A segment has a number of prompts instead of a duration, and begins with the full load.
         load = dataclasses.replace(case.load, duration_s=None, ramp_up_s=0.0)
         # Only the first segment needs a warm-up.

@@ -82,14 +82,6 @@ class Executor:
     ledger: Ledger
     measure_arms: MeasureArms = measure
 
-    def stop(self) -> None:
-        """Stop all servers.
-
-        Raises:
-            SpecregError: A server couldn't be stopped; the others are stopped all the same.
-        """
-        self.servers.stop()
-
     def _measure_arms(
         self, keys: Sequence[Key], arms: Sequence[Arm], workload: Workload, plan: Plan
     ) -> Sequence[Measurement]:
@@ -106,10 +98,6 @@ class Executor:
         """
         self.ledger.begin(*keys)
         return self.measure_arms(arms, workload, plan)
-
-    def _handle(self, launch: Launch) -> ServerHandle:
-        """Return the server of a launch, which may not be started."""
-        return self.servers.handle(launch)
 
 
 def hangs(measurement: Measurement) -> bool:
@@ -245,9 +233,9 @@ class NightExecutor(Executor):
         for launch in others:
             try:
                 self.settings.key_of(launch.case, launch.number)
-                _ = self._handle(launch.server).server
+                _ = self.servers.handle(launch.server).server
             except SpecregError as error:
-                self._handle(launch.server).forget_failure()
+                self.servers.handle(launch.server).forget_failure()
                 failed[launch.case.id] = _failed(launch, error, is_beside_others=True)
         return failed
 
@@ -263,7 +251,7 @@ class NightExecutor(Executor):
         """
         # Make an arm of each case, and one of the control unless it is a case itself.
         launches = [CaseLaunch.of(goal.case, first.number) for goal in goals]
-        handles = [self._handle(launch.server) for launch in launches]
+        handles = [self.servers.handle(launch.server) for launch in launches]
         control = self._control(goals, first)
         arms = [
             self._arm(launch, is_control=handle is control)
@@ -325,13 +313,13 @@ class NightExecutor(Executor):
         """
         has_control = first.case.control is not None and goals[0].speed
         if has_control or len(goals) > 1:
-            return self._handle(first.control)
+            return self.servers.handle(first.control)
         return None
 
     def _arm(self, launch: CaseLaunch, *, is_control: bool) -> Arm:
         """Return the arm that measures a case."""
         case = launch.case
-        handle = self._handle(launch.server)
+        handle = self.servers.handle(launch.server)
         return Arm(
             case=case,
             server=handle.server,
@@ -420,8 +408,10 @@ class NightExecutor(Executor):
         draft = case.server.draft
         return RunningCase(
             case=case,
-            server=self._handle(launch.server).server,
-            control=self._handle(launch.control).server if case.control is not None else None,
+            server=self.servers.handle(launch.server).server,
+            control=self.servers.handle(launch.control).server
+            if case.control is not None
+            else None,
             # Without the prompts of an extension.
             prompts=load_case_prompts(self.root, case)[: case.request.prompts],
             predict_drafts=functools.partial(
@@ -457,8 +447,8 @@ class NightExecutor(Executor):
         Raises:
             SpecregError: One of the servers that are needed didn't start.
         """
-        to_start = [launch for launch in needed if not self._handle(launch).is_ready]
-        more_to_start = [launch for launch in further if not self._handle(launch).is_ready]
+        to_start = [launch for launch in needed if not self.servers.handle(launch).is_ready]
+        more_to_start = [launch for launch in further if not self.servers.handle(launch).is_ready]
         if not to_start and not more_to_start:
             return
         names = " and ".join(launch.id for launch in (*to_start, *more_to_start))
@@ -466,8 +456,8 @@ class NightExecutor(Executor):
         with self.timeline.during(Phase.STARTING, *pair_ids, of=names):
             # The control starts first, because no case can be measured without it.
             self.servers.start_all(
-                [self._handle(launch) for launch in reversed(to_start)],
-                [self._handle(launch) for launch in more_to_start],
+                [self.servers.handle(launch) for launch in reversed(to_start)],
+                [self.servers.handle(launch) for launch in more_to_start],
             )
 
     def _stop_after(self, error: SpecregError, launch: CaseLaunch) -> None:
@@ -475,9 +465,9 @@ class NightExecutor(Executor):
         for name in dict.fromkeys((launch.server, launch.control)):
             if isinstance(error, HungError):
                 # The next case would wait for it just as long.
-                self._handle(name).stop()
+                self.servers.handle(name).stop()
             elif isinstance(error, ServerDiedError):
-                self._handle(name).stop_if_dead()
+                self.servers.handle(name).stop_if_dead()
 
 
 def _control_arm(case: Case, control: ServerHandle) -> Arm:

@@ -250,7 +250,7 @@ class Run:
             SpecregError: A server couldn't be stopped; the others are stopped all the same.
         """
         if self.executor is not None:
-            self.executor.stop()
+            self.executor.servers.stop()
 
     def result(self) -> RunResult:
         """Return the result of the run so far."""
