@@ -23,6 +23,8 @@ from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
 from specreg.report.terminal import render_report
 from specreg.runs.ledger import Entry, Failed, FailedLaunch, Key, MeasuredLaunch, Segment
+from specreg.servers.launch import Launch
+from specreg.servers.launcher import ServerLauncher
 from tests.doubles.vllm import __version__ as scripted_version
 from tests.unit import builders
 from tests.unit.builders.gates import failed, launch, launches, scripted, scripted_sides
@@ -134,6 +136,18 @@ def measured(gate: Gate, side: Side, number: int, version: str = "0.32.0") -> No
     gate.ledger.begin(gate.executor.key_of(pair, side, number))
     gate.ledger.end(measurement)
     gate.ledger.close()
+
+
+def test_the_servers_of_each_side_come_from_its_own_environment(here: GateOptions) -> None:
+    shown: list[str] = []
+    gate = opened(dataclasses.replace(here, show=shown.append))
+    [pair] = gate.goal.pairs
+    for side in Side:
+        launch_of_side = Launch(spec=pair.of(side).server, number=1, side=side)
+        launcher = gate.executor.servers.handle(launch_of_side).launcher
+        assert isinstance(launcher, ServerLauncher)
+        launcher.provision.show(side)
+    assert shown == ["side A: A", "side B: B", "side A: A1", "side A: A2"]
 
 
 def test_a_pinned_case_is_compared_beside_the_real_one(here: GateOptions) -> None:
