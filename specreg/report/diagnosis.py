@@ -50,24 +50,28 @@ FINDINGS: Mapping[str, str] = {
     " drafter's own state is probably wrong.",
     "STEP_COSTS_MORE": "Acceptance is as before, and a step takes longer: look at the engine, its"
     " flags or the machine.",
-    "STEP_TOO": "A step takes longer, too ({change} of the speed): look at the engine, its flags or"
-    " the machine.",
+    "STEP_TOO": "A step takes longer ({change} of the speed): look at the engine, its flags or the"
+    " machine.",
 }
 """The sentence of each finding."""
 
 
 def diagnose(case: CaseReport, lost: Sequence[Verdict]) -> Iterator[Finding]:
-    """Yield what the losses of a case point to; nothing if no rule applies."""
+    """Yield what the losses of a case point to, the larger one first; nothing if no rule fits."""
     for verdict in lost:
         if verdict.outcome is Outcome.WRONG and verdict.metric in FINDINGS:
             yield Finding(code=verdict.metric, facts={})
     quantities = {METRICS[verdict.metric].quantity for verdict in lost if verdict.metric in METRICS}
+    findings = []
     if "acceptance" in quantities:
-        finding = _lost_category(case) or _lost_position(case)
+        finding = _lost_category(case) or _lost_position(case, lost)
         if finding is not None:
-            yield finding
+            findings.append(finding)
     if "speed" in quantities:
-        yield from _lost_time(lost, has_lost_acceptance="acceptance" in quantities)
+        findings += _lost_time(lost, has_lost_acceptance="acceptance" in quantities)
+    if _is_mostly_time(lost):
+        findings.reverse()
+    yield from findings
 
 
 def _lost_category(case: CaseReport) -> Finding | None:
@@ -93,7 +97,7 @@ def _lost_category(case: CaseReport) -> Finding | None:
     return Finding(code="ONE_CATEGORY", facts=facts)
 
 
-def _lost_position(case: CaseReport) -> Finding | None:
+def _lost_position(case: CaseReport, lost: Sequence[Verdict]) -> Finding | None:
     """Return the first position whose draft became worse, and what that means; None without one."""
     if case.expected is None or case.figures is None or case.figures.acceptance is None:
         return None
@@ -111,13 +115,32 @@ def _lost_position(case: CaseReport) -> Finding | None:
         # all later positions too. Only among the steps that reached its own position is it visible.
         if now / now_reached >= _LOST_FRAC * before / before_reached:
             continue
-        facts = {"position": str(position), "before": f"{before:.1%}", "now": f"{now:.1%}"}
+        old_frac, new_frac = _judged_shares(position, lost) or (before, now)
+        facts = {"position": str(position), "before": f"{old_frac:.1%}", "now": f"{new_frac:.1%}"}
         if position > 1:
             return Finding(code="LATER_POSITIONS", facts=facts)
         if now < _NEVER_ACCEPTED_FRAC:
             return Finding(code="DRAFT_NOT_LOADED", facts=facts)
         return Finding(code="OTHER_MODEL", facts=facts)
     return None
+
+
+def _judged_shares(position: int, lost: Sequence[Verdict]) -> tuple[float, float] | None:
+    """Return the two shares that the verdict on a position compared; None without a verdict."""
+    for verdict in lost:
+        is_of_position = verdict.metric in METRICS and METRICS[verdict.metric].position == position
+        if is_of_position and verdict.comparison.expected is not None and verdict.value is not None:
+            return verdict.comparison.expected, verdict.value
+    return None
+
+
+def _is_mostly_time(lost: Sequence[Verdict]) -> bool:
+    """Return whether a case lost more speed by the cost of its steps than by acceptance."""
+    causes = [dict(verdict.cause.parts) for verdict in lost if verdict.cause is not None]
+    return any(
+        changes.get("the cost of a step", 0.0) < changes.get("acceptance", 0.0)
+        for changes in causes
+    )
 
 
 def _lost_time(lost: Sequence[Verdict], *, has_lost_acceptance: bool) -> Iterator[Finding]:

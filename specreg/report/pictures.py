@@ -59,7 +59,8 @@ def render_pictures(report: Report) -> Mapping[str, str]:
     report = readable_values(report)
     drawn = {"pictures/verdict.svg": _card(report)}
     for name, picture in _pictures(report):
-        note = "grey: before" if isinstance(picture, BarPicture) else picture.note
+        before = report.arms[0].name if report.arms else "before"
+        note = f"grey: {before}" if isinstance(picture, BarPicture) else picture.note
         drawn[f"pictures/{name}.svg"] = _draw(picture.title, [note], [picture])
     return drawn
 

@@ -141,7 +141,10 @@ def describe_loss(loss: Verdict, lost: Iterable[Verdict]) -> str:
         drafts = f"{comparison.expected - 1:.2f} → {loss.value - 1:.2f} a step"
         text = f"accepts {percent} fewer drafts ({drafts})"
     elif loss.metric == _SPEEDUP:
-        text = f"lost {percent} of its speedup (×{comparison.expected:.2f} → ×{loss.value:.2f})"
+        values = f"×{comparison.expected:.2f} → ×{loss.value:.2f}"
+        if loss.value < 1 < comparison.expected:
+            values += ", slower than without speculation"
+        text = f"lost {percent} of its speedup ({values})"
     elif comparison.two_sided:
         direction = "more" if change_frac > 0 else "less"
         text = f"has {percent} {direction} {label_of(loss.metric)} ({values})"

@@ -76,7 +76,8 @@ def _evidence(report: Report, case: CaseReport, verdicts: Sequence[Verdict]) -> 
     fall = waterfall(verdicts)
     if fall is not None:
         yield Chart(fall)
-    positions = positions_picture(case, verdicts, "Accepted drafts by position; grey: before")
+    before = report.arms[0].name if report.arms else "before"
+    positions = positions_picture(case, verdicts, f"Accepted drafts by position; grey: {before}")
     if positions is not None:
         yield Chart(positions)
 

@@ -67,6 +67,17 @@ def test_the_first_lost_position_is_named_with_both_shares() -> None:
     assert finding.facts == {"position": "2", "before": "60.0%", "now": "30.0%"}
 
 
+def test_the_shares_of_a_position_are_those_that_its_verdict_compared() -> None:
+    position = dataclasses.replace(
+        LENGTH_LOST,
+        metric="acceptance_pos2_frac",
+        value=0.29,
+        comparison=dataclasses.replace(LENGTH_LOST.comparison, expected=0.61),
+    )
+    (finding,) = diagnose(case_with((0.8, 0.3, 0.2)), [LENGTH_LOST, position])
+    assert finding.facts == {"position": "2", "before": "61.0%", "now": "29.0%"}
+
+
 def test_a_loss_of_a_single_category_is_one_of_its_prompts() -> None:
     lost = case_with((0.7, 0.5, 0.3), coding=(3.12, 1.85), math=(2.74, 2.73))
     (finding,) = diagnose(lost, [LENGTH_LOST])
@@ -96,6 +107,9 @@ def test_an_equal_acceptance_with_a_lost_speed_is_the_engine() -> None:
 def test_an_acceptance_and_a_step_that_are_both_lost_are_both_named() -> None:
     cause = Cause(parts=(("acceptance", -0.1), ("the cost of a step", -0.3)))
     slower = dataclasses.replace(reports.LOST, cause=cause)
+    assert codes(case_with((0.8, 0.6, 0.1)), LENGTH_LOST, slower) == ["STEP_TOO", "LATER_POSITIONS"]
+    worse_draft = Cause(parts=(("acceptance", -0.3), ("the cost of a step", -0.1)))
+    slower = dataclasses.replace(slower, cause=worse_draft)
     assert codes(case_with((0.8, 0.6, 0.1)), LENGTH_LOST, slower) == ["LATER_POSITIONS", "STEP_TOO"]
     little = dataclasses.replace(slower, cause=Cause(parts=(("the cost of a step", -0.01),)))
     assert codes(case_with((0.8, 0.6, 0.1)), LENGTH_LOST, little) == ["LATER_POSITIONS"]

@@ -92,7 +92,8 @@ def test_a_speed_lost_by_both_names_the_larger_part() -> None:
     cause = Cause(parts=(("acceptance", -0.2), ("the cost of a step", -0.7)))
     lost = speed(Outcome.REGRESSED, metric="speedup_ratio", value=0.5, expected=1.5, cause=cause)
     assert sentence(judged(lost, LENGTH_LOST)).endswith(
-        "lost 10.0 % of its speedup (×1.50 → ×0.50), mostly by the cost of a step"
+        "lost 10.0 % of its speedup (×1.50 → ×0.50, slower than without speculation),"
+        " mostly by the cost of a step"
     )
 
 
