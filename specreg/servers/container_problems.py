@@ -34,6 +34,37 @@ _PROBLEMS = (
         "its daemon doesn't run",
         "start it (systemctl start docker), or use podman",
     ),
+    # docker 28.2.2 and the registries: Docker Hub's limit for users without an account.
+    Problem(
+        r"toomanyrequests|TOOMANYREQUESTS|\b429 Too Many Requests",
+        "its registry's limit of pulls is reached",
+        "log in to it with the runtime's command login, wait, or name a mirror's image",
+    ),
+    # docker, and podman 4.3.1.
+    Problem(
+        r"no matching manifest for|no image found in (?:manifest list|image index) for",
+        "the image isn't built for this machine's processor",
+        "use a tag that is, which the image's page in its registry lists",
+        is_refusal=True,
+    ),
+    Problem(
+        r"x509:|certificate signed by unknown authority",
+        "its registry's certificate isn't trusted",
+        "put the certificate of its authority into /etc/docker/certs.d/HOST:PORT/ca.crt (podman:"
+        " /etc/containers/certs.d)",
+    ),
+    Problem(
+        r"server gave HTTP response to HTTPS client",
+        "its registry has no TLS",
+        "add it to insecure-registries in /etc/docker/daemon.json (podman: insecure = true in"
+        " /etc/containers/registries.conf)",
+    ),
+    # The client's configuration names a program that isn't there, often Docker Desktop's.
+    Problem(
+        r"docker-credential-\S+: executable file not found|error getting credentials",
+        "the program that keeps its passwords is missing",
+        "install it, or remove credsStore and credHelpers from ~/.docker/config.json",
+    ),
     # docker about a private or a missing repository, podman and registries about a private one.
     Problem(
         r"pull access denied|requested access to the resource is denied|unauthorized"
@@ -61,7 +92,7 @@ _PROBLEMS = (
     ),
     Problem(
         r"no such host|connection refused|i/o timeout|TLS handshake|name resolution"
-        r"|network is unreachable|dial tcp",
+        r"|network is unreachable|dial tcp|context deadline exceeded|Client\.Timeout exceeded",
         "its registry can't be reached",
         "check the network, or load the image from a file (docker load, podman load)",
     ),

@@ -7,6 +7,7 @@ apptainer's is made of descendants of that program.
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import re
@@ -38,7 +39,8 @@ _OWNER = "specreg.owner"
 """The label that names the process of specreg that started a container."""
 _GRACE_S = 5
 _ASK_S = 30.0
-_CHOICE = f"name one with --specreg-container-runtime or {RUNTIME_VARIABLE}"
+_OPTION = "--specreg-container-runtime"
+_CHOICE = f"name one with {_OPTION} or {RUNTIME_VARIABLE}"
 _OF_CLIENT = re.compile(r"PATH|HOME|USER|LOGNAME|TMPDIR|(?:XDG|DOCKER|CONTAINERS?|LD)_\w+")
 """The variables that the runtime's own program reads. A container gets its own values of them by
 the command line, and all others through the variables of that program, so that no secret shows."""
@@ -112,33 +114,37 @@ class Runtime:
     Attributes:
         program: The program with its own flags, such as `("podman", "--storage-driver=vfs")`.
         arguments: Further flags for each container.
+        is_podman: True for podman, which may be called `docker`.
     """
 
     program: tuple[str, ...]
     arguments: tuple[str, ...] = ()
+    is_podman: bool = False
 
     @property
     def name(self) -> str:
         """The name of the program."""
         return Path(self.program[0]).name
 
-    @property
-    def is_podman(self) -> bool:
-        """True for podman."""
-        return self.name.startswith("podman")
-
     def check(self) -> str:
         """Check that it works for this user, and return its version.
 
         Raises:
-            UnsupportedError: It can't be run, or its daemon doesn't answer.
+            UnsupportedError: It can't be run, or its daemon doesn't answer, or isn't docker's.
         """
         if self.is_podman:
             # This reads podman's configuration and its storage.
-            arguments = ("info", "--format", "{{.Version.Version}}")
-        else:
-            arguments = ("version", "--format", "{{.Server.Version}}")
-        return self._answer(*arguments).strip()
+            return self._answer("info", "--format", "{{.Version.Version}}").strip()
+        parts = "{{range .Server.Components}}{{.Name}},{{end}}"
+        answer = self._answer("version", "--format", f"{{{{.Server.Version}}}} {parts}")
+        version, _, components = answer.strip().partition(" ")
+        # Its service answers docker's client, and starts containers without the GPUs of `--gpus`.
+        if "podman" in components.lower():
+            raise UnsupportedError(
+                f"container runtime '{self}': it asks podman's service, which gives no GPUs so;"
+                f" name podman itself with {_OPTION}"
+            )
+        return version
 
     def storage(self) -> Path:
         """Return the folder of its images.
@@ -159,11 +165,10 @@ class Runtime:
         try:
             (details,) = json.loads(done.stdout)
             image_id = f"sha256:{details['Id'].removeprefix('sha256:')}"
-            digests = [text.rpartition("@")[2] for text in details.get("RepoDigests") or ()]
+            digest = _digest_of(name, details.get("RepoDigests") or ()) or image_id
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
-        # podman lists an image's own digest and that of its list of platforms, in any order.
-        return Image(name=name, digest=min(digests, default=image_id), source=image_id)
+        return Image(name=name, digest=digest, source=image_id)
 
     def check_pullable(self, name: str) -> None:
         """Check that a registry would give an image, as far as it answers.
@@ -200,6 +205,9 @@ class Runtime:
             inside: What the container is given.
             container: The name of the container, by which it is stopped, and by whose label a later
                 run finds it. Empty for the command of somebody who types it.
+
+        Raises:
+            UnsupportedError: A folder can't be mounted, because of its name.
         """
         flags = ["--rm", "--pull", "never", "--network", "host", "--ipc", "host"]
         flags += ["--entrypoint", command[0]]
@@ -211,6 +219,8 @@ class Runtime:
             flags += ["--workdir", str(inside.folder)]
         flags += self._user_flags()
         flags += self._gpu_flags(inside.gpu_ids)
+        # The value of `--mount` is CSV.
+        _check_mountable(inside, ',"')
         for path in inside.mounted_for_reading:
             flags += ["--mount", f"type=bind,source={path},target={path},readonly"]
         for path in inside.mounted_for_writing:
@@ -369,6 +379,7 @@ class Apptainer(Runtime):
             flags.append("--nv")
         if inside.gpu_ids and inside.gpu_ids != ALL_GPUS:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(inside.gpu_ids)
+        _check_mountable(inside, ",:")
         for path in inside.mounted_for_reading:
             flags += ["--bind", f"{path}:{path}:ro"]
         for path in inside.mounted_for_writing:
@@ -386,7 +397,49 @@ class Apptainer(Runtime):
         """Return the file of an image."""
         if name.endswith(".sif"):
             return Path(name)
-        return cache_folder("images") / f"{re.sub(r'[^A-Za-z0-9.]+', '-', name)}.sif"
+        # The part for the reader may be equal for two names.
+        readable = re.sub(r"[^A-Za-z0-9.]+", "-", name)
+        unique = hashlib.sha256(name.encode()).hexdigest()[:12]
+        return cache_folder("images") / f"{readable}-{unique}.sif"
+
+
+def _digest_of(name: str, repositories: Sequence[str]) -> str:
+    """Return the digest that the repository of an image has; empty if none of them is its own.
+
+    Args:
+        name: The image, as the user wrote it.
+        repositories: `REPOSITORY@DIGEST` of all repositories from which the image came.
+    """
+    tagged, _, named_digest = name.partition("@")
+    if named_digest:
+        return named_digest
+    folder, slash, last = tagged.rpartition("/")
+    repository = f"{folder}{slash}{last.partition(':')[0]}"
+    digests: dict[str, list[str]] = {}
+    for text in repositories:
+        found, _, digest = text.partition("@")
+        digests.setdefault(found, []).append(digest)
+    # podman writes a name with the registry that it stands for.
+    for prefix in ("", "docker.io/", "docker.io/library/", "localhost/"):
+        if prefix + repository in digests:
+            # It lists an image's own digest and that of its list of platforms, in any order.
+            return min(digests[prefix + repository])
+    return ""
+
+
+def _check_mountable(inside: Inside, separators: str) -> None:
+    """Check that no folder has a character in its name that separates the parts of a mount.
+
+    Raises:
+        UnsupportedError: One has.
+    """
+    for path in (*inside.mounted_for_reading, *inside.mounted_for_writing):
+        for separator in separators:
+            if separator in str(path):
+                raise UnsupportedError(
+                    f"folder '{path}': has a {separator} in its name, and can't be mounted into a"
+                    " container; rename it, or move it"
+                )
 
 
 def new_container_name() -> str:
@@ -403,18 +456,35 @@ def find_runtime(chosen: str = "") -> Runtime:
     Raises:
         UnsupportedError: There is none, or it doesn't work.
     """
-    wanted = chosen or os.environ.get(RUNTIME_VARIABLE, "")
-    return _find_runtime(
-        wanted, os.environ.get(ARGUMENTS_VARIABLE, ""), os.environ.get("PATH", os.defpath)
-    )
+    wanted = None
+    if chosen:
+        wanted = _words_of_setting(_OPTION, chosen)
+    elif os.environ.get(RUNTIME_VARIABLE):
+        wanted = _words_of_setting(RUNTIME_VARIABLE, os.environ[RUNTIME_VARIABLE])
+    if wanted is not None and not (wanted and wanted[0]):
+        name = _OPTION if chosen else RUNTIME_VARIABLE
+        raise UnsupportedError(f"{name}: names no program; name one, such as podman")
+    arguments = _words_of_setting(ARGUMENTS_VARIABLE, os.environ.get(ARGUMENTS_VARIABLE, ""))
+    return _find_runtime(wanted, arguments, os.environ.get("PATH", os.defpath))
+
+
+def _words_of_setting(name: str, text: str) -> tuple[str, ...]:
+    """Return the words of an option or a variable.
+
+    Raises:
+        UnsupportedError: It isn't written as for a shell.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UnsupportedError(f"{name}: {error}; write it as in a shell") from error
 
 
 @functools.cache
-def _find_runtime(wanted: str, written_arguments: str, path: str) -> Runtime:
+def _find_runtime(wanted: tuple[str, ...] | None, arguments: tuple[str, ...], path: str) -> Runtime:
     """Return the runtime that is wanted, or the first one on a path of folders that works."""
-    arguments = tuple(shlex.split(written_arguments))
     if wanted:
-        runtime = _runtime_of(tuple(shlex.split(wanted)), arguments)
+        runtime = _runtime_of(wanted, arguments)
         runtime.check()
         return runtime
     errors = []
@@ -437,6 +507,17 @@ def _find_runtime(wanted: str, written_arguments: str, path: str) -> Runtime:
 
 
 def _runtime_of(program: tuple[str, ...], arguments: tuple[str, ...]) -> Runtime:
-    name = Path(program[0]).name
-    kind = Apptainer if name.startswith(("apptainer", "singularity")) else Runtime
-    return kind(program=program, arguments=arguments)
+    """Return a runtime, as it names itself: podman is often installed as `docker`, too."""
+    says = ""
+    # If it can't be run, its check says so.
+    with contextlib.suppress(OSError):
+        says = ask_program((*program, "--version"), within_s=_ASK_S).stdout
+    if says.startswith(("apptainer", "singularity")):
+        return Apptainer(program=program, arguments=arguments)
+    # docker says "Docker version …". podman begins with the name by which it was called.
+    is_podman = says.startswith(("podman version", f"{Path(program[0]).name} version"))
+    return Runtime(
+        program=program,
+        arguments=arguments,
+        is_podman=is_podman and not says.startswith(("Docker version", "nerdctl version")),
+    )

@@ -73,13 +73,14 @@ def inside_container(
         gpu_ids: The UUIDs of its GPUs.
     """
     temporary, home = folders
+    hub_cache = hub_cache_dir().absolute()
     # A user without an entry in the image's /etc/passwd has no home and no name.
     own_variables = {
         "HOME": str(home),
         "USER": "specreg",
         "LOGNAME": "specreg",
         "TMPDIR": str(temporary),
-        "HF_HUB_CACHE": str(hub_cache_dir()),
+        "HF_HUB_CACHE": str(hub_cache),
         # The models have been fetched, and their folder can't be written.
         "HF_HUB_OFFLINE": "1",
     }
@@ -88,8 +89,8 @@ def inside_container(
         variables.pop(name, None)
     paths = [site.target, site.draft or "", *variables.get("PYTHONPATH", "").split(":")]
     read_only = [Path(path) for path in paths if path.startswith("/")]
-    if hub_cache_dir().is_dir():
-        read_only.append(hub_cache_dir())
+    if hub_cache.is_dir():
+        read_only.append(hub_cache)
     return Inside(
         variables=variables, folder=root, read_only=read_only, writable=folders, gpu_ids=gpu_ids
     )

@@ -734,7 +734,8 @@ def why_no_program(engine: Engine) -> str:
     """
     if engine.program is None or shutil.which(engine.program) is not None:
         return ""
-    advice = "run where it is installed, or leave the engine's cases out"
+    advice = 'run where it is installed, name an image that has it (image = "…"), or leave the'
+    advice += " engine's cases out"
     return f"engine '{engine.name}': no program '{engine.program}' on PATH; {advice}"
 
 
@@ -755,8 +756,8 @@ def why_not_installable(
     """
     subject = f"engine '{engine.name}'"
     elsewhere = (
-        f"name the Python of an environment that has it ({PYTHON_CHOICE}), or start it in its"
-        " vendor's container and measure it with --specreg-attach=URL"
+        f"name the Python of an environment that has it ({PYTHON_CHOICE}), or its vendor's image"
+        ' (image = "…" in the tier, or --specreg-image)'
     )
     if engine.pythons and python not in engine.pythons:
         versions = " and ".join(engine.pythons)

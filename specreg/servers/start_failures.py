@@ -256,6 +256,19 @@ KNOWN_CAUSES = (
         ),
     ),
     KnownCause(
+        says="the container runtime can't give a container GPUs",
+        words={r"could not select device driver": "NixOS/nixpkgs#337873"},
+        advice="install the NVIDIA Container Toolkit, and restart docker's daemon",
+    ),
+    KnownCause(
+        says="podman has no description of this machine's GPUs",
+        words={
+            r"unresolvable CDI devices": "NVIDIA/nvidia-container-toolkit#146",
+            r"stat nvidia\.com/gpu": "NVIDIA/nvidia-container-toolkit#63",
+        },
+        advice="write it: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+    ),
+    KnownCause(
         says="CUDA's compiler, nvcc, is missing",
         words={
             r"Could not find nvcc": "flashinfer-ai/flashinfer#1919",

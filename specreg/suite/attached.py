@@ -29,6 +29,9 @@ _API = "/v1"
 """The end of the URLs that clients of OpenAI's API take. All engines have further paths beside it,
 so it isn't a part of a server's address."""
 _TOKEN = re.compile(r"[\x21-\x7e]+")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_OWN_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+"""The names of this machine for itself."""
 
 
 def addresses_of(
@@ -65,7 +68,7 @@ def addresses_of(
         token_env=attached.token_env,
         ca_file=attached.ca_file,
     )
-    if control.url == attached.url:
+    if _server_at(control.url) == _server_at(attached.url):
         raise AttachError(
             f"{_CONTROL}: is the server of {_ATTACH} too, '{control.url}'; give the URL of one"
             " without speculation"
@@ -132,26 +135,49 @@ def _checked_server(flag: str, text: str) -> str:
     Raises:
         AttachError: It isn't the URL of a server, or has a user, a password or a query.
     """
-    problem = _url_problem(text)
+    url = text.strip(" ")
+    problem = _url_problem(url)
     if problem:
         raise AttachError(f"{flag}: {problem}; give http://HOST:PORT, or with a path before {_API}")
-    return text.rstrip("/").removesuffix(_API).rstrip("/")
+    return _written_alike(url).rstrip("/").removesuffix(_API).rstrip("/")
 
 
 def _checked_pages(text: str | None) -> tuple[str, ...]:
     """Return the URLs of the pages of counters; errors as in `_checked_server`."""
-    urls = () if text is None else tuple(text.split(","))
-    for url in urls:
+    texts = () if text is None else text.split(",")
+    urls: list[str] = []
+    for url in (text.strip(" ") for text in texts):
         problem = _url_problem(url)
         if not problem and not urlsplit(url).path.strip("/"):
             problem = f"got '{url}', needed the whole URL of the page"
-        if not problem and urls.count(url) > 1:
+        if not problem and _written_alike(url) in urls:
             problem = f"names '{url}' twice"
         if problem:
             raise AttachError(
                 f"{_METRICS}: {problem}; give http://HOST:PORT/metrics, once for each replica"
             )
-    return urls
+        urls.append(_written_alike(url))
+    return tuple(urls)
+
+
+def _written_alike(url: str) -> str:
+    """Return a valid URL in the one form in which all texts for the same URL are equal."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ":" in host:
+        host = f"[{host}]"
+    if parts.port not in {None, _DEFAULT_PORTS[parts.scheme]}:
+        host = f"{host}:{parts.port}"
+    return parts._replace(netloc=host).geturl()
+
+
+def _server_at(url: str) -> tuple[str, str, int | None, str]:
+    """Return what names a server in the URL of one; the same for all names of this machine."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    if host in _OWN_HOSTS:
+        host = "localhost"
+    return parts.scheme, host, parts.port, parts.path
 
 
 def _url_problem(url: str) -> str:

@@ -257,7 +257,8 @@ def why_unfit(context: RunContext) -> Mapping[str, str]:
         return needs
     for case in context.tier.cases:
         missing_program = why_no_program(engine_named(case.server.engine))
-        if missing_program:
+        # An image brings the program.
+        if missing_program and not case.server.image:
             needs[case.id] = missing_program
     return needs
 

@@ -1,7 +1,8 @@
 """A scripted docker, whose answers are those of docker 28.2.2.
 
 As with the real one, the processes of a container are children of the daemon and not of the client.
-The state is a folder: `images.json` maps names to ids, `registry.json` names to be pulled,
+The state is a folder: `images.json` maps names to ids, `repositories.json` lists the
+names and digests that all of them have in registries, `registry.json` maps names to be pulled,
 `problem.txt` is what every command fails with, and each container has a folder of its own.
 
     python program.py daemon FOLDER
@@ -61,13 +62,16 @@ def _write(path: Path, text: str) -> None:
 
 def client(folder: Path, arguments: list[str]) -> int:  # noqa: C901, PLR0911, PLR0912 - a branch each
     """Answer a command as docker does, and return its exit status."""
+    if arguments == ["--version"]:
+        sys.stdout.write("Docker version 28.2.2, build e6534b4\n")
+        return 0
     problem = folder / "problem.txt"
     if problem.exists():
         sys.stderr.write(problem.read_text())
         return 1
     match arguments:
         case ["version", *_]:
-            sys.stdout.write("28.2.2\n")
+            sys.stdout.write("28.2.2 Engine,containerd,runc,docker-init,\n")
         case ["info", *_]:
             sys.stdout.write(f"{folder}\n")
         case ["image", "inspect", name]:
@@ -102,7 +106,8 @@ def _inspect_image(folder: Path, name: str) -> int:
         sys.stdout.write("[]\n")
         sys.stderr.write(f"Error response from daemon: No such image: {name}\n")
         return 1
-    sys.stdout.write(json.dumps([{"Id": images[name], "RepoDigests": []}]))
+    repositories = json.loads((folder / "repositories.json").read_text())
+    sys.stdout.write(json.dumps([{"Id": images[name], "RepoDigests": repositories}]))
     return 0
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,8 +33,9 @@ class Docker:
     def registry(self, name: str, **answer: str) -> None:
         (self.state / "registry.json").write_text(json.dumps({name: answer}))
 
-    def images(self, digests: Mapping[str, str]) -> None:
+    def images(self, digests: Mapping[str, str], repositories: Sequence[str] = ()) -> None:
         (self.state / "images.json").write_text(json.dumps(digests))
+        (self.state / "repositories.json").write_text(json.dumps(repositories))
 
     @property
     def containers(self) -> list[str]:
@@ -55,6 +56,7 @@ def scripted_docker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[D
     state = folder / "docker-state"
     state.mkdir()
     (state / "images.json").write_text(json.dumps({IMAGE: DIGEST}))
+    (state / "repositories.json").write_text("[]")
     (state / "registry.json").write_text("{}")
     programs = folder / "bin"
     programs.mkdir()

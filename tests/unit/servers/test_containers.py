@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,9 @@ from specreg.core.errors import (
     UnsupportedError,
 )
 from specreg.engines.server_spec import ServerSpec
+from specreg.servers.container_owner import has_ended, own_mark
 from specreg.servers.containers import (
+    ARGUMENTS_VARIABLE,
     RUNTIME_VARIABLE,
     Apptainer,
     Image,
@@ -193,6 +195,28 @@ def test_the_container_of_a_run_that_goes_on_is_left_to_it(docker: Docker, tmp_p
         assert docker.containers
 
 
+def test_an_owner_is_known_by_ticks_that_no_clock_moves() -> None:
+    mark = own_mark()
+    # Field 22 of proc_pid_stat(5). The name of the program may have blanks and parentheses.
+    ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    assert mark.split("/")[2:] == [str(os.getpid()), ticks]
+    assert not has_ended(mark)
+    assert has_ended(f"{mark}0")
+    with subprocess.Popen((sys.executable, "-c", "import time; time.sleep(60)")) as other:
+        ticks = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        mark = "/".join((*mark.split("/")[:2], str(other.pid), ticks))
+        assert not has_ended(mark)
+        other.kill()
+        other.wait()
+        assert has_ended(mark)
+
+
+@pytest.mark.parametrize("mark", ["", "a/b", "a/b/1/2", "{boot}/{pid}/1.5"])
+def test_an_owner_that_cannot_be_known_is_taken_to_live(mark: str) -> None:
+    boot = "/".join(own_mark().split("/")[:2])
+    assert not has_ended(mark.format(boot=boot, pid=2**30))
+
+
 def test_an_image_is_pulled_once_with_progress(docker: Docker) -> None:
     docker.registry("team/new:2", id="sha256:" + "cd" * 32)
     shown: list[str] = []
@@ -215,6 +239,38 @@ def test_an_image_is_pulled_once_with_progress(docker: Docker) -> None:
         ),
         ("write /var/lib/docker/tmp/x: no space left on device", "the disk of the runtime is full"),
         ('Get "https://r/v2/": dial tcp: lookup r: no such host', "registry can't be reached"),
+        (
+            "toomanyrequests: You have reached your unauthenticated pull rate limit.",
+            "limit of pulls is reached; log in to it",
+        ),
+        (
+            "reading manifest 1 in docker.io/team/x: 429 Too Many Requests",
+            "limit of pulls is reached; log in to it",
+        ),
+        (
+            "no matching manifest for linux/arm64/v8 in the manifest list entries",
+            "isn't built for this machine's processor; use a tag",
+        ),
+        (
+            "no image found in manifest list for architecture arm64, OS linux",
+            "isn't built for this machine's processor; use a tag",
+        ),
+        (
+            'Get "https://r/v2/": x509: certificate signed by unknown authority',
+            "certificate isn't trusted; put the certificate",
+        ),
+        (
+            'Get "https://r:5000/v2/": http: server gave HTTP response to HTTPS client',
+            "registry has no TLS; add it to insecure-registries",
+        ),
+        (
+            'exec: "docker-credential-desktop": executable file not found in $PATH, out: ``',
+            "program that keeps its passwords is missing; install it, or remove",
+        ),
+        (
+            'Get "https://r/v2/": context deadline exceeded',
+            "registry can't be reached; check the network",
+        ),
     ],
 )
 def test_an_image_that_cannot_be_pulled_says_what_to_do(
@@ -255,6 +311,145 @@ def test_a_runtime_that_does_not_work_says_what_to_do(
         find_runtime()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        (ARGUMENTS_VARIABLE, "--ulimit 'x", "SPECREG_CONTAINER_ARGS: No closing quotation; write"),
+        (RUNTIME_VARIABLE, "docker 'x", "SPECREG_CONTAINER_RUNTIME: No closing quotation; write"),
+        (RUNTIME_VARIABLE, "  ", "SPECREG_CONTAINER_RUNTIME: names no program"),
+        (RUNTIME_VARIABLE, "''", "SPECREG_CONTAINER_RUNTIME: names no program"),
+    ],
+)
+def test_a_setting_that_is_no_command_line_is_named(
+    docker: Docker, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
+) -> None:
+    del docker
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UnsupportedError, match=says):
+        find_runtime()
+    if variable == RUNTIME_VARIABLE:
+        with pytest.raises(UnsupportedError, match="--specreg-container-runtime: "):
+            find_runtime(value)
+
+
+@pytest.mark.parametrize(
+    ("program", "version", "is_podman"),
+    [
+        ("docker", "podman version 4.3.1", True),
+        # podman under another name: it prints how it was called.
+        ("docker", "docker version 5.4.0", True),
+        ("docker", "Docker version 28.2.2, build e6534b4", False),
+        ("podman", "Docker version 28.2.2, build e6534b4", False),
+        ("our-containers", "podman version 5.4.0", True),
+    ],
+)
+def test_podman_is_known_by_its_answer(
+    tmp_path: Path, program: str, version: str, *, is_podman: bool
+) -> None:
+    path = tmp_path / program
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" || echo 1.2.3\n')
+    path.chmod(0o755)
+    runtime = find_runtime(str(path))
+    assert runtime.is_podman == is_podman
+    image = Image(name=IMAGE, digest=DIGEST, source=DIGEST)
+    inside = Inside(variables={}, gpu_ids=("GPU-1",))
+    command = runtime.wrap(image, ("python3",), inside).command
+    assert ("nvidia.com/gpu=GPU-1" in command, "--gpus" in command) == (is_podman, not is_podman)
+
+
+def test_a_client_of_docker_at_the_service_of_podman_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "docker"
+    path.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = --version ] && echo "Docker version 28.2.2, build e6534b4"'
+        ' || echo "5.4.0 Podman Engine,Conmon,"\n'
+    )
+    path.chmod(0o755)
+    with pytest.raises(UnsupportedError, match=r"it asks podman's service.*podman"):
+        find_runtime(str(path))
+
+
+REPOSITORIES = (
+    f"docker.io/team/other@sha256:{'01' * 32}",
+    f"docker.io/team/engine@sha256:{'0c' * 32}",
+    f"docker.io/team/engine@sha256:{'0b' * 32}",
+    f"localhost/engine@sha256:{'0d' * 32}",
+    f"docker.io/library/python@sha256:{'0e' * 32}",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "byte"),
+    [
+        ("team/engine:1", "0b"),
+        ("docker.io/team/engine", "0b"),
+        (f"team/engine:1@sha256:{'0c' * 32}", "0c"),
+        ("engine:1", "0d"),
+        ("python:3", "0e"),
+        ("team/mine:1", "ab"),
+    ],
+)
+def test_a_digest_is_that_of_the_named_repository(docker: Docker, name: str, byte: str) -> None:
+    docker.images({name: DIGEST}, REPOSITORIES)
+    image = Runtime(program=("docker",)).find(name)
+    assert image is not None
+    assert image.digest == f"sha256:{byte * 32}"
+
+
+def test_images_of_apptainer_have_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECREG_CACHE", str(tmp_path))
+    apptainer = Apptainer(program=("apptainer",))
+
+    def pull(command: Sequence[str]) -> None:
+        Path(command[-2]).write_text(command[-1])
+
+    for name in ("team/vllm-openai:1", "team-vllm/openai:1"):
+        apptainer.pull(name, pull)
+    sources = []
+    for name in ("team/vllm-openai:1", "team-vllm/openai:1"):
+        image = apptainer.find(name)
+        assert image is not None
+        sources.append(Path(image.source).read_text())
+    assert sources == ["docker://team/vllm-openai:1", "docker://team-vllm/openai:1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "runtime"),
+    [
+        ("a,b", Runtime(program=("docker",))),
+        ('a"b', Runtime(program=("docker",))),
+        ("a,b", Apptainer(program=("apptainer",))),
+        ("a:b", Apptainer(program=("apptainer",))),
+    ],
+)
+def test_a_folder_that_no_mount_can_name_is_refused(name: str, runtime: Runtime) -> None:
+    image = Image(name=IMAGE, digest=DIGEST, source=DIGEST)
+    folder = Path("/work") / name
+    for inside in (
+        Inside(variables={}, folder=folder),
+        Inside(variables={}, read_only=(folder,)),
+        Inside(variables={}, writable=(folder,)),
+    ):
+        with pytest.raises(UnsupportedError, match=f"folder '/work/{name}': .* can't be mount"):
+            runtime.wrap(image, ("python3",), inside)
+
+
+def test_the_cache_of_the_hub_is_mounted_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache/hub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", "cache")
+    inside = inside_container(
+        builders.SPEC, builders.SITE, root=tmp_path, folders=(tmp_path, tmp_path), gpu_ids=()
+    )
+    assert inside.variables["HF_HUB_CACHE"] == str(tmp_path / "cache/hub")
+    assert tmp_path / "cache/hub" in inside.read_only
+
+
 def test_without_a_runtime_the_error_names_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
@@ -267,7 +462,7 @@ def test_each_runtime_is_given_the_gpus_by_their_uuids() -> None:
     inside = Inside(variables={"A": "b"}, gpu_ids=("GPU-1", "GPU-2"))
     docker = Runtime(program=("docker",)).wrap(image, ("python3",), inside).command
     assert docker[docker.index("--gpus") + 1] == '"device=GPU-1,GPU-2"'
-    podman = Runtime(program=("podman",)).wrap(image, ("python3",), inside).command
+    podman = Runtime(program=("podman",), is_podman=True).wrap(image, ("python3",), inside).command
     assert podman.count("--device") == 2
     assert "nvidia.com/gpu=GPU-2" in podman
     sif = Image(name="/images/engine.sif", digest=DIGEST, source="/images/engine.sif")

@@ -144,6 +144,7 @@ def test_an_engine_whose_package_does_not_run_here_is_refused() -> None:
     assert why_not_installable(engine, "3.11").startswith(words)
     reason = why_not_installable(engine, "3.12", lambda _: None)
     assert reason.startswith("engine 'tensorrt_llm': needs the library libmpi, which this machine")
+    assert 'image (image = "…" in the tier, or --specreg-image)' in reason
     assert why_not_installable(engine, "3.12", lambda name: f"lib{name}.so.40") == ""
     assert why_not_installable(ENGINES["vllm"], "3.14", lambda _: None) == ""
 

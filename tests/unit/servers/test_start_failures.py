@@ -236,6 +236,20 @@ REPORTS = {
             "FileNotFoundError: [Errno 2] No such file or directory: 'nvcc'"
         ),
     },
+    "the container runtime can't give a container GPUs": {
+        "NixOS/nixpkgs#337873": (
+            'docker: Error response from daemon: could not select device driver "cdi" with'
+            " capabilities: []."
+        )
+    },
+    "podman has no description of this machine's GPUs": {
+        "NVIDIA/nvidia-container-toolkit#146": (
+            "Error: error setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all"
+        ),
+        "NVIDIA/nvidia-container-toolkit#63": (
+            "Error: stat nvidia.com/gpu=0: no such file or directory"
+        ),
+    },
     "CUDA's compiler and its headers are of different releases": {
         "flashinfer-ai/flashinfer#3493": "CUDA compiler and CUDA toolkit headers are incompatible"
     },

@@ -49,7 +49,7 @@ def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
 @pytest.mark.parametrize("host", ORDINARY_HOSTS)
 def test_hosts_have_ordinary_names(host: str) -> None:
     address, control = addresses_of(Options(attach=f"http://{host}:8000"))
-    assert (address, control) == (Address(f"http://{host}:8000"), None)
+    assert (address, control) == (Address(f"http://{host.lower()}:8000"), None)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,10 @@ def test_hosts_have_ordinary_names(host: str) -> None:
         ("http://host:8000/v1", "http://host:8000"),
         ("http://host:8000/", "http://host:8000"),
         ("https://host/v1/team", "https://host/v1/team"),
+        ("HTTPS://Host/Team-A/v1", "https://host/Team-A"),
+        ("Https://host:443", "https://host"),
+        ("http://HOST:80/v1", "http://host"),
+        (" http://[2001:DB8::1]:8000 ", "http://[2001:db8::1]:8000"),
     ],
 )
 def test_a_prefix_belongs_to_the_address_and_the_end_of_openai_does_not(
@@ -104,8 +108,37 @@ def test_a_page_is_a_whole_url_and_named_once() -> None:
     refuse("twice", attach=URL, metrics_url=f"{URL}/metrics,{URL}/metrics")
 
 
-def test_the_control_is_another_server() -> None:
-    refuse("^--specreg-control-url: is the server of", attach=URL, control_url=f"{URL}/v1")
+@pytest.mark.parametrize(
+    ("attach", "control"),
+    [
+        (URL, f"{URL}/v1"),
+        ("http://host", "http://HOST:80"),
+        ("https://host", "https://host.:443"),
+        ("http://localhost:8000", "http://127.0.0.1:8000"),
+        ("http://[::1]:8000", "http://LOCALHOST:8000/v1"),
+    ],
+)
+def test_the_control_is_another_server(attach: str, control: str) -> None:
+    refuse("^--specreg-control-url: is the server of", attach=attach, control_url=control)
+
+
+@pytest.mark.parametrize("scheme", ["HTTPS", "Https"])
+def test_a_server_behind_tls_is_one_however_its_scheme_is_written(scheme: str) -> None:
+    address, control = addresses_of(Options(attach=URL, control_url=f"{scheme}://other"))
+    assert address is not None
+    assert control is not None
+    assert (address.has_tls, control.has_tls) == (False, True)
+    address, _ = addresses_of(Options(attach=URL, metrics_url=f"{scheme}://host/metrics"))
+    assert address is not None
+    assert address.has_tls
+
+
+def test_blanks_between_pages_belong_to_none_of_them() -> None:
+    pages = "http://a/metrics, http://B:80/metrics"
+    address, _ = addresses_of(Options(attach=URL, metrics_url=pages))
+    assert address is not None
+    assert address.counters_urls == ("http://a/metrics", "http://b/metrics")
+    refuse("twice", attach=URL, metrics_url="http://a/metrics, http://A:80/metrics")
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])

@@ -21,6 +21,7 @@ from specreg.engines.registry import engine_named
 from specreg.matrix.models import widen_models
 from specreg.report.terminal import render_view
 from specreg.servers.containers import RUNTIME_VARIABLE
+from specreg.suite.configure import why_unfit
 from specreg.suite.context import RunContext
 from specreg.suite.preflight import Finding, State, shared_memory, view_of_findings
 from specreg.telemetry.identity import ProcessorLoad
@@ -467,6 +468,8 @@ def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(root: Pa
         assert summary(first) == (State.IN_THE_WAY, "0 of 2 cases of tier 'here' run here")
         assert missing.state == state
         assert missing.says.startswith("2 cases, such as triton-none-pair-toy-c4: engine 'triton':")
+        assert 'name an image that has it (image = "…")' in missing.says
+    assert why_unfit(context_of(root, engine="triton", image="team/triton:1")) == {}
 
 
 def of_model(context: RunContext, reference: str) -> Finding:
