@@ -15,6 +15,7 @@ import msgspec
 from specreg.core.commands import specreg_command
 from specreg.core.errors import MatrixError
 from specreg.core.files import UNREADABLE
+from specreg.core.redaction import hide_secrets_of, is_secret
 from specreg.engines.methods import (
     BRANCHES,
     DRAFT,
@@ -36,6 +37,9 @@ _FOR_A_SHELL = re.compile(
 )
 """The beginnings of words that only a shell understands: redirections, operators, comments, the
 home folder, and variables and commands that a shell replaces."""
+_QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_NEXT_COMMAND = re.compile(r"(?<![<>])[;&|](?!>)")
+"""What ends a command for a shell, wherever it is outside of quotes."""
 _HIDING = frozenset({"config", "extra-llm-api-options"})
 """The flags that name a file with further settings."""
 _NO = "no-"
@@ -221,6 +225,30 @@ def join_lines(text: str) -> str:
     return _CONTINUED_LINE.sub(" ", text)
 
 
+def check_one_command(text: str, *, is_script: bool = False) -> None:
+    """Check that a shell would run only one command for a text.
+
+    Args:
+        text: The text.
+        is_script: True if a new line begins a new command. People break the line of a tier without
+            a backslash, too.
+
+    Raises:
+        MatrixError: It would run another one.
+    """
+    bare = _QUOTED.sub("", join_lines(text).strip())
+    mark = ""
+    if is_script and "\n" in bare:
+        mark = "a new line without \\ before it"
+    elif found := _NEXT_COMMAND.search(bare):
+        mark = f"'{found[0]}'"
+    if mark:
+        raise MatrixError(
+            f"command: {mark} is for a shell, which would run another command after it, and only"
+            " one is read; write only the command that starts the server"
+        )
+
+
 def words_of(text: str) -> list[str]:
     """Return the words of a command line.
 
@@ -232,6 +260,7 @@ def words_of(text: str) -> list[str]:
         raise MatrixError(
             f"command: {typographic[0]} is no quotation mark of a shell; write ' or \" instead"
         )
+    check_one_command(text)
     try:
         # Blanks may follow the backslash at the end of a line, because they are easily pasted too.
         words = shlex.split(join_lines(text))
@@ -370,6 +399,13 @@ def _read_setting(
     known_key = key_of_case or switched_off
     # The engine itself reads all flags that a case has no key for.
     if known_key is None:
+        if _is_secret(name, values):
+            hide_secrets_of({}, (flag, *values))
+            reading.notes.append(
+                f"{flag} is left out, because it holds a secret, which all users of a machine can"
+                " read on a command line: export it as a variable (HF_TOKEN) where specreg runs"
+            )
+            return
         reading.engine_args += (flag, *values)
         return
     if known_key in reading.flags:
@@ -380,6 +416,12 @@ def _read_setting(
     # A flag that switches something off leaves the key at its default, which is off.
     if key_of_case is not None:
         reading.values[key_of_case] = values
+
+
+def _is_secret(name: str, values: tuple[str, ...]) -> bool:
+    """Return whether a flag holds a secret, such as `--hf-token`; numbers of tokens are none."""
+    last_part = name.rpartition("-")[2]
+    return any(is_secret(last_part, value) and not _is_number(value) for value in values)
 
 
 def _setting_of(values: tuple[str, ...]) -> Setting:

@@ -21,13 +21,9 @@ from specreg.engines.serve_command import (
     read_words,
 )
 from specreg.engines.server_spec import Parallel, ServerSpec
-from specreg.matrix.containers import (
-    Container,
-    is_docker_run,
-    read_docker_run,
-    read_server_file,
-    server_file_of,
-)
+from specreg.matrix.containers import Container
+from specreg.matrix.docker_run import is_docker_run, read_docker_run
+from specreg.matrix.server_files import read_server_file, server_file_of
 from specreg.matrix.tables import as_toml, located_errors
 
 COMMAND = "command"
@@ -134,7 +130,12 @@ def _command_in(container: Container, commands: Mapping[str, ServeCommand]) -> R
     for_clients = {name: command.for_clients for name, command in commands.items()}
     command = read_words(words, container.variables, for_clients)
     notes = [*command.notes, *container.notes]
-    paths = [word for word in command.engine_args if word.rpartition("=")[2].startswith("/")]
+    engine_args = tuple(map(container.argument_on_this_machine, command.engine_args))
+    paths = [
+        word
+        for word, argument in zip(command.engine_args, engine_args, strict=True)
+        if word == argument and word.rpartition("=")[2].startswith("/")
+    ]
     if paths:
         notes.append(f"engine_args names paths in the container: {', '.join(paths)}")
     speculation = dict(command.speculation)
@@ -145,6 +146,7 @@ def _command_in(container: Container, commands: Mapping[str, ServeCommand]) -> R
         command,
         image=container.image,
         target=container.on_this_machine(command.target),
+        engine_args=engine_args,
         speculation=speculation,
         notes=tuple(notes),
     )

@@ -40,8 +40,8 @@ from specreg.matrix.case import (
     Rate,
     Request,
 )
-from specreg.matrix.containers import ServerFile
 from specreg.matrix.models import is_hub_id
+from specreg.matrix.server_files import ServerFile
 
 _MAX_PART_BYTES = 255
 """The longest name of a file or a folder in Linux."""

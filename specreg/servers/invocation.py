@@ -89,11 +89,21 @@ def inside_container(
         variables.pop(name, None)
     paths = [site.target, site.draft or "", *variables.get("PYTHONPATH", "").split(":")]
     read_only = [Path(path) for path in paths if path.startswith("/")]
+    read_only += _paths_in(spec.engine_args)
     if hub_cache.is_dir():
         read_only.append(hub_cache)
     return Inside(
         variables=variables, folder=root, read_only=read_only, writable=folders, gpu_ids=gpu_ids
     )
+
+
+def _paths_in(engine_args: Sequence[str]) -> list[Path]:
+    """Return the files and folders of this machine that arguments name, such as a tokenizer.
+
+    Folders such as /tmp, directly in the root, are left as the image has them.
+    """
+    paths = [Path(argument.rpartition("=")[2]) for argument in engine_args]
+    return [path for path in paths if path.is_absolute() and path.parents[1:] and path.exists()]
 
 
 def server_variables(

@@ -13,7 +13,7 @@ from specreg.cli import app
 from specreg.engines.methods import Tree
 from specreg.engines.server_spec import Parallel
 from specreg.matrix.commands import understand_command
-from specreg.matrix.containers import ServerFile
+from specreg.matrix.server_files import ServerFile
 from specreg.matrix.tables import case_keys
 from specreg.matrix.tier import load_tier, tier_names
 from specreg.measurement.figures import PartFigures

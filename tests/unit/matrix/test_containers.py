@@ -137,10 +137,304 @@ def test_a_folder_in_the_container_is_the_one_that_is_mounted_there(tmp_path: Pa
     tier = load(tmp_path, quoted(command))
     server = only_case(tier).server
     assert (server.target, server.draft) == (f"{models}/target", f"{models}/head")
-    assert "engine_args names paths in the container: /data/t" in notes_of(tier)
-    for mount in ("", "-v models:/m", "-v $PWD:/m", f"-v {models}:/mm"):
+    for mount in ("", f"-v {models}:/mm"):
         command = f"docker run {mount} vllm/vllm-openai /m/target"
         refuse(tmp_path, quoted(command), "'/m/target' is a folder in the container.*mount one, or")
+
+
+@pytest.mark.parametrize(
+    ("mounts", "words"),
+    [
+        ("-v models:/m", "in the volume 'models'"),
+        ("-v /m", "in a volume without a name"),
+        ("--tmpfs /m:size=1g", "in a folder in memory"),
+        ("--mount type=volume,source=models,target=/m", "in the volume 'models'"),
+        ("-v $PWD:/m", r"in '\$PWD', where '\$PWD' is replaced elsewhere"),
+        ("-v $HOME/models:/m:ro", r"in '\$HOME/models', where '\$HOME' is replaced elsewhere"),
+        ("-v ${HOME:-/root}/models:/m", r"in .*, where '\$\{HOME:-/root\}' is replaced elsewhere"),
+        ("-v $(pwd)/models:/m", r"in .*, where '\$\(' is replaced elsewhere"),
+        ("-v ~no_such_user/x:/m", "in '~no_such_user/x', a home that this machine doesn't have"),
+        ("-v /data:/m -v models:/m/target", "in the volume 'models'"),
+    ],
+)
+def test_a_model_in_what_is_no_folder_of_this_machine_says_so(
+    tmp_path: Path, mounts: str, words: str
+) -> None:
+    command = f"docker run {mounts} vllm/vllm-openai /m/target"
+    refuse(tmp_path, quoted(command), f"model '/m/target' is a path in the container, {words}")
+    # Nothing else needs that folder.
+    load(tmp_path, quoted(f"docker run {mounts} vllm/vllm-openai some/target"))
+
+
+@pytest.mark.parametrize(
+    ("mounts", "model", "folder"),
+    [
+        ("-v /data:/m -v /d2:/m/s", "/m/s/x", "/d2/x"),
+        ("-v /d2:/m/s/ -v /data:/m", "/m/s/x", "/d2/x"),
+        ("-v /data:/m -v /d2:/m/s", "/m/sx", "/data/sx"),
+        ("-v /data:/m -v /d2:/m/s", "/m/t/../s/x", "/d2/x"),
+        ("-v /data:/ ", "/m/x", "/data/m/x"),
+        ("-v /data:/m -w /m/s", "./x", "/data/s/x"),
+        ("-v /data:/m -w /m/s", "../x", "/data/x"),
+    ],
+)
+def test_the_deepest_mount_is_the_one_that_a_model_is_in(
+    tmp_path: Path, mounts: str, model: str, folder: str
+) -> None:
+    tier = load(tmp_path, quoted(f"docker run {mounts} vllm/vllm-openai {model}"))
+    assert only_case(tier).server.target == folder
+
+
+def test_a_path_from_the_folder_of_the_image_is_refused(tmp_path: Path) -> None:
+    command = "docker run -v /data:/m vllm/vllm-openai ./x"
+    refuse(tmp_path, quoted(command), "'./x' starts from the working folder of the image")
+
+
+def test_paths_of_flags_are_those_on_this_machine(tmp_path: Path) -> None:
+    start = "docker run -v /data:/m -v models:/v vllm/vllm-openai some/target"
+    tier = load(tmp_path, quoted(f"{start} --tokenizer /m/t --chat-template=/m/c --x /image/y"))
+    assert only_case(tier).server.engine_args == (
+        *("--tokenizer", "/data/t", "--chat-template", "/data/c", "--x", "/image/y"),
+    )
+    assert "engine_args names paths in the container: /image/y" in notes_of(tier)
+    refuse(tmp_path, quoted(f"{start} --tokenizer /v/t"), "'/v/t' is a path in the container, in")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "vllm serve a/b\nsleep infinity",
+        "vllm serve a/b --x; sleep 5",
+        "vllm serve a/b --x y&",
+        "vllm serve a/b|tee log",
+        "set -e\nvllm serve a/b",
+        "vllm serve a/b&&sleep 5",
+    ],
+)
+def test_only_one_command_is_read_of_what_a_shell_runs(tmp_path: Path, script: str) -> None:
+    words = "is for a shell.* only one is read"
+    for start in ("docker run --entrypoint sh x/y -c", "docker run x/y bash -e -o pipefail -c"):
+        refuse(tmp_path, quoted(f'{start} "{script}"'), words)
+    if "\n" not in script:
+        refuse(tmp_path, quoted(f"docker run x/y {script}"), words)
+        refuse(tmp_path, quoted(script), words)
+    content = {"containers": [{"name": "a", "image": "x", "command": ["sh", "-c", script]}]}
+    in_pod = in_file(tmp_path, json.dumps(content), name="pod.json", container="a")
+    refuse(tmp_path, in_pod, words)
+
+
+def test_operators_in_quotes_are_arguments(tmp_path: Path) -> None:
+    script = "exec vllm serve a/b \\\n --x 'c;d|e&f' --y \\; "
+    command = json.dumps({"services": {"a": {"image": "x", "entrypoint": ["sh", "-c", script]}}})
+    tier = load(tmp_path, in_file(tmp_path, command, name="a.json", service="a"))
+    assert only_case(tier).server.engine_args == ("--x", "c;d|e&f")
+
+
+OWN_PROGRAMS = [
+    "vllm/vllm-openai bash -e -c 'vllm serve a/b'",
+    "--entrypoint '' vllm/vllm-openai vllm serve a/b",
+    "--entrypoint= vllm/vllm-openai vllm serve a/b",
+    "--entrypoint bash vllm/vllm-openai -ec 'exec vllm serve a/b'",
+    "--entrypoint python3 vllm/vllm-openai -m vllm.entrypoints.openai.api_server --model a/b",
+    "vllm/vllm-openai a/b",
+    "vllm/vllm-openai vllm serve a/b",
+]
+
+
+@pytest.mark.parametrize("line", OWN_PROGRAMS)
+def test_an_image_starts_its_own_program_unless_another_one_is_named(
+    tmp_path: Path, line: str
+) -> None:
+    server = only_case(load(tmp_path, quoted(f"docker run {line}"))).server
+    assert (server.engine, server.target, server.engine_args) == ("vllm", "a/b", ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--entrypoint '' vllm/vllm-openai a/b",
+        "--entrypoint python3 vllm/vllm-openai server.py --model a/b",
+        "vllm/vllm-openai bash server.sh",
+    ],
+)
+def test_another_program_of_a_known_image_starts_no_server(tmp_path: Path, line: str) -> None:
+    refuse(tmp_path, quoted(f"docker run {line}"), "starts no server")
+
+
+def test_the_program_of_a_file_replaces_that_of_the_image(tmp_path: Path) -> None:
+    service = {"image": "vllm/vllm-openai", "command": ["a/b"]}
+    for entrypoint, reads in ((None, True), (["vllm", "serve"], True), ([], False)):
+        content = json.dumps({"services": {"a": {**service, "entrypoint": entrypoint}}})
+        command = in_file(tmp_path, content, name="a.json", service="a")
+        if reads:
+            assert only_case(load(tmp_path, command)).server.target == "a/b"
+        else:
+            refuse(tmp_path, command, "starts no server")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *("docker \\\n  run", "sudo -E docker run", "sudo -u me A=1 docker run"),
+        *("docker --context x run", "docker -H tcp://h:1 run", "FOO=1 docker run"),
+        *("nerdctl run", "/usr/bin/podman --remote --root=/r run", "docker -D container run"),
+        *("docker run -it=true", "docker run -i=false -t", "docker run --rm --"),
+        *("podman run --tls-verify --no-hosts --env-host --http-proxy", "podman run --no-hostname"),
+        *("docker run --disable-content-trust --use-api-socket", "podman run --read-only-tmpfs"),
+        *(
+            "docker run --tls-verify=false",
+            "docker run --brand-new=flag",
+            "docker run -dit -p80:80",
+        ),
+    ],
+)
+def test_the_image_is_found_after_any_known_flag(tmp_path: Path, start: str) -> None:
+    server = only_case(load(tmp_path, quoted(f"{start} vllm/vllm-openai:v1 a/b"))).server
+    assert (server.image, server.target) == ("vllm/vllm-openai:v1", "a/b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--brand-new", "--brand-new: isn't a flag of `docker run` that is known"),
+        ("-Z", "-Z: isn't a flag of `docker run`"),
+        ("-e '1 x=3'", "--env '1 x': is no name of a variable"),
+        ("-e =3", "--env '': is no name of a variable"),
+    ],
+)
+def test_a_flag_that_is_not_known_is_refused(tmp_path: Path, flags: str, words: str) -> None:
+    refuse(tmp_path, quoted(f"docker run {flags} vllm/vllm-openai a/b"), words)
+
+
+def test_the_last_of_two_equal_variables_holds(tmp_path: Path) -> None:
+    flags = "-e A=1 -e A -e B -e B=2 -e C=1 -e C=3 -e HOME=/root -e TMPDIR=/t"
+    tier = load(tmp_path, quoted(f"docker run {flags} vllm/vllm-openai a/b"))
+    assert only_case(tier).server.engine_env == (("B", "2"), ("C", "3"))
+    notes = notes_of(tier)
+    assert "A is left out: its value isn't written here" in notes
+    assert "B is left out" not in notes
+    assert "HOME is left out: specreg gives the server a folder that it may write" in notes
+
+
+@pytest.mark.parametrize("flag", ["--hf-token X1-planted", "--hf-token=X1-planted"])
+def test_a_secret_on_the_command_line_is_left_out(tmp_path: Path, flag: str) -> None:
+    counts = "--max-num-batched-tokens 512"
+    for start in ("docker run vllm/vllm-openai", "vllm serve"):
+        tier = load(tmp_path, quoted(f"{start} some/target {flag} {counts}"))
+        assert only_case(tier).server.engine_args == tuple(counts.split())
+        assert "# --hf-token is left out, because it holds a secret" in notes_of(tier)
+        assert "X1-planted" not in hide("echoed X1-planted") + notes_of(tier)
+
+
+def test_values_of_compose_are_text_as_compose_reads_it(tmp_path: Path) -> None:
+    content = """
+x-common: &common {MERGED: yes}
+services:
+  a:
+    image: vllm/vllm-openai
+    command: [a/b, --x, "$$y", --z, 1:30]
+    volumes: [/a$$b:/m]
+    environment:
+      <<: *common
+      NO: no
+      ON: on
+      DATE: 2026-01-02
+      TIME: 1:30
+      OCTAL: 0777
+      FLAG: true
+      NUMBER: 5
+      DOLLAR: a$$b$$$$c
+      DEFAULT: ${X:-d}$$e
+      UNKNOWN: $$$X
+      NESTED: ${X:-${Y:-z}}
+"""
+    tier = load(tmp_path, in_file(tmp_path, content, service="a"))
+    server = only_case(tier).server
+    assert dict(server.engine_env) == {
+        "MERGED": "yes",
+        "NO": "no",
+        "ON": "on",
+        "DATE": "2026-01-02",
+        "TIME": "1:30",
+        "OCTAL": "0777",
+        "FLAG": "true",
+        "NUMBER": "5",
+        "DOLLAR": "a$b$$c",
+        "DEFAULT": "d$e",
+    }
+    assert server.engine_args == ("--x", "$y", "--z", "1:30")
+    for name in ("UNKNOWN", "NESTED"):
+        assert f"{name} is left out: its value isn't written here" in notes_of(tier)
+
+
+def pod(container: str, volumes: str = "[]") -> str:
+    return f"spec: {{volumes: {volumes}, containers: [{{name: a, {container}}}]}}"
+
+
+def test_two_dollars_are_one_to_kubernetes(tmp_path: Path) -> None:
+    content = pod(
+        "image: vllm/vllm-openai, args: [a/b, --x, $$(M), --y, $$z, --w, $v],"
+        " env: [{name: A, value: a$b}, {name: B, value: $$(A)}, {name: C, value: $(A)$(NONE)}]"
+    )
+    tier = load(tmp_path, in_file(tmp_path, content, container="a"))
+    server = only_case(tier).server
+    assert server.engine_args == ("--x", "$(M)", "--y", "$z", "--w", "$v")
+    assert server.engine_env == (("A", "a$b"), ("B", "$(A)"))
+    assert "C is left out: its value isn't written here" in notes_of(tier)
+
+
+VOLUMES = "[{name: v, hostPath: {path: /d}}, {name: p, persistentVolumeClaim: {claimName: c}}]"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "result"),
+    [
+        ("[{name: v, mountPath: /m}]", "/d/s/x"),
+        ("[{name: v, mountPath: /m}, {name: v, mountPath: /m/s, subPath: t}]", "/d/t/x"),
+        ("[{name: v, mountPath: /m/s, subPath: null}, {name: p, mountPath: /m}]", "/d/x"),
+        ("[{name: v, mountPath: /m}, {name: p, mountPath: /m/s}]", "in the volume 'p'"),
+        ("[{name: v, mountPath: /m, subPathExpr: $(X)}]", "the volume 'v' by subPathExpr"),
+    ],
+)
+def test_a_model_in_a_mount_of_kubernetes_is_found_or_refused(
+    tmp_path: Path, mounts: str, result: str
+) -> None:
+    content = pod(f"image: vllm/vllm-openai, args: [/m/s/x], volumeMounts: {mounts}", VOLUMES)
+    command = in_file(tmp_path, content, container="a")
+    if result.startswith("/"):
+        assert only_case(load(tmp_path, command)).server.target == result
+    else:
+        refuse(tmp_path, command, result)
+
+
+def test_keys_without_a_value_are_not_there(tmp_path: Path) -> None:
+    content = pod(
+        "image: vllm/vllm-openai, command: [vllm, serve, a/b], args: null, env:, volumeMounts:,"
+        " workingDir: null, envFrom: null",
+        "null",
+    )
+    tier = load(tmp_path, in_file(tmp_path, content, container="a"))
+    assert only_case(tier).server.target == "a/b"
+    service = (
+        "services: {a: {image: vllm/vllm-openai, command: a/b, entrypoint: null, environment:,"
+        " volumes:, extends:, env_file: null}}"
+    )
+    tier = load(tmp_path, in_file(tmp_path, service, service="a"))
+    assert only_case(tier).server.target == "a/b"
+
+
+def test_variables_from_elsewhere_and_from_secrets_are_named(tmp_path: Path) -> None:
+    content = pod(
+        "image: vllm/vllm-openai, args: [a/b], envFrom: [{secretRef: {name: s}}],"
+        f" env: [{{name: HF_TOKEN, value: {OTHER_SECRET}}}, {{name: A, value: x$(HF_TOKEN)}},"
+        " {name: B, value: y$(A)}]"
+    )
+    tier = load(tmp_path, in_file(tmp_path, content, container="a"))
+    assert only_case(tier).server.engine_env == ()
+    notes = notes_of(tier)
+    assert "envFrom is left out: the values of its variables aren't written here" in notes
+    for name in ("HF_TOKEN", "A", "B"):
+        assert f"{name} is left out, because it holds a secret" in notes
 
 
 def test_a_service_of_compose_is_read_and_what_it_has_besides_is_named(tmp_path: Path) -> None:

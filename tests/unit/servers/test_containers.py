@@ -153,6 +153,20 @@ def test_the_variables_that_choose_gpus_stay_outside() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in inside.variables
 
 
+def test_the_paths_of_arguments_are_mounted_if_they_are_here(tmp_path: Path) -> None:
+    (tmp_path / "template").touch()
+    arguments = ("--chat-template", f"{tmp_path}/template", f"--x={tmp_path}/none", "--y", "/usr")
+    inside = inside_container(
+        dataclasses.replace(builders.SPEC, engine_args=arguments),
+        builders.SITE,
+        root=Path("/repository"),
+        folders=(tmp_path / "a", tmp_path / "b"),
+        gpu_ids=(),
+    )
+    assert tmp_path / "template" in inside.read_only
+    assert not {tmp_path / "none", Path("/usr")} & {*inside.read_only}
+
+
 HOLDER = """
 import sys, time
 from pathlib import Path

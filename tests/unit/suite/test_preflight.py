@@ -469,7 +469,8 @@ def test_a_program_that_is_missing_leaves_its_cases_out_or_refuses_them(root: Pa
         assert missing.state == state
         assert missing.says.startswith("2 cases, such as triton-none-pair-toy-c4: engine 'triton':")
         assert 'name an image that has it (image = "…")' in missing.says
-    assert why_unfit(context_of(root, engine="triton", image="team/triton:1")) == {}
+    in_its_image = 'triton"\nimage = "team/triton:1'
+    assert why_unfit(context_of(root, engine=in_its_image)) == {}
 
 
 def of_model(context: RunContext, reference: str) -> Finding:
