@@ -106,7 +106,7 @@ class Container:
                 f"command: model '{model}' starts from the working folder of the image, which isn't"
                 " written here; write its whole path"
             )
-        folder = self.mounted(posixpath.join(self.folder, model), f"model '{model}'")
+        folder = self._mounted(posixpath.join(self.folder, model), f"model '{model}'")
         if folder is not None:
             return folder
         mounted = ", ".join(self.mounts) or "none"
@@ -124,10 +124,10 @@ class Container:
         flag, equals, path = argument.rpartition("=")
         if not path.startswith("/"):
             return argument
-        folder = self.mounted(path, f"'{argument}'")
+        folder = self._mounted(path, f"'{argument}'")
         return argument if folder is None else f"{flag}{equals}{folder}"
 
-    def mounted(self, path: str, subject: str) -> str | None:
+    def _mounted(self, path: str, subject: str) -> str | None:
         """Return the path on this machine of a path in the container; None if nothing is mounted.
 
         Args:

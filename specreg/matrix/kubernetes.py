@@ -139,13 +139,16 @@ def _pods_in(value: object, visited: set[int]) -> Iterator[dict[str, Any]]:
 def _words_in(texts: Sequence[str], values: Mapping[str, str]) -> Sequence[str]:
     """Return the words of a command with the values of its variables.
 
+    The variable of a flag that holds a secret stays as it is, because the flag is left out.
+
     Raises:
-        MatrixError: A variable has no value in the file.
+        MatrixError: Another variable has no value in the file.
     """
-    words = []
+    words: list[str] = []
     for text in texts:
         word, unknown = _replaced(text, values)
-        if unknown:
+        flag = text if "=" in text or not words else words[-1]
+        if unknown and not says_secret(flag.partition("=")[0]):
             raise MatrixError(
                 f"'{unknown}' has no value in the file; write it there, or name another container"
             )

@@ -514,10 +514,6 @@ def _runtime_of(program: tuple[str, ...], arguments: tuple[str, ...]) -> Runtime
         says = ask_program((*program, "--version"), within_s=_ASK_S).stdout
     if says.startswith(("apptainer", "singularity")):
         return Apptainer(program=program, arguments=arguments)
-    # docker says "Docker version …". podman begins with the name by which it was called.
-    is_podman = says.startswith(("podman version", f"{Path(program[0]).name} version"))
-    return Runtime(
-        program=program,
-        arguments=arguments,
-        is_podman=is_podman and not says.startswith(("Docker version", "nerdctl version")),
-    )
+    # docker says "Docker version …", and podman that is called docker says "docker version …".
+    is_podman = says.startswith(("podman", "docker version"))
+    return Runtime(program=program, arguments=arguments, is_podman=is_podman)

@@ -103,7 +103,11 @@ def _paths_in(engine_args: Sequence[str]) -> list[Path]:
     Folders such as /tmp, directly in the root, are left as the image has them.
     """
     paths = [Path(argument.rpartition("=")[2]) for argument in engine_args]
-    return [path for path in paths if path.is_absolute() and path.parents[1:] and path.exists()]
+    return [
+        path
+        for path in paths
+        if path.is_absolute() and len(path.parents) > 1 and os.access(path, os.F_OK)
+    ]
 
 
 def server_variables(

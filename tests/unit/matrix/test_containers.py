@@ -224,7 +224,7 @@ def test_only_one_command_is_read_of_what_a_shell_runs(tmp_path: Path, script: s
 
 
 def test_operators_in_quotes_are_arguments(tmp_path: Path) -> None:
-    script = "exec vllm serve a/b \\\n --x 'c;d|e&f' --y \\; "
+    script = "exec vllm serve a/b \\\n --x 'c;d|e&f' "
     command = json.dumps({"services": {"a": {"image": "x", "entrypoint": ["sh", "-c", script]}}})
     tier = load(tmp_path, in_file(tmp_path, command, name="a.json", service="a"))
     assert only_case(tier).server.engine_args == ("--x", "c;d|e&f")
@@ -405,6 +405,18 @@ def test_a_model_in_a_mount_of_kubernetes_is_found_or_refused(
         assert only_case(load(tmp_path, command)).server.target == result
     else:
         refuse(tmp_path, command, result)
+
+
+def test_the_variable_of_a_flag_with_a_secret_needs_no_value(tmp_path: Path) -> None:
+    env = "env: [{name: KEY, valueFrom: {secretKeyRef: {name: s, key: k}}}]"
+    args = "--api-key, $(KEY), --hf-token=$(KEY)"
+    content = pod(f"image: vllm/vllm-openai, args: [a/b, {args}], {env}")
+    tier = load(tmp_path, in_file(tmp_path, content, container="a"))
+    assert only_case(tier).server.engine_args == ()
+    for flag in ("--api-key", "--hf-token"):
+        assert f"# {flag} is left out" in notes_of(tier)
+    content = pod(f"image: vllm/vllm-openai, args: [a/b, --x, $(KEY)], {env}")
+    refuse(tmp_path, in_file(tmp_path, content, container="a"), r"'\$\(KEY\)' has no value")
 
 
 def test_keys_without_a_value_are_not_there(tmp_path: Path) -> None:
