@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specreg.judging.fold import GAINED, LOST, Fold, Night
+from specreg.judging.fold import GAINED, LOST, USUAL, Fold, Night
 from specreg.judging.spread import Bools, Floats, Ints, Spread, quantiles
 
 FEWEST_CASES = 5
@@ -132,7 +132,8 @@ class Wandering:
     """How the speed of a machine wanders from night to night, for each metric.
 
     A machine that is slow tonight is often slow tomorrow, so the differences of successive nights
-    would understate how far it wanders. Its spread is that of all nights around their middle.
+    would understate how far it wanders. Its spread is that of all nights around their middle, but
+    for those of an open loss or gain, which would hide themselves.
 
     Args:
         metrics: how many metrics there are.
@@ -156,6 +157,8 @@ class Wandering:
         self._two_sided = two_sided
         self._tolerated = -np.log1p(-tolerances_frac)
         self._levels = np.empty((0, metrics))
+        # The night on which the level of each metric began.
+        self._began = np.zeros(metrics, np.intp)
         self._level_nights = self.fold.level_nights
         self.change = np.full(metrics, np.nan)
         self.is_too_slow = np.zeros(metrics, bool)
@@ -165,16 +168,20 @@ class Wandering:
         self._level_nights = self.fold.level_nights
         self.fold.add(Night.of_levels(common, restarts))
         self.change = self.fold.kept.estimate
+        self._began[restarts] = len(self._levels)
         self._levels = np.vstack([self._levels, common])
         for row in range(len(common)):
-            self.is_too_slow[row] = self._is_too_far(row, LOST) or (
+            is_too_far = self._is_too_far(row, LOST) or (
                 bool(self._two_sided[row]) and self._is_too_far(row, GAINED)
             )
+            self.is_too_slow[row] = is_too_far or (self.is_too_slow[row] and not self._is_back(row))
 
     def _is_too_far(self, row: int, state: int) -> bool:
         """Return whether tonight alone, or the nights of an open loss or gain, prove it."""
         sign = -1 if state == LOST else 1
-        past = self._levels[:-1, row]
+        is_open = self.fold.state[row] != USUAL
+        since = int(self.fold.since[row]) if is_open else len(self._levels) - 1
+        past = self._levels[self._began[row] : since, row]
         past = past[np.isfinite(past)]
         tonight = float(self.change[row])
         if not len(past) or np.isnan(tonight):
@@ -186,16 +193,21 @@ class Wandering:
             return True
         if self.fold.state[row] != state:
             return False
-        since = int(self.fold.since[row])
         lost = self._levels[since:, row]
         lost = lost[np.isfinite(lost)]
         reach = _MOST_SPREADS * np.sqrt(variance)
         middle = np.median(lost)
         mean = float(np.clip(lost, middle - reach, middle + reach).mean())
         share = _LASTING_SHARE + (1 - _LASTING_SHARE) / len(lost)
-        error = float(np.sqrt(variance * (share + 1 / since)))
+        error = float(np.sqrt(variance * (share + 1 / len(past))))
         change = mean - float(self.fold.level_before[row])
         return bool(sign * change > max(self._tolerated[row], needed * error))
+
+    def _is_back(self, row: int) -> bool:
+        """Return whether a machine that was too slow is near its level again tonight."""
+        tonight = float(self.change[row])
+        change = abs(tonight) if self._two_sided[row] else -tonight
+        return bool(change < self._tolerated[row] / 2)
 
     def _variance(self, past: Floats) -> tuple[float, float]:
         """Return the variance of nights around their middle, and its degrees of freedom."""

@@ -461,6 +461,22 @@ CHANGED: Sequence[Row] = (
     ),
     (
         Scenario(
+            name="all cases -15 % from night 10 on",
+            nights=30,
+            planted=(Planted(change_frac=-0.15, cases=None, first=10),),
+        ),
+        (_found(6, 0.9), PASSED, CLOSED),
+    ),
+    (
+        Scenario(
+            name="all cases lose 2 % more each night",
+            nights=24,
+            planted=tuple(Planted(change_frac=-0.02, cases=None, first=n) for n in range(1, 25)),
+        ),
+        (_found(16, 0.9), CLOSED),
+    ),
+    (
+        Scenario(
             name="one case -5 % from its first night on",
             nights=12,
             planted=(Planted(change_frac=-0.05),),
