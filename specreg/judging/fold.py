@@ -62,6 +62,8 @@ class Night:
         controls: the level of the control beside each figure; NaN without one.
         lowest: the level of the worst launch; NaN without a value.
         highest: the level of the best launch.
+        unshared: the variance of what figures have in common where it isn't known, and so isn't
+            subtracted.
     """
 
     levels: Floats
@@ -73,6 +75,7 @@ class Night:
     controls: Floats
     lowest: Floats
     highest: Floats
+    unshared: Floats | float = 0.0
 
     @classmethod
     def of_levels(cls, levels: Floats, restarts: Bools) -> "Night":
@@ -130,7 +133,8 @@ class Fold:
     Args:
         spread: how the figures vary.
         tolerances_frac: the tolerated loss of each figure, 0..1.
-        decisions: how many decisions share the probability of a false loss.
+        decides: the figures whose decisions share the probability of a false loss; None for all.
+        fewest_decisions: how many decisions share it at least.
         two_sided: whether a gain of a figure is as bad as a loss; None if it is for none.
         level: the probability of a false loss per night, in any figure.
 
@@ -142,12 +146,13 @@ class Fold:
         kept: the change of the last night from the level that it has to keep.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a fold depends on
         self,
         spread: Spread,
         tolerances_frac: Floats,
         *,
-        decisions: int,
+        decides: Bools | None = None,
+        fewest_decisions: int = 1,
         two_sided: Bools | None = None,
         level: float = NIGHT_LEVEL,
     ) -> None:
@@ -156,7 +161,11 @@ class Fold:
         self._two_sided = np.zeros(figures, bool) if two_sided is None else two_sided
         self._tolerated = -np.log1p(-tolerances_frac)
         self._least = -np.log1p(-np.maximum(LEAST_FRAC, tolerances_frac / 4))
-        self._level = level / decisions
+        self._decides = np.ones(figures, bool) if decides is None else decides
+        self._fewest_decisions = fewest_decisions
+        self._level_of_all = level
+        self._level = level / fewest_decisions
+        self._seen = np.zeros(figures, bool)
         # The nights that are compared with each other, by number, with what each measured.
         self._count = 0
         self._numbers = np.empty(0, np.intp)
@@ -164,6 +173,7 @@ class Fold:
         self._clipped = np.empty((0, figures))
         self._launches = np.empty((0, figures))
         self._planned = np.empty((0, figures))
+        self._unshared = np.empty((0, figures))
         self._stands = np.empty((0, figures), bool)
         self._forgotten = np.zeros(figures, np.intp)
         self._kept_nights = np.zeros(figures)
@@ -192,9 +202,9 @@ class Fold:
         one_launch = np.ones(len(self.state))
         return nights_to_keep(self.spread.of(one_launch), self.spread.freedom, self._tolerated)
 
-    def change_of(self, levels: Floats, launches: Floats) -> Change:
-        """Return how levels differ from those of the nights so far."""
-        return self._change(levels, launches, self._mean(self._level_rows()))
+    def change_of(self, levels: Floats, launches: Floats, unshared: Floats | float = 0.0) -> Change:
+        """Return how levels differ from those of the nights so far; see `Night`."""
+        return self._change(levels, launches, unshared, self._mean(self._level_rows()))
 
     def size_of_change(self) -> Floats:
         """Return the size of the open loss or gain of each figure; NaN without one."""
@@ -206,10 +216,17 @@ class Fold:
 
     def add(self, night: Night) -> None:
         """Go one night further."""
+        # What was never measured so far takes no part in the decisions.
+        self._seen |= np.isfinite(night.levels)
+        decisions = max(int((self._seen & self._decides).sum()), self._fewest_decisions)
+        self._level = self._level_of_all / decisions
         self.spread.add_launches(night.launch_squares, night.launches - 1)
-        self.spread.add_night(night.planned_levels, night.planned, self.is_usual)
-        self.tonight = self.change_of(night.levels, night.launches)
-        self.kept = self._change(night.levels, night.launches, self._mean(self._kept_rows()))
+        shows_spread = self.is_usual & (np.asarray(night.unshared) == 0)
+        self.spread.add_night(night.planned_levels, night.planned, shows_spread)
+        self.tonight = self.change_of(night.levels, night.launches, night.unshared)
+        self.kept = self._change(
+            night.levels, night.launches, night.unshared, self._mean(self._kept_rows())
+        )
         self._append(night)
         self._close_what_is_over()
         self._open_what_lasts()
@@ -230,6 +247,8 @@ class Fold:
         self._clipped = np.vstack([self._clipped, clipped])
         self._launches = np.vstack([self._launches, night.launches])
         self._planned = np.vstack([self._planned, night.planned])
+        unshared = np.broadcast_to(night.unshared, night.levels.shape)
+        self._unshared = np.vstack([self._unshared, unshared])
         # A night of an open loss or gain never becomes a part of the level.
         self._stands = np.vstack([self._stands, np.isfinite(night.levels) & self.is_usual])
 
@@ -245,7 +264,7 @@ class Fold:
     def _variances(self) -> Floats:
         """Return the variance of each night."""
         least = NIGHT_SHARE * self.spread.of(self._planned)
-        return np.maximum(self.spread.of(self._launches), least)
+        return np.maximum(self.spread.of(self._launches), least) + self._unshared
 
     def _mean(self, rows: Bools) -> _Mean:
         weights = np.where(rows, 1 / self._variances(), 0.0)
@@ -257,8 +276,10 @@ class Fold:
             nights=rows.sum(axis=0),
         )
 
-    def _change(self, levels: Floats, launches: Floats, before: _Mean) -> Change:
-        error = np.sqrt(self.spread.of(launches) + before.variance)
+    def _change(
+        self, levels: Floats, launches: Floats, unshared: Floats | float, before: _Mean
+    ) -> Change:
+        error = np.sqrt(self.spread.of(launches) + unshared + before.variance)
         return Change(
             estimate=levels - before.value, error=error, freedom=self._freedom(before.nights)
         )
@@ -282,7 +303,7 @@ class Fold:
         heavy_tail = np.full(figures, _HEAVY_TAIL)
         # Student's distribution with 3 degrees of freedom has a standard deviation of √3.
         spreads = quantiles(self._level, heavy_tail) / math.sqrt(_HEAVY_TAIL)
-        clear = np.minimum(spreads * np.sqrt(self.spread.night), CLEAR_LOSS)
+        clear = np.minimum(spreads * np.sqrt(self.spread.night + night.unshared), CLEAR_LOSS)
         lowest, highest = self.tonight.bounds(self._level)
         is_proven = lowest > 0 if state == GAINED else highest < 0
         is_clear = sign * self.tonight.estimate > np.maximum(clear, self._tolerated)
@@ -413,6 +434,7 @@ class Fold:
         self._clipped = self._clipped[is_needed]
         self._launches = self._launches[is_needed]
         self._planned = self._planned[is_needed]
+        self._unshared = self._unshared[is_needed]
         self._stands = self._stands[is_needed]
 
 

@@ -152,7 +152,7 @@ class Wandering:
         self, metrics: int, prior_frac: float, tolerances_frac: Floats, two_sided: Bools
     ) -> None:
         groups = [np.array([row]) for row in range(metrics)]
-        self.fold = Fold(Spread(groups, prior_frac, 0.0), tolerances_frac, decisions=metrics)
+        self.fold = Fold(Spread(groups, prior_frac, 0.0), tolerances_frac)
         self._prior = prior_frac**2
         self._two_sided = two_sided
         self._tolerated = -np.log1p(-tolerances_frac)
@@ -179,10 +179,7 @@ class Wandering:
     def _is_too_far(self, row: int, state: int) -> bool:
         """Return whether tonight alone, or the nights of an open loss or gain, prove it."""
         sign = -1 if state == LOST else 1
-        is_open = self.fold.state[row] != USUAL
-        since = int(self.fold.since[row]) if is_open else len(self._levels) - 1
-        past = self._levels[self._began[row] : since, row]
-        past = past[np.isfinite(past)]
+        past = self._past(row)
         tonight = float(self.change[row])
         if not len(past) or np.isnan(tonight):
             return False
@@ -193,7 +190,7 @@ class Wandering:
             return True
         if self.fold.state[row] != state:
             return False
-        lost = self._levels[since:, row]
+        lost = self._levels[int(self.fold.since[row]) :, row]
         lost = lost[np.isfinite(lost)]
         reach = _MOST_SPREADS * np.sqrt(variance)
         middle = np.median(lost)
@@ -203,11 +200,27 @@ class Wandering:
         change = mean - float(self.fold.level_before[row])
         return bool(sign * change > max(self._tolerated[row], needed * error))
 
+    def variances(self) -> Floats:
+        """Return the variance of the machine's nights, for each metric."""
+        columns = [self._levels[began:, row] for row, began in enumerate(self._began)]
+        known = [column[np.isfinite(column)] for column in columns]
+        return np.array(
+            [self._variance(levels)[0] if len(levels) else self._prior for levels in known]
+        )
+
     def _is_back(self, row: int) -> bool:
         """Return whether a machine that was too slow is near its level again tonight."""
+        variance, _ = self._variance(self._past(row))
         tonight = float(self.change[row])
         change = abs(tonight) if self._two_sided[row] else -tonight
-        return bool(change < self._tolerated[row] / 2)
+        return bool(change < max(self._tolerated[row] / 2, np.sqrt(variance)))
+
+    def _past(self, row: int) -> Floats:
+        """Return the levels of the nights before tonight, or before an open loss or gain."""
+        is_open = self.fold.state[row] != USUAL
+        end = int(self.fold.since[row]) if is_open else len(self._levels) - 1
+        past = self._levels[self._began[row] : end, row]
+        return np.asarray(past[np.isfinite(past)])
 
     def _variance(self, past: Floats) -> tuple[float, float]:
         """Return the variance of nights around their middle, and its degrees of freedom."""

@@ -77,14 +77,14 @@ class MachineNights:
 
         # With neither enough cases for a median nor controls, the night is a part of the spread of
         # each case.
-        most_cases = max(len(members) for members in groups.by_metric)
-        shows_common = has_controls or most_cases >= FEWEST_CASES
-        own_frac = prior.own_frac if shows_common else prior.night_frac
-        decisions = sum(figure.decides for figure in figures)
+        most_cases = max(map(len, groups.by_metric), default=0)
+        self._shows_common = has_controls or most_cases >= FEWEST_CASES
+        own_frac = prior.own_frac if self._shows_common else prior.night_frac
         self.cases = Fold(
             Spread(groups.by_metric, own_frac, prior.launch_frac),
             tolerances_frac,
-            decisions=max(decisions, _FEWEST_DECISIONS),
+            decides=np.array([figure.decides for figure in figures], bool),
+            fewest_decisions=_FEWEST_DECISIONS,
             two_sided=self._two_sided,
             level=level,
         )
@@ -92,7 +92,6 @@ class MachineNights:
         self.engines = Fold(
             Spread(groups.metrics_of_engines, prior.own_frac, 0.0),
             tolerances_frac[[members[0] for members in groups.by_engine]],
-            decisions=pairs,
             level=level,
         )
         self._engine_changes = np.empty((0, len(groups.by_engine)))
@@ -109,8 +108,9 @@ class MachineNights:
 
     def change_of(self, night: Night) -> Change:
         """Return how far figures are on a night from their earlier nights, in what is their own."""
-        shared = _or_nothing(self._common(night.levels, night.controls).figures)
-        return self.cases.change_of(night.levels - self._recorded - shared, night.launches)
+        common = self._common(night.levels, night.controls)
+        own = night.levels - self._recorded - _or_nothing(common.figures)
+        return self.cases.change_of(own, night.launches, self._unshared(common))
 
     def looks_lost(self, night: Night) -> Bools:
         """Return which figures look worse than tolerated, so that a further launch helps.
@@ -144,10 +144,19 @@ class MachineNights:
             controls=night.controls,
             lowest=night.lowest - self._recorded - shared,
             highest=night.highest - self._recorded - shared,
+            unshared=np.where(restarts, 0.0, self._unshared(common)),
         )
         self.cases.add(own)
         self._add_engines(common, night)
         self._add_machine(common, night)
+
+    def _unshared(self, common: Common) -> Floats:
+        """Return the variance of what figures have in common tonight, where it isn't known.
+
+        On a machine that never shows it, it is a part of the spread of each figure.
+        """
+        is_unknown = np.isnan(common.figures) & self._shows_common
+        return np.where(is_unknown, self.machine.variances()[self._metric_of], 0.0)
 
     def _common(self, levels: Floats, controls: Floats) -> Common:
         return self._groups.common(

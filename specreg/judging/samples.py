@@ -94,7 +94,11 @@ def table_of(samples: Iterable[Sample], further: Iterable[Figure] = ()) -> Table
         further: figures that have a column even if no sample is theirs.
     """
     samples = list(samples)
-    figures = sorted({*further, *(sample.figure for sample in samples)})
+    # Whatever else has changed, a metric of a case is one figure, as it is now.
+    samples.sort(key=lambda sample: sample.began_s)
+    latest = {(sample.metric, sample.case): sample.figure for sample in samples}
+    latest |= {(figure.metric, figure.case): figure for figure in further}
+    figures = sorted(latest.values())
     by_night: dict[float, list[Sample]] = {}
     for sample in samples:
         by_night.setdefault(sample.began_s, []).append(sample)

@@ -63,9 +63,7 @@ class NightJudge:
             self._table.figures,
             tolerances_frac,
             prior,
-            has_controls=all(
-                any(sample.control_logs for sample in samples) for samples in (earlier, tonight)
-            ),
+            has_controls=any(sample.control_logs for sample in earlier or tonight),
         )
         for night in self._table.nights:
             self._nights.add(night)

@@ -13,8 +13,9 @@ from specreg.judging.samples import level_of
 from specreg.judging.spread import Spread
 from specreg.measurement.metrics import Metric, acceptance_value
 from specreg.verdicts.history import RunRecord, baseline_sha256
-from specreg.verdicts.night_samples import SPOILED, runs_of_level
+from specreg.verdicts.night_samples import runs_of_level
 from specreg.verdicts.software import Software, software_of_baseline, whole_software
+from specreg.verdicts.verdict import Outcome
 
 _MOST_NIGHTS = 40
 """The most nights before tonight that are gone through, the newest ones."""
@@ -86,8 +87,8 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
             # The baseline is this night.
             continue
         runs.append(record.run)
-        is_spoiled = record.outcomes.get(metric.name) in SPOILED
-        levels.append(math.nan if is_spoiled else _level(metric, record.values_of(metric.name)))
+        is_wrong = record.outcomes.get(metric.name) == Outcome.WRONG
+        levels.append(math.nan if is_wrong else _level(metric, record.values_of(metric.name)))
         software.append(whole_software(record.engine_version, record.draft_sha256, record.software))
     level_tonight = _level(metric, [tonight])
     if math.isnan(levels[0]) or math.isnan(level_tonight):
@@ -95,7 +96,9 @@ def go_through_nights(  # noqa: PLR0913 - the nights, and how they are judged
     # The baseline and tonight differ by the error of both.
     night_frac = max(error_frac / math.sqrt(2), _LEAST_SPREAD)
     fold = Fold(
-        Spread([np.array([0])], night_frac, 0.0), np.array([tolerance_frac]), decisions=decisions
+        Spread([np.array([0])], night_frac, 0.0),
+        np.array([tolerance_frac]),
+        fewest_decisions=decisions,
     )
     fold.add(_night(levels[0], is_first=True))
     skipped = max(len(levels) - 1 - _MOST_NIGHTS, 0)

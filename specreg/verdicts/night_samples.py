@@ -20,8 +20,6 @@ RUN_TIME = "%Y%m%dT%H%M%S"
 """A run's name begins with its start in UTC, `20261121T031500`, or at least with its date."""
 _RUN_TIMES = ((RUN_TIME, 15), ("%Y%m%d", 8))
 """The formats of that beginning, and how many characters they have."""
-SPOILED = frozenset({Outcome.INVALID, Outcome.WRONG})
-"""The outcomes of a figure whose night isn't used."""
 
 
 def samples_of(
@@ -84,8 +82,12 @@ def runs_of_level(baseline: Baseline, records: Iterable[RunRecord]) -> list[RunR
 
 
 def _sample_of_run(metric: Metric, engine: str, record: RunRecord) -> Sample | None:
-    """Return what a run measured of a metric; None if it has no value, or is INVALID or WRONG."""
-    if record.outcomes.get(metric.name) in SPOILED:
+    """Return what a run measured of a metric; None if it has no valid value, or is WRONG.
+
+    A speed that is INVALID because the whole machine was slow has a value. The night is used as a
+    whole, because what its figures have in common is subtracted.
+    """
+    if record.outcomes.get(metric.name) == Outcome.WRONG:
         return None
     sample = sample_of(
         metric,

@@ -16,7 +16,7 @@ USUAL_NIGHTS = 8
 def fold_of(levels: Sequence[Sequence[float]]) -> Fold:
     """Fold nights of a dozen figures, each with one launch. The first night is the recording."""
     spread = Spread([np.arange(CASES)], 0.01, 0.01)
-    fold = Fold(spread, np.full(CASES, 0.05), decisions=CASES)
+    fold = Fold(spread, np.full(CASES, 0.05), fewest_decisions=CASES)
     for number, night in enumerate(levels):
         restarts = np.full(CASES, number == 0)
         fold.add(Night.of_levels(np.array(night), restarts))

@@ -76,7 +76,7 @@ def test_a_level_that_was_accepted_leaves_out_the_nights_before_it() -> None:
 
 def test_runs_with_other_settings_and_spoiled_figures_are_left_out() -> None:
     spoiled = msgspec.structs.replace(
-        RECORDS[1], outcomes={**RECORDS[1].outcomes, "throughput_tokens_per_s": "INVALID"}
+        RECORDS[1], outcomes={**RECORDS[1].outcomes, "throughput_tokens_per_s": "WRONG"}
     )
     other = msgspec.structs.replace(RECORDS[2], settings_sha256="other")
     samples = h200_samples((spoiled, other))
@@ -84,6 +84,13 @@ def test_runs_with_other_settings_and_spoiled_figures_are_left_out() -> None:
     assert "throughput_tokens_per_s" not in metrics
     assert "ttft_p50_ms" in metrics
     assert len(metrics) == len(set(metrics))
+
+
+def test_a_night_on_which_the_whole_machine_was_slow_is_used() -> None:
+    slow = msgspec.structs.replace(
+        RECORDS[1], outcomes=dict.fromkeys(RECORDS[1].outcomes, "INVALID")
+    )
+    assert len(h200_samples((slow,))) == len(h200_samples((RECORDS[1],)))
 
 
 def test_machines_of_one_kind_are_told_apart() -> None:
