@@ -335,6 +335,7 @@ class Fold:
         firsts, ends = np.searchsorted(self._numbers, pairs).T
         after_weights = _or_unknown(_sums_from(weights)[firsts])
         after_nights = _sums_from(self._stands)[firsts]
+        in_window = self._last_nights() & (_sums_from(self._stands) > 1)
         known = _or_unknown(level_weights[ends])
         before = level_sums[ends] / known
         change = _sums_from(weights * levels)[firsts] / after_weights - before
@@ -347,7 +348,7 @@ class Fold:
             size = sign * change
             # Tonight has to be nearer to the new level than to the old one.
             lasts = self._stands[-1] & (sign * (levels[-1] - before) > size / 2)
-            is_large = (size > self._least) & (size > proof) & (after_nights > 1)
+            is_large = (size > self._least) & (size > proof) & in_window[firsts]
             clearness = np.where(self.is_usual & lasts & is_large, size / proof, 0.0)
             # Few comparisons come so far. They must hold without what a single night is far off by.
             for row in np.flatnonzero(clearness.any(axis=1)):
@@ -367,13 +368,22 @@ class Fold:
 
     def _compared_nights(self) -> list[tuple[int, int]]:
         """Return the first nights of what may last, each with the end of the nights before it."""
+        is_measured_tonight = np.isfinite(self._levels[-1])
+        is_first = (self._last_nights() & is_measured_tonight).any(axis=1)
         pairs = []
-        for first in range(max(1, self._count - LEVEL_NIGHTS), self._count - 1):
+        for first in map(int, self._numbers[:-1][is_first[:-1]]):
+            if first == 0:
+                continue
             pairs.append((first, first))
             half = (first + 1) // 2
             if _FEWEST_FIRST <= half < first:
                 pairs.append((first, half))
         return pairs
+
+    def _last_nights(self) -> Bools:
+        """Return the nights among which a change of each figure may begin: its last ones."""
+        is_measured = np.isfinite(self._levels)
+        return np.asarray(is_measured & (_sums_from(is_measured) <= LEVEL_NIGHTS))
 
     def _close_what_is_over(self) -> None:
         """Close the losses and gains of which nights prove that they are over."""
@@ -426,8 +436,9 @@ class Fold:
     def _forget_nights(self) -> None:
         """Forget the nights that no later one is compared with, so that a long history is fast."""
         open_since = self.since[~self.is_usual]
-        oldest = min([self._count - LEVEL_NIGHTS, *open_since])
-        is_needed = (self._numbers >= oldest) | self._level_rows().any(axis=1)
+        oldest = min([self._count - 1, *open_since])
+        compared = self._level_rows() | self._last_nights()
+        is_needed = (self._numbers >= oldest) | compared.any(axis=1)
         self._forgotten += self._stands[~is_needed].sum(axis=0)
         self._numbers = self._numbers[is_needed]
         self._levels = self._levels[is_needed]

@@ -188,7 +188,7 @@ class Wandering:
         error = float(np.sqrt(variance * (1 + 1 / self._level_nights[row])))
         if sign * tonight > max(self._tolerated[row], needed * error):
             return True
-        if self.fold.state[row] != state:
+        if self.fold.state[row] != state or self._is_back(row):
             return False
         lost = self._levels[int(self.fold.since[row]) :, row]
         lost = lost[np.isfinite(lost)]

@@ -61,7 +61,7 @@ class MachineNights:
     ) -> None:
         self.figures = figures
         self._tolerated = -np.log1p(-tolerances_frac)
-        self._two_sided = np.array([figure.two_sided for figure in figures])
+        self._two_sided = np.array([figure.two_sided for figure in figures], bool)
         self._recorded = np.full(len(figures), np.nan)
         self._recorded_controls = np.full(len(figures), np.nan)
         groups = Groups(

@@ -79,15 +79,18 @@ class NightJudge:
 
     def judge(self, tonight: Sequence[Sample]) -> list[SpeedVerdict]:
         """Return the verdict on each figure of tonight."""
+        if not self._table.figures:
+            return []
         night = night_of(tonight, self._table.figures)
         nights = copy.deepcopy(self._nights)
         nights.add(night)
         began_s = [*self._table.began_s, *(sample.began_s for sample in tonight[:1])]
         software = [*self._table.software, software_of(tonight)]
         verdicts = []
-        for figure, evidence, level in zip(
-            self._table.figures, nights.evidence(), night.levels, strict=True
+        for column, (figure, evidence) in enumerate(
+            zip(self._table.figures, nights.evidence(), strict=True)
         ):
+            level = night.levels[column]
             if np.isnan(level):
                 continue
             first = _first_night(evidence)
@@ -100,11 +103,16 @@ class NightJudge:
                     evidence=evidence,
                     level=float(level) - evidence.own - evidence.shared,
                     since_s=began_s[first] if first >= 0 else None,
-                    lasted=len(began_s) - first if first >= 0 else 0,
+                    lasted=self._nights_since(first, column) + 1 if first >= 0 else 0,
                     software=_software_around(software, figure.case, changed_on),
                 )
             )
         return verdicts
+
+    def _nights_since(self, first: int, column: int) -> int:
+        """Return on how many earlier nights from one on a figure was measured."""
+        earlier = self._table.nights[first:]
+        return sum(bool(np.isfinite(night.levels[column])) for night in earlier)
 
 
 def _first_night(evidence: Evidence) -> int:

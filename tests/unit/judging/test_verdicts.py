@@ -130,3 +130,68 @@ def test_cases_of_one_engine_that_lose_together_are_named_beside_the_other_engin
             samples.append(dataclasses.replace(sample, case=case, engine=engine))
     by_engine = {verdict.figure.engine: verdict.finding for verdict in judged(samples).values()}
     assert by_engine == {"vllm": Finding.ENGINE_LOST, "sglang": Finding.KEPT}
+
+
+def test_a_machine_that_loses_for_good_stays_red_and_one_that_is_back_does_not() -> None:
+    slow = [nights(last, lambda _case, night: -0.16 * (night >= 10)) for last in (13, 18, 28)]
+    assert [findings(samples) for samples in slow] == [{Finding.MACHINE_SLOW}] * 3
+
+    back = nights(20, lambda _case, night: -0.16 * (10 <= night < 20))
+
+    assert Finding.MACHINE_SLOW not in findings(back)
+
+
+def test_a_machine_that_loses_a_little_every_night_is_found() -> None:
+    assert findings(nights(16, lambda _case, night: -0.02 * night)) == {Finding.MACHINE_SLOW}
+
+
+def test_a_few_cases_of_many_are_not_blamed_for_what_the_machine_lost_tonight() -> None:
+    earlier = nights(12)
+    tonight = nights(13, lambda _case, night: -0.08 * (night == 13), seed=2)
+    few = [
+        sample
+        for sample in tonight
+        if sample.began_s == 13 * DAY_S and sample.case in {"case-0", "case-1", "case-2"}
+    ]
+    assert Finding.LOST not in findings([*earlier, *few])
+
+
+def test_what_is_measured_tonight_for_the_first_time_changes_no_earlier_verdict() -> None:
+    samples = nights(12, lambda case, night: -0.055 * (case == 3 and night >= 8))
+    further = [
+        dataclasses.replace(sample, case=f"further-{number}", starts_level=True)
+        for sample in samples
+        if sample.began_s == 12 * DAY_S
+        for number in range(100)
+    ]
+    before = judged(samples)["case-3"]
+
+    assert judged([*samples, *further])["case-3"].evidence.state == before.evidence.state == -1
+
+
+def test_runs_of_other_cases_make_no_loss_older() -> None:
+    """Such as those of a developer, who runs one case again and again."""
+    samples = nights(20, lambda case, night: -0.08 * (case == 3 and night >= 11))
+    others = [
+        dataclasses.replace(sample, began_s=sample.began_s + number)
+        for sample in samples
+        if sample.case == "case-1" and sample.began_s < 20 * DAY_S
+        for number in range(1, 20)
+    ]
+
+    verdict = judged([*samples, *others])["case-3"]
+
+    assert verdict.finding is Finding.LOST
+    assert verdict.lasted <= 11
+
+
+def test_a_figure_is_the_same_if_its_engine_has_another_name() -> None:
+    renamed = [
+        dataclasses.replace(sample, engine="vllm-v1") if sample.began_s > 5 * DAY_S else sample
+        for sample in nights(10)
+    ]
+    assert findings(renamed) == {Finding.KEPT}
+
+
+def test_a_night_without_any_figure_has_no_verdict() -> None:
+    assert NightJudge([], [], lambda _figure: 0.05, GPU).judge([]) == []
