@@ -14,7 +14,7 @@ from specreg.judging.spread import Bools, Floats, Ints, Spread, nights_to_keep, 
 
 NIGHT_LEVEL = 0.01
 """The probability per night that chance alone shows a loss in any figure."""
-_LASTING_SHARE = 1 / 32
+_LASTING_SHARE = 1 / 64
 """The part of it for lasting losses. It is small because each night tries many first nights of a
 loss, and because what chance shows stays for several nights."""
 OVER_LEVEL = 0.0002
