@@ -1,7 +1,6 @@
 """Do what the plan of a gate says: start the servers of its sides, measure, and compare answers."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,7 +32,6 @@ from specreg.servers.server import Server
 
 KeyOf = Callable[[Pair, Side, int], Key]
 """Returns the key of a pair's side on the launch with a number."""
-_NS_PER_S = 10**9
 
 
 class SideError(SpecregError):
@@ -51,7 +49,7 @@ class SideError(SpecregError):
 
 
 @dataclass(slots=True, kw_only=True)
-class GateExecutor(Executor):
+class GateExecutor(Executor[GateStep]):
     """Executes the steps of a gate on this machine.
 
     Attributes:
@@ -123,7 +121,6 @@ class GateExecutor(Executor):
         Raises:
             SideError: a server can't start, dies or hangs, so that nothing of the launch counts.
         """
-        began_ns = time.monotonic_ns()
         servers = self._start(step)
         pair = step.pair
         arms = [
@@ -134,11 +131,11 @@ class GateExecutor(Executor):
         plan = Plan(show=lambda _: None, record=self.ledger.record_round)
         workload = workload_of(pair.a, load_case_prompts(self.root, pair.a))
         try:
-            measurements = self._measure_arms(keys, arms, workload, plan)
+            self.ledger.begin(*keys)
+            measurements = self.measure_arms(arms, workload, plan)
         except ServerDiedError:
             _check_alive(servers)
             raise
-        lasted_s = (time.monotonic_ns() - began_ns) / _NS_PER_S / len(servers)
 
         # A server that hangs would hang on the pairs that are still to come.
         for side, measurement in zip(servers, measurements, strict=True):
@@ -152,11 +149,7 @@ class GateExecutor(Executor):
                 continue
             self.ledger.end(measurement, arm=arm)
             yield MeasuredLaunch(
-                case_id=pair.id,
-                arm=side,
-                number=step.number,
-                measurement=measurement,
-                lasted_s=lasted_s,
+                case_id=pair.id, arm=side, number=step.number, measurement=measurement
             )
 
     def _ask(self, step: GateStep) -> Iterator[Entry]:

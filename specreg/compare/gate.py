@@ -29,7 +29,7 @@ from specreg.compare.pairs import (
     parse_override,
     pinned_pairs,
 )
-from specreg.compare.plan import GateGoal, GateStep, final_rules, is_finished, next_step, slots_of
+from specreg.compare.plan import GateGoal, GateStep, has_time, next_step, slots_of
 from specreg.compare.progress import render_progress
 from specreg.core.errors import DatasetError, EnvironmentSetupError, SpecregError, UnsupportedError
 from specreg.core.files import cause_of
@@ -83,12 +83,30 @@ class Gate:
     @property
     def is_finished(self) -> bool:
         """Whether it has ended. False if it was interrupted, or if its time was up."""
-        return is_finished(self.ledger, self.goal)
+        return next_step(self.ledger, self.goal) is None
+
+    @property
+    def next_step(self) -> GateStep | None:
+        """What it does next; None if it has ended, or if its time is up."""
+        step = next_step(self.ledger, self.goal)
+        return step if step is not None and self._has_time(step) else None
 
     @property
     def rules(self) -> Rules:
-        """The rules by which the launches so far are judged."""
-        return final_rules(self.ledger, self.goal)
+        """The rules by which the launches so far are judged.
+
+        If the time is up, they are judged as if no further launches had been planned. The present
+        look is then the last one, and gets the level of the looks that are left out. This is valid
+        because the time runs out whatever the figures are.
+        """
+        step = next_step(self.ledger, self.goal)
+        if step is None or self._has_time(step):
+            return self.goal.rules
+        begun = max(launch.number for launch in self.ledger.launches)
+        return dataclasses.replace(self.goal.rules, launches=begun)
+
+    def _has_time(self, step: GateStep) -> bool:
+        return has_time(step, self.executor.taken, self.goal)
 
     def until(
         self, is_done: Callable[[Decision], bool], *, goes_on_until_done: bool = False
@@ -106,9 +124,7 @@ class Gate:
             SpecregError: a side can't start at all, or the ledger can't be written.
         """
         try:
-            while step := next_step(self.ledger, self.goal):
-                self.ledger.extend(self.executor.execute(step))
-                self._show_progress(step)
+            self.executor.take_steps(lambda: self.next_step, self._show_progress)
         finally:
             self.executor.servers.stop()
         return self.decide()

@@ -76,34 +76,10 @@ class GateGoal:
 
 
 def next_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
-    """Return what a gate does next; None if it has its answer, or may launch no more."""
-    step = _wanted_step(ledger, goal)
-    if step is None or not _is_affordable(step, ledger, goal):
-        return None
-    return step
+    """Return what a gate does next if it has time for it; None at its end.
 
-
-def is_finished(ledger: Ledger, goal: GateGoal) -> bool:
-    """Return whether a gate has its answer, or has made all of its launches."""
-    return _wanted_step(ledger, goal) is None
-
-
-def final_rules(ledger: Ledger, goal: GateGoal) -> Rules:
-    """Return the rules by which the launches so far are judged at the end of a gate.
-
-    If the time was up, they are judged as if no further launches had been planned. The present look
-    is then the last one, and gets the level of the looks that are left out. This is valid because
-    the time runs out whatever the figures are.
+    A gate ends when it has its answer, or has made all of its launches.
     """
-    step = _wanted_step(ledger, goal)
-    if step is None or _is_affordable(step, ledger, goal):
-        return goal.rules
-    begun = max(launch.number for launch in ledger.launches)
-    return dataclasses.replace(goal.rules, launches=begun)
-
-
-def _wanted_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
-    """Return what a gate would do next if it had time for it."""
     launches = ledger.launches
     last_number = _last_number(launches)
     open_groups = goal.groups
@@ -137,28 +113,26 @@ def _wanted_step(ledger: Ledger, goal: GateGoal) -> GateStep | None:
     return None
 
 
-def _is_affordable(step: GateStep, ledger: Ledger, goal: GateGoal) -> bool:
-    """Return whether a launch has begun, or would end in time if it took as long as any so far."""
-    [group] = [group for group in goal.groups if step.pair in group]
-    group_ids = {pair.id for pair in group}
-    made_now = [launch for launch in ledger.launches if not launch.is_resumed]
-    has_begun = any(
-        launch.case_id in group_ids and launch.number == step.number and launch.arm in step.sides
-        for launch in made_now
-    )
-    if has_begun or not made_now:
-        return True
-    return ledger.spent_s + _longest_launch_s(ledger, goal) <= goal.within_s
+def has_time(step: GateStep, taken: Sequence[tuple[GateStep, float]], goal: GateGoal) -> bool:
+    """Return whether a launch has begun, or would end in time if it took as long as any so far.
 
-
-def _longest_launch_s(ledger: Ledger, goal: GateGoal) -> float:
-    """Return how long the longest launch of servers took, with all pairs that share them."""
+    Args:
+        step: the next step.
+        taken: the steps that were taken before, whatever came of them, each with how long it took,
+            in seconds.
+        goal: says how long all launches may take.
+    """
     groups = {pair.id: index for index, group in enumerate(goal.groups) for pair in group}
-    launches_s: dict[tuple[int, int, str], float] = defaultdict(float)
-    for launch in ledger.measured:
-        servers = str(launch.arm in CONTROL) if goal.together else launch.arm
-        launches_s[groups[launch.case_id], launch.number, servers] += launch.lasted_s
-    return max(launches_s.values(), default=0.0)
+    # All pairs of a group are measured on the same launch of its servers.
+    launches_s: dict[tuple[int, int, tuple[Side, ...]], float] = defaultdict(float)
+    for taken_step, lasted_s in taken:
+        if not taken_step.check:
+            servers = (groups[taken_step.pair.id], taken_step.number, taken_step.sides)
+            launches_s[servers] += lasted_s
+    if not taken or (groups[step.pair.id], step.number, step.sides) in launches_s:
+        return True
+    spent_s = sum(lasted_s for _, lasted_s in taken)
+    return spent_s + max(launches_s.values(), default=0.0) <= goal.within_s
 
 
 def _step_on(

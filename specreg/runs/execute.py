@@ -1,16 +1,18 @@
 """Do what a plan says: start servers, measure cases on them, and check the cases.
 
-`Executor` has what the steps of a night, a gate and a soak have in common, and `NightExecutor` does
-those of a night. What a step results in is data: a failure of a case is an entry of the ledger like
-a measurement.
+`Executor` takes the steps of a night, a gate or a soak until none is left, and `NightExecutor`
+executes those of a night. What a step results in is data: a failure of a case is an entry of the
+ledger like a measurement.
 """
 
+import abc
 import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from specreg.core.errors import (
     HungError,
@@ -45,9 +47,9 @@ from specreg.servers.provision import Provision
 from specreg.stats.intervals import PARTS
 from specreg.telemetry.sampler import Watch, watch
 
-_NS_PER_S = 10**9
 MeasureArms = Callable[[Sequence[Arm], Workload, Plan], Sequence[Measurement]]
 """Measures arms that take turns, as `measure` does."""
+StepT = TypeVar("StepT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,37 +69,47 @@ class Settings:
 
 
 @dataclass(slots=True, kw_only=True)
-class Executor:
-    """Starts servers on this machine, and measures on them.
+class Executor(abc.ABC, Generic[StepT]):
+    """Starts servers on this machine, and measures on them, step after step.
 
     Attributes:
-        root: The root of the repository.
-        servers: Starts and stops the servers.
-        ledger: Gets each request when it ends.
-        measure_arms: Measures arms side by side.
+        root: the root of the repository.
+        servers: starts and stops the servers.
+        ledger: gets each request when it ends, and what each step results in.
+        measure_arms: measures arms side by side.
+        clock_s: a monotonic clock, in seconds.
+        taken: the steps of this process so far, each with how long it took, in seconds.
     """
 
     root: Path
     servers: Servers
     ledger: Ledger
     measure_arms: MeasureArms = measure
+    clock_s: Callable[[], float] = time.monotonic
+    taken: list[tuple[StepT, float]] = field(default_factory=list)
 
-    def _measure_arms(
-        self, keys: Sequence[Key], arms: Sequence[Arm], workload: Workload, plan: Plan
-    ) -> Sequence[Measurement]:
-        """Measure arms side by side, and record each request in the ledger when it ends.
+    @abc.abstractmethod
+    def execute(self, step: StepT) -> Iterator[Entry]:
+        """Execute a step, and yield each entry of the ledger once it is known."""
+
+    def take_steps(
+        self, next_step: Callable[[], StepT | None], on_taken: Callable[[StepT], None] | None = None
+    ) -> None:
+        """Take steps until none is left, and add what each results in to the ledger.
 
         Args:
-            keys: The keys of the arms. A control that isn't a case of the run has none.
-            arms: The arms.
-            workload: The prompts.
-            plan: How they are replayed.
+            next_step: returns the next step, by what the ledger has; None at the end.
+            on_taken: called with each step after it was taken.
 
         Raises:
-            ServerDiedError: A server died.
+            SpecregError: nothing more can be measured, or the ledger can't be written.
         """
-        self.ledger.begin(*keys)
-        return self.measure_arms(arms, workload, plan)
+        while step := next_step():
+            began_s = self.clock_s()
+            self.ledger.extend(self.execute(step))
+            self.taken.append((step, self.clock_s() - began_s))
+            if on_taken is not None:
+                on_taken(step)
 
 
 def hangs(measurement: Measurement) -> bool:
@@ -106,7 +118,7 @@ def hangs(measurement: Measurement) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class NightExecutor(Executor):
+class NightExecutor(Executor[Step]):
     """Executes the steps of a night on this machine.
 
     Attributes:
@@ -164,7 +176,7 @@ class NightExecutor(Executor):
         Raises:
             SpecregError: The first case can't be measured.
         """
-        began_ns = time.monotonic_ns()
+        began_s = self.clock_s()
         launch = step.launches[0]
         # The settings of a case may be unreadable, which must not cost the start of its server.
         self.settings.key_of(launch.case, launch.number)
@@ -185,7 +197,7 @@ class NightExecutor(Executor):
                 self._stop_after(error, CaseLaunch.of(goal.case, step.number))
             yield _failed(launch, error, is_beside_others=is_beside_others)
             return
-        lasted_s = (time.monotonic_ns() - began_ns) / _NS_PER_S / len(goals)
+        lasted_s = (self.clock_s() - began_s) / len(goals)
         for measurement in measurements:
             # If all other cases failed, a control that is a case itself has neither a replay nor a
             # reason. It is measured again alone.
@@ -273,7 +285,8 @@ class NightExecutor(Executor):
             plan = self._plan(goals[0], arms[0], watching)
             prompts = load_case_prompts(self.root, first.case)
             workload = workload_of(first.case, prompts)
-            measurements = self._measure_arms(keys, arms, workload, plan)
+            self.ledger.begin(*keys)
+            measurements = self.measure_arms(arms, workload, plan)
 
         # Stop the servers that hung, and note which of the others are warm.
         for handle, measurement in zip(handles, measurements, strict=True):

@@ -388,7 +388,7 @@ class Ledger:
     Attributes:
         path: the ledger's file.
         recorded: what an interrupted run had measured. It counts only for what has the same key.
-        spent_s: how long all steps of this process took together, in seconds.
+        now_s: the clock, in seconds since the epoch.
         _launches: the launches of this run, in its order.
         _measured: those that measured something, by case, number and arm.
         _failures: those that failed.
@@ -398,7 +398,7 @@ class Ledger:
 
     path: Path
     recorded: Recorded = field(default_factory=Recorded)
-    spent_s: float = 0.0
+    now_s: Callable[[], float] = time.time
     _launches: list[ArmLaunch] = field(default_factory=list)
     _measured: dict[tuple[str, int, ArmName], MeasuredLaunch] = field(default_factory=dict)
     _failures: list[FailedLaunch] = field(default_factory=list)
@@ -432,17 +432,19 @@ class Ledger:
         Raises:
             SpecregError: the ledger can't be written.
         """
-        began_s = time.monotonic()
         for entry in entries:
             if isinstance(entry, FailedLaunch):
                 self._write(entry.line)
             elif isinstance(entry, Checked | Segment):
                 self._write(entry)
             self.add(entry)
-        self.spent_s += time.monotonic() - began_s
 
     def add(self, entry: Entry) -> None:
-        """Add what the ledger's file has already. A launch takes the place of an earlier one."""
+        """Add what the ledger's file has already.
+
+        A launch takes the place of an earlier one with its number, even if it measured nothing: the
+        other arm is launched now, and must not be compared with a launch of another hour.
+        """
         if isinstance(entry, Checked):
             self._checks[entry.key.case_id, entry.check] = entry
             return
@@ -451,15 +453,15 @@ class Ledger:
             return
         if isinstance(entry, FailedLaunch):
             self._failures.append(entry)
-            if not entry.check:
-                self._launches.append(entry)
-            return
-        self._launches.append(entry)
+            if entry.check:
+                return
         place = (entry.case_id, entry.number, entry.arm)
         repeated = self._measured.pop(place, None)
         if repeated is not None:
             self._launches.remove(repeated)
-        self._measured[place] = entry
+        self._launches.append(entry)
+        if isinstance(entry, MeasuredLaunch):
+            self._measured[place] = entry
 
     def take_over(self, key: Key, *, fits: Callable[[Checked], bool] = lambda _: True) -> None:
         """Add what an interrupted run has measured and checked with a key.
@@ -543,7 +545,7 @@ class Ledger:
         Raises:
             SpecregError: the ledger can't be written.
         """
-        self._write(Launched(keys=keys, at_s=time.time()))
+        self._write(Launched(keys=keys, at_s=self.now_s()))
 
     def record_round(self, arm: int, number: int | None) -> Record:
         """Return the recorder of a round's requests.
@@ -638,9 +640,9 @@ def read_ledger(
     Args:
         path: the ledger's file.
         last: whether the last of several measurements with one key is returned, instead of the
-            first. If several processes write the ledger, the first is the right one, because a
-            worker that was given up may end after its replacement. With `last`, the measurements
-            are returned in the order in which they were made.
+            first, and none if a later one failed. If several processes write the ledger, the first
+            is the right one, because a worker that was given up may end after its replacement. With
+            `last`, the measurements are returned in the order in which they were made.
         known: the cases of this checkout by `Case.key`, for a ledger from another machine. Only
             these cases count, and an unreadable line is an error unless it is torn. None for a
             ledger of this machine.
@@ -668,13 +670,13 @@ def read_ledger(
             elif isinstance(line, Measured) and line.arm in keys:
                 measurement = _measurement(keys[line.arm], line, builders, known)
                 key = keys.pop(line.arm)
-                if last:
-                    measured.pop(key, None)
-                measured.setdefault(key, measurement)
+                _take_measurement(measured, key, measurement, last=last)
             elif isinstance(line, Checked):
                 _take_check(checked, line)
             elif isinstance(line, Failed | Segment):
                 further_lines.append(line)
+                if last:
+                    _drop_repeated(measured, line)
             else:
                 keys = {}
         except Exception as error:
@@ -698,6 +700,24 @@ def _take_check(checked: dict[tuple[Key, str], Checked], line: Checked) -> None:
     """Add a check, unless another rule told its equal answers."""
     if line.digest == ANSWER_DIGEST_VERSION:
         checked[line.key, line.check] = line
+
+
+def _take_measurement(
+    measured: dict[Key, Measurement], key: Key, measurement: Measurement, *, last: bool
+) -> None:
+    """Add a measurement, unless the first with its key counts and there is one."""
+    if last:
+        measured.pop(key, None)
+    measured.setdefault(key, measurement)
+
+
+def _drop_repeated(measured: dict[Key, Measurement], line: Failed | Segment) -> None:
+    """Drop the measurement of a launch that was repeated and failed then."""
+    if isinstance(line, Segment) or line.check:
+        return
+    place = (line.case_id, line.arm, line.launch)
+    for key in [key for key in measured if (key.case_id, key.arm, key.launch) == place]:
+        del measured[key]
 
 
 def _take(builders: _Builders, line: Replayed) -> None:

@@ -194,8 +194,7 @@ class Run:
         goal = (night.only, night.last_stage, len(self.judge.asked))
         if self.executor is None or self.is_over or goal == self._reached:
             return
-        while step := next_step(self.ledger, night):
-            self.ledger.extend(self.executor.execute(step))
+        self.executor.take_steps(lambda: next_step(self.ledger, night))
         self._reached = goal
 
     def _end_night(self) -> None:

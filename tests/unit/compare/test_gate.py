@@ -1,6 +1,7 @@
 """What can't be measured as it is asked for is said before anything is."""
 
 import dataclasses
+import itertools
 import os
 import re
 import shutil
@@ -313,6 +314,23 @@ def test_each_pair_shows_how_far_it_is_once_both_sides_were_launched(here: GateO
 
     first, second = (pair.id for pair in gate.goal.pairs)
     assert [line.split(":")[0] for line in shown] == [f"launch 1, {first}", f"launch 1, {second}"]
+
+
+def test_a_launch_that_fails_takes_its_time_too(here: GateOptions) -> None:
+    """Side B takes 10 min to fail, and there are 15 min."""
+    moments_s = itertools.count(step=600)
+
+    def failing(gate: Gate, step: GateStep) -> Iterator[Entry]:
+        del gate
+        yield failed(Side.B, step.number, pair=step.pair)
+
+    gate = scripted(opened(dataclasses.replace(here, minutes=15.0)), failing)
+    gate.executor.clock_s = lambda: float(next(moments_s))
+    gate.measure()
+
+    assert [launch.number for launch in gate.ledger.launches] == [1]
+    assert not gate.is_finished
+    assert gate.rules == dataclasses.replace(gate.goal.rules, launches=1)
 
 
 @pytest.mark.parametrize("has_time", [True, False], ids=["time", "no time"])

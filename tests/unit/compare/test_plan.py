@@ -7,7 +7,7 @@ import pytest
 
 from specreg.compare.judging import Rules
 from specreg.compare.pairs import COMPARED, CONTROL, Pair, Side
-from specreg.compare.plan import GateGoal, GateStep, final_rules, is_finished, next_step, slots_of
+from specreg.compare.plan import GateGoal, GateStep, has_time, next_step, slots_of
 from specreg.correctness.checks import LOSSLESS
 from specreg.runs.ledger import Checked, Entry, Ledger, MeasuredLaunch
 from tests.unit import builders
@@ -106,6 +106,12 @@ def test_a_side_of_another_hour_is_not_compared_with_one_of_now() -> None:
     assert step_after(*made, together=False) == GateStep((PAIR,), 1, (Side.B,))
 
 
+def test_a_side_of_another_hour_counts_no_more_once_its_repetition_has_failed() -> None:
+    made = (resumed(Side.A, 1), failed(Side.A, 1))
+    assert step_after(*made, together=False) == GateStep((PAIR,), 1, (Side.B,))
+    assert ledger_of(*made, launch(Side.B, 1)).find(PAIR.id, 1, Side.A) is None
+
+
 def test_pairs_that_share_servers_are_measured_on_one_launch() -> None:
     other = builders.with_concurrency(4)
     second = Pair(a=other, b=other)
@@ -170,28 +176,47 @@ def test_answers_are_not_asked_for_on_servers_that_an_earlier_command_had() -> N
     assert next_step(ledger, gate_of(PAIR)) == GateStep((PAIR,), 2, COMPARED[::-1])
 
 
-def test_without_time_for_another_launch_what_there_is_is_judged_as_the_last_look() -> None:
-    made = [dataclasses.replace(launch(side, 1), lasted_s=40.0) for side in COMPARED]
-    goal = dataclasses.replace(gate_of(PAIR), within_s=150.0)
-    ledger = ledger_of(EQUAL, *made)
-
-    ledger.spent_s = 70.0
-    assert next_step(ledger, goal) == GateStep((PAIR,), 2, COMPARED[::-1])
-    assert final_rules(ledger, goal) == RULES
-
-    ledger.spent_s = 71.0
-    assert next_step(ledger, goal) is None
-    assert not is_finished(ledger, goal)
-    assert final_rules(ledger, goal) == dataclasses.replace(RULES, launches=1)
+def step_of(number: int, *sides: Side, check: str = "") -> GateStep:
+    """A step on a launch of a gate of one pair."""
+    return GateStep((PAIR,), number, sides, check)
 
 
-def test_a_launch_that_has_begun_is_ended_whatever_the_time() -> None:
+@pytest.mark.parametrize(
+    ("taken", "within_s", "is_affordable"),
+    [
+        pytest.param([], 0.0, True, id="the first launch"),
+        pytest.param([(step_of(1, *COMPARED), 70.0)], 140.0, True, id="just enough"),
+        pytest.param([(step_of(1, *COMPARED), 70.0)], 139.0, False, id="too little"),
+        pytest.param(
+            [(step_of(1, *COMPARED), 30.0), (step_of(1, *COMPARED, check=LOSSLESS), 50.0)],
+            110.0,
+            True,
+            id="answers are compared on one launch only",
+        ),
+        pytest.param(
+            [(step_of(1, Side.A), 20.0), (step_of(1, Side.B), 30.0)],
+            80.0,
+            True,
+            id="in turn, each server is a launch",
+        ),
+    ],
+)
+def test_a_launch_is_made_if_there_is_time_for_one_as_long_as_the_longest(
+    taken: list[tuple[GateStep, float]], within_s: float, *, is_affordable: bool
+) -> None:
+    goal = dataclasses.replace(gate_of(PAIR), within_s=within_s)
+    assert has_time(step_of(2, *COMPARED[::-1]), taken, goal) == is_affordable
+
+
+def test_the_pairs_of_a_group_take_the_time_of_one_launch() -> None:
     other = builders.with_concurrency(4)
     second = Pair(a=other, b=other)
-    ledger = ledger_of(EQUAL, equal_answers(second), *(launch(side, 1) for side in COMPARED))
-    ledger.spent_s = 99.0
-    goal = dataclasses.replace(gate_of(PAIR, second), within_s=1.0)
-    assert next_step(ledger, goal) == GateStep((second,), 1, COMPARED)
+    goal = dataclasses.replace(gate_of(PAIR, second), within_s=99.0)
+    taken = [(GateStep((PAIR, second), 1, COMPARED), 30.0)]
+    begun = GateStep((second,), 1, COMPARED)
+    assert has_time(begun, taken, dataclasses.replace(goal, within_s=1.0)), "it has begun"
+    taken.append((begun, 20.0))
+    assert not has_time(GateStep((PAIR, second), 2, COMPARED[::-1]), taken, goal)
 
 
 def test_a_gate_that_is_asked_again_gives_the_same_answer() -> None:

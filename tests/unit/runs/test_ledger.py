@@ -25,7 +25,7 @@ from specreg.load.rounds import Round, RoundBuilder
 from specreg.matrix.case import Arrivals, Case, Limits, Load
 from specreg.measurement.measure import Measurement, values_of
 from specreg.measurement.metrics import Replay
-from specreg.runs.ledger import Checked, Key, Ledger, last_run, read_ledger
+from specreg.runs.ledger import Checked, FailedLaunch, Key, Ledger, last_run, read_ledger
 from tests.unit import builders
 from tests.unit.builders.ledgers import ACCEPTANCE, CASE, COUNTS, KEY, finished, key_of, recorded
 
@@ -419,6 +419,18 @@ def test_a_run_that_measured_nothing_does_not_hand_over_an_older_one(tmp_path: P
     write(tmp_path / "new" / "logs", at_s=2000.0, name="server.log")
     with pytest.raises(SpecregError, match=r"the last run, '.*/new', has no ledger: .* run with"):
         last_run(tmp_path)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_repetition_that_failed_takes_the_place_of_the_last_measurement(
+    path: Path, number: int
+) -> None:
+    recorded(path)
+    failure = FailedLaunch(case_id=CASE.id, number=number, reason=Reason(text="it died"))
+    check = dataclasses.replace(failure, number=KEY.launch, check="lossless")
+    Ledger(path).extend([failure, check])
+    assert (KEY in read_ledger(path, last=True).measured) == (number != KEY.launch)
+    assert KEY in read_ledger(path).measured
 
 
 def test_a_ledger_takes_the_lines_of_another_and_a_check_hides_no_measurement(path: Path) -> None:
