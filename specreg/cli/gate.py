@@ -15,7 +15,7 @@ import typer
 from specreg.cli import FAILED_STATUS, say
 from specreg.cli.cases import tier_of
 from specreg.compare.bisect import find_change
-from specreg.compare.document import record_gate, set_report_aside
+from specreg.compare.document import INTERRUPTED_STATUS, run_to_end, set_report_aside
 from specreg.compare.gate import open_gate
 from specreg.compare.options import BisectOptions, GateOptions, SoakOptions, show_status
 from specreg.compare.soak import open_soak, view_of_soak
@@ -23,15 +23,12 @@ from specreg.core.commands import specreg_command
 from specreg.core.errors import SpecregError
 from specreg.core.files import cause_of, real_path, remedy_of
 from specreg.core.interrupts import interrupt_on_signals
-from specreg.report.document import Tone
+from specreg.report.document import Report, Tone
 from specreg.report.parts import VerdictLine
 from specreg.report.screen import screen_here
 from specreg.report.terminal import render_report, render_view
 from specreg.verdicts.status import exit_status
 from specreg.verdicts.verdict import Verdict
-
-INTERRUPTED_STATUS = 130
-"""The status by which shells report a program that SIGINT ended: 128 and the signal's number, 2."""
 
 
 def _command(function: Callable[[Any], int]) -> Callable[..., None]:
@@ -107,24 +104,18 @@ def gate(options: GateOptions) -> int:
         f"cases: {len(goal.pairs)}; servers of each side: {len(goal.groups)};"
         f" launches of each at most: {running_gate.rules.launches}"
     )
-    cut_short_status: int | None = None
-    try:
-        with _exit_on_failure():
-            running_gate.measure()
-    except typer.Exit as ended:
-        cut_short_status = ended.exit_code
-    # Write the report first: printing fails on a terminal that was closed.
-    command = specreg_command(*sys.argv[1:])
     resume_options = shlex.join(("--resume", "--out", str(running_gate.folder)))
-    report = record_gate(
-        running_gate, command=command, resume_options=resume_options, status=cut_short_status
-    )
-    screen = screen_here()
-    say(render_report(report, screen), styled=screen.color)
-    say(f"report: {running_gate.folder / 'report.html'}")
-    if not report.run.complete:
-        say(f"to continue, type the same command with {resume_options}")
-    return report.run.exit_status
+
+    def show(report: Report) -> None:
+        screen = screen_here()
+        say(render_report(report, screen), styled=screen.color)
+        say(f"report: {running_gate.folder / 'report.html'}")
+        if not report.run.complete:
+            say(f"to continue, type the same command with {resume_options}")
+
+    command = specreg_command(*sys.argv[1:])
+    decision = run_to_end(running_gate, command=command, resume_options=resume_options, show=show)
+    return exit_status(decision.verdicts)
 
 
 @_command
@@ -171,7 +162,8 @@ def soak(options: SoakOptions) -> int:
     finally:
         # What was measured is shown even if the soak was cut short.
         if running_soak.ledger.segments:
-            verdicts = running_soak.conclude()
+            running_soak.show_news(is_over=True)
+            verdicts = running_soak.verdicts
             screen = screen_here()
             view = view_of_soak(running_soak, verdicts, screen)
             say(render_view(view, screen), styled=screen.color)

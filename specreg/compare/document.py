@@ -2,7 +2,7 @@
 
 import datetime as dt
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -34,15 +34,15 @@ from specreg.report.exports import ALWAYS, write_outputs
 from specreg.report.remarks import workload_remarks
 from specreg.report.tables import label_of
 from specreg.runs.ledger import FailedLaunch, MeasuredLaunch
-from specreg.verdicts.status import count_outcomes, exit_status
+from specreg.verdicts.status import UNDECIDED_STATUS, count_outcomes, exit_status
 
 _HEADLINES = {
     "upgrade": (Tone.GOOD, "as good in all that was compared"),
     "don't": (Tone.BAD, "worse"),
     "undecided": (Tone.DOUBT, "what was measured doesn't decide it"),
 }
-_CUT_SHORT_STATUS = 10
-"""The exit status in the report of a gate that was interrupted."""
+INTERRUPTED_STATUS = 130
+"""The status by which shells report a program that SIGINT ended: 128 and the signal's number, 2."""
 _LARGEST_TOLERANCE_FRAC = 0.5
 """A larger loss need not be looked for with a tolerance."""
 
@@ -53,22 +53,38 @@ def set_report_aside(folder: Path) -> None:
         path.replace(path.with_name(f"earlier-{path.name}"))
 
 
-def run_to_end(gate: Gate, *, command: str) -> Decision:
+def run_to_end(
+    gate: Gate,
+    *,
+    command: str,
+    resume_options: str = "",
+    show: Callable[[Report], None] = lambda _: None,
+) -> Decision:
     """Measure a gate, and write its report, also of what an interrupted gate has measured.
 
     Args:
         gate: the gate.
         command: as for `record_gate`.
+        resume_options: as for `record_gate`.
+        show: called with the report once it is written.
 
     Raises:
         SpecregError: as in `Gate.measure`.
     """
+    # A gate whose time is up isn't cut short: its verdicts stand.
+    status: int | None = UNDECIDED_STATUS
     try:
-        return gate.measure()
+        decision = gate.measure()
+        status = None
+    except KeyboardInterrupt:
+        status = INTERRUPTED_STATUS
+        raise
     finally:
-        status = None if gate.is_finished else _CUT_SHORT_STATUS
-        record_gate(gate, command=command, status=status)
+        report = record_gate(gate, command=command, resume_options=resume_options, status=status)
         gate.ledger.close()
+        # Show it last, because printing fails on a terminal that was closed.
+        show(report)
+    return decision
 
 
 def record_gate(
@@ -80,7 +96,7 @@ def record_gate(
         gate: the gate.
         command: the command that was typed.
         resume_options: the options with which the command resumes the gate; empty if it needs none.
-        status: the exit status if the gate was interrupted; None for the status that follows from
+        status: the exit status if the gate was cut short; None for the status that follows from
             the verdicts.
     """
     options = gate.options

@@ -38,9 +38,52 @@ _NS_PER_S = 10**9
 _NS_PER_MS = 10**6
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soak:
+    """A soak that is ready to start.
+
+    Attributes:
+        options: the options of the command.
+        goal: what it wants to know.
+        executor: measures segment after segment on one server.
+    """
+
+    options: SoakOptions
+    goal: SoakGoal
+    executor: "SoakExecutor"
+
+    @property
+    def ledger(self) -> Ledger:
+        """The segments that were measured."""
+        return self.executor.ledger
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdicts on the segments so far, as at the end of the soak."""
+        return verdicts_of(self.ledger.segments, self.goal)
+
+    def run(self) -> None:
+        """Start the server, and measure segment after segment until the time is over.
+
+        Raises:
+            SpecregError: the case can't be measured, or no longer. The segments so far remain.
+        """
+        try:
+            self.executor.take_steps(
+                lambda: next_segment(self.ledger, self.goal), lambda _: self.show_news()
+            )
+        finally:
+            self.executor.servers.stop()
+
+    def show_news(self, *, is_over: bool = False) -> None:
+        """Show what the last segment shows; see `news_of`."""
+        for line in news_of(self.ledger.segments, self.goal, is_over=is_over):
+            self.options.show(line)
+
+
 @dataclass(slots=True, kw_only=True)
-class Soak(Executor):
-    """A soak, which measures segment after segment on one server.
+class SoakExecutor(Executor[int]):
+    """Measures the segments of a soak on this machine. A step is the number of a segment.
 
     Attributes:
         goal: what the soak wants to know.
@@ -52,27 +95,7 @@ class Soak(Executor):
     options: SoakOptions
     _started_ns: int = 0
 
-    def run(self) -> None:
-        """Start the server, and measure segment after segment until the time is over.
-
-        Raises:
-            SpecregError: the case can't be measured, or no longer. The segments so far remain.
-        """
-        try:
-            while number := next_segment(self.ledger, self.goal):
-                self.ledger.extend(self.execute(number))
-                for line in news_of(self.ledger.segments, self.goal):
-                    self.options.show(line)
-        finally:
-            self.servers.stop()
-
-    def conclude(self) -> tuple[Verdict, ...]:
-        """Return the verdicts on the segments so far, and show what the last look finds."""
-        for line in news_of(self.ledger.segments, self.goal, is_over=True):
-            self.options.show(line)
-        return verdicts_of(self.ledger.segments, self.goal)
-
-    def execute(self, number: int) -> Iterator[Segment]:
+    def execute(self, step: int) -> Iterator[Segment]:
         """Measure a segment, and start the server before the first one.
 
         Raises:
@@ -83,20 +106,20 @@ class Soak(Executor):
         # A segment has a number of prompts instead of a duration, and begins with the full load.
         load = dataclasses.replace(case.load, duration_s=None, ramp_up_s=0.0)
         # Only the first segment needs a warm-up.
-        arm = Arm(case=dataclasses.replace(case, load=load), server=server, warm=number > 1)
+        arm = Arm(case=dataclasses.replace(case, load=load), server=server, warm=step > 1)
         # A segment has a single round, and its acceptance is needed only as a sum.
         plan = Plan(show=lambda _: None, parts=1, counts_apart=False)
         workload = self._workload()
-        if number == 1:
+        if step == 1:
             segment_size = counted(len(workload.prompts), "prompt")
             self.options.show(f"{case.id}: {segment_size} in each segment")
         (measurement,) = self.measure_arms([arm], workload, plan)
         replay = _valid_replay(measurement)
-        if number == 1:
+        if step == 1:
             self._started_ns = replay.rounds[0].started_ns
             for remark in workload_remarks(figures_of(measurement, launch=1)):
                 self.options.show(remark)
-        yield self._segment(number, measurement, replay, server)
+        yield self._segment(step, measurement, replay, server)
 
     def _workload(self) -> Workload:
         """Return the prompts of a segment."""
@@ -180,13 +203,14 @@ def open_soak(options: SoakOptions, tier: Tier) -> Soak:
     launcher = ServerLauncher(
         provision=source, root=options.root, ready_within_s=options.ready_within_s
     )
-    return Soak(
+    executor = SoakExecutor(
         root=options.root,
         servers=Servers(launcher=launcher, logs=path.parent / "logs"),
         ledger=Ledger(path),
         goal=goal,
         options=options,
     )
+    return Soak(options=options, goal=goal, executor=executor)
 
 
 def _chosen_case(options: SoakOptions, tier: Tier) -> Case:

@@ -1,4 +1,4 @@
-"""Judge how the figures of a soak drift, by its segments. Nothing here measures anything.
+"""Decide what a soak measures next, and judge how its figures drift, by its segments alone.
 
 A soak is judged several times. A figure that raises an alarm keeps the verdict of its first alarm.
 """

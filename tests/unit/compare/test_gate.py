@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from specreg.acceptance.trace import Reply
-from specreg.compare.document import record_gate
+from specreg.compare.document import record_gate, run_to_end
 from specreg.compare.gate import Gate, open_gate
 from specreg.compare.judging import GateAnswer
 from specreg.compare.options import MOST_WORTH_ASKING, GateOptions
@@ -22,13 +22,14 @@ from specreg.compare.pairs import COMPARED, CONTROL, Side
 from specreg.compare.plan import GateStep
 from specreg.core.errors import SpecregError, UnsupportedError
 from specreg.matrix.tier import load_tier
+from specreg.report.document import Report
 from specreg.report.terminal import render_report
 from specreg.runs.ledger import Entry, Failed, FailedLaunch, Key, MeasuredLaunch, Segment
 from specreg.servers.launch import Launch
 from specreg.servers.launcher import ServerLauncher
 from tests.doubles.vllm import __version__ as scripted_version
 from tests.unit import builders
-from tests.unit.builders.gates import failed, launch, launches, scripted, scripted_sides
+from tests.unit.builders.gates import accepted, failed, launch, launches, scripted, scripted_sides
 
 MATRIX = builders.ROOT / "fixtures/matrix"
 CASE = "vllm-eagle3-tiny-toy-c1"
@@ -351,6 +352,43 @@ def test_after_a_loss_side_a_is_measured_against_itself_if_time_is_left(
         *((1, side) for side in CONTROL),
     ]
     assert launched == (every if has_time else every[:2])
+
+
+def accepting_less(gate: Gate, step: GateStep) -> Iterator[Entry]:
+    """A launch on which B accepts fewer drafts."""
+    del gate
+    for side in step.sides:
+        accepted_drafts = accepted(6, 2, 1, 1) if side.is_b else accepted()
+        yield launch(side, step.number, pair=step.pair, acceptance=accepted_drafts)
+
+
+def test_a_gate_whose_time_is_up_ends_with_the_status_of_its_verdicts(here: GateOptions) -> None:
+    options = dataclasses.replace(here, matrix=MATRIX, case_ids=[CASE], minutes=0.0)
+    gate = scripted(opened(options), accepting_less)
+    gate = gate.until(lambda _: False, goes_on_until_done=True)
+    reports: list[Report] = []
+    decision = run_to_end(gate, command="", show=reports.append)
+    [report] = reports
+    assert decision.answer is GateAnswer.DONT
+    assert (report.run.exit_status, report.run.complete) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 130), (SpecregError("it died"), 10)], ids=repr
+)
+def test_a_gate_that_is_cut_short_writes_its_report_all_the_same(
+    here: GateOptions, error: BaseException, status: int
+) -> None:
+    def ending(gate: Gate, step: GateStep) -> Iterator[Entry]:
+        del gate, step
+        raise error
+        yield
+
+    gate = scripted(opened(here), ending)
+    reports: list[Report] = []
+    with pytest.raises(type(error)):
+        run_to_end(gate, command="", show=reports.append)
+    assert [report.run.exit_status for report in reports] == [status]
 
 
 def test_why_a_control_failed_stays_on_the_page_once_it_was_measured(here: GateOptions) -> None:

@@ -380,7 +380,7 @@ def test_a_soak_keeps_what_a_scripted_server_did_segment_by_segment(
     assert lines == [msgspec.json.encode(segment) for segment in segments]
     assert {segment.requests for segment in segments} == {2}
     assert len({segment.acceptance_length_tokens for segment in segments}) == 1
-    outcomes = {verdict.metric: verdict.outcome for verdict in soak.conclude()}
+    outcomes = {verdict.metric: verdict.outcome for verdict in soak.verdicts}
     assert outcomes["acceptance_length_tokens"] is Outcome.PASS
     thoughts = [line for line in shown if "2 of 2 answers never left the thought" in line]
     assert len(thoughts) == 1, "of the first segment alone"
@@ -400,7 +400,7 @@ def said_of(folder: Path, segments: Sequence[Segment]) -> list[str]:
     soak: Soak = open_soak(options, TIER)
     for segment in segments:
         soak.ledger.add(segment)
-    return render_view(view_of_soak(soak, soak.conclude())).splitlines()
+    return render_view(view_of_soak(soak, soak.verdicts)).splitlines()
 
 
 def test_a_soak_without_a_drift_says_first_that_its_server_is_steady(
